@@ -69,7 +69,8 @@ from ajet_sdk.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 1.0
+TICK_S = 0.5
+"""A client that is gone has its open episodes discarded within a second."""
 STOP_MARGIN_S = 5.0
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ajet_sdk import aio, errors
     from ajet_sdk.client import Client
+    from ajet_sdk.clients import join
     from ajet_sdk.episodes import Episode, abort, episode, reward
     from ajet_sdk.errors import AjetError, ProxyUnreachable
     from ajet_sdk.results import RunResult, RunResults
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AjetError", "Client", "Episode", "ProxyUnreachable", "RunResult", "RunResults", "abort", "aio", "episode",
-    "errors", "reward", "run",
+    "errors", "join", "reward", "run",
 ]
-_HOMES = ("errors", "client", "episodes", "results", "rollouts")
+_HOMES = ("errors", "client", "episodes", "clients", "results", "rollouts")
 """Where these names are defined; each module imports only those before it."""
 
 

@@ -17,15 +17,18 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Concatenate
 
 from ajet_sdk import episodes, routes
 from ajet_sdk.client import ClientBase, no_reply
-from ajet_sdk.episodes import EpisodeLife, P, opening, shown_as
-from ajet_sdk.errors import BadRequest
+from ajet_sdk.clients import MembershipLife, is_gone, membership, own_name
+from ajet_sdk.episodes import EpisodeLife, Opened, P, opening, shown_as
+from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
 from ajet_sdk.plays import PlayedRollouts
 from ajet_sdk.results import RunResult, RunResults
+from ajet_sdk.revision import of_agent, told
 from ajet_sdk.rollouts import RETRIES, WANTED_S, Begun, How, RolloutsPlan, name_of, result_of
 from ajet_sdk.turns import LATER, Later, Rollout, Turn
 
@@ -145,12 +148,16 @@ def episode(
     idle_timeout: float | None = None,
     wall_timeout: float | None = None,
     members: Mapping[str, str] | None = None,
+    client: str | None = None,
+    revision: str | None = None,
     proxy_url: str | None = None,
     api_key: str | None = None,
     deadline: float = DEADLINE_S,
 ) -> Opening:
     """See `ajet_sdk.episode`; the answer is for ``await`` or ``async with``."""
-    body = routes.OpenEpisode(task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members)
+    body = routes.OpenEpisode(
+        task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members, client=client, revision=revision
+    )
     return Opening(Client(proxy_url, api_key, deadline=deadline), body)
 
 
@@ -165,6 +172,92 @@ def _once(operation: Callable[Concatenate[Target, P], Talk[T]]) -> Callable[P, C
 
 
 reward, abort = _once(episodes.reward_own), _once(episodes.abort_own)
+
+class Membership(MembershipLife):
+    """The async `ajet_sdk.clients.Membership`. A task of the event loop beats, so an agent that blocks the loop for
+    longer than the client's time makes it be gone."""
+
+    _client: Client
+
+    def __init__(self, *args: Any, owns_client: bool = False) -> None:
+        super().__init__(*args)
+        self._owns_client = owns_client
+        self._lock = asyncio.Lock()
+        self._beating: asyncio.Task[None] | None = None
+
+    async def join(self) -> str | None:
+        """See `ajet_sdk.clients.Membership`."""
+        tries = self._tries
+        if not self.settled:
+            async with self._lock:
+                if not self.settled:
+                    self._fail(tries)
+                    try:
+                        await self._client.drive(self._join())
+                    except AjetError as error:
+                        self._failure = error
+                        raise
+                    finally:
+                        self._tries += 1
+                if self._beating is None and self.id is not None:
+                    self._beating = asyncio.ensure_future(self._beat_on())
+        return self.id
+
+    async def open(self, body: routes.OpenEpisode) -> Opened:
+        """Opens an episode that this client plays."""
+        while True:
+            known = await self.join()
+            try:
+                return await self._client.drive(opening(self._client.target, self.named(body)))
+            except AjetError as error:
+                if known is None or not is_gone(error):
+                    raise
+                self._lost(known)
+
+    async def beat(self) -> None:
+        """Says that this client is there, and joins again if it is gone."""
+        if (known := await self.join()) is None:
+            return
+        try:
+            await self._client.drive(self._beat(known))
+        except AjetError as error:
+            if not is_gone(error):
+                raise
+            self._lost(known)
+            await self.join()
+
+    async def leave(self) -> None:
+        """Leaves: what it has open is discarded."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+        await self._client.drive(self._leave())
+        if self._owns_client:
+            await self._client.aclose()
+
+    async def _beat_on(self) -> None:
+        while True:
+            await asyncio.sleep(self.beat_s)
+            with suppress(AjetError):  # the next one may come through
+                await self.beat()
+
+    async def __aenter__(self) -> Membership:
+        if self._owns_client:
+            await self.join()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.leave()
+
+
+def join(
+    name: str | None = None, *, lane: str | None = None, revision: str | None = None, ttl_s: float = 30.0,
+    replace_older: bool = False, proxy_url: str | None = None, api_key: str | None = None, deadline: float = DEADLINE_S,
+) -> Membership:
+    """See `ajet_sdk.join`; the answer is for ``async with``."""
+    body = routes.Join(name or own_name("python"), revision, lane, ttl_s, replaces_older=replace_older)
+    return Membership(Client(proxy_url, api_key, deadline=deadline), body, owns_client=True)
+
 
 Agent = Callable[[Any, Episode], Awaitable[Any]]
 
@@ -185,14 +278,24 @@ async def run(
     retries: int = RETRIES,
     infra: tuple[type[BaseException], ...] = (),
     on_result: Callable[[RunResult], None] | None = None,
+    client_name: str | None = None,
+    lane: str | None = None,
+    revision: str | None = None,
+    replace_older: bool = False,
     proxy_url: str | None = None,
     api_key: str | None = None,
     deadline: float = DEADLINE_S,
 ) -> RunResults:
     """See `ajet_sdk.run`; the agent is a coroutine function, and `parallel` of them run at once in this event loop."""
-    body, how = routes.OpenEpisode(None, model, agent_name, eval), How(wanted, play, epochs, retries, infra)
+    body, code = routes.OpenEpisode(None, model, agent_name, eval), of_agent(agent)
     async with Client(proxy_url, api_key, deadline=deadline) as client:
-        return await Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, how).run()
+        own = membership(
+            client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
+            revision=told(revision, code),
+        )
+        how = How(wanted, play, epochs, retries, infra, lane, own)
+        async with own:
+            return await Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, how).run()
 
 
 class Rollouts(RolloutsPlan):
@@ -259,18 +362,24 @@ class Rollouts(RolloutsPlan):
 
     async def _begun(self, turn: Turn, number: int) -> Begun | Later:
         """See `ajet_sdk.rollouts.Rollouts`."""
-        started, body, client = time.monotonic(), self._opening(turn), self._client
+        started, body = time.monotonic(), self._opening(turn)
         try:
-            opened = await client.drive(opening(client.target, body))
+            opened = await self._opened(body)
         except BaseException as caught:
             error = self._theirs(caught)
             if self._comes_later(turn, error):
                 return LATER
             return Begun(turn, number, body.task or "", started, error=error)
         self.source.opened(turn, opened)
-        episode = Episode(client, opened)
+        episode = Episode(self._client, opened)
         episode.infra = self._infra
         return Begun(turn, number, body.task or "", started, episode)
+
+    async def _opened(self, body: routes.OpenEpisode) -> Opened:
+        if self._how.member is None:
+            return await self._client.drive(opening(self._client.target, body))
+        opened: Opened = await self._how.member.open(body)
+        return opened
 
     async def _play(self, rollout: Rollout, found: Episode) -> BaseException | None:
         try:

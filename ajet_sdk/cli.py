@@ -32,6 +32,8 @@ LOOK_S = 5.0
 RUN_S = 600.0
 """How long `ajet run` waits for one that went away: by then programs have worked for their rewards."""
 EVERY_MAX_S = 86400.0
+MAX_LABEL = 200
+"""Characters of a client's name, lane or revision, as everywhere."""
 
 
 @contextmanager
@@ -58,6 +60,13 @@ def text(_context: click.Context, _option: click.Parameter, value: str | None) -
     except UnicodeEncodeError:
         raise click.BadParameter("it holds bytes that are no text") from None
     return value
+
+
+def label(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Refuses what a client cannot say of itself."""
+    if value is not None and not 1 <= len(value) <= MAX_LABEL:
+        raise click.BadParameter(f"it must have 1 to {MAX_LABEL} characters")
+    return text(context, option, value)
 
 
 def proxy_option(command: F) -> F:
@@ -117,17 +126,33 @@ def program_options(command: F) -> F:
     help="How often to play again what failed because of the world (exit code 75), and in --tasks for any reason.",
 )
 @click.option("--watch", is_flag=True, help="Start PROGRAM anew when its file changes.")
-@click.option("--name", metavar="NAME", callback=text, help="What playing --tasks is called.  [default: PROGRAM-FILE]")
 @click.option("--eval", "is_eval", is_flag=True, help="Record the episodes and never train on them.")
 @click.option(
     "--wanted", is_flag=True, help="With --eval: play only what a trainer's evaluations want, until Ctrl-C."
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show no output of the programs.")
+@click.option(
+    "--name", "client_name", metavar="NAME", callback=label,
+    help="This client's name, and what playing --tasks is called. An older client of the name is gone.  [default: "
+    "HOST:PROGRAM and a number of its own; PROGRAM-FILE]",
+)
+@click.option(
+    "--lane", metavar="NAME", callback=label,
+    help="The kind of the tasks.  [default: what a task's name has before its first slash]",
+)
+@click.option(
+    "--revision", metavar="NAME", callback=label,
+    help="Which code plays. A group holds one revision.  [default: a digest of PROGRAM's file, for each episode]",
+)
+@click.option(
+    "--replace-older", is_flag=True, help="With --lane: discard what waits there under another revision."
+)
 @program_options
 def run(
     task: str | None, tasks: str | None, repeat: int, epochs: int, parallel: int, retries: int, watch: bool,
-    name: str | None, is_eval: bool, wanted: bool, quiet: bool, reward_cmd: str | None, reward_from: str | None,
-    agent: str | None, model: str | None, intercept: bool, proxy: str | None, program: tuple[str, ...],
+    is_eval: bool, wanted: bool, quiet: bool, client_name: str | None, lane: str | None, revision: str | None,
+    replace_older: bool, reward_cmd: str | None, reward_from: str | None, agent: str | None, model: str | None,
+    intercept: bool, proxy: str | None, program: tuple[str, ...],
 ) -> int:
     """Run an unmodified program once per episode, and reward it.
 
@@ -141,13 +166,16 @@ def run(
     from ajet_sdk.processes import allow_files
 
     _check_run(task, tasks, epochs, watch, wanted, is_eval, program)
+    if replace_older and not lane:
+        raise click.UsageError("--replace-older needs --lane: in which lane is anything older?")
     lines = _lines(tasks) if tasks else [task or ""]
     most = parallel if wanted or tasks else min(parallel, repeat)
-    play = None if tasks is None or wanted else name or play_name(program, Path(tasks))
+    play = None if tasks is None or wanted else client_name or play_name(program, Path(tasks))
     with usage():
         files = allow_files(most)
     how = {"repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval, "wanted": wanted}
     how |= {"play": play, "epochs": epochs, "retries": retries, "watch": watch}
+    how |= {"client_name": client_name, "lane": lane, "revision": revision, "replace_older": replace_older}
     with playing(program, reward_cmd, reward_from, intercept, proxy, files) as (client, what):
         return run_and_tell(client, what, lines, quiet, **how)
 
@@ -181,7 +209,7 @@ def _check_run(
     task: str | None, tasks: str | None, epochs: int, watch: bool, wanted: bool, is_eval: bool, program: tuple[str, ...]
 ) -> None:
     """Refuses options that do not go together, before anything is read or asked."""
-    from ajet_sdk.watching import program_file
+    from ajet_sdk.revision import of_program
 
     if (task is None) == (tasks is None):
         raise click.UsageError("give --task, or --tasks FILE" + ("" if task is None else ", not both"))
@@ -191,7 +219,7 @@ def _check_run(
         raise click.UsageError("--wanted needs --eval: what is trained is played without it")
     if epochs > 1 and (tasks is None or wanted):
         raise click.UsageError("--epochs needs --tasks, and no --wanted: it says how often a data set is played")
-    if watch and program_file(program) is None:
+    if watch and not of_program(program).files:
         raise click.UsageError(f"--watch: {' '.join(program)[:80]!r} names no file of its own that could change")
 
 
@@ -269,7 +297,7 @@ def abort(episode: str | None, reason: str | None, infra: bool, proxy: str | Non
     with usage():
         found = check_id(current_episode(episode))
     with client_for(proxy) as client:
-        client.drive(aborting(client.target, found, reason, infra=infra))
+        client.drive(aborting(client.target, found, reason, "infra" if infra else None))
 
 
 @ajet.command()
@@ -294,6 +322,31 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
 
     with client_for(proxy, LOOK_S) as client:
         show_json_or(as_json, client.drive(reading(client.target, episode, as_json)), episode_view)
+
+
+@ajet.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the proxy's answer as JSON.")
+@click.option(
+    "--every", type=click.FloatRange(0.1, EVERY_MAX_S), metavar="SECONDS", help="Show it again until Ctrl-C."
+)
+@proxy_option
+def clients(as_json: bool, every: float | None, proxy: str | None) -> None:
+    """Show who plays what, at which revision, and how fast.
+
+    After the clients that play come the latest that are gone.
+    """
+    from functools import partial
+
+    from ajet_sdk.top import table, watch
+    from ajet_sdk.views import clients_view
+
+    if every is not None and (as_json or math.isnan(every)):
+        raise click.UsageError("--every takes a number of seconds, and no --json")
+    with client_for(proxy, LOOK_S) as client:
+        if every is None:
+            show_json_or(as_json, client.ask("clients").json(), clients_view)
+        else:
+            watch(client, every, sys.stdout, lambda: partial(table, clients_view(client.ask("clients").json())))
 
 
 @ajet.command()

@@ -14,6 +14,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec
@@ -32,7 +33,7 @@ ABORT_DEADLINE_S = 10.0
 
 
 class WorldFailed(Exception):
-    """The world failed, and not the policy: the episode is given up, and never trained."""
+    """The world failed, and not the agent: the episode is given up, and never trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ class Opened:
 class Outcome:
     """How an episode ended: its reward (None: none), or why it was given up (None: it was not).
 
-    `discarded` is the proxy's reason for not keeping an episode that has its reward. ``incomplete_call`` says that it
-    holds no whole call to a model; `lost` then says why its calls were lost. `infra` says that it was given up because
-    the world failed, and not the policy.
+    `discarded` is the proxy's reason for not keeping an episode that nobody aborted. ``incomplete_call`` says that it
+    has its reward, and no whole call to a model; `lost` then says why its calls were lost. `infra` says that the world
+    failed, and not the agent.
     """
 
     reward: float | None = None
@@ -107,11 +108,10 @@ def rewarding(target: Target, episode: str, reward: routes.Reward) -> Talk[Outco
     return Outcome(reward=answer.get("reward"), discarded=str(answer.get("reason")), lost=answer.get("detail"))
 
 
-def aborting(target: Target, episode: str, reason: str | None, *, infra: bool = False) -> Talk[bool]:
-    """Gives the episode up; an episode that was aborted before stays so. Returns whether it is the world's failure."""
-    body = routes.Abort(reason, "infra" if infra else None)
-    answer = yield from _settling(target, "abort", body, episode)
-    return infra or answer.get("reason") in WORLD_ENDS
+def aborting(target: Target, episode: str, reason: str | None, cause: str | None = None) -> Talk[dict[str, Any]]:
+    """Gives the episode up; an episode that was discarded before stays so. `cause` is one of `routes.ABORT_CAUSES`.
+    Returns what the proxy says of it then."""
+    return (yield from _settling(target, "abort", routes.Abort(reason, cause), episode))
 
 
 def sealing(target: Target, episode: str) -> Talk[None]:
@@ -172,7 +172,7 @@ class EpisodeLife:
         self._client, self._added, self._owns_client = client, opened.env, owns_client
         self._target = replace(client.target, key=opened.api_key or client.target.key)
         self.infra: tuple[type[BaseException], ...] = ()
-        """An exception of these is the world's failure, and not the policy's."""
+        """An exception of these is the world's failure, and not the agent's."""
         self.outcome: Outcome | None = None
         """How the episode ended, as far as the proxy has acknowledged it to this object; None while it is open."""
         self.id, self.task = opened.episode, opened.task
@@ -222,10 +222,11 @@ class EpisodeLife:
         yield from sealing(self._target, self.id)
         self.outcome = self.outcome or Outcome()
 
-    def _abort(self, reason: str | None = None, *, infra: bool = False) -> Talk[None]:
-        """Gives the episode up: none of it is trained. `infra` says that the world failed, and not the policy."""
-        infra = yield from aborting(self._target, self.id, reason, infra=infra)
-        self.outcome = Outcome(aborted=reason or "aborted", infra=infra)
+    def _abort(self, reason: str | None = None, *, cause: str | None = None) -> Talk[None]:
+        """Gives the episode up: none of it is trained. `cause` is ``agent``, or ``infra`` if the world has failed and
+        not the agent."""
+        yield from aborting(self._target, self.id, reason, cause)
+        self.outcome = Outcome(aborted=reason or "aborted", infra=cause == "infra")
 
     def _heartbeat(self) -> Talk[None]:
         """Says that the agent is alive though it calls no model, so that the episode does not idle out."""
@@ -253,15 +254,17 @@ class EpisodeLife:
         self.outcome = outcome_of(record)
 
     def _give_up(self, error: BaseException) -> Talk[None]:
-        reason, infra = reason_of(error), isinstance(error, self.infra)
-        hurried = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline))
+        reason, cause = reason_of(error), "infra" if isinstance(error, self.infra) else None
+        hurried, ended = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline)), None
         try:
-            infra = yield from aborting(hurried, self.id, reason, infra=infra)
-        except Conflict:
-            pass  # it is settled already
+            ended = (yield from aborting(hurried, self.id, reason, cause)).get("reason")
+        except Conflict:  # it is settled already
+            with suppress(AjetError):
+                ended = (yield from reading(hurried, self.id, False)).get("reason")
         except AjetError:
             return
-        self.outcome = Outcome(aborted=reason, infra=infra)
+        discarded = None if ended == "aborted" else ended
+        self.outcome = Outcome(aborted=reason, discarded=discarded, infra=bool(cause) or discarded in WORLD_ENDS)
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
@@ -273,7 +276,7 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
         return Outcome(aborted=record.get("detail") or "aborted", infra=record.get("cause") == "infra")
     if reason == "incomplete_call" and reward is not None:
         return Outcome(reward=reward, discarded=reason, lost=record.get("detail"))
-    return Outcome(aborted=f"discarded by the proxy: {reason}", infra=reason in WORLD_ENDS)
+    return Outcome(aborted=f"discarded by the proxy: {reason}", discarded=reason, infra=reason in WORLD_ENDS)
 
 
 def shown_as(operation: Callable[..., Any], method: Callable[P, T], skipped: int = 0) -> Callable[P, T]:
@@ -336,6 +339,8 @@ def episode(
     idle_timeout: float | None = None,
     wall_timeout: float | None = None,
     members: Mapping[str, str] | None = None,
+    client: str | None = None,
+    revision: str | None = None,
     proxy_url: str | None = None,
     api_key: str | None = None,
     deadline: float = DEADLINE_S,
@@ -345,14 +350,17 @@ def episode(
     `eval` episodes are recorded and never trained. Episodes of one `task` form the group that their advantages are
     relative to; without a task, the first prompt is the task. With `model` every call goes to that one, whatever name
     the agent asks for, unless the proxy serves that other model by name (a judge). `deadline` is how long an operation
-    may try to be acknowledged. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and ``AJET_API_KEY``.
+    may try to be acknowledged. `client` is the id of the client that plays it, and `revision` names the code with which
+    it does. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and ``AJET_API_KEY``.
     """
-    client = Client(proxy_url, api_key, deadline=deadline)
-    body = routes.OpenEpisode(task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members)
+    own = Client(proxy_url, api_key, deadline=deadline)
+    body = routes.OpenEpisode(
+        task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members, client=client, revision=revision
+    )
     try:
-        return Episode(client, client.drive(opening(client.target, body)), owns_client=True)
+        return Episode(own, own.drive(opening(own.target, body)), owns_client=True)
     except BaseException:
-        client.close()
+        own.close()
         raise
 
 
@@ -387,11 +395,12 @@ def reward_own(
 
 
 def abort_own(
-    target: Target, reason: str | None = None, *, infra: bool = False, episode: str | None = None,
+    target: Target, reason: str | None = None, *, cause: str | None = None, episode: str | None = None,
     deadline: float = DEADLINE_S,
 ) -> Talk[None]:
-    """Gives up the episode that this process belongs to. `infra` says that the world failed, and not the policy."""
-    yield from aborting(replace(target, deadline=deadline), current_episode(episode), reason, infra=infra)
+    """Gives up the episode that this process belongs to. `cause` is ``agent``, or ``infra`` if the world has failed and
+    not the agent."""
+    yield from aborting(replace(target, deadline=deadline), current_episode(episode), reason, cause)
 
 
 def _once(operation: Callable[Concatenate[Target, P], Talk[T]]) -> Callable[P, T]:

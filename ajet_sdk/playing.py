@@ -17,10 +17,10 @@ from ajet_sdk.client import Client
 from ajet_sdk.output import INTERRUPTED, Copies, say
 from ajet_sdk.plays import Progress
 from ajet_sdk.results import RunResult, RunResults, plain
+from ajet_sdk.revision import of_program
 from ajet_sdk.runner import Program, proxy_variable, run_program
 from ajet_sdk.tasks import Line
 from ajet_sdk.untold import UNTOLD
-from ajet_sdk.watching import program_file
 
 
 class Screen:
@@ -76,8 +76,7 @@ def result_line(item: RunResult, so_far: str) -> str:
 
 def play_name(program: Sequence[str], tasks: Path) -> str:
     """What the play of a data set is called that has no name: after the program and the file."""
-    file = program_file(program)
-    return f"{Path(program[0]).name if file is None else file.name}-{tasks.name}"
+    return f"{of_program(program).name}-{tasks.name}"
 
 
 def run_and_tell(client: Client, program: Program, tasks: Sequence[str | Line], quiet: bool, **how: Any) -> int:

@@ -65,9 +65,10 @@ class PlayedRollouts:
 
     def __init__(
         self, tasks: Iterable[Any], repeat: int, retries: int, *, play: str, epochs: int, name: Callable[[Any], str],
-        said: Callable[[Any], str],
+        said: Callable[[Any], str], lane: str | None = None,
     ) -> None:
-        """`name` tells what a task is called, and `said` everything that makes it this task."""
+        """`name` tells what a task is called, and `said` everything that makes it this task. `lane` is that of all
+        tasks; unset, it follows from their names."""
         self._repeat, self._retries, self._epochs = repeat, retries, epochs
         self._lanes: dict[str, LanePlay] = {}
         tasks = tuple(rollout.task for rollout in rollouts_at(tasks, 1))
@@ -76,8 +77,8 @@ class PlayedRollouts:
         self.name = f"{as_part(play, MAX_NAME)}@{digest([str(repeat), str(epochs), *map(said, tasks)])}"
         routes.check_id(self.name, "play")
         for task in tasks:
-            lane = lane_of(name(task))
-            known = self._lanes.setdefault(lane, LanePlay(lane, f"{self.name}:{as_part(lane, MAX_LANE)}"))
+            kind = lane_of(name(task)) if lane is None else lane
+            known = self._lanes.setdefault(kind, LanePlay(kind, f"{self.name}:{as_part(kind, MAX_LANE)}"))
             known.tasks.append(task)
         self._loose: list[str] = []
         self._episodes: dict[tuple[str | None, int | None], str] = {}
@@ -202,7 +203,7 @@ class PlayedRollouts:
         loose, self._loose = self._loose, []
         for episode in loose:
             try:
-                yield from aborting(target, episode, "its end could not be told", infra=True)
+                yield from aborting(target, episode, "its end could not be told", "infra")
             except AjetError:  # settled after all, or the proxy is away: its timeouts will end it
                 continue
 

@@ -19,8 +19,8 @@ from unicodedata import combining, east_asian_width
 class RunResult:
     """One rollout: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time.
     `untold` is set if it cannot be trained because its engine does not tell what it sampled: one of
-    `ajet_sdk.untold.UNTOLD`. `infra` is set if the world failed, and not the policy; `again`, if the run plays it
-    again, and another result tells of that."""
+    `ajet_sdk.untold.UNTOLD`. `discarded` is the proxy's own reason, if it discarded the episode by itself. `infra` is
+    set if the world failed, and not the agent; `again`, if the run plays it again, and another result tells of that."""
 
     task: str
     index: int
@@ -30,6 +30,7 @@ class RunResult:
     reason: str | None
     seconds: float
     untold: str | None = None
+    discarded: str | None = None
     infra: bool = False
     again: bool = False
 
@@ -41,6 +42,11 @@ class RunResult:
     def kept(self) -> bool:
         """Whether the proxy keeps it: to be trained, or as an evaluation."""
         return self.ok and self.reason is None
+
+    @property
+    def client_gone(self) -> bool:
+        """Whether it failed because the proxy took this client for gone. Neither agent nor reward is at fault."""
+        return self.discarded == "client_gone"
 
 
 class RunResults(tuple[RunResult, ...]):

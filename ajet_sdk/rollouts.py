@@ -25,14 +25,16 @@ from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.episodes import Episode, EpisodeLife, WorldFailed, aborting, opening, place_taken, reason_of
+from ajet_sdk.clients import Membership, membership, name_taken
+from ajet_sdk.episodes import Episode, EpisodeLife, Opened, WorldFailed, aborting, opening, place_taken, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.operations import DEADLINE_S, Talk
 from ajet_sdk.plays import PlayedRollouts, Progress
 from ajet_sdk.results import RunResult, RunResults
+from ajet_sdk.revision import of_agent, told
 from ajet_sdk.tasks import Line
 from ajet_sdk.turns import LATER, Later, OnceRollouts, Rollout, Source, Turn, WantedRollouts
-from ajet_sdk.untold import told
+from ajet_sdk.untold import told as untold
 
 Agent = Callable[[Any, Episode], Any]
 INTERRUPTED = "the run was interrupted"
@@ -63,13 +65,16 @@ def never_held() -> bool:
 @dataclass(frozen=True, slots=True)
 class How:
     """How a run goes through its tasks; what `run` says of its arguments. `held` tells whether nothing may begin just
-    now; it may raise what is to end the run. `on_progress` is told how far a play is, at its beginning and its end."""
+    now; it may raise what is to end the run. `member` is the membership of the client that plays. `on_progress` is told
+    how far a play is, at its beginning and its end."""
 
     wanted: bool = False
     play: str | None = None
     epochs: int = 1
     retries: int = RETRIES
     infra: tuple[type[BaseException], ...] = ()
+    lane: str | None = None
+    member: Any = None
     held: Callable[[], bool] = never_held
     on_progress: Callable[[Progress], None] = lambda progress: None
 
@@ -123,7 +128,8 @@ def result_of(
             reason = f"discarded by the proxy: {settled.discarded}" + (f" ({lost})" if lost else "")
     infra = settled.infra if settled is not None else episode is not None and isinstance(error, episode.infra)
     return RunResult(
-        task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, told(lost), infra
+        task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, untold(lost),
+        None if settled is None else settled.discarded, infra,
     )
 
 
@@ -206,6 +212,8 @@ class RolloutsPlan:
 
     def _comes_later(self, turn: Turn, caught: BaseException) -> bool:
         """Whether an episode that could not be opened is to be asked for again. Raises what ends the run."""
+        if name_taken(caught):
+            raise caught
         held = isinstance(caught, NotReady)
         taken = place_taken(caught) or (turn.play is not None and isinstance(caught, Conflict))
         if turn.play is not None and not held and not taken:
@@ -236,7 +244,9 @@ def source_of(
         return WantedRollouts(tasks, repeat, body.model)
     if how.play is None:
         return OnceRollouts(tasks, repeat, how.retries)
-    return PlayedRollouts(tasks, repeat, how.retries, play=how.play, epochs=how.epochs, name=name, said=said_by)
+    return PlayedRollouts(
+        tasks, repeat, how.retries, play=how.play, epochs=how.epochs, name=name, said=said_by, lane=how.lane
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,9 +363,9 @@ class Rollouts(RolloutsPlan):
 
     def _begun(self, turn: Turn, number: int) -> Begun | Later:
         """`turn` with its episode, or what prevents that; `LATER` if it is to be asked for again."""
-        started, body, client = time.monotonic(), self._opening(turn), self._client
+        started, body = time.monotonic(), self._opening(turn)
         try:
-            opened = client.drive(opening(client.target, body))
+            opened = self._opened(body)
         except KeyboardInterrupt:
             raise
         except BaseException as caught:
@@ -363,11 +373,17 @@ class Rollouts(RolloutsPlan):
                 return LATER
             return Begun(turn, number, body.task or "", started, error=caught)
         self.source.opened(turn, opened)
-        episode = Episode(client, opened)
+        episode = Episode(self._client, opened)
         episode.infra = self._infra
         with self._lock:
             self._open[episode.id] = episode
         return Begun(turn, number, body.task or "", started, episode)
+
+    def _opened(self, body: routes.OpenEpisode) -> Opened:
+        if self._how.member is None:
+            return self._client.drive(opening(self._client.target, body))
+        opened: Opened = self._how.member.open(body)
+        return opened
 
     def _play(self, rollout: Rollout, episode: Episode) -> BaseException | None:
         """Has the agent play an open episode, and settles it. Returns what the agent raised."""
@@ -405,6 +421,10 @@ def run(
     retries: int = RETRIES,
     infra: tuple[type[BaseException], ...] = (),
     on_result: Callable[[RunResult], None] | None = None,
+    client_name: str | None = None,
+    lane: str | None = None,
+    revision: str | None = None,
+    replace_older: bool = False,
     proxy_url: str | None = None,
     api_key: str | None = None,
     deadline: float = DEADLINE_S,
@@ -421,14 +441,25 @@ def run(
     interrupt alone. Each evaluation goes through the tasks from the first on. Programs that share one go through them
     together, if all have the same tasks and the same `repeat`.
 
-    An exception of one of the classes `infra` is the world's failure, and not the policy's. So is a proxy that cannot
-    be reached, and an end by ``abort(infra=True)``. Such a rollout is played again, up to `retries` times, and each
+    An exception of one of the classes `infra` is the world's failure, and not the agent's. So is a proxy that cannot
+    be reached, and an end by ``abort(cause="infra")``. Such a rollout is played again, up to `retries` times, and each
     attempt has a result of its own.
 
     With `play`, a name of your own, the tasks are a data set that is played `epochs` times. The proxy knows what is
     missing of it, so a run that is killed goes on where it was. Whatever discards an episode, its rollout is played
     again, `retries` times by this run and again by the next one.
+
+    This process is a client of the proxy while it runs, under `client_name` or a name of its own. If it dies, what it
+    has open is discarded. Another one of its name ends it with a `Conflict`. `lane` is the kind of its tasks; unset,
+    it follows from their names. `revision` names the code of agent and reward; unset, that is a digest of the file of
+    `agent`. With `replace_older`, what waits in the lane and was played under another revision is discarded.
     """
-    body, how = routes.OpenEpisode(None, model, agent_name, eval), How(wanted, play, epochs, retries, infra)
+    body, code = routes.OpenEpisode(None, model, agent_name, eval), of_agent(agent)
     with Client(proxy_url, api_key, deadline=deadline) as client:
-        return Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, how).run()
+        own = membership(
+            client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
+            revision=told(revision, code),
+        )
+        how = How(wanted, play, epochs, retries, infra, lane, own)
+        with own:
+            return Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, how).run()

@@ -33,6 +33,7 @@ HEADER_REWARD = "X-AJet-Reward"
 HEADER_REWARD_CALL = "X-AJet-Reward-Call"
 HEADER_REWARD_STATE = "X-AJet-Reward-State"
 HEADER_FINAL = "X-AJet-Final"
+HEADER_CLIENT = "X-AJet-Client"
 HEADER_WIRE = "X-AJet-Wire"
 """With ``POST batches/lease``: the frame versions that the trainer reads, separated by commas. If the proxy writes none
 of them it answers 400 with code ``wire_version`` and leases nothing."""
@@ -40,9 +41,12 @@ of them it answers 400 with code ``wire_version`` and leases nothing."""
 EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
 DISCARD_REASONS = (
     "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_call", "stale", "filtered", "evicted",
+    "client_gone", "older_revision",
 )
 ABORT_CAUSES = ("agent", "infra")
 """Whose failure it was that an episode is given up: the agent's own, or the world's."""
+CLIENT_ENDS = ("left", "replaced", "silent")
+"""Why a client is gone."""
 MAX_NESTING = 32
 MAX_VERSION = 2**31 - 1
 """No policy version is larger: batches say them in 32 bits."""
@@ -53,8 +57,9 @@ MAX_REWARD = 1e12
 @dataclass(frozen=True, slots=True)
 class OpenEpisode:
     """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
-    only if that is the next one of the model's evaluation, or is free in its ``play``. A ``trial`` is recorded, and
-    belongs to no evaluation. ``id`` makes it idempotent; without one the proxy makes one."""
+    only if that is the next one of the model's evaluation, or is free in its ``play``. ``client`` plays it, under
+    ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. ``id`` makes it idempotent; without
+    one the proxy makes one."""
 
     task: str | None = None
     model: str | None = None
@@ -65,6 +70,8 @@ class OpenEpisode:
     wall_timeout: float | None = None
     members: Mapping[str, str] | None = None
     place: int | None = None
+    client: str | None = None
+    revision: str | None = None
     play: str | None = None
     trial: bool = False
     id: str | None = None
@@ -171,6 +178,21 @@ class Play:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """``POST clients``: this process runs agents, and is gone once it has not said so for ``ttl_s`` seconds. With
+    ``replaces``, an older client of the name is gone. With ``replaces_older``, episodes of the lane that were played
+    under another revision are discarded. ``id`` makes it idempotent; without one the proxy makes one."""
+
+    name: str
+    revision: str | None = None
+    lane: str | None = None
+    ttl_s: float = 30.0
+    replaces: bool = True
+    replaces_older: bool = False
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """One control route. ``scope`` is the least a key needs: ``agent``, ``trainer``, ``admin`` or ``any``."""
 
@@ -202,6 +224,10 @@ ROUTES: tuple[Route, ...] = (
     Route("play", "POST", "/plays", "agent", Play),
     Route("get_play", "GET", "/plays/{id}", "agent", None),
     Route("end_play", "DELETE", "/plays/{id}", "agent", None),
+    Route("join", "POST", "/clients", "agent", Join),
+    Route("clients", "GET", "/clients", "agent", None),
+    Route("beat", "POST", "/clients/{id}/beat", "agent", Empty),
+    Route("leave", "DELETE", "/clients/{id}", "agent", None),
     Route("status", "GET", "/status", "any", None),
     Route("overview", "GET", "/overview", "admin", None),
     Route("events", "GET", "/events", "admin", None),

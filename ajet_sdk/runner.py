@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
+from ajet_sdk.clients import Membership, membership
 from ajet_sdk.episodes import Episode, WorldFailed, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.interception import Interception
@@ -35,9 +36,10 @@ from ajet_sdk.operations import Target
 from ajet_sdk.plays import Progress
 from ajet_sdk.processes import Child, Limits, describe
 from ajet_sdk.results import RunResult, RunResults
+from ajet_sdk.revision import of_program, told
 from ajet_sdk.rollouts import INTERRUPTED, RETRIES, How, ProgramChanged, Rollouts, name_of, never_held, start
 from ajet_sdk.tasks import Line
-from ajet_sdk.watching import QUICK_S, Streak, Watch, program_file
+from ajet_sdk.watching import QUICK_S, Streak, Watch
 
 REWARD_SOURCES = ("exit-code", "stdout", "file")
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
@@ -306,6 +308,10 @@ def run_program(
     retries: int = RETRIES,
     watch: bool = False,
     client: Client | None = None,
+    client_name: str | None = None,
+    lane: str | None = None,
+    revision: str | None = None,
+    replace_older: bool = False,
     on_output: OnOutput | None = None,
     on_result: Callable[[RunResult], None] | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -314,31 +320,36 @@ def run_program(
     """Runs `program` `repeat` times for each task, up to `parallel` at once; see `ajet_sdk.run` for what it returns.
 
     Programs' output is handed to `on_output`, or dropped. KeyboardInterrupt ends the programs that run, with all that
-    they have started, aborts their episodes, and is raised again.
+    they have started, aborts their episodes, and is raised again. The revision is that of the program's file and of its
+    reward command, unless it is named.
 
-    With `watch`, the program is started anew whenever its file changes. The episodes of the old one are given up, and
-    played again. Where there is a `play` or a `watch`, a program that fails as soon as it begins ends the run, or waits
-    for the file to change. `say` is told of it in words.
+    With `watch`, the program is started anew whenever one of these files changes. The episodes of the old one are given
+    up, and played again. Where there is a `play` or a `watch`, a program that fails as soon as it begins ends the run,
+    or waits for the file to change. `say` is told of it in words.
     """
-    body = routes.OpenEpisode(None, model, agent, eval)
+    body, code = routes.OpenEpisode(None, model, agent, eval), of_program(program.argv, program.reward_cmd, program.cwd)
     streak = Streak(parallel, waits=watch, say=say) if watch or play is not None else None
-    file = program_file(program.argv, program.cwd) if watch else None
-    if watch and file is None:
+    if watch and not code.files:
         raise BadRequest("the program names no file of its own, so there is nothing to watch", param="watch")
-    held = streak.held if streak is not None else never_held
-    how = How(wanted, play, epochs, retries, (), held, on_progress)
     with ExitStack() as stack:
         own = client or stack.enter_context(Client())
+        member = stack.enter_context(membership(
+            own, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
+            revision=told(revision, code),
+        ))  # fmt: skip
+        held = streak.held if streak is not None else never_held
+        how = How(wanted, play, epochs, retries, (), lane, member, held, on_progress)
         runs = stack.enter_context(ProgramAgent(program, own, on_output, streak=streak))
         rollouts = Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, how, on_stop=runs.stop)
 
         def changed() -> None:
-            say(f"{file} has changed: the program begins anew")
+            say(f"{code.name} has changed: the program begins anew")
             if streak is not None:
                 streak.changed()
             rollouts.forgive()
             runs.restart()
 
-        if file is not None:
-            stack.enter_context(Watch(file, changed))
+        if watch:
+            seen = of_program(program.argv, program.reward_cmd, program.cwd)
+            stack.enter_context(Watch(seen, changed))
         return rollouts.run()

@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -36,6 +37,8 @@ STYLES = {"head": "\033[1m", "alert": "\033[1;31m", "dim": "\033[2m", "": ""}
 ENTER, LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 Lines = list[tuple[str, str]]
 """Each with its style."""
+Drawing = Callable[[int, int], Lines]
+"""What is on a screen of so many columns and lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,31 +209,38 @@ class Poll:
         return status, overview, Rates(max(0, now[1] - before[1]) / span, max(0, now[2] - before[2]) / span)
 
 
-def watch(client: Client, every: float, out: TextIO) -> None:
-    """Draw again and again. A proxy that is away at first is an error; later it is waited for."""
+def watch(client: Client, every: float, out: TextIO, look: Callable[[], Drawing] | None = None) -> None:
+    """Draw again and again what `look` finds, the run if there is none. A proxy that is away at first is an error;
+    later it is waited for."""
     poll = Poll(client)
-    answer = poll.ask()
+    look = look or (lambda: partial(screenful, *poll.ask()))
+    drawing = look()
     trouble: str | None = None
     with _screen(out):
         while True:
-            _draw(out, answer, trouble)
+            _draw(out, drawing, trouble)
             time.sleep(every)
             try:
-                answer, trouble = poll.ask(), None
+                drawing, trouble = look(), None
             except ProxyUnreachable:
                 trouble = f"no answer, trying again: is ajet-proxy at {client.target.url} running?"
             except AjetError as error:
                 trouble = f"no answer, trying again: {error.message}"
 
 
-def _draw(out: TextIO, answer: tuple[Any, Any, Rates | None], trouble: str | None) -> None:
+def table(text: str, width: int, height: int) -> Lines:
+    """As much of `text` as a screen holds."""
+    return [("" if number else "head", fit(line, width)) for number, line in enumerate(text.splitlines()[:height])]
+
+
+def _draw(out: TextIO, drawing: Drawing, trouble: str | None) -> None:
     if not out.isatty():
-        lines = screenful(*answer, width=10_000, height=10_000)
+        lines = drawing(10_000, 10_000)
         out.write("\n".join([line for _, line in lines] + ([plain(trouble)] if trouble else [])) + "\n\n")
         out.flush()
         return
     width, height = shutil.get_terminal_size()
-    lines = screenful(*answer, width=width, height=height - 1 if trouble else height)
+    lines = drawing(width, height - 1 if trouble else height)
     if trouble is not None:
         lines.insert(0, ("alert", fit(plain(trouble).replace("\n", " "), width)))
     styles = dict.fromkeys(STYLES, "") if "NO_COLOR" in os.environ else STYLES

@@ -11,6 +11,9 @@ from ajet_sdk.routes import EPISODE_STATES
 
 FIRST_TIME, LAST_TIME = 1.5e9, 5e9
 """Floats between these are taken for Unix times, 2017 to 2128."""
+FAILED = ("aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_call", "client_gone")
+"""Reasons for which an episode was not played to its end."""
+GONE_SHOWN = 10
 _SHOWN_APART = ("episode", "state", "reason", "rewards", "calls", "timelines", "samples")
 
 
@@ -65,6 +68,34 @@ def episode_view(record: Mapping[str, Any]) -> str:
         lines.append("\n" + counted(timelines, "timeline"))
         lines += [f"  {_timeline(item)}" for item in timelines]
     return plain("\n".join(lines))
+
+
+def clients_view(answer: Mapping[str, Any]) -> str:
+    """A line for each client that plays, and for the latest that are gone."""
+    clients = list(answer.get("clients") or ())
+    live = [one for one in clients if one.get("state") == "joined"]
+    gone = [one for one in clients if one.get("state") != "joined"][:GONE_SHOWN]
+    if not clients:
+        return "no clients: agents play without having joined, or not at all"
+    head = (
+        "client", "lane", "revision", "state", "open", "waiting", "trained", "failed", "infra", "per minute", "reward",
+        "heard",
+    )
+    return plain(align([head, *(_client(one, float(answer.get("now", 0.0))) for one in live + gone)]))
+
+
+def _client(one: Mapping[str, Any], now: float) -> tuple[str, ...]:
+    episodes, discarded = one.get("episodes") or {}, one.get("discarded") or {}
+    infra, reward = (one.get("failures") or {}).get("infra", 0), one.get("mean_reward")
+    failed = sum(discarded.get(reason, 0) for reason in FAILED) - infra
+    waiting = sum(episodes.get(state, 0) for state in ("sealed", "ready", "leased"))
+    done = episodes.get("trained", 0) + episodes.get("recorded", 0)
+    return (
+        str(one.get("name")), str(one.get("lane") or "-"), str(one.get("revision") or "-"),
+        str(one.get("reason") or one.get("state")), *map(str, (episodes.get("open", 0), waiting, done, failed, infra)),
+        f"{one.get('per_minute', 0.0):.1f}", "-" if reward is None else f"{reward:.3f}",
+        f"{max(0.0, now - float(one.get('heard_at', now))):.0f} s ago",
+    )
 
 
 def _call(call: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,11 +7,8 @@ on would only burn tasks.
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from ajet_sdk.errors import AjetError
 
@@ -19,42 +16,17 @@ LOOK_S, SETTLE_S = 0.5, 0.1
 QUICK_S = 2.0
 """A program that fails within this time has failed at once."""
 LEAST_STREAK = 3
-Stamp = tuple[int, int, int]
-
-
-def program_file(argv: Sequence[str], cwd: str | None = None) -> Path | None:
-    """The file that holds the program: the first word behind the interpreter that is a file, else the command itself
-    where it is written as a path. None for a command that is looked up."""
-    folder = Path(cwd or ".")
-    words = [folder / word for word in argv[1:] if not word.startswith("-")]
-    found = next((path for path in words if _is_file(path)), None)
-    if found is None and os.sep in argv[0] and _is_file(folder / argv[0]) and shutil.which(argv[0]):
-        found = folder / argv[0]
-    return found
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a word that is too long for a path, or that none can be
-        return False
-
-
-def stamp(path: Path) -> Stamp | None:
-    """What changes when the file does; None if there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class Watch:
-    """Calls `on_change` from a thread of its own each time that the file at `path` has changed; a context manager."""
+    """Calls `on_change` from a thread of its own each time that the code has changed which `digest` tells (None: not
+    now); a context manager."""
 
-    def __init__(self, path: Path, on_change: Callable[[], None], *, look_s: float = LOOK_S) -> None:
-        self._path, self._on_change, self._look_s = path, on_change, look_s
-        self._seen = stamp(path)
+    def __init__(
+        self, digest: Callable[[], str | None], on_change: Callable[[], None], *, look_s: float = LOOK_S
+    ) -> None:
+        self._digest, self._on_change, self._look_s = digest, on_change, look_s
+        self._seen = digest()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -68,13 +40,13 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._look_s):
-            now = stamp(self._path)
+            now = self._digest()
             if now in (None, self._seen):  # gone, as while an editor puts another in its place
                 continue
-            while not self._stopped.wait(SETTLE_S) and stamp(self._path) != now:
-                now = stamp(self._path)
-            self._seen = now
-            if not self._stopped.is_set():
+            while not self._stopped.wait(SETTLE_S) and (later := self._digest()) != now:
+                now = later
+            if now is not None and not self._stopped.is_set():
+                self._seen = now
                 self._on_change()
 
 

@@ -104,7 +104,9 @@ def test_no_other_reason_is_given() -> None:
         node.args[2] for module, node in calls_of("_dropped") if name_of(module) == "ajet_proxy.core.ledger.leases"
     }
     constant = {node.value for node in given if isinstance(node, ast.Constant)}
-    assert constant == {"aborted", "wall_timeout", "idle_timeout", "stale", "no_reward", "filtered"}
+    assert constant == {
+        "aborted", "wall_timeout", "idle_timeout", "stale", "no_reward", "filtered", "client_gone", "older_revision",
+    }
     assert {ast.unparse(node) for node in given} - {repr(word) for word in constant} == {"reason"}
 
 

@@ -3,6 +3,9 @@
 `ControlStub.evaluations` are what is wanted, one after the other: the next begins when somebody asks and nothing is
 wanted any more. After the last, asking is a 404, which ends a run that waits.
 
+`ControlStub.clients` are those that have joined. It is None for a proxy that knows no clients yet. Such a one refuses
+fields that it does not know, and does not count requests about clients.
+
 `ControlStub.faults` holds what happens to coming requests before or instead of being served, one each: an HTTP answer
 (`Say`), a connection closed before (`drop`) or after (`lose`) the request took effect.
 """
@@ -21,7 +24,7 @@ from typing import Any
 
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk import routes
-from ajet_sdk.errors import AjetError, Conflict, NotFound, Unauthorized
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, Unauthorized
 
 DROP = "drop"
 LOSE = "lose"
@@ -57,6 +60,7 @@ class ControlStub:
         self.admin_key = admin_key
         self.evaluations: deque[dict[str, int]] = deque()
         self.wanted: dict[str, int] = {}
+        self.clients: dict[str, dict[str, Any]] | None = None
         self.next: dict[str, int] = {}
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", port), _Handler)
@@ -86,6 +90,8 @@ class ControlStub:
 
     def next_fault(self, heard: Heard) -> str | Say | None:
         with self._lock:
+            if self.clients is None and heard.path.startswith(f"{routes.PREFIX}/clients"):
+                return None
             self.heard.append(heard)
             return self.faults.popleft() if self.faults else None
 
@@ -104,6 +110,8 @@ class ControlStub:
             return self.status()
         if path == "/wanted":
             return self._wanted()
+        if parts[0] == "clients" and self.clients is not None:
+            return self._of_clients(heard, parts)
         if path == "/episodes":
             if self.admin_key not in (None, shown):
                 raise Unauthorized("no key or a bad one")
@@ -124,6 +132,36 @@ class ControlStub:
         episodes = {"opened": len(states), **counts}
         return {"version": "0", "models": {"stub": model}, "episodes": episodes, "groups": {"ready": 0}}
 
+    def _of_clients(self, heard: Heard, parts: list[str]) -> dict[str, Any]:
+        assert self.clients is not None
+        if parts == ["clients"] and heard.method == "GET":
+            return {"clients": list(self.clients.values())}
+        if parts == ["clients"]:
+            body = routes.parse(routes.Join, heard.body)
+            same = [one for one in self.clients.values() if (one["name"], one["state"]) == (body.name, "joined")]
+            name = body.id or f"client-{len(self.clients)}"
+            if name not in self.clients:
+                if same and not body.replaces:
+                    raise Conflict("there is one of this name", code="client_exists")
+                for one in same:
+                    one["state"] = "gone"
+                self.clients[name] = {"client": name, "state": "joined", "beats": 0, **routes.to_json(body)}
+        else:
+            name = parts[1]
+        known = self.live(name) if heard.method == "POST" else self.clients[name]
+        known["beats"] += parts[-1] == "beat"
+        known["state"] = "gone" if heard.method == "DELETE" else "joined"
+        return known
+
+    def live(self, name: str) -> dict[str, Any]:
+        """The client of this name, or what one hears that is gone."""
+        assert self.clients is not None
+        if name not in self.clients:
+            raise NotFound(f"no client {name}", code="unknown_client")
+        if self.clients[name]["state"] == "gone":
+            raise Conflict(f"client {name} is gone", code="client_gone")
+        return self.clients[name]
+
     def _wanted(self) -> dict[str, Any]:
         answer = {model: missing for model, missing in self.wanted.items() if missing > 0}
         if not answer:
@@ -134,6 +172,10 @@ class ControlStub:
         return {"eval": answer, "next": {model: self.next[model] for model in answer}}
 
     def _open(self, body: routes.OpenEpisode) -> dict[str, Any]:
+        if self.clients is None and (body.client, body.revision) != (None, None):
+            raise BadRequest("unknown field", param="client")
+        if body.client is not None:
+            self.live(body.client)
         if body.place is not None and body.place != self.next.get(body.model or ""):
             raise Conflict("another has that place", code="place_taken")
         if body.eval and body.model in self.wanted:
@@ -143,6 +185,7 @@ class ControlStub:
         self.episodes[name] = {
             "episode": name, "task": body.task, "state": "open", "model": body.model, "eval": body.eval,
             "agent": body.agent, "rewards": [], "reward": None, "identified_by": "key", "opened_at": 0.0, "calls": [],
+            "client": body.client, "revision": body.revision,
         }
         base_url = f"{self.url}/v1"
         env = {"OPENAI_BASE_URL": base_url, "AJET_EXTRA": "from-the-proxy"}
@@ -178,6 +221,7 @@ class ControlStub:
             raise Conflict(f"the episode is {record['state']}")
         self._end(record, "aborted")
         record["detail"] = abort.reason
+        record["cause"] = abort.cause
         return record
 
     def _heartbeat(self, record: dict[str, Any], _body: Any) -> dict[str, Any]:
@@ -203,6 +247,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._handle()
 
     def do_POST(self) -> None:
+        self._handle()
+
+    def do_DELETE(self) -> None:
         self._handle()
 
     def _handle(self) -> None:

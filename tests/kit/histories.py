@@ -29,7 +29,12 @@ def _open(rig: LedgerRig, draw: Any) -> None:
     members = {"x": "m", "y": "n"} if draw(st.integers(0, 4)) == 0 else None
     evaluates, model = draw(st.integers(0, 2)) == 0, draw(st.sampled_from([None, "m"]))
     task = draw(st.sampled_from([None, "s", "t"]))
-    rig.open(draw(EPISODES), task=task, members=members, eval=evaluates, model=None if members else model)
+    client = draw(st.sampled_from([None, *rig.state.clients.live]))
+    revision = draw(st.sampled_from([None, "r1", "r2"]))
+    rig.open(
+        draw(EPISODES), task=task, members=members, eval=evaluates, model=None if members else model, client=client,
+        revision=revision,
+    )
 
 
 def _call(rig: LedgerRig, draw: Any) -> None:
@@ -68,7 +73,11 @@ def _lose(rig: LedgerRig, draw: Any) -> None:
 
 
 def _end(rig: LedgerRig, draw: Any) -> None:
-    getattr(rig, draw(st.sampled_from(["seal", "abort"])))(draw(EPISODES))
+    episode, cause = draw(EPISODES), draw(st.sampled_from([None, "agent", "infra"]))
+    if draw(st.booleans()):
+        rig.seal(episode)
+    else:
+        rig.abort(episode, None, cause)
 
 
 def _weights(rig: LedgerRig, draw: Any) -> None:
@@ -100,8 +109,18 @@ def _archive(rig: LedgerRig, draw: Any) -> None:
     rig.archive(draw(st.integers(0, 3)))
 
 
+def _join(rig: LedgerRig, draw: Any) -> None:
+    older, ttl_s = draw(st.booleans()), draw(st.sampled_from([5.0, 500.0]))
+    rig.join(draw(st.sampled_from(["one", "two"])), lane="lane", replaces_older=older, ttl_s=ttl_s, revision="r1")
+
+
+def _leave(rig: LedgerRig, draw: Any) -> None:
+    if rig.state.clients.live:
+        rig.leave(draw(st.sampled_from([*rig.state.clients.live])))
+
+
 STEPS = (_open, _call, _call, _reward, _ready, _ready, _lease, _lease, _answer, _answer, _lose, _end, _weights, _time,
-         _evaluate, _play, _archive, _archive)
+         _evaluate, _play, _archive, _archive, _join, _leave)
 
 
 @st.composite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,7 +18,19 @@ from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import Archive, LedgerSettings, State
 from ajet_proxy.core.trajectory.timeline import pack
-from ajet_sdk.routes import EPISODE_STATES, ROUTES, Abort, Ack, Evaluate, Extend, Lease, OpenEpisode, Policy, Reward
+from ajet_sdk.routes import (
+    EPISODE_STATES,
+    ROUTES,
+    Abort,
+    Ack,
+    Evaluate,
+    Extend,
+    Join,
+    Lease,
+    OpenEpisode,
+    Policy,
+    Reward,
+)
 from tests.kit.strategies import make_call
 
 SETTINGS = LedgerSettings(idle_timeout=100.0, wall_timeout=1000.0, group_size=2)
@@ -53,6 +66,9 @@ def picture(state: State) -> str:
         "evaluations": [one.to_json() for one in state.evaluations.values()],
         "wanted": state.wanted(),
         "plays": [one.to_json() for one in state.plays.values()],
+        "clients": [
+            one.to_json(state.now, one.heard_at) for one in (*state.clients.live.values(), *state.clients.gone.values())
+        ],
     }
     return json.dumps(seen, sort_keys=True)
 
@@ -99,6 +115,25 @@ def check(state: State) -> None:
         assert evaluation.playing == {episode.id for episode in own if episode.state in ("open", "sealed")}
         assert evaluation.rewards == {one.id: one.reward() for one in own if one.state == "recorded"}
         assert 0 <= evaluation.missing <= evaluation.wanted
+
+
+    check_clients(state, episodes)
+
+
+def check_clients(state: State, episodes: Sequence[Episode]) -> None:
+    """What is counted for each client, against a slow count over all `episodes`."""
+    clients = state.clients
+    for client in (*clients.live.values(), *clients.gone.values()):
+        own = [episode for episode in episodes if episode.client == client.id]
+        assert (client.reason is None) == (client.id in clients.live)
+        assert list(client.open) == [episode.id for episode in own if episode.state == "open"]
+        assert +client.counts == Counter(episode.state for episode in own)
+        assert client.discarded == Counter(episode.reason for episode in own if episode.reason is not None)
+        assert client.failures == Counter(episode.cause for episode in own if episode.cause is not None)
+        settled = [one.reward() for one in own if one.chains and one.reward_number is not None]
+        assert client.rewarded == len(settled)
+        assert math.isclose(client.reward_sum, sum(filter(None, settled)), abs_tol=1e-9)
+        assert sum(client.revisions.values()) <= len(own)
 
 
 class Shelf:
@@ -162,14 +197,14 @@ class LedgerRig:
     def begin(
         self, episode: str, *, choices: int = 1, model: str = "m", agent: str = "", task: str | None = None,
         eval: bool = False, tenant: str = "", body: str = "", key: str | None = None, retry: int = 0,
-        route: str = "",
+        route: str = "", client: str | None = None,
     ) -> tuple[str, ...]:
         calls = tuple(self.id("call") for _ in range(choices))
         self.run(
             self.commands.begin_call(
                 episode=episode, calls=calls, at=self.at, model=model, agent=agent, task=task, eval=eval,
                 identified_by="path", tenant=tenant, body_hash=body or calls[0], idempotency_key=key,
-                retries=retry, route=route,
+                retries=retry, route=route, client=client,
             )
         )
         return calls
@@ -210,8 +245,21 @@ class LedgerRig:
     def seal(self, episode: str) -> Sequence[Event]:
         return self.run(self.commands.seal(episode, at=self.at))
 
-    def abort(self, episode: str, reason: str | None = None) -> Sequence[Event]:
-        return self.run(self.commands.abort(episode, Abort(reason), at=self.at))
+    def abort(self, episode: str, reason: str | None = None, cause: str | None = None) -> Sequence[Event]:
+        return self.run(self.commands.abort(episode, Abort(reason, cause), at=self.at))
+
+    def join(self, name: str = "host", *, tenant: str = "", **fields: Any) -> str:
+        """The id of a client that has joined."""
+        body = Join(name, **fields)
+        client = body.id or self.id("client")
+        self.run(self.commands.clients.join(body, client=client, tenant=tenant, at=self.at))
+        return client
+
+    def beat(self, client: str) -> None:
+        self.commands.clients.beat(client, at=self.at)
+
+    def leave(self, client: str) -> Sequence[Event]:
+        return self.run(self.commands.clients.leave(client, at=self.at))
 
     def lease(self, **fields: Any) -> str | None:
         """The batch, or None if nothing is ready."""
@@ -240,6 +288,11 @@ class LedgerRig:
 
     def expire(self) -> Sequence[Event]:
         return self.run(self.commands.expire(self.at))
+
+    def tick(self) -> None:
+        """What time alone makes true, all of it."""
+        while self.expire():
+            """As the daemon does."""
 
     def restart(self) -> Sequence[Event]:
         return self.run(self.commands.restarted(self.at))

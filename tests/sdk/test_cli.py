@@ -62,7 +62,9 @@ def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
         ("reward", "1", "--episode", "bad id"), ("show", ""), ("abort", "--episode", ""), ("reward", "1e13"),
         ("reward", "1", "--episode", "e", "--agent", "\udcff"), ("abort", "--episode", "e", "--reason", "\udcff"),
         ("run", "--task", "t", "--model", "\udcff", "--", "true"), ("top", "--every", "nan"), ("top", "--every", "inf"),
-        ("top", "--every", "1e10"), ("run", "--task", "t", "--", "/dev/null"),
+        ("top", "--every", "1e10"), ("run", "--task", "t", "--", "/dev/null"), ("clients", "--every", "nan"),
+        ("clients", "--every", "1", "--json"), ("run", "--task", "t", "--replace-older", "--", "true"),
+        ("run", "--task", "t", "--name", "\udcff", "--", "true"), ("run", "--task", "t", "--name", "", "--", "true"),
     ],
     ids=" ".join,
 )
@@ -140,7 +142,35 @@ def test_abort(ajet: Ajet, stub: ControlStub) -> None:
     with Client(stub.url) as client:
         client.ask("open_episode", OpenEpisode(task="t"))
     assert ajet("abort", "--episode", "ep-0", "--reason", "tired") == (0, "", "")
-    assert stub.episodes["ep-0"]["detail"] == "tired"
+    assert (stub.episodes["ep-0"]["detail"], stub.episodes["ep-0"]["cause"]) == ("tired", None)
+    with Client(stub.url) as client:
+        client.ask("open_episode", OpenEpisode(task="t"))
+    assert ajet("abort", "--episode", "ep-1", "--infra") == (0, "", "")
+    assert stub.episodes["ep-1"]["cause"] == "infra"
+
+
+def test_run_is_a_client_that_clients_shows(ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.clients = {}
+    options = ("--name", "mine", "--lane", "math", "--revision", "r1", "--replace-older")
+    assert ajet("run", "--task", "t", *options, "--", "true")[0] == 0
+    (client,) = stub.clients.values()
+    assert {"name": "mine", "lane": "math", "revision": "r1", "replaces_older": True}.items() <= client.items()
+    assert stub.episodes["ep-0"]["client"] == client["client"]
+    assert ajet("run", "--task", "t", "--", "true")[0] == 0
+    assert ":true-" in list(stub.clients.values())[1]["name"]
+    code, out, _ = ajet("clients")
+    assert code == 0 and out.splitlines()[1].split()[:4] == ["mine", "math", "r1", "gone"]
+    assert json.loads(ajet("clients", "--json")[1])["clients"][0]["name"] == "mine"
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", nap)
+    code, out, _ = ajet("clients", "--every", "0.5")
+    assert (code, naps, out.count("mine  ")) == (130, [0.5, 0.5], 2)
 
 
 def test_status(ajet: Ajet, stub: ControlStub) -> None:
@@ -212,7 +242,7 @@ def test_run_without_a_proxy_opens_nothing(ajet: Ajet, monkeypatch: pytest.Monke
     assert err.splitlines()[-1].startswith("ajet: no proxy acknowledged GET")
 
 
-@pytest.mark.parametrize("argv", [("status",), ("show", "ep-0"), ("top",)], ids=" ".join)
+@pytest.mark.parametrize("argv", [("status",), ("show", "ep-0"), ("top",), ("clients",)], ids=" ".join)
 def test_looking_does_not_wait_long(ajet: Ajet, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]) -> None:
     monkeypatch.setattr(cli, "LOOK_S", 0.2)
     code, out, err = ajet(*argv, "--proxy", f"http://127.0.0.1:{free_port()}")

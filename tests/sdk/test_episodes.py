@@ -153,7 +153,7 @@ async def test_an_exception_after_the_final_reward_leaves_it(face: Any, stub: Co
 async def test_an_episode_that_the_proxy_discarded_meanwhile(face: Any, stub: ControlStub) -> None:
     async with face.episode("t") as ep:
         stub.episodes["ep-0"].update(state="discarded", reason="idle_timeout")
-    assert ep.outcome == Outcome(aborted="discarded by the proxy: idle_timeout")
+    assert ep.outcome == Outcome(aborted="discarded by the proxy: idle_timeout", discarded="idle_timeout")
 
     async def too_late(ep: Any) -> None:
         stub.episodes["ep-1"].update(state="discarded", reason="idle_timeout")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ajet_sdk.views import episode_view, sampling_text, status_view
+from ajet_sdk.views import clients_view, episode_view, sampling_text, status_view
 
 STATUS: dict[str, Any] = {
     "version": "0.1.0",
@@ -87,3 +87,23 @@ def test_how_a_call_was_sampled_in_short() -> None:
     long = {"bad_words": ["a"], "logit_bias": "sha256:0", "logprobs": "raw", "seed": 1790000000, "structured": "regex"}
     assert sampling_text(long) == "bad_words logit_bias seed=1790000000 structured=regex, raw logprobs"
     assert sampling_text({}) == "unknown logprobs" and sampling_text(None) == "-"
+
+
+CLIENT: dict[str, Any] = {
+    "client": "client-1", "name": "host:agent.py", "state": "joined", "lane": None, "revision": "abc", "heard_at": 90.0,
+    "episodes": {"opened": 14, "open": 2, "sealed": 1, "ready": 2, "leased": 1, "trained": 3, "recorded": 1},
+    "discarded": {"aborted": 3, "stale": 9, "no_reward": 1}, "failures": {"infra": 2, "agent": 1}, "per_minute": 12.34,
+    "mean_reward": 0.5,
+}
+
+
+def test_who_plays() -> None:
+    assert "no clients" in clients_view({"clients": []})
+    gone = [
+        {"name": f"gone-{number}", "state": "gone", "reason": "silent", "lane": "math", "heard_at": 40.0}
+        for number in range(12)
+    ]
+    rows = [line.split() for line in clients_view({"now": 100.0, "clients": [CLIENT, *gone]}).splitlines()]
+    assert rows[1] == "host:agent.py - abc joined 2 4 4 2 2 12.3 0.500 10 s ago".split()
+    assert rows[2] == "gone-0 math - silent 0 0 0 0 0 0.0 - 60 s ago".split()
+    assert len(rows) == 12

@@ -1,8 +1,8 @@
 """The control plane as a function: a request and the ledger in, an answer and the events that make it true out.
 
-Nothing changes here. The caller commits `Answer.events` and only then calls `Answer.body`, which is made at that moment
-and so shows the state after the events. Waiting (leases, the gate) and encoding belong to
-`ajet_proxy.io.control.routes`.
+Nothing changes here, but that a client's beat is noted. The caller commits `Answer.events` and only then calls
+`Answer.body`, which is made at that moment and so shows the state after the events. Waiting (leases, the gate) and
+encoding belong to `ajet_proxy.io.control.routes`.
 
 Invariant: a caller sees and changes only what its claims reach. A key of scope ``agent`` reaches one episode, or those
 of its tenant; scope ``admin`` reaches all. Whether a scope reaches a route at all is checked before this function.
@@ -27,6 +27,8 @@ from ajet_sdk.routes import check_id, parse, route
 
 MAX_RECORDS = 1000
 MAX_ID = 200
+MAX_CLIENT_TEXT = 200
+"""Characters of a client's name, lane or revision."""
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
 _TOKENS: Mapping[str, Tokens] = {"0": "none", "1": "all", "timelines": "timelines"}
@@ -89,9 +91,8 @@ class _Handlers:
         claims, state, body = self.request.claims, self.state, self.body
         for name in ("task", "model", "agent"):
             _check_length(name, getattr(body, name), MAX_LABEL)
-        if claims.episode is not None:
-            message = f"this key is for episode {claims.episode} alone: it opens no other"
-            raise Forbidden(message, code="foreign_episode")
+        _check_length("revision", body.revision, MAX_CLIENT_TEXT)
+        self._whole_tenant("it opens no other")
         episode = check_id(self.new_id("ep") if body.id is None else body.id, "id")
         key = self.keys(claims.tenant, episode)
         events = self.commands.open_episode(body, episode=episode, at=self.at, tenant=claims.tenant)
@@ -244,10 +245,53 @@ class _Handlers:
         return Answer(known.to_json, self.commands.end_play(known.name, tenant=known.tenant, at=self.at))
 
     def _tenant(self) -> str:
-        """Whose plays these are. A key for one episode has none."""
-        if self.request.claims.episode is not None:
-            raise Forbidden(f"this key is for episode {self.request.claims.episode} alone", code="foreign_episode")
+        """Whose plays these are."""
+        self._whole_tenant("it has no plays")
         return self.request.claims.tenant
+
+    # -- clients
+
+    def join(self) -> Answer:
+        self._whole_tenant("no client joins with it")
+        for name in ("name", "lane", "revision"):
+            _check_length(name, getattr(self.body, name), MAX_CLIENT_TEXT, least=1)
+        name = check_id(self.new_id("client") if self.body.id is None else self.body.id, "id")
+        events = self.commands.clients.join(self.body, client=name, tenant=self.request.claims.tenant, at=self.at)
+        return Answer(lambda: self._client(name), events)
+
+    def clients(self) -> Answer:
+        self._whole_tenant("it sees no clients")
+        claims = self.request.claims
+        tenant = None if claims.scope == "admin" else claims.tenant
+        at = max(self.at, self.state.now)
+        return Answer(lambda: {"now": at, "clients": self.commands.clients.shown(tenant, at)})
+
+    def beat(self) -> Answer:
+        self.commands.clients.beat(self._own_client(), at=self.at)
+        return Answer(lambda: self._client(self.request.id))
+
+    def leave(self) -> Answer:
+        return Answer(
+            lambda: self._client(self.request.id), self.commands.clients.leave(self._own_client(), at=self.at)
+        )
+
+    def _own_client(self) -> str:
+        """The client in the path, if it is known and the caller may reach it."""
+        self._whole_tenant("it is no client's")
+        claims, client = self.request.claims, self.commands.clients.known(self.request.id)
+        if claims.tenant != client.tenant and claims.scope != "admin":
+            raise Forbidden(f"client {client.id} is another tenant's", code="foreign_client")
+        return client.id
+
+    def _client(self, name: str) -> dict[str, Any]:
+        client = self.commands.clients.known(name)
+        state = "joined" if client.reason is None else "gone"
+        return {"client": client.id, "name": client.name, "ttl_s": client.ttl_s, "state": state}
+
+    def _whole_tenant(self, why: str) -> None:
+        """Refuses the key of one episode."""
+        if (episode := self.request.claims.episode) is not None:
+            raise Forbidden(f"this key is for episode {episode} alone: {why}", code="foreign_episode")
 
     # -- all of it
 

@@ -24,6 +24,7 @@ from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import (
     HEADER_AGENT,
     HEADER_CALL,
+    HEADER_CLIENT,
     HEADER_EPISODE,
     HEADER_EVAL,
     HEADER_FINAL,
@@ -43,18 +44,19 @@ HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", "x-ses
 MAX_LABEL = 1000
 _KNOWN = {name.lower(): name for name in (
     HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
-    HEADER_REWARD_STATE, HEADER_FINAL, HEADER_WIRE,
+    HEADER_REWARD_STATE, HEADER_FINAL, HEADER_CLIENT, HEADER_WIRE,
 )}  # fmt: skip
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 class Labels(Struct, frozen=True):
-    """What the headers of a request say about its episode, and the reward that they give it."""
+    """What the headers of a request say about its episode, the reward that they give it, and who plays it."""
 
     task: str | None
     agent: str | None
     eval: bool
     reward: Reward | None
+    client: str | None = None
 
 
 class Headers:
@@ -84,7 +86,7 @@ class Headers:
         """The labels and the reward of this request; `BadRequest` for what cannot be used."""
         return Labels(
             task=self._text(HEADER_TASK), agent=self._text(HEADER_AGENT), eval=self._flag(HEADER_EVAL),
-            reward=self._reward(),
+            reward=self._reward(), client=self._text(HEADER_CLIENT),
         )
 
     def came_through(self, daemon: str) -> bool:

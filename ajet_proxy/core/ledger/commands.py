@@ -17,6 +17,7 @@ from typing import Any
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.client_commands import ClientCommands
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose
@@ -59,6 +60,7 @@ class Commands:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.clients = ClientCommands(state)
 
     # -- episodes
 
@@ -77,12 +79,14 @@ class Commands:
         if body.play is not None:
             self._check_place(body, tenant)
         idle, wall = timeouts(body, self.state.settings.idle_timeout, self.state.settings.wall_timeout)
+        played = self.clients.plays(body.client or None, body.revision or None, tenant=tenant, at=self._time(at))
         return (
+            *played.older,
             ev.EpisodeOpened(
                 at=self._time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
                 eval=body.eval or body.trial, idle_timeout=idle, wall_timeout=wall, tenant=tenant,
                 metadata=body.metadata, identified_by=identified_by, members=body.members, evaluation=evaluation,
-                play=body.play, place=body.place,
+                client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
             ),
         )
 
@@ -108,17 +112,18 @@ class Commands:
     def begin_call(
         self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
         identified_by: str, tenant: str, body_hash: str, idempotency_key: str | None, retries: int,
-        unseen: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "",
+        unseen: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "", client: str | None = None,
     ) -> Events:
         """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
-        `metadata`. `unseen` says that the request may be a retry of one that never got this far."""
+        `metadata`, as one that `client` plays. `unseen` says that the request may be a retry of one that never got
+        this far."""
         at = self._time(at)
         started = ev.CallStarted(
             at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries
         )
         known = self.state.find(episode)
         if known is None:
-            body = OpenEpisode(task=task, eval=eval, metadata=metadata or {})
+            body = OpenEpisode(task=task, eval=eval, metadata=metadata or {}, client=client)
             opened = self.open_episode(
                 body, episode=episode, at=at, tenant=tenant, identified_by=identified_by, plays=model or None
             )
@@ -321,9 +326,13 @@ class Commands:
         out: list[Event] = [
             ev.BatchReturned(at, batch.id, "expired") for batch in self.state.leased.values() if batch.lease_until <= at
         ]
+        out += self.clients.expire(at, EXPIRED_AT_ONCE - len(out))
+        ended = {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)}
         for episode in self.state.unsettled.values():
             if len(out) >= EXPIRED_AT_ONCE:
                 break
+            if episode.id in ended:
+                continue
             may_idle = episode.state == "open" and not episode.running and not self.state.gate_now.shut
             if at - episode.opened_at >= episode.wall_timeout:
                 out.append(ev.EpisodeDiscarded(at, episode.id, "wall_timeout"))

@@ -148,10 +148,10 @@ class Episode:
     play: str | None = None
     place: int | None = None
     play_number: int | None = None
-    cause: str | None = None
     state: str = "open"
     reason: str | None = None
     detail: str | None = None
+    cause: str | None = None
     task_derived: bool = False
     active_at: float = 0.0
     sealed_at: float | None = None

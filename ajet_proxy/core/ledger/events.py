@@ -212,6 +212,26 @@ class GateOpened(Event, frozen=True):
     policy_version: int
 
 
+class ClientJoined(Event, frozen=True):
+    """A process that runs agents has joined. It is gone once it is silent for ``ttl_s`` seconds."""
+
+    client: str
+    name: str
+    ttl_s: float
+    tenant: str = ""
+    revision: str | None = None
+    lane: str | None = None
+    replaces_older: bool = False
+
+
+class ClientGone(Event, frozen=True):
+    """``reason`` is from the closed list `CLIENT_ENDS`. Its last sign of life was at ``heard_at``."""
+
+    client: str
+    reason: str
+    heard_at: float = 0.0
+
+
 class ProxyStarted(Event, frozen=True):
     """The proxy runs, perhaps again: silence during a stop was nobody's fault. From now on it merges by this policy."""
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.clients import Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.plays import Key, Play
@@ -145,6 +146,7 @@ class State(Serving):
         """The latest of each model."""
         self.plays: dict[Key, Play] = {}
         self.plays_begun = 0
+        self.clients = Clients()
         self._handlers = self._table()
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
@@ -172,6 +174,8 @@ class State(Serving):
             ev.PlayEnded: self._play_ended,
             ev.GateClosed: self._gate_closed,
             ev.GateOpened: self._gate_opened,
+            ev.ClientJoined: self._client_joined,
+            ev.ClientGone: self._client_gone,
             ev.ProxyStarted: self._started,
         }
 
@@ -279,6 +283,7 @@ class State(Serving):
         if (evaluation := self.evaluation(event.evaluation)) is not None:
             evaluation.begin(event.episode)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
+        self.clients.opened(episode)
         self.counts["open"] += 1
         self.opened += 1
 
@@ -388,6 +393,7 @@ class State(Serving):
         reward, kind = episode.reward(), "eval" if episode.eval else "train"
         if reward is None:
             return
+        self.clients.rewarded(episode, reward, before)
         if episode.reward_number is None or before is None:
             version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
             episode.reward_number = self.reward_curves.add(
@@ -506,6 +512,12 @@ class State(Serving):
             ((model, served),) = self.served.items()
             self.served[model] = Served(event.policy_version, served.upstreams)
 
+    def _client_joined(self, event: ev.ClientJoined) -> None:
+        self.clients.joined(event)
+
+    def _client_gone(self, event: ev.ClientGone) -> None:
+        self.clients.left(event)
+
     def _started(self, event: ev.ProxyStarted) -> None:
         """Clocks begin anew, since nobody could show a sign of life during the stop. If the machine's clock went back
         in the meantime, times counted from its old reading move with it. Nobody knows who was sent an answer."""
@@ -517,6 +529,7 @@ class State(Serving):
             episode.opened_at += back
         for batch in self.leased.values():
             batch.lease_until += back
+        self.clients.restarted(event.at, back)
         self._doubt(tuple(self.unsent))
 
     def _evaluated(self, episode: Episode) -> None:
@@ -529,13 +542,15 @@ class State(Serving):
     ) -> None:
         """Every change of state goes through here, and the counters with it."""
         self.state_changes += 1
+        before = episode.state
         if episode.place is not None and episode.play is not None:
             play = self.plays.get((episode.tenant, episode.play))
             if play is not None and play.number == episode.play_number:
-                play.moved(episode.place, episode.state, state, reason)
-        self.counts.update({episode.state: -1, state: 1})
+                play.moved(episode.place, before, state, reason)
+        self.counts.update({before: -1, state: 1})
         self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)
+        self.clients.moved(episode, before, at)
         if state not in ("open", "sealed"):
             self.unsettled.pop(episode.id, None)
         self._evaluated(episode)

@@ -129,6 +129,7 @@ def summary(episode: Episode) -> dict[str, Any]:
         "state": episode.state,
         "model": episode.model or next((entry.asked.model for entry in episode.calls.values()), None),
         "agent": episode.agent,
+        "lane": episode.lane,
         "eval": episode.eval,
         "reward": episode.reward(),
         "identified_by": episode.identified_by,
@@ -140,8 +141,9 @@ def summary(episode: Episode) -> dict[str, Any]:
         "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
         "ended_at": episode.ended_at, "members": episode.members, "metadata": episode.metadata or None,
         "tenant": episode.tenant or None, "shares": _shares(episode), "stored": episode.stored,
-        "evaluation": episode.evaluation, "play": episode.play,
-        "place": None if episode.play is None else episode.place, "cause": episode.cause,
+        "evaluation": episode.evaluation, "cause": episode.cause, "client": episode.client,
+        "revision": episode.revision, "play": episode.play,
+        "place": None if episode.play is None else episode.place,
     }
     return out | {name: value for name, value in extra.items() if value is not None}
 

@@ -148,8 +148,8 @@ class Control:
                 case "policy":
                     await self._check_upstreams(request)
             answer = await self._ask(http, request)
-            if route.name == "open_episode":
-                http[SUBJECT] = (answer.body() or {}).get("episode", "")
+            if (made := {"open_episode": "episode", "join": "client"}.get(route.name)) is not None:
+                http[SUBJECT] = (answer.body() or {}).get(made, "")
             return await _response(http, answer)
 
         return handle

@@ -1,7 +1,8 @@
 """Who read or rewarded what: one JSON line for each control action, reward on an LLM request, and read of an episode.
 
-Pages and terminals list episodes every few seconds. Such reads have one line for a caller in `LISTED_S`, so that they
-do not push the other lines out of the file. A reader of events has a line for each connection, when it begins.
+Pages and terminals list episodes every few seconds, and clients say as often that they are there. Such requests have
+one line for a caller in `LISTED_S`, so that they do not push the other lines out of the file. A reader of events has a
+line for each connection, when it begins.
 
 A line says when, the key (as its `key_id`, never itself), its scope and tenant. It names the subject of the client's
 certificate, if one was shown, the route, the episode or batch, and the status of the answer. It holds no body, header
@@ -45,6 +46,7 @@ BEGUN: web.RequestKey[Callable[[int], None]] = web.RequestKey("begun")
 LISTED_S = 300.0
 MAX_READERS = 1000
 LISTS = {"list_episodes", "overview"}
+OFTEN = LISTS | {"beat"}
 READS = LISTS | {"get_episode", "events"}
 _NAMES = {(route.method, PREFIX + route.path): route.name for route in ROUTES}
 
@@ -96,8 +98,9 @@ def audited(
     listed: dict[tuple[Any, ...], float] = {}
 
     def repeats(line: Mapping[str, Any]) -> bool:
-        """Whether it is a list that its caller has read lately. All callers without a good key count as one."""
-        if line["route"] not in LISTS:
+        """Whether its caller has lately asked the same, which is asked often. All callers without a good key count as
+        one."""
+        if line["route"] not in OFTEN:
             return False
         reader = (line["key"] if line["scope"] else None, line["route"], line["status"])
         if 0 <= line["at"] - listed.get(reader, float("-inf")) < LISTED_S:
@@ -121,7 +124,7 @@ def audited(
         def write(status: int) -> None:
             nonlocal begun
             subject = _id(http.get(SUBJECT) or said or http.match_info.get("id", "") or episode or "")
-            whole = line | {"batch" if _of_batch(http) else "episode": subject, "status": status}
+            whole = line | {_kind(http): subject, "status": status}
             if not begun and not repeats(whole):
                 log(whole)
             begun = True
@@ -157,8 +160,11 @@ def _id(subject: str) -> str | None:
         return None
 
 
-def _of_batch(http: web.Request) -> bool:
-    return http.path.startswith(f"{PREFIX}/batches/")
+def _kind(http: web.Request) -> str:
+    """What the subject of the line is."""
+    if http.path.startswith(f"{PREFIX}/batches/"):
+        return "batch"
+    return "client" if http.path.startswith(f"{PREFIX}/clients") else "episode"
 
 
 def _caller(http: web.Request, headers: Headers, keys: Keys, now: float) -> tuple[dict[str, Any], str | None]:

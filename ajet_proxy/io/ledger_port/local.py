@@ -96,7 +96,8 @@ class LocalPort:
         if known is None:
             if body.call is not None:
                 raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call")
-            opening = OpenEpisode(task=identity.labels.task, eval=identity.labels.eval)
+            said = identity.labels
+            opening = OpenEpisode(task=said.task, eval=said.eval, client=said.client)
             await self._store.commit(commands.open_episode(
                 opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
             ))
@@ -157,7 +158,8 @@ class LocalPort:
             opening = partial(
                 self._commands.begin_call, model=model, agent=agent, task=identity.labels.task,
                 eval=identity.labels.eval, identified_by=identity.identified_by, route=request.route,
-                tenant=_tenant(identity, episode, known), metadata=metadata, **request.sent,
+                tenant=_tenant(identity, episode, known), metadata=metadata, client=identity.labels.client,
+                **request.sent,
             )
             if state.gate != "open" or not self._engines.candidates(model):  # waiting takes memory
                 self._store.check(opening(episode=episode, calls=(), at=self._clock.now()))

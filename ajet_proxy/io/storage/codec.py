@@ -58,6 +58,8 @@ EVENTS: dict[str, Any] = {
     "PlayEnded": ev.PlayEnded,
     "GateClosed": ev.GateClosed,
     "GateOpened": ev.GateOpened,
+    "ClientJoined": ev.ClientJoined,
+    "ClientGone": ev.ClientGone,
     "ProxyStarted": ev.ProxyStarted,
 }
 """The names of events on disk, which never change, whatever the classes are called."""

@@ -29,6 +29,7 @@ from typing import Any
 import msgpack
 
 from ajet_proxy.core.conversation.history import Lineage, Mark
+from ajet_proxy.core.ledger.clients import Client, Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.plays import Play
@@ -44,7 +45,7 @@ from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, fram
 
 KINDS: dict[str, Any] = {
     "Asked": Asked, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve, "Drift": Drift, "Episode": Episode,
-    "Evaluation": Evaluation,
+    "Client": Client, "Clients": Clients, "Evaluation": Evaluation,
     "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Play": Play, "Point": Point,
     "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,
     "Texts": Texts, "Turn": Turn,

@@ -50,7 +50,9 @@ WINDOW_S = 0.003
 """The least time between two writes."""
 SUBSCRIBER_EVENTS = 10_000
 """A subscriber this far behind is let go."""
-ENDS = (ev.CallFinished, ev.CallLost, ev.TaskNamed, ev.EpisodeDiscarded, ev.BatchReturned, ev.ProxyStarted)
+ENDS = (
+    ev.CallFinished, ev.CallLost, ev.TaskNamed, ev.EpisodeDiscarded, ev.BatchReturned, ev.ProxyStarted, ev.ClientGone,
+)
 """What ends work that was taken in before. Everything else is intake."""
 
 

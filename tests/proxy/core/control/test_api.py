@@ -378,3 +378,89 @@ def test_only_the_latest_evaluation_of_a_model_is_known(caller: Caller) -> None:
     for body in ({"model": "m", "episodes": 1, "id": "a b"}, {"model": "x" * 1001, "episodes": 1}):
         with pytest.raises(BadRequest):
             caller.post("/evaluations", body)
+
+
+# ---- clients
+
+
+def test_a_client_joins_beats_and_leaves(caller: Caller) -> None:
+    answer = caller.post("/clients", {"name": "host", "revision": "r1", "lane": "math"})
+    client = answer["client"]
+    assert client.startswith("client-")
+    assert answer == {"client": client, "name": "host", "ttl_s": 30.0, "state": "joined"}
+    episode = caller.post("/episodes", {"client": client})["episode"]
+    caller.rig.at += 7.0
+    assert caller.post(f"/clients/{client}/beat") == answer
+    (shown,) = caller.ask("GET", "/clients")["clients"]
+    assert (shown["client"], shown["heard_at"], shown["episodes"]["open"]) == (client, caller.rig.at, 1)
+    for _ in range(2):
+        assert caller.ask("DELETE", f"/clients/{client}") == answer | {"state": "gone"}
+    assert caller.rig.state.episode(episode).reason == "client_gone"
+    with pytest.raises(Conflict) as caught:
+        caller.post(f"/clients/{client}/beat")
+    assert caught.value.code == "client_gone"
+
+
+@pytest.mark.parametrize("field", ["name", "lane", "revision"])
+def test_what_a_client_says_of_itself_is_not_long(caller: Caller, field: str) -> None:
+    for text in ("", "x" * 201):
+        with pytest.raises(BadRequest, match=f"{field} must have 1 to 200 characters") as caught:
+            caller.post("/clients", {"name": "host", field: text})
+        assert caught.value.param == field
+    assert not caller.rig.state.clients.live
+    caller.post("/clients", {"name": "host", field: "é" * 200})
+
+
+def test_an_episodes_revision_is_not_long_either(caller: Caller) -> None:
+    caller.post("/episodes", {"revision": "x" * 200})
+    with pytest.raises(BadRequest) as caught:
+        caller.post("/episodes", {"revision": "x" * 201})
+    assert caught.value.param == "revision"
+
+
+def test_a_client_may_choose_its_id(caller: Caller) -> None:
+    for _ in range(2):
+        assert caller.post("/clients", {"name": "host", "id": "mine"})["client"] == "mine"
+    with pytest.raises(BadRequest, match="id must be"):
+        caller.post("/clients", {"name": "host", "id": "no spaces"})
+
+
+def test_which_clients_are_reached(caller: Caller) -> None:
+    mine = caller.post("/clients", {"name": "host"}, claims=Claims("agent", "acme"))["client"]
+    other = caller.post("/clients", {"name": "host"}, claims=Claims("agent", "else"))["client"]
+    for method, path in (("POST", f"/clients/{mine}/beat"), ("DELETE", f"/clients/{mine}")):
+        with pytest.raises(Forbidden) as caught:
+            caller.decide(method, path, claims=Claims("agent", "else"))
+        assert caught.value.code == "foreign_client"
+        with pytest.raises(NotFound) as missing:
+            caller.decide(method, path.replace(mine, "nobody"))
+        assert missing.value.code == "unknown_client"
+        for claims in (Claims("agent", "acme"), EVERYTHING):
+            assert caller.decide(method, path, claims=claims).status == 200
+    for claims, expected in (
+        (Claims("agent", "acme"), [mine]), (Claims("agent", "else"), [other]), (EVERYTHING, [mine, other]),
+    ):
+        assert [one["client"] for one in caller.ask("GET", "/clients", claims=claims)["clients"]] == expected
+    with pytest.raises(Forbidden) as caught:
+        caller.post("/episodes", {"client": mine}, claims=Claims("agent", "else"))
+    assert caught.value.code == "foreign_client"
+
+
+def test_the_key_of_an_episode_is_no_clients(caller: Caller) -> None:
+    client = caller.post("/clients", {"name": "host"})["client"]
+    for method, path, body in (
+        ("POST", "/clients", {"name": "host"}), ("GET", "/clients", None), ("POST", f"/clients/{client}/beat", None),
+        ("DELETE", f"/clients/{client}", None),
+    ):
+        with pytest.raises(Forbidden) as caught:
+            caller.decide(method, path, body, claims=Claims("agent", "", "an-episode"))
+        assert caught.value.code == "foreign_episode"
+
+
+def test_an_abort_tells_whose_failure_it_was(caller: Caller) -> None:
+    episode = caller.rig.open()
+    caller.post(f"/episodes/{episode}/abort", {"reason": "no network", "cause": "infra"})
+    record = caller.ask("GET", f"/episodes/{episode}")
+    assert (record["detail"], record["cause"]) == ("no network", "infra")
+    with pytest.raises(BadRequest, match="cause must be one of agent, infra"):
+        caller.post(f"/episodes/{episode}/abort", {"cause": "weather"})

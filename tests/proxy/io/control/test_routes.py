@@ -29,6 +29,7 @@ BODIES: dict[str, Any] = {
     "open_episode": {"task": "t"}, "reward": {"value": 1.0}, "lease": {}, "ack": {"policy_version": 1},
     "gate_close": {"wait_s": 1}, "gate_open": {"policy_version": 1}, "policy": {"model": "stub", "version": 1},
     "play": {"name": "d", "episodes": 1},
+    "join": {"name": "host"},
 }
 REVOKED = "a tenant that left"
 KINDS = (
@@ -86,7 +87,7 @@ def expected(route: Route, kind: str, *, open_mode: bool) -> int | None:
         return 403
     if route.name == "wanted":
         return None
-    if route.name == "open_episode" or "play" in route.name:
+    if route.name in ("open_episode", "join", "clients", "beat", "leave", "play", "get_play", "end_play"):
         return None if kind in ("agent of the tenant", "agent of another tenant") else 403
     return None if kind in ("agent of the episode", "agent of the tenant") else 403
 

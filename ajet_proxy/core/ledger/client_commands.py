@@ -1,0 +1,147 @@
+"""What happens to clients: they join, show that they are there, leave, and are taken for gone when they are silent.
+
+Idea: a client's sign of life (a beat) is no event. Nobody needs it after a restart, which grants every client its whole
+time again, and thousands of clients would fill the journal with them. So beats are noted here, in memory, next to the
+state and not in it. Everything that follows of them is an event: that a client is gone, and that what it had open is
+discarded.
+
+Only beats count, and joining does. A client whose agents call the model and which does not beat is silent: what asks
+may be a process that it left behind. A shut gate changes nothing, because beats do not wait at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.clients import Client
+from ajet_proxy.core.ledger.state import State
+from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
+from ajet_sdk.routes import Join
+
+MAX_TTL_S = 3600.0
+MAX_CLIENTS = 1000
+"""A tenant has no more of them at a time."""
+LEFT_AT_ONCE = 1000
+"""A client that leaves or is replaced has so many of its open episodes discarded at once, and the others soon."""
+
+
+class Played(NamedTuple):
+    """Who plays an episode that is opened, under which revision and in which lane; and what that discards."""
+
+    client: str | None
+    revision: str | None
+    lane: str | None = None
+    older: Sequence[ev.Event] = ()
+
+
+class ClientCommands:
+    """The decisions about clients, over `state`. They return events, as all commands do."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._beats: dict[str, float] = {}
+        """When each live client gave its latest sign of life since the proxy started, if it has given one."""
+
+    def known(self, client: str) -> Client:
+        """`client`, live or gone; `NotFound` if nothing is known of it."""
+        known = self.state.clients.find(client)
+        if known is None:
+            raise NotFound(f"no client {client}: join again", code="unknown_client")
+        return known
+
+    def join(self, body: Join, *, client: str, tenant: str, at: float) -> tuple[ev.Event, ...]:
+        """`client` is `body.id`, or a new one if that is None. One that has joined stays as it is."""
+        at = max(at, self.state.now)
+        if not 0 < body.ttl_s <= MAX_TTL_S:
+            raise BadRequest(f"ttl_s must be more than 0, and at most {MAX_TTL_S:g}", param="ttl_s")
+        if body.replaces_older and body.lane is None:
+            raise BadRequest("replaces_older needs the lane in which it replaces", param="lane")
+        if (known := self.state.clients.find(client)) is not None:
+            if (known.tenant, known.name) != (tenant, body.name):
+                raise BadRequest(f"client {client} is another one", param="id")
+            _check_live(known)
+            return ()
+        live = [one for one in self.state.clients.live.values() if one.tenant == tenant]
+        same = [one for one in live if one.name == body.name]
+        if same and not body.replaces:
+            raise Conflict(f"there is a client {body.name!r}, which this one is not to replace", code="client_exists")
+        if len(live) - len(same) >= MAX_CLIENTS:
+            raise Conflict(f"there are {MAX_CLIENTS} clients, as many as may be", code="too_many_clients")
+        joined = ev.ClientJoined(
+            at, client, body.name, body.ttl_s, tenant, body.revision, body.lane, body.replaces_older
+        )
+        older = self._older(tenant, body.lane, body.revision, at) if body.replaces_older else ()
+        return (*self._gone(same, "replaced", at, LEFT_AT_ONCE), *older, joined)
+
+    def beat(self, client: str, *, at: float) -> None:
+        """`client` is there; `Conflict` if it is gone. This is all that changes outside of the state."""
+        _check_live(self.known(client))
+        self._beats[client] = max(at, self.state.now)
+
+    def leave(self, client: str, *, at: float) -> tuple[ev.Event, ...]:
+        known = self.known(client)
+        if known.reason is not None:
+            return ()
+        return tuple(self._gone([known], "left", max(at, self.state.now), LEFT_AT_ONCE))
+
+    def heard_at(self, client: Client) -> float:
+        """When `client` last gave a sign of life."""
+        return max(self._beats.get(client.id, 0.0), client.heard_at)
+
+    def plays(self, client: str | None, revision: str | None, *, tenant: str, at: float) -> Played:
+        """`client` opens an episode, under `revision` or its own. Raises as `beat` does, and `Forbidden` for another
+        tenant's client."""
+        if client is None:
+            return Played(None, revision)
+        known = self.known(client)
+        if known.tenant != tenant:
+            raise Forbidden(f"client {client} is another tenant's", code="foreign_client")
+        _check_live(known)
+        revision = revision or known.revision
+        changed = known.replaces_older and revision != known.latest
+        older = self._older(tenant, known.lane, revision, at) if changed else ()
+        return Played(client, revision, known.lane, older)
+
+    def expire(self, at: float, most: int) -> list[ev.Event]:
+        """The clients that are silent for too long, and at most `most` open episodes of clients that are gone."""
+        clients = self.state.clients
+        silent = [one for one in clients.live.values() if at - self.heard_at(one) >= one.ttl_s]
+        if len(self._beats) > len(clients.live):
+            self._beats = {name: heard for name, heard in self._beats.items() if name in clients.live}
+        return [*self._gone(silent, "silent", at, 0), *_discards(chain(clients.gone.values(), silent), at, most)]
+
+    def shown(self, tenant: str | None, at: float) -> list[dict[str, Any]]:
+        """The clients of a `tenant` (None: of all) as they are at the time `at`: live ones in the order in which they
+        joined, then those that are gone, the latest first."""
+        clients = self.state.clients
+        return [
+            one.to_json(at, self.heard_at(one)) for one in (*clients.live.values(), *reversed(clients.gone.values()))
+            if tenant in (None, one.tenant)
+        ]
+
+    def _gone(self, clients: Sequence[Client], reason: str, at: float, most: int) -> list[ev.Event]:
+        """These `clients` are gone, and at most `most` of their open episodes with them."""
+        gone = (ev.ClientGone(at, one.id, reason, self.heard_at(one)) for one in clients)
+        return [*gone, *_discards(clients, at, most)]
+
+    def _older(self, tenant: str, lane: str | None, revision: str | None, at: float) -> tuple[ev.Event, ...]:
+        """What waits to be trained in a lane and was played under another `revision`. What is open goes on, and what a
+        trainer has, or has had, stays. So do evaluations, and what names no revision."""
+        return () if revision is None else tuple(
+            ev.EpisodeDiscarded(at, one.id, "older_revision") for one in self.state.episodes.values()
+            if one.state in ("sealed", "ready") and not one.eval and not one.taken and one.tenant == tenant
+            and one.lane == lane and one.revision not in (None, revision)
+        )
+
+
+def _check_live(client: Client) -> None:
+    if client.reason is not None:
+        raise Conflict(f"client {client.id} is gone ({client.reason}): join again", code="client_gone")
+
+
+def _discards(clients: Iterable[Client], at: float, most: int) -> Iterable[ev.Event]:
+    episodes = (episode for client in clients for episode in client.open)
+    return (ev.EpisodeDiscarded(at, episode, "client_gone") for episode in islice(episodes, max(most, 0)))

@@ -1,0 +1,482 @@
+"""Clients: who may join, who is gone and why, and what becomes of the episodes of each."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ajet_proxy.core.ledger import client_commands, clients, commands, views
+from ajet_proxy.core.ledger.clients import KEPT_REVISIONS, RATE_EPISODES
+from ajet_proxy.core.ledger.state import LedgerSettings, State
+from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
+from ajet_sdk.routes import GateClose
+from tests.kit.histories import everything
+from tests.kit.ledger_rig import LedgerRig
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig(watch=True)
+
+
+def shown(rig: LedgerRig, client: str) -> dict[str, Any]:
+    return next(one for one in rig.commands.clients.shown(None, rig.at) if one["client"] == client)
+
+
+def ready(rig: LedgerRig, **how: Any) -> str:
+    """An episode that waits to be trained."""
+    episode = rig.open(**{"task": "t", **how})
+    rig.call(episode, tenant=how.get("tenant", ""))
+    rig.reward(episode, 0.5)
+    return episode
+
+
+# ---- joining
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, -1.0, 3600.5])
+def test_a_time_to_live_is_positive_and_at_most_an_hour(rig: LedgerRig, ttl_s: float) -> None:
+    with pytest.raises(BadRequest, match="ttl_s must be more than 0, and at most 3600") as caught:
+        rig.join(ttl_s=ttl_s)
+    assert caught.value.param == "ttl_s"
+    assert rig.events == []
+    rig.join(ttl_s=3600.0)
+
+
+def test_of_two_of_a_name_the_older_is_gone(rig: LedgerRig) -> None:
+    older, other, foreign = rig.join("one"), rig.join("two"), rig.join("one", tenant="acme")
+    mine = rig.open(client=older)
+    newer = rig.join("one")
+    assert list(rig.state.clients.live) == [other, foreign, newer]
+    assert (shown(rig, older)["state"], shown(rig, older)["reason"]) == ("gone", "replaced")
+    assert rig.state.episode(mine).reason == "client_gone"
+
+
+def test_one_that_replaces_nobody_is_refused_the_name(rig: LedgerRig) -> None:
+    older = rig.join("one")
+    with pytest.raises(Conflict) as caught:
+        rig.join("one", replaces=False)
+    assert caught.value.code == "client_exists"
+    rig.leave(older)
+    rig.join("one", replaces=False)
+
+
+def test_joining_again_under_the_same_id_changes_nothing(rig: LedgerRig) -> None:
+    client = rig.join("one", id="client-x")
+    seen = len(rig.events)
+    assert rig.join("one", id="client-x") == client
+    assert len(rig.events) == seen
+    for named in ({"name": "two"}, {"name": "one", "tenant": "acme"}):
+        with pytest.raises(BadRequest, match="is another one"):
+            rig.join(id="client-x", **named)
+    rig.leave(client)
+    with pytest.raises(Conflict) as caught:
+        rig.join("one", id="client-x")
+    assert caught.value.code == "client_gone"
+
+
+def test_a_tenant_has_only_so_many(rig: LedgerRig) -> None:
+    with mock.patch.object(client_commands, "MAX_CLIENTS", 2):
+        rig.join("one")
+        rig.join("two")
+        with pytest.raises(Conflict, match="there are 2 clients, as many as may be") as caught:
+            rig.join("three")
+        assert caught.value.code == "too_many_clients"
+        rig.join("two")
+        rig.join("three", tenant="acme")
+
+
+# ---- what an episode has of its client
+
+
+def test_an_episode_has_its_clients_revision_and_lane_unless_it_names_its_own(rig: LedgerRig) -> None:
+    client = rig.join(revision="r1", lane="math")
+    first, second = rig.open(client=client, task="code/1"), rig.open(client=client, revision="r2")
+    alone, empty = rig.open(revision="r3", task="code/1"), rig.open(client="", revision="")
+    assert [
+        (one.client, one.revision, one.lane) for one in map(rig.state.episode, (first, second, alone, empty))
+    ] == [(client, "r1", "math"), (client, "r2", "math"), (None, "r3", "code"), (None, None, "default")]
+    record = views.record(rig.state, second)
+    assert (record["client"], record["revision"], record["lane"]) == (client, "r2", "math")
+    assert {"client", "revision"}.isdisjoint(views.record(rig.state, empty))
+    assert (shown(rig, client)["revision"], shown(rig, client)["revisions"]) == ("r2", {"r1": 1, "r2": 1})
+
+
+def test_a_call_opens_an_episode_of_its_client(rig: LedgerRig) -> None:
+    client = rig.join(revision="r1")
+    rig.begin("seen", client=client)
+    assert (rig.state.episode("seen").client, rig.state.episode("seen").revision) == (client, "r1")
+    rig.begin("seen", client="no client at all")
+    with pytest.raises(NotFound):
+        rig.begin("new", client="no client at all")
+
+
+def test_only_the_latest_revisions_are_shown(rig: LedgerRig) -> None:
+    client = rig.join(revision="r-1")
+    for number in (*range(KEPT_REVISIONS), 0, KEPT_REVISIONS):
+        rig.open(client=client, revision=f"r{number}")
+    known = shown(rig, client)["revisions"]
+    assert list(known) == [*(f"r{number}" for number in range(2, KEPT_REVISIONS)), "r0", f"r{KEPT_REVISIONS}"]
+    assert known["r0"] == 2
+
+
+def test_what_is_unknown_or_anothers_opens_nothing(rig: LedgerRig) -> None:
+    client, gone = rig.join(tenant="acme"), rig.join("gone")
+    rig.leave(gone)
+    for name, kind, code in (
+        ("nobody", NotFound, "unknown_client"), (client, Forbidden, "foreign_client"), (gone, Conflict, "client_gone"),
+    ):
+        with pytest.raises(kind) as caught:
+            rig.open(client=name)
+        assert caught.value.code == code
+    assert rig.state.opened == 0
+
+
+# ---- who is gone
+
+
+def test_one_that_leaves_takes_what_it_has_open_and_nothing_else(rig: LedgerRig) -> None:
+    client, other = rig.join("one"), rig.join("two")
+    kept = [ready(rig, client=client), rig.open(client=other), rig.open()]
+    sealed = rig.open(client=client, task="t")
+    rig.begin(sealed)
+    rig.seal(sealed)
+    mine = [rig.open(client=client), rig.open(client=client)]
+    rig.leave(client)
+    assert [rig.state_of(one) for one in (*kept, sealed)] == ["ready", "open", "open", "sealed"]
+    assert {rig.state.episode(one).reason for one in mine} == {"client_gone"}
+    assert rig.leave(client) == ()
+    with pytest.raises(Conflict) as caught:
+        rig.beat(client)
+    assert caught.value.code == "client_gone"
+    for unknown in (rig.beat, rig.leave):
+        with pytest.raises(NotFound):
+            unknown("nobody")
+
+
+def test_one_that_is_silent_for_its_time_is_gone(rig: LedgerRig) -> None:
+    client, other = rig.join("one", ttl_s=10.0), rig.join("two", ttl_s=30.0)
+    mine = rig.open(client=client)
+    (call,) = rig.begin(mine)
+    rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
+    rig.at += 6.0
+    rig.beat(client)
+    beaten = rig.at
+    rig.at += 9.9
+    rig.tick()
+    assert rig.state_of(mine) == "open"
+    rig.at += 0.1
+    rig.tick()
+    assert (rig.state_of(mine), rig.state.episode(mine).reason) == ("discarded", "client_gone")
+    assert (shown(rig, client)["reason"], shown(rig, client)["heard_at"]) == ("silent", beaten)
+    assert list(rig.state.clients.live) == [other]
+    rig.lose(mine, call)
+
+
+def test_neither_calls_nor_episodes_are_a_sign_of_life(rig: LedgerRig) -> None:
+    client = rig.join(ttl_s=10.0)
+    rig.at += 9.0
+    rig.call(rig.open(client=client))
+    rig.at += 1.0
+    rig.tick()
+    assert rig.state.clients.live == {}
+
+
+def test_a_restart_grants_each_its_whole_time(rig: LedgerRig) -> None:
+    client, episode = rig.join(ttl_s=10.0), None
+    rig.at += 9.0
+    rig.restart()
+    rig.at += 9.9
+    rig.tick()
+    assert list(rig.state.clients.live) == [client]
+    rig.at -= 500.0
+    rig.commands = type(rig.commands)(rig.state)
+    rig.restart()
+    episode = rig.open(client=client)
+    rig.at += 9.9
+    rig.tick()
+    assert rig.state_of(episode) == "open"
+    rig.at += 0.1
+    rig.tick()
+    assert rig.state_of(episode) == "discarded"
+
+
+def test_they_go_a_thousand_at_a_time(rig: LedgerRig) -> None:
+    with mock.patch.multiple(client_commands, LEFT_AT_ONCE=2), mock.patch.object(commands, "EXPIRED_AT_ONCE", 3):
+        client = rig.join(ttl_s=10.0)
+        for _ in range(10):
+            rig.open(client=client)
+        assert len(rig.leave(client)) == 3
+        assert [len(rig.expire()) for _ in range(4)] == [3, 3, 2, 0]
+        silent = rig.join(ttl_s=10.0)
+        for _ in range(4):
+            rig.open(client=silent)
+        rig.at += 5000.0
+        assert [len(rig.expire()) for _ in range(3)] == [4, 1, 0]
+    assert set(rig.state.discarded) == {"client_gone"}
+
+
+def test_only_the_latest_that_are_gone_are_remembered_and_those_with_something_open(rig: LedgerRig) -> None:
+    with mock.patch.object(clients, "KEPT_GONE", 2), mock.patch.object(client_commands, "LEFT_AT_ONCE", 0):
+        first = rig.join()
+        mine, done = rig.open(client=first), ready(rig, client=first)
+        rig.leave(first)
+        others = [rig.join(str(number)) for number in range(4)]
+        for other in others:
+            rig.leave(other)
+        assert list(rig.state.clients.gone) == [first, others[-1]]
+        rig.tick()
+        rig.leave(rig.join())
+        assert first not in rig.state.clients.gone
+    assert rig.state.episode(mine).client == first
+    batch = rig.lease(group_size=1)
+    assert batch is not None
+    rig.nack(batch)
+    rig.reward(done, 1.0)
+    with pytest.raises(NotFound):
+        rig.beat(first)
+
+
+# ---- what is shown
+
+
+def test_what_is_shown_of_a_client(rig: LedgerRig) -> None:
+    client = rig.join("one", revision="r1", lane="math", ttl_s=60.0, tenant="acme")
+    joined = rig.at
+    own: dict[str, Any] = {"client": client, "tenant": "acme"}
+    rig.at += 60.0
+    rig.beat(client)
+    done = [ready(rig, **own) for _ in range(3)]
+    rig.reward(done[0], 2.0)
+    rig.abort(rig.open(**own), "broken", "infra")
+    rig.abort(rig.open(**own), "wrong", "agent")
+    rig.abort(rig.open(**own))
+    rig.open(**own)
+    assert shown(rig, client) == {
+        "client": client, "name": "one", "tenant": "acme", "state": "joined", "lane": "math", "revision": "r1",
+        "revisions": {"r1": 7}, "ttl_s": 60.0, "joined_at": joined, "heard_at": rig.at,
+        "episodes": {
+            "opened": 7, "open": 1, "sealed": 0, "ready": 3, "leased": 0, "trained": 0, "recorded": 0, "discarded": 3,
+        },
+        "discarded": {"aborted": 3}, "failures": {"infra": 1, "agent": 1}, "per_minute": 3.0, "mean_reward": 1.0,
+    }  # fmt: skip
+
+
+def test_nothing_is_known_of_one_that_played_nothing(rig: LedgerRig) -> None:
+    client = rig.join()
+    assert (shown(rig, client)["per_minute"], shown(rig, client)["mean_reward"]) == (0.0, None)
+
+
+def test_the_pace_is_that_of_the_last_minutes_or_of_the_last_episodes(rig: LedgerRig) -> None:
+    rig = LedgerRig()
+    client = rig.join(ttl_s=3600.0)
+    for _ in range(5):
+        ready(rig, client=client)
+    rig.at += 600.0
+    assert shown(rig, client)["per_minute"] == 0.0
+    for _ in range(RATE_EPISODES + 20):
+        rig.at += 0.5
+        ready(rig, client=client)
+    assert shown(rig, client)["per_minute"] == pytest.approx(120.0, rel=0.02)
+    rig.leave(client)
+    rig.at += 1e4
+    assert shown(rig, client)["per_minute"] == pytest.approx(120.0, rel=0.02)
+
+
+def test_a_clock_that_went_back_takes_the_pace_with_it(rig: LedgerRig) -> None:
+    client = rig.join(ttl_s=3600.0)
+    rig.at += 60.0
+    ready(rig, client=client)
+    before = shown(rig, client)["per_minute"]
+    rig.at -= 1000.0
+    rig.restart()
+    assert shown(rig, client)["per_minute"] == before == 1.0
+
+
+def test_a_tenant_sees_its_own_and_the_latest_that_is_gone_first(rig: LedgerRig) -> None:
+    names = {rig.join(name): name for name in ("a", "b", "c", "d")}
+    rig.join("foreign", tenant="acme")
+    for client, name in names.items():
+        if name in "ac":
+            rig.leave(client)
+    for tenant, expected in (("", "b d c a"), ("acme", "foreign"), ("none", ""), (None, "b d foreign c a")):
+        assert [one["name"] for one in rig.commands.clients.shown(tenant, rig.at)] == expected.split()
+
+
+# ---- whose failure
+
+
+def test_an_abort_says_whose_failure_it_was(rig: LedgerRig) -> None:
+    episode, plain = rig.open(), rig.open()
+    with pytest.raises(BadRequest, match="cause must be one of agent, infra") as caught:
+        rig.abort(episode, None, "weather")
+    assert caught.value.param == "cause"
+    rig.abort(episode, "no network", "infra")
+    rig.abort(plain)
+    assert views.record(rig.state, episode)["cause"] == "infra"
+    assert "cause" not in views.record(rig.state, plain)
+    assert rig.abort(episode, None, "agent") == ()
+
+
+# ---- what an older revision played
+
+
+def test_it_needs_a_lane(rig: LedgerRig) -> None:
+    with pytest.raises(BadRequest) as caught:
+        rig.join(replaces_older=True)
+    assert caught.value.param == "lane"
+
+
+def test_one_that_replaces_older_discards_what_waits_under_another_revision(rig: LedgerRig) -> None:
+    first = rig.join("one", lane="math", revision="r1")
+    leased = [ready(rig, client=first, task="x") for _ in range(2)]
+    assert rig.lease() is not None
+    had = [ready(rig, client=first, task="y") for _ in range(2)]
+    assert rig.lease(lease_s=1.0) is not None
+    rig.at += 2.0
+    rig.expire()
+    sealed = rig.open(client=first)
+    rig.begin(sealed)
+    rig.seal(sealed)
+    waits, still_open = ready(rig, client=first), rig.open(client=first)
+    unnamed, elsewhere = ready(rig, task="math/1"), ready(rig, task="code/1", revision="r1")
+    seen = rig.open(client=first, eval=True)
+    rig.begin(seen)
+    rig.seal(seen)
+    derived, foreign = ready(rig, task="math/1", revision="r1"), rig.open(task="math/1", revision="r1", tenant="acme")
+    rig.begin(foreign, tenant="acme")
+    rig.seal(foreign)
+    second = rig.join("two", lane="math", revision="r2", replaces_older=True)
+    assert {rig.state.episode(one).reason for one in (sealed, waits, derived)} == {"older_revision"}
+    kept = (*leased, *had, still_open, unnamed, elsewhere, seen, foreign)
+    assert {rig.state.episode(one).reason for one in kept} == {None}
+    own = ready(rig, client=second)
+    assert rig.state_of(own) == "ready"
+    third = rig.open(client=second, revision="r3")
+    assert rig.state.episode(own).reason == "older_revision"
+    own = ready(rig, client=second, revision="r3")
+    rig.open(client=second, revision="r3")
+    assert (rig.state_of(own), rig.state_of(third)) == ("ready", "open")
+
+
+def test_without_a_revision_nothing_is_older(rig: LedgerRig) -> None:
+    waits = ready(rig, task="math/1", revision="r1")
+    client = rig.join(lane="math", replaces_older=True)
+    rig.open(client=client)
+    assert rig.state_of(waits) == "ready"
+
+
+# ---- the laws, whatever happens
+
+
+class Swarm(RuleBasedStateMachine):
+    """Clients join, beat, leave and are silent, and the proxy starts again; next to a bookkeeping that is as simple as
+    the laws are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = LedgerRig(LedgerSettings(idle_timeout=1e6, wall_timeout=1e6, group_size=2), watch=True)
+        self.until: dict[str, float] = {}
+        """When each live client is gone."""
+        self.names: dict[str, tuple[str, float]] = {}
+        self.open: dict[str, str | None] = {}
+        self.kept: set[str] = set()
+
+    def gone(self, *clients: str) -> None:
+        for client in clients:
+            del self.until[client]
+        self.open = {episode: owner for episode, owner in self.open.items() if owner is None or owner in self.until}
+
+    @rule(name=st.sampled_from("ab"), ttl_s=st.sampled_from([5.0, 20.0]), replaces=st.booleans())
+    def joins(self, name: str, ttl_s: float, replaces: bool) -> None:
+        same = [client for client in self.until if self.names[client][0] == name]
+        try:
+            client = self.rig.join(name, ttl_s=ttl_s, replaces=replaces)
+        except Conflict:
+            assert same and not replaces
+            return
+        assert replaces or not same
+        self.gone(*same)
+        self.names[client], self.until[client] = (name, ttl_s), self.rig.at + ttl_s
+
+    @rule(data=st.data())
+    def beats(self, data: st.DataObject) -> None:
+        if not self.names:
+            return
+        client = data.draw(st.sampled_from(sorted(self.names)))
+        try:
+            self.rig.beat(client)
+        except Conflict:
+            assert client not in self.until
+            return
+        self.until[client] = self.rig.at + self.names[client][1]
+
+    @rule(data=st.data())
+    def leaves(self, data: st.DataObject) -> None:
+        if self.until:
+            client = data.draw(st.sampled_from(sorted(self.until)))
+            self.rig.leave(client)
+            self.gone(client)
+
+    @rule(data=st.data())
+    def opens(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from([None, *sorted(self.names)]))
+        try:
+            episode = self.rig.open(client=client, task="t")
+        except Conflict:
+            assert client not in self.until
+            return
+        assert client is None or client in self.until
+        self.open[episode] = client
+
+    @rule(data=st.data(), rewarded=st.booleans())
+    def seals(self, data: st.DataObject, rewarded: bool) -> None:
+        if not self.open:
+            return
+        episode = data.draw(st.sampled_from(sorted(self.open)))
+        del self.open[episode]
+        if rewarded:
+            self.rig.call(episode)
+            self.rig.reward(episode)
+        else:
+            self.rig.begin(episode)
+            self.rig.seal(episode)
+        self.kept.add(episode)
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 15.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.rig.at += seconds
+        self.rig.tick()
+        self.gone(*[client for client, until in self.until.items() if until <= self.rig.at])
+
+    @rule(seconds=st.sampled_from([-50.0, 0.0, 12.0]))
+    def starts_again(self, seconds: float) -> None:
+        self.rig.at += seconds
+        self.rig.commands = type(self.rig.commands)(self.rig.state)
+        self.rig.restart()
+        self.until = {client: self.rig.at + self.names[client][1] for client in self.until}
+
+    @invariant()
+    def who_lives_and_what_is_open(self) -> None:
+        state = self.rig.state
+        assert set(state.clients.live) == set(self.until)
+        assert {name for name, one in state.episodes.items() if one.state == "open"} == set(self.open)
+        assert "client_gone" not in {state.episodes[name].reason for name in self.kept}
+        lost = [one for one in state.episodes.values() if one.id not in self.open and one.id not in self.kept]
+        assert {one.reason for one in lost} <= {"client_gone"}
+
+    def teardown(self) -> None:
+        """A replay knows all of it."""
+        again = State(self.rig.state.settings)
+        for event in self.rig.events:
+            again.apply(event)
+        assert everything(again) == everything(self.rig.state)
+
+
+TestSwarm = Swarm.TestCase
+TestSwarm.settings = settings(max_examples=60, stateful_step_count=25, suppress_health_check=[HealthCheck.too_slow])

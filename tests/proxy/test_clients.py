@@ -1,0 +1,208 @@
+"""Clients of a running daemon: who is gone is so within a second of its time, over restarts, and from any worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ajet_sdk
+from ajet_proxy.core.identity.keys import Claims
+from ajet_sdk.clients import Membership
+from ajet_sdk.routes import Join, OpenEpisode
+from tests.kit.engine_stub import EngineStub
+from tests.kit.proxy_process import ProxyProcess
+from tests.kit.rig import Rig
+from tests.kit.source import ROOT
+from tests.kit.stub_process import stub_process
+from tests.proxy.serving import Client, eventually, identity_holds, serving
+
+TTL_S = 0.6
+PLAYER = """
+import sys, time
+import ajet_sdk
+member = ajet_sdk.join("player", ttl_s=float(sys.argv[1]), lane="math", revision="r1")
+print(ajet_sdk.episode("t", client=member.id).id, member.id, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[EngineStub]:
+    async with EngineStub() as engine:
+        yield engine
+
+
+async def record(client: Client, episode: str, **more: Any) -> Any:
+    return (await client.control("GET", f"/episodes/{episode}", **more)).json
+
+
+async def test_one_that_is_silent_is_gone_and_only_what_it_has_open_with_it(tmp_path: Path, stub: EngineStub) -> None:
+    async with serving(tmp_path, upstream=(stub.url,)) as client:
+        joined = (await client.control("POST", "/clients", {"name": "one", "ttl_s": TTL_S, "lane": "math"})).json
+        body = {"client": joined["client"], "revision": "r7", "task": "t"}
+        done = (await client.control("POST", "/episodes", body)).json["episode"]
+        assert (await client.chat(done)).status == 200
+        await client.control("POST", f"/episodes/{done}/rewards", {"value": 1.0})
+        playing = (await client.control("POST", "/episodes", body)).json["episode"]
+        alone = (await client.control("POST", "/episodes", {})).json["episode"]
+
+        async def gone() -> bool:
+            return bool((await record(client, playing))["state"] == "discarded")
+
+        for _ in range(3):
+            assert (await client.control("POST", f"/clients/{joined['client']}/beat")).json["state"] == "joined"
+        began = (await client.control("GET", "/clients")).json["clients"][0]["heard_at"]
+        await eventually(gone)
+        lost = await record(client, playing)
+        assert lost["reason"] == "client_gone" and lost["ended_at"] - began >= TTL_S
+        assert (lost["client"], lost["revision"], lost["lane"]) == (joined["client"], "r7", "math")
+        assert [(await record(client, one))["state"] for one in (done, alone)] == ["ready", "open"]
+        (shown,) = (await client.control("GET", "/clients")).json["clients"]
+        assert (shown["state"], shown["reason"], shown["episodes"]["ready"]) == ("gone", "silent", 1)
+        for method, path, sent in (("POST", f"/clients/{joined['client']}/beat", {}), ("POST", "/episodes", body)):
+            refused = await client.control(method, path, sent)
+            assert (refused.status, refused.json["error"]["code"]) == (409, "client_gone")
+        assert identity_holds(await client.status())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_header_says_who_plays_what_opens_on_first_sight(
+    tmp_path: Path, stub: EngineStub, workers: int
+) -> None:
+    async with serving(tmp_path, upstream=(stub.url,), workers=workers) as client:
+        joined = await client.control("POST", "/clients", {"name": "one", "revision": "r1", "ttl_s": 600})
+        name = joined.json["client"]
+        assert (await client.chat("seen", X_AJet_Client=name)).status == 200
+        rewarded = {"X_AJet_Reward": "1.0", "X_AJet_Client": name}
+        assert (await client.ask("GET", "/e/rewarded/v1/models", **rewarded)).status == 200
+        for episode in ("seen", "rewarded"):
+            told = await record(client, episode)
+            assert (told["client"], told["revision"]) == (name, "r1")
+        assert "x-ajet-client" not in {header.lower() for one in stub.requests for header in one.headers}
+        for header, status, code in (("nobody", 404, "unknown_client"), ("", 200, None)):
+            answer = await client.chat(f"new{code}", X_AJet_Client=header)
+            assert answer.status == status
+            assert code is None or answer.json["error"]["code"] == code
+        assert (await client.chat("seen", X_AJet_Client="nobody")).status == 200
+        await client.control("DELETE", f"/clients/{name}")
+        refused = await client.chat("another", X_AJet_Client=name)
+        assert (refused.status, refused.json["error"]["code"]) == (409, "client_gone")
+
+
+async def test_a_client_survives_a_restart_from_the_journal_and_from_a_snapshot(tmp_path: Path) -> None:
+    async with serving(tmp_path) as client:
+        name = (await client.control("POST", "/clients", {"name": "one", "ttl_s": 600, "lane": "math"})).json["client"]
+        episode = (await client.control("POST", "/episodes", {"client": name})).json["episode"]
+        await client.control("POST", "/clients", {"name": "short", "ttl_s": TTL_S})
+    for _ in range(2):
+        async with serving(tmp_path) as client:
+            assert (await client.control("POST", f"/clients/{name}/beat")).json["state"] == "joined"
+            assert (await record(client, episode))["state"] == "open"
+    async with serving(tmp_path) as client:
+        await client.control("DELETE", f"/clients/{name}")
+        assert (await record(client, episode))["reason"] == "client_gone"
+
+
+async def test_what_is_audited_of_clients(tmp_path: Path) -> None:
+    async with serving(tmp_path, admin_secret="a secret of the operator") as client:
+        key = client.key(Claims("agent", "acme"))
+        name = (await client.control("POST", "/clients", {"name": "one"}, key=key)).json["client"]
+        for _ in range(5):
+            await client.control("POST", f"/clients/{name}/beat", key=key)
+        await client.control("DELETE", f"/clients/{name}", key=key)
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert [line.partition('"route":')[2].partition(',"status"')[0] for line in lines] == [
+        f'"{route}","client":"{name}"' for route in ("join", "beat", "leave")
+    ]
+
+
+# ---- real processes
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with stub_process() as url:
+        yield url
+
+
+def until(condition: Any, limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def playing(url: str, ttl_s: float) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A process that has joined and plays, with its episode and its client."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PLAYER, str(ttl_s)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env=os.environ | {"AJET_PROXY_URL": url},
+    ) as player:
+        try:
+            assert player.stdout is not None
+            episode, client = player.stdout.readline().split()
+            yield player, episode, client
+        finally:
+            player.kill()
+
+
+def test_after_kill_9_of_a_player_what_it_had_open_is_discarded(engine: str, tmp_path: Path) -> None:
+    with ProxyProcess(engine, tmp_path / "data") as proxy, Rig(proxy.url) as rig:
+        with playing(proxy.url, 1.0) as (player, episode, _):
+
+            def shown() -> Any:
+                return rig.get("/clients").json()["clients"][0]
+
+            until(lambda: shown()["heard_at"] > shown()["joined_at"] + 1.5)
+            assert rig.record(episode)["state"] == "open"
+            player.send_signal(signal.SIGKILL)
+            player.wait()
+            until(lambda: rig.record(episode)["state"] == "discarded")
+            lost = rig.record(episode)
+            assert (lost["reason"], shown()["reason"]) == ("client_gone", "silent")
+            assert lost["ended_at"] - shown()["heard_at"] >= 1.0
+            rig.status()
+
+
+def test_after_kill_9_of_the_daemon_a_player_that_lives_goes_on(engine: str, tmp_path: Path) -> None:
+    with ProxyProcess(engine, tmp_path / "data") as proxy, playing(proxy.url, 3.0) as (_, episode, client):
+        proxy.kill()
+        proxy.start()
+        with Rig(proxy.url) as rig:
+            started = rig.status()["now"]
+            until(lambda: rig.get("/clients").json()["clients"][0]["heard_at"] > started)
+            assert rig.record(episode)["state"] == "open"
+            assert [one["client"] for one in rig.get("/clients").json()["clients"]] == [client]
+
+
+class Cut(Membership):
+    """A client whose beats do not arrive."""
+
+    def _beat_on(self) -> None:
+        """Nothing is sent."""
+
+
+def test_a_client_that_was_cut_off_comes_back_under_its_name(engine: str, tmp_path: Path) -> None:
+    with ProxyProcess(engine, tmp_path / "data") as proxy, Rig(proxy.url) as rig, ajet_sdk.Client(proxy.url) as client:
+        with Cut(client, Join("player", ttl_s=0.5)) as member:
+            first = member.open(OpenEpisode("t"))
+            until(lambda: rig.record(first.episode)["state"] == "discarded")
+            second = member.open(OpenEpisode("t"))
+            assert rig.record(second.episode)["client"] == member.id != rig.record(first.episode)["client"]
+            other = rig.post("/clients", {"name": "player", "ttl_s": 600}).json()["client"]
+            assert rig.record(second.episode)["reason"] == "client_gone"
+            with pytest.raises(ajet_sdk.errors.Conflict) as caught:
+                member.open(OpenEpisode("t"))
+            assert caught.value.code == "client_exists"
+        assert [one["name"] for one in rig.get("/clients").json()["clients"] if one["state"] == "joined"] == ["player"]
+        assert rig.post(f"/clients/{other}/beat").is_success

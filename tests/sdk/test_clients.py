@@ -1,0 +1,260 @@
+"""What runs agents is a client: it joins, beats, leaves, and comes back; on both faces."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ajet_sdk
+from ajet_sdk import aio, clients, errors, routes
+from ajet_sdk.client import Client
+from ajet_sdk.clients import Membership, own_name
+from ajet_sdk.operations import Send
+from ajet_sdk.runner import Program, run_program
+from tests.kit.control_stub import ControlStub, Say
+from tests.kit.ports import free_port
+from tests.sdk.faces import FACES
+
+
+@pytest.fixture(params=FACES, ids=lambda face: face.name)
+def face(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
+    with ControlStub() as running:
+        running.clients = {}
+        monkeypatch.setenv("AJET_PROXY_URL", running.url)
+        for name in ("AJET_API_KEY", "AJET_EPISODE"):
+            monkeypatch.delenv(name, raising=False)
+        yield running
+
+
+def joined(stub: ControlStub) -> list[dict[str, Any]]:
+    assert stub.clients is not None
+    return list(stub.clients.values())
+
+
+def forget(stub: ControlStub) -> None:
+    """All clients are silent, as after a network that was away."""
+    for one in joined(stub):
+        one["state"] = "gone"
+    for record in stub.episodes.values():
+        if record["state"] == "open":
+            record.update(state="discarded", reason="client_gone")
+
+
+async def rewarding(_task: Any, _episode: Any) -> float:
+    return 1.0
+
+
+async def test_a_run_joins_and_leaves_and_its_episodes_say_who_plays_what(face: Any, stub: ControlStub) -> None:
+    results = await face.run(rewarding, ["a", "b"], repeat=2, client_name="mine", lane="math", revision="r1")
+    assert len(results.rewards) == 4
+    (client,) = joined(stub)
+    assert (client["name"], client["lane"], client["revision"], client["state"]) == ("mine", "math", "r1", "gone")
+    assert {(one["client"], one["revision"]) for one in stub.episodes.values()} == {(client["client"], "r1")}
+    assert stub.count("DELETE", client["client"]) == 1
+
+
+async def test_unnamed_runs_never_share_a_name_and_their_revision_is_of_the_agents_file(
+    face: Any, stub: ControlStub
+) -> None:
+    for _ in range(2):
+        await face.run(rewarding, ["a"], repeat=1)
+    first, second = joined(stub)
+    assert first["name"] != second["name"]
+    assert [one["state"] for one in joined(stub)] == ["gone", "gone"]
+    assert {len(one["revision"]) for one in (*joined(stub), *stub.episodes.values())} == {16}
+
+
+async def test_a_proxy_that_knows_no_clients_is_asked_as_before(face: Any, stub: ControlStub) -> None:
+    stub.clients = None
+    results = await face.run(rewarding, ["a"], repeat=3, parallel=1, lane="math", revision="r1")
+    assert len(results.rewards) == 3
+    assert {one["client"] for one in stub.episodes.values()} == {None}
+
+
+async def test_joining_is_tried_again_as_long_as_opening_is(face: Any, stub: ControlStub) -> None:
+    stub.faults.extend([Say(503), "lose", "drop"])
+    results = await face.run(rewarding, ["a"], repeat=2, parallel=1)
+    assert len(results.rewards) == 2
+    assert len(joined(stub)) == 1
+
+
+async def test_without_a_proxy_every_rollout_fails_and_all_wait_together(
+    face: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AJET_PROXY_URL", f"http://127.0.0.1:{free_port()}")
+    tries: list[str] = []
+    kind: Any = ajet_sdk.Client if face.name == "sync" else aio.Client
+    perform = kind._perform
+
+    def counted(self: Any, effect: Any) -> Any:
+        if isinstance(effect, Send):
+            tries.append(effect.url)
+        return perform(self, effect)
+
+    monkeypatch.setattr(kind, "_perform", counted)
+    results = await face.run(rewarding, ["a"], repeat=4, parallel=4, deadline=0.0)
+    assert [item.outcome for item in results] == ["failed"] * 4
+    assert len(tries) <= 4 and {url.rpartition("/")[2] for url in tries} == {"clients"}
+
+
+async def test_a_client_that_was_taken_for_gone_joins_again_and_its_rollout_is_the_worlds_failure(
+    face: Any, stub: ControlStub
+) -> None:
+    async def agent(task: str, _episode: Any) -> float:
+        if task == "away" and not gone:
+            gone.append(task)
+            forget(stub)
+        return 1.0
+
+    gone: list[str] = []
+    results = await face.run(agent, ["before", "away", "after"], repeat=1, parallel=1)
+    assert [(item.task, item.ok, item.client_gone, item.infra, item.again) for item in results] == [
+        ("before", True, False, False, False), ("away", False, True, True, True),
+        ("after", True, False, False, False), ("away", True, False, False, False),
+    ]  # fmt: skip
+    assert not results.failures
+    assert results[1].discarded == "client_gone"
+    first, second = joined(stub)
+    assert (second["replaces"], second["name"]) == (False, first["name"])
+    assert [one["client"] for one in stub.episodes.values()] == [first["client"]] * 2 + [second["client"]] * 2
+
+
+async def test_a_client_whose_name_another_has_taken_ends(face: Any, stub: ControlStub) -> None:
+    played: list[str] = []
+
+    async def agent(task: str, _episode: Any) -> float:
+        played.append(task)
+        if task == "b":
+            forget(stub)
+            with Client() as other:
+                other.ask("join", routes.Join("mine"))
+        return 1.0
+
+    with pytest.raises(errors.Conflict) as caught:
+        await face.run(agent, [*"abcdefgh"], repeat=1, parallel=1, client_name="mine")
+    assert caught.value.code == "client_exists"
+    assert played == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [({"client_name": ""}, "name"), ({"lane": "x" * 201}, "lane"), ({"replace_older": True}, "lane")],
+)
+async def test_what_no_client_can_be_is_refused_before_anything_begins(
+    face: Any, stub: ControlStub, given: Any, param: str
+) -> None:
+    with pytest.raises(errors.BadRequest) as caught:
+        await face.run(rewarding, ["a"], **given)
+    assert caught.value.param == param
+    assert not stub.heard
+
+
+async def test_older_revisions_are_replaced_if_that_is_said(face: Any, stub: ControlStub) -> None:
+    await face.run(rewarding, ["a"], repeat=1, lane="math", replace_older=True)
+    assert joined(stub)[0]["replaces_older"]
+
+
+async def until(holds: Any) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never happened")
+
+
+async def test_it_beats_by_itself_and_notices_when_it_is_gone(stub: ControlStub) -> None:
+    body = routes.Join("mine", ttl_s=0.03)
+    with Client() as client, Membership(client, body) as member:
+        member.join()
+        await until(lambda: joined(stub)[0]["beats"] > 1)
+        forget(stub)
+        await until(lambda: len(joined(stub)) == 2 and joined(stub)[1]["beats"] > 0)
+        assert member.id == joined(stub)[1]["client"]
+    assert joined(stub)[1]["state"] == "gone"
+    async with aio.join("mine", ttl_s=0.03) as task:
+        await until(lambda: joined(stub)[2]["beats"] > 1)
+        forget(stub)
+        await until(lambda: len(joined(stub)) == 4 and joined(stub)[3]["beats"] > 0)
+        assert task.id == joined(stub)[3]["client"]
+    assert joined(stub)[3]["state"] == "gone"
+
+
+async def test_a_beat_that_gets_no_answer_is_no_end(stub: ControlStub) -> None:
+    for member in (clients.join("a", ttl_s=1000.0), aio.join("b", ttl_s=1000.0)):
+        async def once(found: Any = member) -> None:
+            done = found.beat()
+            if done is not None:
+                await done
+
+        await once()
+        stub.faults.append(Say(403))
+        with pytest.raises(errors.AjetError):
+            await once()
+        await once()
+        assert joined(stub)[-1]["beats"] == 2
+        done = member.leave()
+        if done is not None:
+            await done
+    assert [one["state"] for one in joined(stub)] == ["gone", "gone"]
+
+
+def test_joining_by_hand(stub: ControlStub) -> None:
+    with ajet_sdk.join("mine", lane="math", revision="r1", ttl_s=60.0) as me, ajet_sdk.episode("t", client=me.id) as ep:
+        ep.reward(1.0)
+    assert [one["client"] for one in stub.episodes.values()] == [me.id]
+    assert (joined(stub)[0]["ttl_s"], joined(stub)[0]["lane"], joined(stub)[0]["state"]) == (60.0, "math", "gone")
+    stub.faults.append(Say(403))
+    with pytest.raises(errors.Forbidden):
+        ajet_sdk.join()
+
+
+def test_an_id_whose_answer_was_lost_for_its_whole_time_is_given_up(stub: ControlStub) -> None:
+    with Client(deadline=0.0) as client:
+        member = Membership(client, routes.Join("mine"))
+        stub.faults.append("lose")
+        with pytest.raises(errors.ProxyUnreachable):
+            member.join()
+        forget(stub)
+        member.join()
+        assert [one["state"] for one in joined(stub)] == ["gone", "joined"]
+        member.leave()
+
+
+def test_many_threads_join_once(stub: ControlStub) -> None:
+    with Client() as client, Membership(client, routes.Join("mine")) as member:
+        threads = [threading.Thread(target=member.open, args=(routes.OpenEpisode(),)) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert (len(joined(stub)), len(stub.episodes)) == (1, 16)
+
+
+def test_the_revision_follows_the_file_while_a_program_runs(stub: ControlStub, tmp_path: Path) -> None:
+    script = tmp_path / "agent.sh"
+    script.write_text("exit 0\n")
+
+    def edit(_result: Any) -> None:
+        script.write_text(f"{script.read_text()}# more\n")
+
+    run_program(
+        Program(["sh", str(script)], reward_from="exit-code"), ["t"], repeat=3, on_result=edit, client_name="mine"
+    )
+    assert len({one["revision"] for one in stub.episodes.values()}) == 3
+    assert joined(stub)[0]["name"] == "mine"
+
+
+def test_a_client_that_was_given_no_name_has_one_that_is_short_enough() -> None:
+    name = own_name("/usr/bin/" + "x" * 300)
+    assert len(name) <= 200 and ":" in name
+    assert own_name("agent.py").split(":")[1].startswith("agent.py-")
