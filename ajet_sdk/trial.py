@@ -66,7 +66,7 @@ class Calls:
     def _texts_of(self, name: str) -> tuple[str, str]:
         """What is new in the prompt of a call, and its answer."""
         calls = {str(one["call"]): one for one in self._record(tokens=True)["calls"] if one.get("complete")}
-        call, before = calls[name], [one for other, one in calls.items() if other != name]
+        call, before = calls[name], list(calls.values())[: list(calls).index(name)]
         prompt = call["prompt_token_ids"]
         known = max((_shared(prompt, [*one["prompt_token_ids"], *one["token_ids"]]) for one in before), default=0)
         model = str(call["model"])
