@@ -32,8 +32,6 @@ LOOK_S = 5.0
 RUN_S = 600.0
 """How long `ajet run` waits for one that went away: by then programs have worked for their rewards."""
 EVERY_MAX_S = 86400.0
-MAX_LABEL = 200
-"""Characters of a client's name, lane or revision, as everywhere."""
 
 
 @contextmanager
@@ -64,8 +62,10 @@ def text(_context: click.Context, _option: click.Parameter, value: str | None) -
 
 def label(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
     """Refuses what a client cannot say of itself."""
-    if value is not None and not 1 <= len(value) <= MAX_LABEL:
-        raise click.BadParameter(f"it must have 1 to {MAX_LABEL} characters")
+    from ajet_sdk.routes import MAX_CLIENT_TEXT
+
+    if value is not None and not 1 <= len(value) <= MAX_CLIENT_TEXT:
+        raise click.BadParameter(f"it must have 1 to {MAX_CLIENT_TEXT} characters")
     return text(context, option, value)
 
 

@@ -25,7 +25,6 @@ from ajet_sdk.episodes import Opened, opening
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
 from ajet_sdk.operations import DEADLINE_S, Talk, request
 
-MAX_NAME = 200
 LEAVE_DEADLINE_S = 5.0
 BEATS = 3
 """So many in the time after which a silent client is gone."""
@@ -60,8 +59,8 @@ class MembershipLife:
     def __init__(self, client: Any, body: routes.Join, revision: Revision | None = None) -> None:
         for name in ("name", "lane", "revision"):
             value = getattr(body, name)
-            if value is not None and not 1 <= len(value) <= MAX_NAME:
-                raise BadRequest(f"{name} must have 1 to {MAX_NAME} characters", param=name)
+            if value is not None and not 1 <= len(value) <= routes.MAX_CLIENT_TEXT:
+                raise BadRequest(f"{name} must have 1 to {routes.MAX_CLIENT_TEXT} characters", param=name)
         if body.replaces_older and body.lane is None:
             raise BadRequest("to replace what is older takes the lane in which to do so", param="lane")
         self._client, self._body, self._revision = client, body, revision or (lambda: body.revision)

@@ -7,11 +7,10 @@ standard error.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import click
 
 from ajet_sdk.client import Client
 from ajet_sdk.output import INTERRUPTED, Copies, say
@@ -61,7 +60,8 @@ class Screen:
         if self.copies.lost is not None:
             say(f"some of the programs' output could not be written: {self.copies.lost}")
         text = results.summary() if self._lines else results.table()
-        click.echo(("" if self.copies.at_line_start else "\n") + text)
+        sys.stdout.write(("" if self.copies.at_line_start else "\n") + text + "\n")
+        sys.stdout.flush()
 
 
 def result_line(item: RunResult, so_far: str) -> str:

@@ -1,8 +1,8 @@
 """A data set that is played through, once or several times, and goes on where it was left.
 
 Idea: the proxy's ledger is the cursor. Each lane of the data set is a *play* of its own there, with a place for each
-episode: epoch by epoch, within an epoch task by task, so that groups complete early. A runner asks which places are
-missing and opens one of them. So after ``kill -9`` of a runner, or of the proxy, the next start plays exactly what is
+episode. The places go epoch by epoch, and within an epoch task by task, so that groups complete early. A runner asks
+which places are missing and opens one of them. So after ``kill -9`` of a runner, or of the proxy, the next start plays exactly what is
 missing. Runners that play the same data set under one name share the work.
 
 The name of a play ends in a digest of its tasks and of how often they are played. So an edited data set, or another
@@ -97,8 +97,8 @@ class PlayedRollouts:
         return Progress(sum(one["done"] for one in told), sum(one["episodes"] for one in told))
 
     def take(self, target: Target) -> Talk[Turn | Later | None]:
-        """The place that is missing first, in the lane of which most is wanted. None once all are had, or have failed
-        too often."""
+        """The place that is missing first, in the lane that is wanted most. None once all are had, or have failed too
+        often."""
         wanted, later = (yield from _lanes_wanted(target)), False
         for lane in self._in_order(wanted):
             place = yield from self._missing(lane, target)

@@ -211,7 +211,7 @@ class RolloutsPlan:
         )
 
     def _comes_later(self, turn: Turn, caught: BaseException) -> bool:
-        """Whether an episode that could not be opened is to be asked for again. Raises what ends the run."""
+        """Whether an episode that could not be opened will be asked for again. Raises what ends the run."""
         if name_taken(caught):
             raise caught
         held = isinstance(caught, NotReady)
@@ -362,7 +362,7 @@ class Rollouts(RolloutsPlan):
         return self._begun(turn, number)
 
     def _begun(self, turn: Turn, number: int) -> Begun | Later:
-        """`turn` with its episode, or what prevents that; `LATER` if it is to be asked for again."""
+        """`turn` with its episode, or what prevents that; `LATER` if it will be asked for again."""
         started, body = time.monotonic(), self._opening(turn)
         try:
             opened = self._opened(body)

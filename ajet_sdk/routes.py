@@ -47,6 +47,8 @@ ABORT_CAUSES = ("agent", "infra")
 """Whose failure it was that an episode is given up: the agent's own, or the world's."""
 CLIENT_ENDS = ("left", "replaced", "silent")
 """Why a client is gone."""
+MAX_CLIENT_TEXT = 200
+"""Characters of a client's name or lane, and of a revision."""
 MAX_NESTING = 32
 MAX_VERSION = 2**31 - 1
 """No policy version is larger: batches say them in 32 bits."""

@@ -341,15 +341,21 @@ def run_program(
         how = How(wanted, play, epochs, retries, (), lane, member, held, on_progress)
         runs = stack.enter_context(ProgramAgent(program, own, on_output, streak=streak))
         rollouts = Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, how, on_stop=runs.stop)
-
-        def changed() -> None:
-            say(f"{code.name} has changed: the program begins anew")
-            if streak is not None:
-                streak.changed()
-            rollouts.forgive()
-            runs.restart()
-
-        if watch:
-            seen = of_program(program.argv, program.reward_cmd, program.cwd)
-            stack.enter_context(Watch(seen, changed))
+        if watch and streak is not None:
+            stack.enter_context(_watching(program, streak, rollouts, runs, say))
         return rollouts.run()
+
+
+def _watching(
+    program: Program, streak: Streak, rollouts: Rollouts, runs: ProgramAgent, say: Callable[[str], None]
+) -> Watch:
+    """Starts `program` anew whenever its code changes."""
+    code = of_program(program.argv, program.reward_cmd, program.cwd)
+
+    def changed() -> None:
+        say(f"{code.name} has changed: the program begins anew")
+        streak.changed()
+        rollouts.forgive()
+        runs.restart()
+
+    return Watch(code, changed)

@@ -33,8 +33,8 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A rollout that is to be played now: for `model`, at a `place` of an evaluation or of a `play`, after so many
-    `failures` of this run."""
+    """A rollout to play now: for `model`, at a `place` of an evaluation or of a `play`, after so many `failures` of
+    this run."""
 
     rollout: Rollout
     model: str | None = None

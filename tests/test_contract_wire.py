@@ -13,7 +13,7 @@ import msgpack
 
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import headers
-from ajet_proxy.core.ledger import commands, episode, leases, plays, views
+from ajet_proxy.core.ledger import client_commands, clients, commands, episode, leases, plays, views
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
@@ -110,6 +110,10 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
     await ask("POST", "/plays", {"name": "d", "episodes": 1})
     await ask("GET", "/plays/{id}", id="d")
     await ask("DELETE", "/plays/{id}", id="d")
+    joined = (await ask("POST", "/clients", {"name": "one"}))["client"]
+    await ask("POST", "/clients/{id}/beat", id=joined)
+    await ask("GET", "/clients")
+    await ask("DELETE", "/clients/{id}", id=joined)
     await ask("POST", "/gate/close", {})
     await ask("POST", "/gate/open", {"policy_version": 2})
 
@@ -125,8 +129,9 @@ def test_the_record_of_an_episode() -> None:
     for agent, model in (("x", "m"), ("y", "n")):
         rig.call("over several", agent=agent, model=model, tenant="a")
     rig.reward("over several", 1.0)
-    rig.abort("plain", "why")
-    shown = [views.record(rig.state, name) for name in ("plain", "over several", "played")]
+    rig.abort("plain", "why", "agent")
+    rig.open("of a client", client=rig.join(), revision="r1")
+    shown = [views.record(rig.state, name) for name in ("plain", "over several", "of a client", "played")]
     rig.archive()
     shelf.take(rig.state, 1)
     shown.append(views.record(rig.state, "plain"))
@@ -180,6 +185,20 @@ def test_the_overview_and_what_stands_within_the_status() -> None:
         fits(shapes[name], [status[name]])
     for name in ("models", "drift_by_model"):
         fits(shapes[name], status[name].values())
+
+
+def test_what_is_shown_of_a_client() -> None:
+    rig = LedgerRig()
+    gone, live = rig.join("a", tenant="t"), rig.join("b")
+    rig.leave(gone)
+    shown = rig.commands.clients.shown(None, rig.at)
+    assert [one["client"] for one in shown] == [live, gone]
+    fits({name: not mark for row in tables(SECTIONS["5.2"])[2]
+          for name, mark in re.findall(r"`([^`]+)`(\??)", row[0])}, shown)
+    assert words(SECTIONS["5.2"].partition("It is gone when")[2])[:3] == list(routes.CLIENT_ENDS)
+    causes = SECTIONS["5.2"].partition("says whose failure it was. The closed list:")[2]
+    assert words(causes)[:2] == list(routes.ABORT_CAUSES)
+    assert clients.KEPT_GONE == client_commands.MAX_CLIENTS, "they stand in one row of limits"
 
 
 # -- calls, samples and the wire
@@ -278,7 +297,8 @@ def test_the_limits_that_are_fixed() -> None:
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, headers.MAX_LABEL,
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
         control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, commands.MAX_EVALUATION,
-        commands.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN, front.client_timeout,
+        commands.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN,
+        routes.MAX_CLIENT_TEXT, client_commands.MAX_TTL_S, client_commands.MAX_CLIENTS, front.client_timeout,
         front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
     ]
     for said, limit in (

@@ -78,7 +78,20 @@ async def lease(client: Client, **more: Any) -> tuple[str, bytes]:
     return decode_batch(answer.body).batch, answer.body
 
 
+async def plays(client: Client, name: str) -> str:
+    """A client that has joined and plays; its id."""
+    body = {"name": name, "lane": "math", "revision": "r1", "ttl_s": 3600.0}
+    joined = (await control(client, "POST", "/clients", body)).json["client"]
+    for revision in ("r1", "r2"):
+        await control(client, "POST", "/episodes", {"task": "math/1", "client": joined, "revision": revision})
+    failed = (await control(client, "POST", "/episodes", {"client": joined})).json["episode"]
+    await control(client, "POST", f"/episodes/{failed}/abort", {"reason": "no network", "cause": "infra"})
+    return str(joined)
+
+
 async def first_life(client: Client, engine: str) -> None:
+    await plays(client, "stays")
+    await control(client, "DELETE", f"/clients/{await plays(client, 'left')}")
     await control(client, "POST", "/policy", {"model": "stub", "version": 3, "upstreams": [engine]})
     for number in range(4):
         await played(client, f"old-{number}", "old task", float(number))
@@ -133,6 +146,8 @@ async def second_life(client: Client) -> bytes:
     await control(client, "POST", "/episodes/unrewarded/seal")
     unnamed = {"model": "stub", "max_tokens": 3, "messages": [{"role": "user", "content": "?"}]}
     assert (await client.ask("POST", "/v1/chat/completions", unnamed)).status == 200
+    await plays(client, "again")
+    await plays(client, "again")
     await eventually(lambda: archived(client, 12))
     return frame
 
@@ -145,9 +160,12 @@ async def told(client: Client) -> dict[str, Any]:
     records = {name: (await client.control("GET", f"/episodes/{name}?tokens=1")).json for name in names}
     for record in records.values():
         record.pop("active_at")  # of an open one, its reader's start
-    return {"status": {key: status[key] for key in STATUS}, "records": records}
+    shown = (await client.control("GET", "/clients")).json["clients"]
+    clients = [{key: value for key, value in one.items() if key in CLIENT} for one in shown]
+    return {"status": {key: status[key] for key in STATUS}, "records": records, "clients": clients}
 
 
+CLIENT = ("client", "name", "state", "reason", "lane", "revision", "revisions", "episodes", "discarded", "failures")
 STATUS = ("episodes", "groups", "tokens", "drift", "discarded", "archived", "captures")
 
 

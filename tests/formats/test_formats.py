@@ -69,6 +69,10 @@ def test_a_data_directory_has_every_kind_of_event(version: Path, data_dir: Path)
         records = (record for path in segments(data_dir) for record, _ in read(path))
         kinds = {msgpack.unpackb(record, strict_map_key=False)[0] for record in records}
         assert len(kinds) == 19 and kinds <= {kind.__name__ for kind in EVENT_KINDS}
+    if version.name == "0.1.0-clients":
+        records = (record for path in segments(data_dir) for record, _ in read(path))
+        kinds = {msgpack.unpackb(record, strict_map_key=False)[0] for record in records}
+        assert kinds >= {"ClientJoined", "ClientGone"} and len(said(version)["clients"]) == 4
     assert (data_dir / "archive.sqlite").is_file() and list((data_dir / "journal").glob("*.snapshot"))
 
 

@@ -157,21 +157,23 @@ def playing(url: str, ttl_s: float) -> Iterator[tuple[subprocess.Popen[str], str
 
 
 def test_after_kill_9_of_a_player_what_it_had_open_is_discarded(engine: str, tmp_path: Path) -> None:
-    with ProxyProcess(engine, tmp_path / "data") as proxy, Rig(proxy.url) as rig:
-        with playing(proxy.url, 1.0) as (player, episode, _):
+    with (
+        ProxyProcess(engine, tmp_path / "data") as proxy, Rig(proxy.url) as rig,
+        playing(proxy.url, 1.0) as (player, episode, _),
+    ):
 
-            def shown() -> Any:
-                return rig.get("/clients").json()["clients"][0]
+        def shown() -> Any:
+            return rig.get("/clients").json()["clients"][0]
 
-            until(lambda: shown()["heard_at"] > shown()["joined_at"] + 1.5)
-            assert rig.record(episode)["state"] == "open"
-            player.send_signal(signal.SIGKILL)
-            player.wait()
-            until(lambda: rig.record(episode)["state"] == "discarded")
-            lost = rig.record(episode)
-            assert (lost["reason"], shown()["reason"]) == ("client_gone", "silent")
-            assert lost["ended_at"] - shown()["heard_at"] >= 1.0
-            rig.status()
+        until(lambda: shown()["heard_at"] > shown()["joined_at"] + 1.5)
+        assert rig.record(episode)["state"] == "open"
+        player.send_signal(signal.SIGKILL)
+        player.wait()
+        until(lambda: rig.record(episode)["state"] == "discarded")
+        lost = rig.record(episode)
+        assert (lost["reason"], shown()["reason"]) == ("client_gone", "silent")
+        assert lost["ended_at"] - shown()["heard_at"] >= 1.0
+        rig.status()
 
 
 def test_after_kill_9_of_the_daemon_a_player_that_lives_goes_on(engine: str, tmp_path: Path) -> None:

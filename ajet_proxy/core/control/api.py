@@ -23,12 +23,10 @@ from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.views import Tokens, Wanted, overview, parts, record, records, status
 from ajet_sdk import routes
 from ajet_sdk.errors import BadRequest, Forbidden, NotFound
-from ajet_sdk.routes import check_id, parse, route
+from ajet_sdk.routes import MAX_CLIENT_TEXT, check_id, parse, route
 
 MAX_RECORDS = 1000
 MAX_ID = 200
-MAX_CLIENT_TEXT = 200
-"""Characters of a client's name, lane or revision."""
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
 _TOKENS: Mapping[str, Tokens] = {"0": "none", "1": "all", "timelines": "timelines"}

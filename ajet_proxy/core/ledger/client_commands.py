@@ -31,8 +31,8 @@ LEFT_AT_ONCE = 1000
 class Played(NamedTuple):
     """Who plays an episode that is opened, under which revision and in which lane; and what that discards."""
 
-    client: str | None
-    revision: str | None
+    client: str | None = None
+    revision: str | None = None
     lane: str | None = None
     older: Sequence[ev.Event] = ()
 
@@ -91,11 +91,9 @@ class ClientCommands:
         """When `client` last gave a sign of life."""
         return max(self._beats.get(client.id, 0.0), client.heard_at)
 
-    def plays(self, client: str | None, revision: str | None, *, tenant: str, at: float) -> Played:
+    def plays(self, client: str, revision: str | None, *, tenant: str, at: float) -> Played:
         """`client` opens an episode, under `revision` or its own. Raises as `beat` does, and `Forbidden` for another
         tenant's client."""
-        if client is None:
-            return Played(None, revision)
         known = self.known(client)
         if known.tenant != tenant:
             raise Forbidden(f"client {client} is another tenant's", code="foreign_client")
@@ -114,8 +112,8 @@ class ClientCommands:
         return [*self._gone(silent, "silent", at, 0), *_discards(chain(clients.gone.values(), silent), at, most)]
 
     def shown(self, tenant: str | None, at: float) -> list[dict[str, Any]]:
-        """The clients of a `tenant` (None: of all) as they are at the time `at`: live ones in the order in which they
-        joined, then those that are gone, the latest first."""
+        """The clients of a `tenant` (None: of all) at the time `at`. Live ones come in the order in which they joined,
+        then those that are gone, the latest first."""
         clients = self.state.clients
         return [
             one.to_json(at, self.heard_at(one)) for one in (*clients.live.values(), *reversed(clients.gone.values()))

@@ -88,9 +88,9 @@ class Clients:
         self.gone: dict[str, Client] = {}
         """In the order in which they went."""
 
-    def find(self, client: str | None) -> Client | None:
+    def find(self, client: str) -> Client | None:
         """The client with this id, as long as it is known."""
-        return None if client is None else self.live.get(client) or self.gone.get(client)
+        return self.live.get(client) or self.gone.get(client)
 
     def joined(self, event: ev.ClientJoined) -> None:
         self.live[event.client] = Client(
@@ -106,10 +106,9 @@ class Clients:
         for name in [one.id for one in self.gone.values() if not one.open][: max(surplus, 0)]:
             del self.gone[name]
 
-    def opened(self, episode: Episode) -> None:
-        """One of its clients has opened this."""
-        if (client := self.find(episode.client)) is None:
-            return
+    def opened(self, name: str, episode: Episode) -> None:
+        """A client has opened this."""
+        client = self.live[name]
         client.open[episode.id] = None
         client.counts["open"] += 1
         if episode.revision is not None:
@@ -118,9 +117,9 @@ class Clients:
             if len(client.revisions) > KEPT_REVISIONS:
                 del client.revisions[next(iter(client.revisions))]
 
-    def moved(self, episode: Episode, before: str, at: float) -> None:
-        """An episode came from the state `before` to the one that it is in."""
-        if (client := self.find(episode.client)) is None:
+    def moved(self, name: str, episode: Episode, before: str, at: float) -> None:
+        """A client's episode came from the state `before` to the one that it is in."""
+        if (client := self.find(name)) is None:
             return
         client.counts.update({before: -1, episode.state: 1})
         if before == "open":
@@ -132,9 +131,9 @@ class Clients:
         if episode.cause is not None:
             client.failures[episode.cause] += 1
 
-    def rewarded(self, episode: Episode, reward: float, before: float | None) -> None:
-        """A settled episode earned `reward`, and `before` that another one, if it had one."""
-        if (client := self.find(episode.client)) is None:
+    def rewarded(self, name: str, reward: float, before: float | None) -> None:
+        """A client's settled episode earned `reward`, and `before` that another one, if it had one."""
+        if (client := self.find(name)) is None:
             return
         client.rewarded += before is None
         client.reward_sum += reward - (before or 0.0)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.client_commands import ClientCommands
+from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose
@@ -79,7 +79,9 @@ class Commands:
         if body.play is not None:
             self._check_place(body, tenant)
         idle, wall = timeouts(body, self.state.settings.idle_timeout, self.state.settings.wall_timeout)
-        played = self.clients.plays(body.client or None, body.revision or None, tenant=tenant, at=self._time(at))
+        played = Played(revision=body.revision or None)
+        if body.client:
+            played = self.clients.plays(body.client, played.revision, tenant=tenant, at=self._time(at))
         return (
             *played.older,
             ev.EpisodeOpened(

@@ -283,7 +283,8 @@ class State(Serving):
         if (evaluation := self.evaluation(event.evaluation)) is not None:
             evaluation.begin(event.episode)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
-        self.clients.opened(episode)
+        if episode.client is not None:
+            self.clients.opened(episode.client, episode)
         self.counts["open"] += 1
         self.opened += 1
 
@@ -393,7 +394,8 @@ class State(Serving):
         reward, kind = episode.reward(), "eval" if episode.eval else "train"
         if reward is None:
             return
-        self.clients.rewarded(episode, reward, before)
+        if episode.client is not None:
+            self.clients.rewarded(episode.client, reward, before)
         if episode.reward_number is None or before is None:
             version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
             episode.reward_number = self.reward_curves.add(
@@ -550,7 +552,8 @@ class State(Serving):
         self.counts.update({before: -1, state: 1})
         self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)
-        self.clients.moved(episode, before, at)
+        if episode.client is not None:
+            self.clients.moved(episode.client, episode, before, at)
         if state not in ("open", "sealed"):
             self.unsettled.pop(episode.id, None)
         self._evaluated(episode)

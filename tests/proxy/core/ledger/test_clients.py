@@ -408,13 +408,20 @@ class Swarm(RuleBasedStateMachine):
     def beats(self, data: st.DataObject) -> None:
         if not self.names:
             return
-        client = data.draw(st.sampled_from(sorted(self.names)))
+        client = data.draw(st.sampled_from([*self.until, *self.until, *self.names]))
         try:
             self.rig.beat(client)
         except Conflict:
             assert client not in self.until
             return
         self.until[client] = self.rig.at + self.names[client][1]
+
+    @rule(data=st.data(), seconds=st.sampled_from([4.0, 4.9, 19.0]))
+    def beats_in_time(self, data: st.DataObject, seconds: float) -> None:
+        for _ in range(2):
+            self.time_passes(seconds)
+            self.beats(data)
+        self.time_passes(seconds)
 
     @rule(data=st.data())
     def leaves(self, data: st.DataObject) -> None:
@@ -425,7 +432,7 @@ class Swarm(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def opens(self, data: st.DataObject) -> None:
-        client = data.draw(st.sampled_from([None, *sorted(self.names)]))
+        client = data.draw(st.sampled_from([None, *self.until, *self.until, *self.names]))
         try:
             episode = self.rig.open(client=client, task="t")
         except Conflict:
@@ -448,7 +455,7 @@ class Swarm(RuleBasedStateMachine):
             self.rig.seal(episode)
         self.kept.add(episode)
 
-    @rule(seconds=st.sampled_from([0.5, 4.0, 15.0]))
+    @rule(seconds=st.sampled_from([0.5, 4.0, 5.0, 15.0]))
     def time_passes(self, seconds: float) -> None:
         self.rig.at += seconds
         self.rig.tick()
@@ -479,4 +486,4 @@ class Swarm(RuleBasedStateMachine):
 
 
 TestSwarm = Swarm.TestCase
-TestSwarm.settings = settings(max_examples=60, stateful_step_count=25, suppress_health_check=[HealthCheck.too_slow])
+TestSwarm.settings = settings(max_examples=150, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow])
