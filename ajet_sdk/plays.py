@@ -2,8 +2,8 @@
 
 Idea: the proxy's ledger is the cursor. Each lane of the data set is a *play* of its own there, with a place for each
 episode. The places go epoch by epoch, and within an epoch task by task, so that groups complete early. A runner asks
-which places are missing and opens one of them. So after ``kill -9`` of a runner, or of the proxy, the next start plays exactly what is
-missing. Runners that play the same data set under one name share the work.
+which places are missing and opens one of them. So after ``kill -9`` of a runner, or of the proxy, the next start plays
+exactly what is missing. Runners that play the same data set under one name share the work.
 
 The name of a play ends in a digest of its tasks and of how often they are played. So an edited data set, or another
 `repeat`, is another play.
