@@ -17,19 +17,20 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
-from contextlib import nullcontext, suppress
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any, Concatenate
 
 from ajet_sdk import episodes, routes
 from ajet_sdk.client import ClientBase, no_reply
-from ajet_sdk.clients import MembershipLife, is_gone, membership, name_taken, own_name
-from ajet_sdk.episodes import EpisodeLife, Opened, P, opening, place_taken, shown_as, wanting
+from ajet_sdk.clients import MembershipLife, is_gone, membership, own_name
+from ajet_sdk.episodes import EpisodeLife, Opened, P, opening, shown_as
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
+from ajet_sdk.plays import PlayedRollouts
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.revision import of_agent, told
-from ajet_sdk.rollouts import WANTED_S, Rollout, RolloutsPlan, name_of, result_of
+from ajet_sdk.rollouts import RETRIES, WANTED_S, Begun, How, RolloutsPlan, name_of, result_of
+from ajet_sdk.turns import LATER, Later, Rollout, Turn
 
 
 class Client(ClientBase):
@@ -272,6 +273,10 @@ async def run(
     agent_name: str | None = None,
     eval: bool = False,
     wanted: bool = False,
+    play: str | None = None,
+    epochs: int = 1,
+    retries: int = RETRIES,
+    infra: tuple[type[BaseException], ...] = (),
     on_result: Callable[[RunResult], None] | None = None,
     client_name: str | None = None,
     lane: str | None = None,
@@ -288,8 +293,9 @@ async def run(
             client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
             revision=told(revision, code),
         )
+        how = How(wanted, play, epochs, retries, infra, lane, own)
         async with own:
-            return await Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, wanted, own).run()
+            return await Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, how).run()
 
 
 class Rollouts(RolloutsPlan):
@@ -299,9 +305,17 @@ class Rollouts(RolloutsPlan):
 
     def __init__(self, *plan: Any) -> None:
         super().__init__(*plan)
-        self._turn = nullcontext() if self._wanted is None else asyncio.Lock()
+        self._turn = asyncio.Lock()
 
     async def run(self) -> RunResults:
+        if isinstance(self.source, PlayedRollouts):
+            self._how.on_progress(await self._client.drive(self.source.begin(self._client.target)))
+        await self._run()
+        if isinstance(self.source, PlayedRollouts):
+            self._how.on_progress(await self._client.drive(self.source.finish(self._client.target)))
+        return self.results
+
+    async def _run(self) -> None:
         workers = [asyncio.ensure_future(self._work()) for _ in range(self._parallel)]
         try:
             ended, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
@@ -313,55 +327,58 @@ class Rollouts(RolloutsPlan):
                 if not getattr(worker, "cancelling", int)():  # a second one would interrupt what the first one aborts
                     worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        return self.results
 
     async def _work(self) -> None:
         # each in a task of its own, so that an agent that cancels the task it runs in ends nothing else
-        while (one := await asyncio.ensure_future(self._roll_out())) is not None:
-            number, result = one
-            self._done[number] = result
-            if self._on_result is not None:
-                self._on_result(result)
-            if self._wanted is not None and not result.ok:
+        while (begun := await asyncio.ensure_future(self._roll_out())) is not None:
+            if begun is LATER:
                 await asyncio.sleep(WANTED_S)
+            else:
+                await self._tell(*begun)
 
-    async def _await_wanted(self) -> tuple[str | None, int | None]:
+    async def _tell(self, begun: Begun, error: BaseException | None) -> None:
         """See `ajet_sdk.rollouts.Rollouts`."""
-        model = self._body.model
-        while self._wanted is not None:
-            if (found := await self._client.drive(wanting(self._client.target, model))) is not None:
-                return found
+        seconds = time.monotonic() - begun.started
+        result = result_of(begun.turn.rollout, begun.task, begun.episode, error, seconds)
+        result = self._done[begun.number] = self._ended(begun.turn, result, error)
+        if self._on_result is not None:
+            self._on_result(result)
+        if self._how.wanted and not result.ok:
             await asyncio.sleep(WANTED_S)
-        return model, None
 
-    async def _roll_out(self) -> tuple[int, RunResult] | None:
-        client, found, error = self._client, None, None
+    async def _roll_out(self) -> tuple[Begun, BaseException | None] | Later | None:
+        """The next rollout to its end, with what ended it."""
         async with self._turn:
-            while True:
-                model, place = await self._await_wanted()
-                rollout = None if self._stopped else self._at(place)
-                if rollout is None:
-                    return None
-                started = time.monotonic()
-                body = replace(self._body, task=self._name(rollout.task), model=model, place=place)
-                try:
-                    found = Episode(client, await self._opened(body))
-                except BaseException as caught:
-                    error = self._theirs(caught)
-                    if name_taken(error):
-                        raise
-                    if place_taken(error):
-                        error = None
-                        continue
-                break
-        if found is not None:
-            error = await self._play(rollout, found)
-        return rollout.number, result_of(rollout, body.task or "", found, error, time.monotonic() - started)
+            turn = await self._client.drive(self._take())
+            if not isinstance(turn, Turn):
+                return turn
+            number = next(self._numbers)
+            begun = await self._begun(turn, number) if self.source.serial else None
+        begun = begun or await self._begun(turn, number)
+        if not isinstance(begun, Begun):
+            return LATER
+        error = begun.error if begun.episode is None else await self._play(turn.rollout, begun.episode)
+        return begun, error
+
+    async def _begun(self, turn: Turn, number: int) -> Begun | Later:
+        """See `ajet_sdk.rollouts.Rollouts`."""
+        started, body = time.monotonic(), self._opening(turn)
+        try:
+            opened = await self._opened(body)
+        except BaseException as caught:
+            error = self._theirs(caught)
+            if self._comes_later(turn, error):
+                return LATER
+            return Begun(turn, number, body.task or "", started, error=error)
+        self.source.opened(turn, opened)
+        episode = Episode(self._client, opened)
+        episode.infra = self._infra
+        return Begun(turn, number, body.task or "", started, episode)
 
     async def _opened(self, body: routes.OpenEpisode) -> Opened:
-        if self._member is None:
+        if self._how.member is None:
             return await self._client.drive(opening(self._client.target, body))
-        opened: Opened = await self._member.open(body)
+        opened: Opened = await self._how.member.open(body)
         return opened
 
     async def _play(self, rollout: Rollout, found: Episode) -> BaseException | None:

@@ -10,16 +10,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from ajet_sdk.errors import AjetError
-from ajet_sdk.output import INTERRUPTED, Copies, run_command, say
+from ajet_sdk.output import INTERRUPTED, run_command, say
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
     from ajet_sdk.runner import Program
+    from ajet_sdk.tasks import Line
 
 F = TypeVar("F", bound=Callable[..., Any])
 PROXY_HELP = "The proxy's address.  [default: AJET_PROXY_URL, else http://127.0.0.1:8484]"
@@ -80,38 +82,63 @@ def ajet() -> None:
     """
 
 
+def program_options(command: F) -> F:
+    """What `run` and `try` both take."""
+    options = (
+        click.option(
+            "--reward-cmd", metavar="CMD", help="A shell runs CMD after the program. The reward is its last number."
+        ),
+        click.option(
+            "--reward-from", type=click.Choice(["exit-code", "stdout", "file"]),
+            help="exit-code: 1.0 for 0, else 0.0. stdout: the last line that is a number. file: the same, in the file "
+            "that AJET_REWARD_FILE names.  [default: what the program gives itself, else exit-code]",
+        ),
+        click.option("--agent", metavar="NAME", callback=text, help="The agent's name in the records."),
+        click.option(
+            "--model", metavar="NAME", callback=text,
+            help="Answer every call with this model, except calls to models that the proxy serves by name.",
+        ),
+        click.option(
+            "--intercept", is_flag=True,
+            help="Catch a PROGRAM that takes no base URL at its provider's address. The proxy needs --intercept too.",
+        ),
+        proxy_option,
+        click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @ajet.command(context_settings={"allow_interspersed_args": False})
-@click.option("--task", required=True, callback=text, help="What the program attempts. Runs of one task form a group.")
-@click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="How many episodes.")
-@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="P", help="How many at once.")
-@click.option("--reward-cmd", metavar="CMD", help="A shell runs CMD after the program. The reward is its last number.")
+@click.option("--task", callback=text, help="What the program attempts. Runs of one task form a group.")
 @click.option(
-    "--reward-from",
-    type=click.Choice(["exit-code", "stdout", "file"]),
-    help="exit-code: 1.0 for 0, else 0.0. stdout: the last line that is a number. file: the same, in the file that "
-    "AJET_REWARD_FILE names.  [default: what the program gives itself, else exit-code]",
+    "--tasks", metavar="FILE", type=click.Path(),
+    help="A data set, one task a line: JSON, or plain text. It goes on where it was left.",
 )
+@click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Episodes of a task.")
+@click.option(
+    "--epochs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="How often --tasks is played."
+)
+@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="P", help="How many at once.")
+@click.option(
+    "--retries", type=click.IntRange(0), default=2, show_default=True, metavar="N",
+    help="How often to play again what failed because of the world (exit code 75), and in --tasks for any reason.",
+)
+@click.option("--watch", is_flag=True, help="Start PROGRAM anew when its file changes.")
 @click.option("--eval", "is_eval", is_flag=True, help="Record the episodes and never train on them.")
 @click.option(
     "--wanted", is_flag=True, help="With --eval: play only what a trainer's evaluations want, until Ctrl-C."
 )
-@click.option("--agent", metavar="NAME", callback=text, help="The agent's name in the records.")
-@click.option(
-    "--model", metavar="NAME", callback=text,
-    help="Answer every call with this model, except calls to models that the proxy serves by name.",
-)
-@click.option(
-    "--intercept", is_flag=True,
-    help="Catch a PROGRAM that takes no base URL at its provider's address. The proxy needs --intercept too.",
-)
-@click.option("--quiet", "-q", is_flag=True, help="Show only the table, and no output of the programs.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no output of the programs.")
 @click.option(
     "--name", "client_name", metavar="NAME", callback=label,
-    help="This client's name. An older one of the name is gone.  [default: HOST:PROGRAM and a number of its own]",
+    help="This client's name, and what playing --tasks is called. An older client of the name is gone.  [default: "
+    "HOST:PROGRAM and a number of its own; PROGRAM-FILE]",
 )
 @click.option(
     "--lane", metavar="NAME", callback=label,
-    help="The kind of the task.  [default: what the task's name has before its first slash]",
+    help="The kind of the tasks.  [default: what a task's name has before its first slash]",
 )
 @click.option(
     "--revision", metavar="NAME", callback=label,
@@ -120,46 +147,115 @@ def ajet() -> None:
 @click.option(
     "--replace-older", is_flag=True, help="With --lane: discard what waits there under another revision."
 )
-@proxy_option
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@program_options
 def run(
-    task: str, repeat: int, parallel: int, reward_cmd: str | None, reward_from: str | None, is_eval: bool, wanted: bool,
-    agent: str | None, model: str | None, intercept: bool, quiet: bool, client_name: str | None, lane: str | None,
-    revision: str | None, replace_older: bool, proxy: str | None, program: tuple[str, ...],
+    task: str | None, tasks: str | None, repeat: int, epochs: int, parallel: int, retries: int, watch: bool,
+    is_eval: bool, wanted: bool, quiet: bool, client_name: str | None, lane: str | None, revision: str | None,
+    replace_older: bool, reward_cmd: str | None, reward_from: str | None, agent: str | None, model: str | None,
+    intercept: bool, proxy: str | None, program: tuple[str, ...],
 ) -> int:
     """Run an unmodified program once per episode, and reward it.
 
     The program finds its model by OPENAI_BASE_URL and OPENAI_API_KEY (or their ANTHROPIC_ twins), and its task in
-    AJET_TASK. The exit code is 1 if no episode was rewarded, or if the engine reports nothing that can be trained.
+    AJET_TASK, with --tasks also its line in AJET_TASK_JSON. The exit code is 1 if no episode was rewarded, if the
+    engine reports nothing that can be trained, or if something of --tasks is still missing.
 
-    Example: ajet run --task sum/1 --repeat 8 -- python agent.py
+    Example: ajet run --tasks train.jsonl --repeat 8 --parallel 32 -- python agent.py
     """
+    from ajet_sdk.playing import play_name, run_and_tell
+    from ajet_sdk.processes import allow_files
+
+    _check_run(task, tasks, epochs, watch, wanted, is_eval, program)
+    if replace_older and not lane:
+        raise click.UsageError("--replace-older needs --lane: in which lane is anything older?")
+    lines = _lines(tasks) if tasks else [task or ""]
+    most = parallel if wanted or tasks else min(parallel, repeat)
+    play = None if tasks is None or wanted else client_name or play_name(program, Path(tasks))
+    with usage():
+        files = allow_files(most)
+    how = {"repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval, "wanted": wanted}
+    how |= {"play": play, "epochs": epochs, "retries": retries, "watch": watch}
+    how |= {"client_name": client_name, "lane": lane, "revision": revision, "replace_older": replace_older}
+    with playing(program, reward_cmd, reward_from, intercept, proxy, files) as (client, what):
+        return run_and_tell(client, what, lines, quiet, **how)
+
+
+@ajet.command("try", context_settings={"allow_interspersed_args": False})
+@click.option("--task", default="try", show_default=True, callback=text, help="What the program attempts.")
+@program_options
+def try_(
+    task: str, reward_cmd: str | None, reward_from: str | None, agent: str | None, model: str | None, intercept: bool,
+    proxy: str | None, program: tuple[str, ...],
+) -> int:
+    """Play one episode that is never trained, and show what happens.
+
+    Each call to the model is shown with what is new in its prompt, its answer and its tokens, between the output of the
+    program.
+
+    Example: ajet try --task sum/1 -- python agent.py
+    """
+    from ajet_sdk.processes import allow_files
+    from ajet_sdk.trial import try_and_tell
+
+    if not task:
+        raise click.UsageError("--task is empty: an unset variable?")
+    with usage():
+        files = allow_files(1)
+    with playing(program, reward_cmd, reward_from, intercept, proxy, files) as (client, what):
+        return try_and_tell(client, what, task, model=model, agent=agent)
+
+
+def _check_run(
+    task: str | None, tasks: str | None, epochs: int, watch: bool, wanted: bool, is_eval: bool, program: tuple[str, ...]
+) -> None:
+    """Refuses options that do not go together, before anything is read or asked."""
+    from ajet_sdk.revision import of_program
+
+    if (task is None) == (tasks is None):
+        raise click.UsageError("give --task, or --tasks FILE" + ("" if task is None else ", not both"))
+    if task == "":
+        raise click.UsageError("--task is empty: an unset variable?")
+    if wanted and not is_eval:
+        raise click.UsageError("--wanted needs --eval: what is trained is played without it")
+    if epochs > 1 and (tasks is None or wanted):
+        raise click.UsageError("--epochs needs --tasks, and no --wanted: it says how often a data set is played")
+    if watch and not of_program(program).files:
+        raise click.UsageError(f"--watch: {' '.join(program)[:80]!r} names no file of its own that could change")
+
+
+def _lines(tasks: str) -> Sequence[Line]:
+    """The tasks in a file. Each line that cannot be used is named, and then it is bad usage."""
+    from ajet_sdk.tasks import BrokenLines, read_tasks
+
+    with usage():
+        try:
+            return read_tasks(Path(tasks))
+        except BrokenLines as error:
+            for fault in error.faults:
+                say(fault)
+            raise
+
+
+@contextmanager
+def playing(
+    program: tuple[str, ...], reward_cmd: str | None, reward_from: str | None, intercept: bool, proxy: str | None,
+    files: tuple[int, int],
+) -> Iterator[tuple[Client, Program]]:
+    """What `run` and `try` play, and the proxy that they play it at, once it is there."""
     from contextlib import ExitStack
 
     from ajet_sdk.interception import intercepting
-    from ajet_sdk.processes import allow_files
     from ajet_sdk.runner import Program
 
     if reward_cmd is not None and reward_from is not None:
         raise click.UsageError("give --reward-cmd or --reward-from, not both")
-    if not task:
-        raise click.UsageError("--task is empty: an unset variable?")
-    if wanted and not is_eval:
-        raise click.UsageError("--wanted needs --eval: what is trained is played without it")
-    if replace_older and not lane:
-        raise click.UsageError("--replace-older needs --lane: in which lane is anything older?")
     check_program(program[0])
-    with usage():
-        files = allow_files(parallel if wanted else min(parallel, repeat))
     with client_for(proxy, RUN_S) as client, ExitStack() as stack:
         await_proxy(client)
         found = stack.enter_context(intercepting(client)) if intercept else None
-        what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found, files=files)
-        how = {
-            "repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval,
-            "client_name": client_name, "lane": lane, "revision": revision, "replace_older": replace_older,
-        }
-        return run_and_tell(client, what, task, quiet, wanted=wanted, **how)
+        yield client, Program(
+            program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found, files=files
+        )
 
 
 @ajet.command(context_settings={"ignore_unknown_options": True})
@@ -191,7 +287,7 @@ def reward(
 @ajet.command()
 @click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
 @click.option("--reason", callback=text, help="The reason, in your own words.")
-@click.option("--infra", is_flag=True, help="The world has failed, and not the agent.")
+@click.option("--infra", is_flag=True, help="The world failed, and not the policy. `ajet run` plays it again.")
 @proxy_option
 def abort(episode: str | None, reason: str | None, infra: bool, proxy: str | None) -> None:
     """End an episode without training on it."""
@@ -367,37 +463,6 @@ def await_proxy(client: Client) -> None:
     except (ProxyUnreachable, NotReady):
         say(f"waiting up to {AWAIT_PROXY_S:g} s for a proxy at {client.target.url}")
         client.drive(request(replace(client.target, deadline=AWAIT_PROXY_S), "status"))
-
-
-def run_and_tell(client: Client, program: Program, task: str, quiet: bool, **how: Any) -> int:
-    """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
-    from ajet_sdk.results import RunResult, RunResults
-    from ajet_sdk.runner import proxy_variable, run_program
-    from ajet_sdk.untold import UNTOLD
-
-    done: list[RunResult] = []
-    copies = Copies(named=how["parallel"] > 1)
-    try:
-        shown = None if quiet else copies
-        found = run_program(program, [task], client=client, on_output=shown, on_result=done.append, **how)
-        code = 0 if found.kept or (found.rewards and not found.untold) else 1
-    except KeyboardInterrupt:
-        say("interrupted: the open episodes are aborted")
-        code = INTERRUPTED
-    if copies.lost is not None:
-        say(f"some of the programs' output could not be written: {copies.lost}")
-    results = RunResults(sorted(done, key=lambda item: item.index))
-    click.echo(("" if copies.at_line_start else "\n") + results.table())
-    if why := next((item.untold for item in results.untold), None):
-        some = f"{len(results.untold)} of them cannot" if results.kept else "nothing of this run can"
-        say(f"{some} be trained: the engine {UNTOLD[why].fault} ({why}); {UNTOLD[why].remedy}")
-    if empty := [item for item in done if item.ok and item.reason is not None and item.untold is None]:
-        needs = "use OPENAI_BASE_URL" if program.interception is None else "use HTTPS_PROXY, and trust SSL_CERT_FILE"
-        lacking = f"{len(empty)} of them had no whole answer of a model"
-        variable = None if program.interception else proxy_variable(client.target.url, os.environ)
-        between = f" {variable} is set: does that proxy lead to {client.target.url}?" if variable else ""
-        say(f"{lacking}: does the program {needs}, and see no errors?{between}")
-    return code
 
 
 def main() -> NoReturn:

@@ -26,8 +26,14 @@ from ajet_sdk.operations import DEADLINE_S, Reply, T, Talk, Target, request
 
 P = ParamSpec("P")
 
+WORLD_ENDS = ("client_gone",)
+"""Reasons of the proxy to discard an episode that are nobody's failure who plays."""
 ABORT_DEADLINE_S = 10.0
 """How long an abort on the way out of an exception may try to be acknowledged."""
+
+
+class WorldFailed(Exception):
+    """The world failed, and not the agent: the episode is given up, and never trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +53,15 @@ class Outcome:
     """How an episode ended: its reward (None: none), or why it was given up (None: it was not).
 
     `discarded` is the proxy's reason for not keeping an episode that nobody aborted. ``incomplete_call`` says that it
-    has its reward, and no whole call to a model; `lost` then says why its calls were lost.
+    has its reward, and no whole call to a model; `lost` then says why its calls were lost. `infra` says that the world
+    failed, and not the agent.
     """
 
     reward: float | None = None
     aborted: str | None = None
     discarded: str | None = None
     lost: str | None = None
+    infra: bool = False
 
 
 def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
@@ -100,9 +108,10 @@ def rewarding(target: Target, episode: str, reward: routes.Reward) -> Talk[Outco
     return Outcome(reward=answer.get("reward"), discarded=str(answer.get("reason")), lost=answer.get("detail"))
 
 
-def aborting(target: Target, episode: str, reason: str | None, cause: str | None = None) -> Talk[None]:
-    """Gives the episode up; an episode that was aborted before stays so. `cause` is one of `routes.ABORT_CAUSES`."""
-    yield from _settling(target, "abort", routes.Abort(reason, cause), episode)
+def aborting(target: Target, episode: str, reason: str | None, cause: str | None = None) -> Talk[dict[str, Any]]:
+    """Gives the episode up; an episode that was discarded before stays so. `cause` is one of `routes.ABORT_CAUSES`.
+    Returns what the proxy says of it then."""
+    return (yield from _settling(target, "abort", routes.Abort(reason, cause), episode))
 
 
 def sealing(target: Target, episode: str) -> Talk[None]:
@@ -110,14 +119,16 @@ def sealing(target: Target, episode: str) -> Talk[None]:
     yield from _settling(target, "seal", routes.Empty(), episode)
 
 
-def _settling(target: Target, name: str, body: Any, episode: str) -> Talk[None]:
+def _settling(target: Target, name: str, body: Any, episode: str) -> Talk[dict[str, Any]]:
+    """What the proxy says of the episode then."""
     try:
-        _told(target, (yield from request(target, name, body, id=episode)))
+        return _told(target, (yield from request(target, name, body, id=episode)))
     except Conflict:
         record = yield from reading(target, episode, False)
         aborted = (record.get("state"), record.get("reason")) == ("discarded", "aborted")
         if not (aborted if name == "abort" else record.get("state") not in ("open", "discarded")):
             raise
+        return record
 
 
 def reading(target: Target, episode: str, tokens: bool) -> Talk[dict[str, Any]]:
@@ -149,6 +160,8 @@ def finite(value: Any) -> float:
 def reason_of(error: BaseException) -> str:
     """An exception as an abort's reason: its type and the first 500 characters of its text."""
     text = str(error).strip().encode("utf-8", "replace").decode()
+    if text and isinstance(error, WorldFailed):
+        return text[:500]
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
 
 
@@ -158,6 +171,8 @@ class EpisodeLife:
     def __init__(self, client: Any, opened: Opened, *, owns_client: bool = False) -> None:
         self._client, self._added, self._owns_client = client, opened.env, owns_client
         self._target = replace(client.target, key=opened.api_key or client.target.key)
+        self.infra: tuple[type[BaseException], ...] = ()
+        """An exception of these is the world's failure, and not the agent's."""
         self.outcome: Outcome | None = None
         """How the episode ended, as far as the proxy has acknowledged it to this object; None while it is open."""
         self.id, self.task = opened.episode, opened.task
@@ -211,7 +226,7 @@ class EpisodeLife:
         """Gives the episode up: none of it is trained. `cause` is ``agent``, or ``infra`` if the world has failed and
         not the agent."""
         yield from aborting(self._target, self.id, reason, cause)
-        self.outcome = Outcome(aborted=reason or "aborted")
+        self.outcome = Outcome(aborted=reason or "aborted", infra=cause == "infra")
 
     def _heartbeat(self) -> Talk[None]:
         """Says that the agent is alive though it calls no model, so that the episode does not idle out."""
@@ -239,16 +254,17 @@ class EpisodeLife:
         self.outcome = outcome_of(record)
 
     def _give_up(self, error: BaseException) -> Talk[None]:
-        reason = reason_of(error)
-        hurried, discarded = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline)), None
+        reason, cause = reason_of(error), "infra" if isinstance(error, self.infra) else None
+        hurried, ended = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline)), None
         try:
-            yield from aborting(hurried, self.id, reason)
-        except Conflict:  # the proxy has discarded it already
+            ended = (yield from aborting(hurried, self.id, reason, cause)).get("reason")
+        except Conflict:  # it is settled already
             with suppress(AjetError):
-                discarded = (yield from reading(hurried, self.id, False)).get("reason")
+                ended = (yield from reading(hurried, self.id, False)).get("reason")
         except AjetError:
             return
-        self.outcome = Outcome(aborted=reason, discarded=discarded)
+        discarded = None if ended == "aborted" else ended
+        self.outcome = Outcome(aborted=reason, discarded=discarded, infra=bool(cause) or discarded in WORLD_ENDS)
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
@@ -257,10 +273,10 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     if record.get("state") != "discarded":
         return Outcome(reward=reward)
     if reason == "aborted":
-        return Outcome(aborted=record.get("detail") or "aborted")
+        return Outcome(aborted=record.get("detail") or "aborted", infra=record.get("cause") == "infra")
     if reason == "incomplete_call" and reward is not None:
         return Outcome(reward=reward, discarded=reason, lost=record.get("detail"))
-    return Outcome(aborted=f"discarded by the proxy: {reason}", discarded=reason)
+    return Outcome(aborted=f"discarded by the proxy: {reason}", discarded=reason, infra=reason in WORLD_ENDS)
 
 
 def shown_as(operation: Callable[..., Any], method: Callable[P, T], skipped: int = 0) -> Callable[P, T]:

@@ -95,9 +95,17 @@ class Copies:
         self._writing = threading.Lock()
 
     def __call__(self, episode: Episode, stream: str, line: bytes) -> None:
-        out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
         if self._named:
             line = f"[{episode.id}] ".encode() + line.rstrip(b"\r\n") + b"\n"
+        self._write(stream, line)
+
+    def text(self, line: str) -> None:
+        """A line of ours between theirs, on standard output."""
+        data = f"{line}\n".encode(sys.stdout.encoding or "utf-8", "replace")
+        self._write("stdout", data if self.at_line_start else b"\n" + data)
+
+    def _write(self, stream: str, line: bytes) -> None:
+        out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
         with self._writing:
             self.at_line_start = line.endswith(b"\n")
             try:

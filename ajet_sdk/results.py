@@ -19,7 +19,8 @@ from unicodedata import combining, east_asian_width
 class RunResult:
     """One rollout: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time.
     `untold` is set if it cannot be trained because its engine does not tell what it sampled: one of
-    `ajet_sdk.untold.UNTOLD`. `discarded` is the proxy's own reason, if it discarded the episode by itself."""
+    `ajet_sdk.untold.UNTOLD`. `discarded` is the proxy's own reason, if it discarded the episode by itself. `infra` is
+    set if the world failed, and not the agent; `again`, if the run plays it again, and another result tells of that."""
 
     task: str
     index: int
@@ -30,10 +31,17 @@ class RunResult:
     seconds: float
     untold: str | None = None
     discarded: str | None = None
+    infra: bool = False
+    again: bool = False
 
     @property
     def ok(self) -> bool:
         return self.outcome == "rewarded"
+
+    @property
+    def kept(self) -> bool:
+        """Whether the proxy keeps it: to be trained, or as an evaluation."""
+        return self.ok and self.reason is None
 
     @property
     def client_gone(self) -> bool:
@@ -59,8 +67,8 @@ class RunResults(tuple[RunResult, ...]):
 
     @property
     def failures(self) -> list[RunResult]:
-        """The rollouts that were aborted or failed."""
-        return [item for item in self if not item.ok]
+        """The rollouts that were aborted or failed, and are not played again."""
+        return [item for item in self if not item.ok and not item.again]
 
     @property
     def untold(self) -> list[RunResult]:
@@ -70,7 +78,7 @@ class RunResults(tuple[RunResult, ...]):
     @property
     def kept(self) -> list[RunResult]:
         """The rewarded ones that the proxy keeps: to be trained, or as an evaluation."""
-        return [item for item in self if item.ok and item.reason is None]
+        return [item for item in self if item.kept]
 
     def table(self) -> str:
         """A plain-text table, one rollout a line, and a line that sums up."""
@@ -82,14 +90,21 @@ class RunResults(tuple[RunResult, ...]):
             task = item.task.replace("\n", " ")
             row = (task, str(item.index), item.episode or "-", item.outcome, rewarded, f"{item.seconds:.1f}", reason)
             rows.append(tuple(map(plain, row)))
-        counts = Counter(item.outcome for item in self)
+        return f"{align(rows)}\n{self.summary()}"
+
+    def summary(self) -> str:
+        """How many rollouts came to what, in a line. Failures of the world are counted apart."""
+        counts = Counter(item.outcome for item in self if not item.infra)
         parts = [f"{counts[outcome]} {outcome}" for outcome in ("rewarded", "aborted", "failed") if counts[outcome]]
+        if world := [item for item in self if item.infra]:
+            again = sum(item.again for item in world)
+            parts.append(counted(world, "failure") + " of the world" + (f" ({again} played again)" if again else ""))
         mean = self.mean_reward
         if mean is not None:
             parts.append(f"mean reward {mean:.4g}")
         if untold := len(self.untold):
             parts.append(f"{untold} cannot be trained")
-        return f"{align(rows)}\n{counted(self, 'episode')}: {', '.join(parts) or 'none begun'}"
+        return f"{counted(self, 'episode')}: {', '.join(parts) or 'none begun'}"
 
 
 def counted(items: Sequence[Any], word: str) -> str:

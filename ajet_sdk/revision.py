@@ -30,15 +30,15 @@ class Digest:
     """The digest of some files and texts; call it for the one of now. It is None where no file can be read."""
 
     def __init__(self, files: Sequence[Path], texts: Sequence[str] = ()) -> None:
-        self._files, self._texts = tuple(files), tuple(texts)
-        self.name = self._files[0].name if self._files else "agent"
+        self.files, self._texts = tuple(files), tuple(texts)
+        self.name = self.files[0].name if self.files else "agent"
         """What it is the digest of, in short."""
         self._seen: Any = None
         self._digest: str | None = None
 
     def __call__(self) -> str | None:
         try:
-            seen = [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in map(os.stat, self._files)]
+            seen = [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in map(os.stat, self.files)]
             if seen != self._seen:
                 self._digest, self._seen = self._read(), seen
         except OSError:
@@ -50,9 +50,9 @@ class Digest:
         found = hashlib.sha256()
         for text in self._texts:
             found.update(text.encode("utf-8", "surrogateescape") + b"\0")
-        for file in self._files:
+        for file in self.files:
             found.update(hashlib.sha256(file.read_bytes()).digest())
-        return found.hexdigest()[:DIGITS] if self._files or self._texts else None
+        return found.hexdigest()[:DIGITS] if self.files or self._texts else None
 
 
 def of_program(argv: Sequence[str], reward_cmd: str | None = None, cwd: str | None = None) -> Digest:

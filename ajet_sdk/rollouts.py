@@ -4,6 +4,9 @@ The rollouts of one task are begun together, so that groups complete early. An a
 exception that would end the others: its episode is aborted with the reason, and the run goes on. Only the caller's own
 mistakes (tasks that cannot be iterated or named) and an interrupt end the run, the latter after aborting what is open.
 
+What is played next is for a source of turns to say (`ajet_sdk.turns`, `ajet_sdk.plays`). An episode that the proxy
+holds back for now is no failure: it is asked for until it opens.
+
 Workers are daemon threads, because an agent that hangs must not keep an interrupted program alive. Each says itself
 that it has ended: an interrupted `Thread.join` takes a running thread for dead (CPython issue 90882, until 3.13).
 """
@@ -11,21 +14,26 @@ that it has ended: an interrupted `Thread.join` takes a running thread for dead 
 from __future__ import annotations
 
 import inspect
+import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, membership, name_taken
-from ajet_sdk.episodes import Episode, EpisodeLife, Opened, aborting, opening, place_taken, reason_of, wanting
-from ajet_sdk.errors import AjetError, BadRequest, NotReady, ProxyUnreachable
-from ajet_sdk.operations import DEADLINE_S
+from ajet_sdk.episodes import Episode, EpisodeLife, Opened, WorldFailed, aborting, opening, place_taken, reason_of
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
+from ajet_sdk.operations import DEADLINE_S, Talk
+from ajet_sdk.plays import PlayedRollouts, Progress
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.revision import of_agent, told
+from ajet_sdk.tasks import Line
+from ajet_sdk.turns import LATER, Later, OnceRollouts, Rollout, Source, Turn, WantedRollouts
 from ajet_sdk.untold import told as untold
 
 Agent = Callable[[Any, Episode], Any]
@@ -37,43 +45,54 @@ HEARD_S = 1.0
 """A signal that comes as a wait begins, or to another thread, wakes no wait: it is heard when that ends."""
 
 
+RETRIES = 2
+"""How often a rollout is played again that the world failed."""
+
+
+class ProgramChanged(WorldFailed):
+    """The program was ended because there is a newer one."""
+
+
+INFRA = (WorldFailed, ProxyUnreachable, NotReady)
+"""Exceptions that are always the world's."""
+
+
+def never_held() -> bool:
+    """Something may begin at any time."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """The `index`-th run at `task`; `number` counts all of the run from 0."""
+class How:
+    """How a run goes through its tasks; what `run` says of its arguments. `held` tells whether nothing may begin just
+    now; it may raise what is to end the run. `member` is the membership of the client that plays. `on_progress` is told
+    how far a play is, at its beginning and its end."""
 
-    number: int
-    task: Any
-    index: int
+    wanted: bool = False
+    play: str | None = None
+    epochs: int = 1
+    retries: int = RETRIES
+    infra: tuple[type[BaseException], ...] = ()
+    lane: str | None = None
+    member: Any = None
+    held: Callable[[], bool] = never_held
+    on_progress: Callable[[Progress], None] = lambda progress: None
 
-
-def rollouts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Rollout]:
-    """Every task `repeat` times, task by task; `tasks` may be endless."""
-    if isinstance(tasks, str):
-        raise BadRequest(f"tasks must be a list of tasks, not one text: [{tasks[:80]!r}]", param="tasks")
-    each = (task for task in tasks for _ in range(repeat))
-    for number, task in enumerate(each):
-        yield Rollout(number, task, number % repeat)
-
-
-class WantedRollouts:
-    """The tasks of evaluations. A place in one always has the same task, in any program and at any attempt."""
-
-    def __init__(self, tasks: Iterable[Any], repeat: int) -> None:
-        self._all, self._repeat = tuple(rollouts_at(tasks, repeat)), repeat
-        if not self._all:
-            raise BadRequest("there is no task to play", param="tasks")
-        self._number = 0
-
-    def at(self, place: int) -> Rollout:
-        """The rollout at a place of an evaluation; behind the last task comes the first one again."""
-        around, place = divmod(place, len(self._all))
-        once = self._all[place]
-        self._number += 1
-        return Rollout(self._number - 1, once.task, once.index + around * self._repeat)
+    def __post_init__(self) -> None:
+        if self.play is None and self.epochs != 1:
+            raise BadRequest("epochs belong to a play: name it with play=", param="epochs")
+        if self.play is not None and self.wanted:
+            raise BadRequest("what a trainer wants is no play: leave one of them out", param="play")
+        for what, value, least in (("epochs", self.epochs, 1), ("retries", self.retries, 0)):
+            if value < least:
+                raise BadRequest(f"{what} must be at least {least}, not {value}", param=what)
 
 
 def name_of(task: Any) -> str:
-    """What the proxy calls a task: a string or integer itself, or the ``task`` or ``id`` of a mapping."""
+    """What the proxy calls a task: a string or integer itself, the ``task`` or ``id`` of a mapping, or what a line of a
+    file is called."""
+    if isinstance(task, Line):
+        return task.name
     if isinstance(task, Mapping):
         task = task.get("task", task.get("id"))
     if isinstance(task, (str, int)) and not isinstance(task, bool) and str(task):
@@ -83,6 +102,11 @@ def name_of(task: Any) -> str:
         f"what {repr(task)[:80]} is called",
         param="tasks",
     )
+
+
+def said_by(task: Any) -> str:
+    """Everything that makes a task the one that it is, as far as JSON can say it."""
+    return task.json if isinstance(task, Line) else json.dumps(task, sort_keys=True, default=repr)
 
 
 def result_of(
@@ -102,9 +126,10 @@ def result_of(
         outcome, reward = "rewarded", settled.reward
         if settled.discarded is not None:
             reason = f"discarded by the proxy: {settled.discarded}" + (f" ({lost})" if lost else "")
+    infra = settled.infra if settled is not None else episode is not None and isinstance(error, episode.infra)
     return RunResult(
         task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, untold(lost),
-        None if settled is None else settled.discarded,
+        None if settled is None else settled.discarded, infra,
     )
 
 
@@ -122,10 +147,8 @@ class RolloutsPlan:
     `body` opens the episodes, each with its task's `name`. The caller's mistakes are raised here, before anything has
     begun. One of them is a task without a name, if `tasks` can be gone through twice.
 
-    With `wanted`, only evaluation episodes that a trainer wants are played, and the run has no end. Episodes are then
-    opened one after the other: each asks whether one more is wanted, and which place in the evaluation it has.
-
-    `member` is the membership of the client that plays them, if they are to have one.
+    With `How.wanted`, only evaluation episodes that a trainer wants are played, and the run has no end. With `How.play`
+    what is missing of that play is played. Episodes are then opened one after the other: each asks for its place.
     """
 
     def __init__(
@@ -138,10 +161,9 @@ class RolloutsPlan:
         body: routes.OpenEpisode,
         name: Callable[[Any], str],
         on_result: Callable[[RunResult], None] | None,
-        wanted: bool = False,
-        member: Any = None,
+        how: How = How(),
     ) -> None:
-        if wanted and not body.eval:
+        if how.wanted and not body.eval:
             raise BadRequest("only evaluations are wanted: set eval too", param="wanted")
         for what, value in (("repeat", repeat), ("parallel", parallel)):
             if value < 1:
@@ -149,17 +171,64 @@ class RolloutsPlan:
         if isinstance(tasks, Collection) and not isinstance(tasks, str):
             for task in tasks:
                 name(task)
-            parallel = parallel if wanted else max(1, min(parallel, len(tasks) * repeat))
-        self._wanted = WantedRollouts(tasks, repeat) if wanted else None
+            most = len(tasks) * repeat * how.epochs
+            parallel = parallel if how.wanted else max(1, min(parallel, most))
+        self.source = source_of(tasks, repeat, body, name, how)
         self._client, self._agent, self._body, self._name, self._on_result = client, agent, body, name, on_result
-        self._rollouts: Iterator[Rollout] = iter(()) if wanted else rollouts_at(tasks, repeat)
-        self._parallel, self._member = parallel, member
+        self._how, self._parallel = how, parallel
+        self._infra = (*INFRA, *how.infra)
+        self._numbers = count()
         self._done: dict[int, RunResult] = {}
         self._stopped = False
+        self._fault: BaseException | None = None
+        self._quiet_until = 0.0
+        self._forgiven = False
 
-    def _at(self, place: int | None) -> Rollout | None:
-        """The next rollout: the one at a `place`, where only wanted ones are played."""
-        return next(self._rollouts, None) if self._wanted is None or place is None else self._wanted.at(place)
+    def forgive(self) -> None:
+        """The program is another one from now on. May be called by any thread."""
+        self._forgiven, self._quiet_until = True, 0.0
+
+    def _take(self) -> Talk[Turn | Later | None]:
+        """The next turn, unless the run is over. After a look that found nothing, the next one waits."""
+        now = time.monotonic()
+        if self._stopped or self._fault is not None:
+            return None
+        if now < self._quiet_until or self._how.held():
+            return LATER
+        if self._forgiven:
+            self._forgiven = False
+            self.source.forgive()
+        taken = yield from self.source.take(self._client.target)
+        if taken is LATER:
+            self._quiet_until = now + WANTED_S
+        return taken
+
+    def _opening(self, turn: Turn) -> routes.OpenEpisode:
+        """The request that opens the episode of `turn`, with a name where its place must be had once."""
+        return replace(
+            self._body, task=self._name(turn.rollout.task), model=turn.model or self._body.model, place=turn.place,
+            play=turn.play, id=None if turn.play is None else f"ep-{uuid.uuid4().hex}",
+        )
+
+    def _comes_later(self, turn: Turn, caught: BaseException) -> bool:
+        """Whether an episode that could not be opened will be asked for again. Raises what ends the run."""
+        if name_taken(caught):
+            raise caught
+        held = isinstance(caught, NotReady)
+        taken = place_taken(caught) or (turn.play is not None and isinstance(caught, Conflict))
+        if turn.play is not None and not held and not taken:
+            raise caught
+        if held or taken:
+            self.source.put_back(turn)
+        return held or taken
+
+    def _ended(self, turn: Turn, result: RunResult, error: BaseException | None) -> RunResult:
+        """`result`, and whether it is played again."""
+        changed = isinstance(error, ProgramChanged)
+        again = self.source.ended(turn, result, time.monotonic(), changed=changed)
+        if again:
+            self._quiet_until = 0.0
+        return replace(result, again=True) if again else result
 
     @property
     def results(self) -> RunResults:
@@ -167,11 +236,35 @@ class RolloutsPlan:
         return RunResults(tuple(self._done[number] for number in sorted(self._done)))
 
 
+def source_of(
+    tasks: Iterable[Any], repeat: int, body: routes.OpenEpisode, name: Callable[[Any], str], how: How
+) -> Source:
+    """Where the turns of a run come from."""
+    if how.wanted:
+        return WantedRollouts(tasks, repeat, body.model)
+    if how.play is None:
+        return OnceRollouts(tasks, repeat, how.retries)
+    return PlayedRollouts(
+        tasks, repeat, how.retries, play=how.play, epochs=how.epochs, name=name, said=said_by, lane=how.lane
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A turn that is being played. Without an `episode`, none could be opened."""
+
+    turn: Turn
+    number: int
+    task: str
+    started: float
+    episode: Any = None
+    error: BaseException | None = None
+
+
 class Rollouts(RolloutsPlan):
     """One run over tasks by threads; `on_stop` is called on an interrupt."""
 
     _client: Client
-    _member: Membership | None
 
     def __init__(self, *plan: Any, on_stop: Callable[[], None] | None = None) -> None:
         super().__init__(*plan)
@@ -180,13 +273,14 @@ class Rollouts(RolloutsPlan):
         self._on_stop = on_stop
         self._workers: list[tuple[threading.Thread, threading.Event]] = []
         self._lock = threading.Lock()
-        self._turn = nullcontext() if self._wanted is None else threading.Lock()
+        self._turn = threading.Lock()
         self._open: dict[str, Episode] = {}
-        self._fault: BaseException | None = None
 
     def run(self) -> RunResults:
         """Runs to the end; an exception in this thread, such as KeyboardInterrupt, stops the run first."""
         try:
+            if isinstance(self.source, PlayedRollouts):
+                self._how.on_progress(self._client.drive(self.source.begin(self._client.target)))
             for _ in range(self._parallel):
                 self._begin()
             for _, ended in self._workers:
@@ -197,6 +291,8 @@ class Rollouts(RolloutsPlan):
             raise
         if self._fault is not None:
             raise self._fault
+        if isinstance(self.source, PlayedRollouts):
+            self._how.on_progress(self._client.drive(self.source.finish(self._client.target)))
         return self.results
 
     def stop(self) -> None:
@@ -227,73 +323,67 @@ class Rollouts(RolloutsPlan):
         self._workers.append((thread, ended))
         start(thread)
 
-    def _next(self, place: int | None) -> Rollout | None:
-        with self._lock:
-            if self._stopped or self._fault is not None:
-                return None
-            try:
-                return self._at(place)
-            except Exception as error:
-                self._fault = error
-                return None
-
     def _work(self, ended: threading.Event) -> None:
         try:
-            while (one := self._roll_out()) is not None:
-                number, result = one
-                with self._lock:
-                    self._done[number] = result
-                if self._on_result is not None:
-                    self._on_result(result)
-                if self._wanted is not None and not result.ok:
+            while (begun := self._roll_out()) is not None:
+                if begun is LATER:
                     time.sleep(WANTED_S)
+                else:
+                    self._tell(begun)
         except BaseException as error:  # the caller's own: a task without a name, a callback that raised
             self._fault = error
         finally:
             ended.set()
 
-    def _await_wanted(self) -> tuple[str | None, int | None]:
-        """The model of the next episode. Where only wanted ones are played, waits for one, and tells its place; the run
-        may stop before."""
-        model = self._body.model
-        while self._wanted is not None and not self._stopped and self._fault is None:
-            if (found := self._client.drive(wanting(self._client.target, model))) is not None:
-                return found
+    def _tell(self, begun: Begun) -> None:
+        """Has the agent play what has begun, and tells what came of it."""
+        error = begun.error
+        if begun.episode is not None:
+            error = self._play(begun.turn.rollout, begun.episode)
+        seconds = time.monotonic() - begun.started
+        result = result_of(begun.turn.rollout, begun.task, begun.episode, error, seconds)
+        with self._lock:
+            result = self._done[begun.number] = self._ended(begun.turn, result, error)
+        if self._on_result is not None:
+            self._on_result(result)
+        if self._how.wanted and not result.ok:
             time.sleep(WANTED_S)
-        return model, None
 
-    def _roll_out(self) -> tuple[int, RunResult] | None:
-        """The next rollout to its end, and its number; None if there is none. If another thread must not open an
-        episode before this one has, it waits for its turn."""
-        client, episode, error = self._client, None, None
+    def _roll_out(self) -> Begun | Later | None:
+        """The next rollout, begun; None if there is none. If another thread must not open an episode before this one
+        has, it waits for its turn."""
         with self._turn:
-            while True:
-                model, place = self._await_wanted()
-                if (rollout := self._next(place)) is None:
-                    return None
-                started = time.monotonic()
-                body = replace(self._body, task=self._name(rollout.task), model=model, place=place)
-                try:
-                    episode = Episode(client, self._opened(body))
-                    with self._lock:
-                        self._open[episode.id] = episode
-                except KeyboardInterrupt:
-                    raise
-                except BaseException as caught:
-                    if name_taken(caught):
-                        raise
-                    if place_taken(caught):
-                        continue
-                    error = caught
-                break
-        if episode is not None:
-            error = self._play(rollout, episode)
-        return rollout.number, result_of(rollout, body.task or "", episode, error, time.monotonic() - started)
+            turn = self._client.drive(self._take())
+            if not isinstance(turn, Turn):
+                return turn
+            number = next(self._numbers)
+            if self.source.serial:
+                return self._begun(turn, number)
+        return self._begun(turn, number)
+
+    def _begun(self, turn: Turn, number: int) -> Begun | Later:
+        """`turn` with its episode, or what prevents that; `LATER` if it will be asked for again."""
+        started, body = time.monotonic(), self._opening(turn)
+        try:
+            opened = self._opened(body)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as caught:
+            if self._comes_later(turn, caught):
+                return LATER
+            return Begun(turn, number, body.task or "", started, error=caught)
+        self.source.opened(turn, opened)
+        episode = Episode(self._client, opened)
+        episode.infra = self._infra
+        with self._lock:
+            self._open[episode.id] = episode
+        return Begun(turn, number, body.task or "", started, episode)
 
     def _opened(self, body: routes.OpenEpisode) -> Opened:
-        if self._member is None:
+        if self._how.member is None:
             return self._client.drive(opening(self._client.target, body))
-        return self._member.open(body)
+        opened: Opened = self._how.member.open(body)
+        return opened
 
     def _play(self, rollout: Rollout, episode: Episode) -> BaseException | None:
         """Has the agent play an open episode, and settles it. Returns what the agent raised."""
@@ -326,6 +416,10 @@ def run(
     agent_name: str | None = None,
     eval: bool = False,
     wanted: bool = False,
+    play: str | None = None,
+    epochs: int = 1,
+    retries: int = RETRIES,
+    infra: tuple[type[BaseException], ...] = (),
     on_result: Callable[[RunResult], None] | None = None,
     client_name: str | None = None,
     lane: str | None = None,
@@ -347,6 +441,14 @@ def run(
     interrupt alone. Each evaluation goes through the tasks from the first on. Programs that share one go through them
     together, if all have the same tasks and the same `repeat`.
 
+    An exception of one of the classes `infra` is the world's failure, and not the agent's. So is a proxy that cannot
+    be reached, and an end by ``abort(cause="infra")``. Such a rollout is played again, up to `retries` times, and each
+    attempt has a result of its own.
+
+    With `play`, a name of your own, the tasks are a data set that is played `epochs` times. The proxy knows what is
+    missing of it, so a run that is killed goes on where it was. Whatever discards an episode, its rollout is played
+    again, `retries` times by this run and again by the next one.
+
     This process is a client of the proxy while it runs, under `client_name` or a name of its own. If it dies, what it
     has open is discarded. Another one of its name ends it with a `Conflict`. `lane` is the kind of its tasks; unset,
     it follows from their names. `revision` names the code of agent and reward; unset, that is a digest of the file of
@@ -358,5 +460,6 @@ def run(
             client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
             revision=told(revision, code),
         )
+        how = How(wanted, play, epochs, retries, infra, lane, own)
         with own:
-            return Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, wanted, own).run()
+            return Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, how).run()

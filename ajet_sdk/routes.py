@@ -68,7 +68,9 @@ MAX_REWARD = 1e12
 @dataclass(frozen=True, slots=True)
 class OpenEpisode:
     """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
-    only if that is the next one of the model's evaluation. ``client`` plays it, under ``revision`` or its own."""
+    only if that is the next one of the model's evaluation, or is free in its ``play``. ``client`` plays it, under
+    ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. ``id`` makes it idempotent; without
+    one the proxy makes one."""
 
     task: str | None = None
     model: str | None = None
@@ -81,6 +83,9 @@ class OpenEpisode:
     place: int | None = None
     client: str | None = None
     revision: str | None = None
+    play: str | None = None
+    trial: bool = False
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +206,14 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Play:
+    """``POST plays``: a data set of so many `episodes` is played under `name`. One that is being played goes on."""
+
+    name: str
+    episodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """``POST clients``: this process runs agents, and is gone once it has not said so for ``ttl_s`` seconds. With
     ``replaces``, an older client of the name is gone. With ``replaces_older``, episodes of the lane that were played
@@ -248,6 +261,9 @@ ROUTES: tuple[Route, ...] = (
     Route("evaluate", "POST", "/evaluations", "trainer", Evaluate),
     Route("evaluation", "GET", "/evaluations/{id}", "trainer", None),
     Route("wanted", "GET", "/wanted", "agent", None),
+    Route("play", "POST", "/plays", "agent", Play),
+    Route("get_play", "GET", "/plays/{id}", "agent", None),
+    Route("end_play", "DELETE", "/plays/{id}", "agent", None),
     Route("join", "POST", "/clients", "agent", Join),
     Route("clients", "GET", "/clients", "agent", None),
     Route("beat", "POST", "/clients/{id}/beat", "agent", Empty),

@@ -4,6 +4,9 @@ The program is told where its model is by environment variables alone. Its rewar
 says, if one was asked for. Otherwise it is what the program gave itself, or else 1.0 for exit code 0 and 0.0 for any
 other. A reward that is no number, or a reward command that was killed, aborts the episode with that reason.
 
+Exit code 75 (``EX_TEMPFAIL``) says that the world failed, and not the policy. So does a failure after an engine, or the
+proxy, has lost the program's last call. Such an episode is given up, and never trained.
+
 If the proxy has meanwhile discarded a program's episode (it idled out, or ran too long), the program is ended. So one
 that hangs does not hold its place forever.
 """
@@ -17,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,20 +29,30 @@ from urllib.parse import urlsplit
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, membership
-from ajet_sdk.episodes import Episode, reading
+from ajet_sdk.episodes import Episode, WorldFailed, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.interception import Interception
 from ajet_sdk.operations import Target
+from ajet_sdk.plays import Progress
 from ajet_sdk.processes import Child, Limits, describe
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.revision import of_program, told
-from ajet_sdk.rollouts import INTERRUPTED, Rollouts, name_of, start
+from ajet_sdk.rollouts import INTERRUPTED, RETRIES, How, ProgramChanged, Rollouts, name_of, never_held, start
+from ajet_sdk.tasks import Line
+from ajet_sdk.watching import QUICK_S, Streak, Watch
 
 REWARD_SOURCES = ("exit-code", "stdout", "file")
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
+TASK_VARIABLE = "AJET_TASK_JSON"
+TEMPORARY = 75
+"""The exit code of a program that the world failed: ``EX_TEMPFAIL`` of sysexits.h."""
+LOST_TO_THE_WORLD = ("engine_error", "engine_aborted", "truncated", "restarted", "not_written")
+"""Reasons for which a call is lost that neither the program nor the policy has given."""
 SECRETS = ("AJET_API_KEY", "AJET_ADMIN_SECRET", "AJET_UPSTREAM_KEY")
 """Variables of this process, or of a proxy started by the same shell, that no program gets."""
 END_GRACE_S = 5.0
+CHANGE_GRACE_S = 2.0
+"""How long a program may take to end that has changed."""
 WATCH_S = 10.0
 _NUMBER = re.compile(r"(?<![\w.])(?<!\d,)[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\w|,\d)")
 
@@ -121,9 +134,13 @@ class ProgramAgent:
     """Calls `Program` as an agent of `ajet_sdk.rollouts`; use it as a context manager around the run."""
 
     def __init__(
-        self, program: Program, client: Client, on_output: OnOutput | None = None, *, watch_s: float = WATCH_S
+        self, program: Program, client: Client, on_output: OnOutput | None = None, *, watch_s: float = WATCH_S,
+        streak: Streak | None = None,
     ) -> None:
+        """`streak` is told how each program began."""
         self._program, self._client, self._on_output, self._watch_s = program, client, on_output, watch_s
+        self._streak = streak
+        self._changed: set[str] = set()
         self._lock = threading.Lock()
         self._running: dict[str, Child] = {}
         self._lost: dict[str, str] = {}
@@ -141,6 +158,8 @@ class ProgramAgent:
     def __call__(self, task: Any, episode: Episode) -> float | None:
         program = self._program
         env = {**os.environ, **program.env, **episode.env()}
+        if isinstance(task, Line):
+            env[TASK_VARIABLE] = task.json
         for name in SECRETS:  # whatever they open for us, the program's key is its episode's
             env.pop(name, None)
         if program.interception is not None:
@@ -150,12 +169,12 @@ class ProgramAgent:
         if program.reward_from == "file":
             with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
                 path, reader = Path(folder, "reward"), LastNumber()
-                code, _ = self._run(program.argv, {**env, REWARD_FILE_VARIABLE: str(path)}, episode, LastNumber())
+                code, _ = self._play(env | {REWARD_FILE_VARIABLE: str(path)}, episode)
                 with suppress(OSError):
                     for line in path.read_bytes().splitlines():
                         reader.feed(line)
             return self._judge(episode, code, reader.value, "no number in the file that AJET_REWARD_FILE names")
-        code, value = self._run(program.argv, env, episode, LastNumber())
+        code, value = self._play(env, episode)
         if program.reward_cmd is not None:
             return self._by_command(program.reward_cmd, env, episode)
         if program.reward_from == "stdout":
@@ -164,28 +183,43 @@ class ProgramAgent:
             record = episode.record()
             if record.get("state") != "open" or record.get("rewards"):
                 return None
-        return self._judge(episode, code, 1.0 if code == 0 else 0.0, "")
+        return self._judge(episode, code, 1.0, "") if code == 0 else self._judge(episode, code, None, None)
+
+    def _play(self, env: Mapping[str, str], episode: Episode) -> tuple[int, float | None]:
+        """Runs the program itself."""
+        began = time.monotonic()
+        code, value = self._run(self._program.argv, env, episode, LastNumber())
+        if self._streak is not None:
+            quick = code != 0 and time.monotonic() - began < QUICK_S
+            self._streak.began(well=not quick or bool(episode.record().get("calls")))
+        return code, value
 
     def stop(self) -> None:
         """Ends every program that runs, and lets none begin; their episodes are aborted."""
         self._stopped.set()
         with self._lock:
             children = list(self._running.values())
-        for child in children:
-            child.ask_to_end()
-        until = time.monotonic() + END_GRACE_S
-        try:
-            while children:
-                children.pop().end(until - time.monotonic())
-        finally:
-            for child in children:
-                child.end(0.0)
+        _end_all(children, END_GRACE_S)
 
-    def _judge(self, episode: Episode, code: int, value: float | None, lacking: str) -> float | None:
-        """The reward, unless there is none: then the episode is aborted, saying why."""
-        if value is None:
-            episode.abort(f"{lacking} ({describe(code)})")
-        return value
+    def restart(self) -> None:
+        """Ends every program that runs, because there is a newer one; their episodes are the world's failures."""
+        with self._lock:
+            children = list(self._running.values())
+            self._changed.update(self._running)
+        _end_all(children, CHANGE_GRACE_S)
+
+    def _judge(self, episode: Episode, code: int, value: float | None, lacking: str | None) -> float | None:
+        """The reward, unless there is none: then the episode is aborted, saying what is `lacking`. A program whose
+        reward is its exit code lacks nothing: it has failed, and that is 0.0."""
+        if value is not None:
+            return value
+        calls = episode.record().get("calls") or [{}]
+        if calls[-1].get("reason") in LOST_TO_THE_WORLD:
+            raise WorldFailed(f"{describe(code)}, after its last call was lost: {calls[-1]['reason']}")
+        if lacking is None:
+            return 0.0
+        episode.abort(f"{lacking} ({describe(code)})")
+        return None
 
     def _by_command(self, command: str, env: Mapping[str, str], episode: Episode) -> float | None:
         code, value = self._run(("/bin/sh", "-c", command), env, episode, LastNumber(anywhere=True))
@@ -213,11 +247,16 @@ class ProgramAgent:
         code = child.wait()
         with self._lock:
             del self._running[episode.id]
-            lost = self._lost.pop(episode.id, None)
+            lost, changed = self._lost.pop(episode.id, None), episode.id in self._changed
+            self._changed.discard(episode.id)
+        if changed:
+            raise ProgramChanged("the program changed")
         if lost is not None:
             raise Conflict(f"the proxy discarded the episode while its program ran: {lost}")
         if self._stopped.is_set():
             raise Conflict(INTERRUPTED)
+        if code == TEMPORARY:
+            raise WorldFailed(describe(code))
         return code, reader.value
 
     def _watch(self) -> None:
@@ -241,9 +280,22 @@ class ProgramAgent:
         child.end(END_GRACE_S)
 
 
+def _end_all(children: list[Child], grace: float) -> None:
+    """Asks all of them to end, and kills those that have not within `grace` seconds."""
+    for child in children:
+        child.ask_to_end()
+    until = time.monotonic() + grace
+    try:
+        while children:
+            children.pop().end(until - time.monotonic())
+    finally:
+        for child in children:
+            child.end(0.0)
+
+
 def run_program(
     program: Program,
-    tasks: Iterable[str],
+    tasks: Iterable[str | Line],
     *,
     repeat: int = 1,
     parallel: int = 1,
@@ -251,6 +303,10 @@ def run_program(
     agent: str | None = None,
     eval: bool = False,
     wanted: bool = False,
+    play: str | None = None,
+    epochs: int = 1,
+    retries: int = RETRIES,
+    watch: bool = False,
     client: Client | None = None,
     client_name: str | None = None,
     lane: str | None = None,
@@ -258,19 +314,48 @@ def run_program(
     replace_older: bool = False,
     on_output: OnOutput | None = None,
     on_result: Callable[[RunResult], None] | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> RunResults:
     """Runs `program` `repeat` times for each task, up to `parallel` at once; see `ajet_sdk.run` for what it returns.
 
     Programs' output is handed to `on_output`, or dropped. KeyboardInterrupt ends the programs that run, with all that
     they have started, aborts their episodes, and is raised again. The revision is that of the program's file and of its
     reward command, unless it is named.
+
+    With `watch`, the program is started anew whenever one of these files changes. The episodes of the old one are given
+    up, and played again. Where there is a `play` or a `watch`, a program that fails as soon as it begins ends the run,
+    or waits for the file to change. `say` is told of it in words.
     """
     body, code = routes.OpenEpisode(None, model, agent, eval), of_program(program.argv, program.reward_cmd, program.cwd)
-    with nullcontext(client) if client else Client() as own:
-        member = membership(
+    streak = Streak(parallel, waits=watch, say=say) if watch or play is not None else None
+    if watch and not code.files:
+        raise BadRequest("the program names no file of its own, so there is nothing to watch", param="watch")
+    with ExitStack() as stack:
+        own = client or stack.enter_context(Client())
+        member = stack.enter_context(membership(
             own, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
             revision=told(revision, code),
-        )
-        with member, ProgramAgent(program, own, on_output) as runs:
-            plan = (own, runs, tasks, repeat, parallel, body, name_of, on_result, wanted, member)
-            return Rollouts(*plan, on_stop=runs.stop).run()
+        ))  # fmt: skip
+        held = streak.held if streak is not None else never_held
+        how = How(wanted, play, epochs, retries, (), lane, member, held, on_progress)
+        runs = stack.enter_context(ProgramAgent(program, own, on_output, streak=streak))
+        rollouts = Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, how, on_stop=runs.stop)
+        if watch and streak is not None:
+            stack.enter_context(_watching(program, streak, rollouts, runs, say))
+        return rollouts.run()
+
+
+def _watching(
+    program: Program, streak: Streak, rollouts: Rollouts, runs: ProgramAgent, say: Callable[[str], None]
+) -> Watch:
+    """Starts `program` anew whenever its code changes."""
+    code = of_program(program.argv, program.reward_cmd, program.cwd)
+
+    def changed() -> None:
+        say(f"{code.name} has changed: the program begins anew")
+        streak.changed()
+        rollouts.forgive()
+        runs.restart()
+
+    return Watch(code, changed)

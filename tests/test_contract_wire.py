@@ -13,7 +13,7 @@ import msgpack
 
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import headers
-from ajet_proxy.core.ledger import client_commands, clients, commands, episode, leases, mix, views
+from ajet_proxy.core.ledger import client_commands, clients, commands, episode, leases, mix, plays, views
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
@@ -26,6 +26,7 @@ from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
 from ajet_proxy.settings import OF_AGENTS, SETTINGS
 from ajet_sdk import frame, routes
+from ajet_sdk.routes import Abort, Play
 from ajet_sdk.runner import SECRETS
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
 from ajet_trainer import attempts
@@ -111,6 +112,9 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
     await ask("DELETE", "/mix")
     await ask("POST", "/groups/flush", {})
     await ask("GET", "/evaluations/{id}", id=wanted)
+    await ask("POST", "/plays", {"name": "d", "episodes": 1})
+    await ask("GET", "/plays/{id}", id="d")
+    await ask("DELETE", "/plays/{id}", id="d")
     joined = (await ask("POST", "/clients", {"name": "one"}))["client"]
     await ask("POST", "/clients/{id}/beat", id=joined)
     await ask("GET", "/clients")
@@ -123,13 +127,16 @@ def test_the_record_of_an_episode() -> None:
     rig = LedgerRig(archive=(shelf := Shelf()))
     rig.evaluate("m")
     rig.open("plain", eval=True, model="m")
+    rig.run(rig.commands.play(Play("d", 1), tenant="", at=rig.at))
+    rig.open("played", play="d", place=0)
+    rig.run(rig.commands.abort("played", Abort("away", "infra"), at=rig.at))
     rig.open("over several", tenant="a", members={"x": "m", "y": "n"}, metadata={"k": 1}, task="t")
     for agent, model in (("x", "m"), ("y", "n")):
         rig.call("over several", agent=agent, model=model, tenant="a")
     rig.reward("over several", 1.0)
     rig.abort("plain", "why", "agent")
     rig.open("of a client", client=rig.join(), revision="r1")
-    shown = [views.record(rig.state, name) for name in ("plain", "over several", "of a client")]
+    shown = [views.record(rig.state, name) for name in ("plain", "over several", "of a client", "played")]
     rig.archive()
     shelf.take(rig.state, 1)
     shown.append(views.record(rig.state, "plain"))
@@ -296,6 +303,7 @@ def test_the_limits_that_are_fixed() -> None:
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
         control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, commands.MAX_EVALUATION,
         routes.MAX_LANES, mix.MAX_AHEAD, mix.MAX_LANE_WAIT_S, control.HOLD_S,
+        commands.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN,
         routes.MAX_CLIENT_TEXT, client_commands.MAX_TTL_S, client_commands.MAX_CLIENTS, front.client_timeout,
         front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
     ]

@@ -6,6 +6,8 @@ wanted any more. After the last, asking is a 404, which ends a run that waits.
 `ControlStub.clients` are those that have joined. It is None for a proxy that knows no clients yet. Such a one refuses
 fields that it does not know, and does not count requests about clients.
 
+`ControlStub.plays` are the data sets that are being played, and `lanes` what is wanted of each lane, if that is told.
+
 `ControlStub.faults` holds what happens to coming requests before or instead of being served, one each: an HTTP answer
 (`Say`), a connection closed before (`drop`) or after (`lose`) the request took effect.
 """
@@ -22,6 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+from ajet_proxy.core.ledger.plays import Play
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk import routes
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, Unauthorized
@@ -62,6 +65,8 @@ class ControlStub:
         self.wanted: dict[str, int] = {}
         self.clients: dict[str, dict[str, Any]] | None = None
         self.next: dict[str, int] = {}
+        self.plays: dict[str, Play] = {}
+        self.lanes: dict[str, int] | None = None
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.stub = self
@@ -112,6 +117,8 @@ class ControlStub:
             return self._wanted()
         if parts[0] == "clients" and self.clients is not None:
             return self._of_clients(heard, parts)
+        if parts[0] == "plays":
+            return self._of_plays(heard, parts)
         if path == "/episodes":
             if self.admin_key not in (None, shown):
                 raise Unauthorized("no key or a bad one")
@@ -162,7 +169,20 @@ class ControlStub:
             raise Conflict(f"client {name} is gone", code="client_gone")
         return self.clients[name]
 
+    def _of_plays(self, heard: Heard, parts: list[str]) -> dict[str, Any]:
+        if heard.method == "POST":
+            body = routes.parse(routes.Play, heard.body)
+            return self.plays.setdefault(body.name, Play("", body.name, body.episodes, 0)).to_json()
+        if parts[1] not in self.plays:
+            raise NotFound(f"no play {parts[1]}", code="unknown_play")
+        told = self.plays[parts[1]].to_json()
+        if heard.method == "DELETE":
+            del self.plays[parts[1]]
+        return told
+
     def _wanted(self) -> dict[str, Any]:
+        if self.plays:
+            return {"eval": {}, "next": {}} | ({} if self.lanes is None else {"lanes": self.lanes})
         answer = {model: missing for model, missing in self.wanted.items() if missing > 0}
         if not answer:
             if not self.evaluations:
@@ -176,7 +196,12 @@ class ControlStub:
             raise BadRequest("unknown field", param="client")
         if body.client is not None:
             self.live(body.client)
-        if body.place is not None and body.place != self.next.get(body.model or ""):
+        if body.play is not None:
+            play, place = self.plays[body.play], body.place or 0
+            if not play.has_free(place):
+                raise Conflict("another has that place", code="place_taken")
+            play.begin(place)
+        elif body.place is not None and body.place != self.next.get(body.model or ""):
             raise Conflict("another has that place", code="place_taken")
         if body.eval and body.model in self.wanted:
             self.wanted[body.model] -= 1
@@ -185,7 +210,7 @@ class ControlStub:
         self.episodes[name] = {
             "episode": name, "task": body.task, "state": "open", "model": body.model, "eval": body.eval,
             "agent": body.agent, "rewards": [], "reward": None, "identified_by": "key", "opened_at": 0.0, "calls": [],
-            "client": body.client, "revision": body.revision,
+            "client": body.client, "revision": body.revision, "play": body.play, "place": body.place,
         }
         base_url = f"{self.url}/v1"
         env = {"OPENAI_BASE_URL": base_url, "AJET_EXTRA": "from-the-proxy"}
@@ -206,7 +231,7 @@ class ControlStub:
             EpisodeReward(note=None, at=0.0, **{"call": None, "agent": None, **item}) for item in record["rewards"]
         )
         if reward.final:
-            record["state"] = "ready"
+            self._move(record, "ready")
         return record
 
     def _seal(self, record: dict[str, Any], _body: Any) -> dict[str, Any]:
@@ -230,8 +255,17 @@ class ControlStub:
         return record
 
     def _end(self, record: dict[str, Any], reason: str | None) -> None:
-        record["state"] = "discarded" if reason else "ready"
-        record["reason"] = reason
+        self._move(record, "discarded" if reason else "ready", reason)
+
+    def discard(self, episode: str, reason: str) -> None:
+        """The proxy discards an episode by itself."""
+        with self._lock:
+            self._move(self.episodes[episode], "discarded", reason)
+
+    def _move(self, record: dict[str, Any], state: str, reason: str | None = None) -> None:
+        if record.get("play") in self.plays and record["state"] != state:
+            self.plays[record["play"]].moved(record["place"], record["state"], state, reason)
+        record["state"], record["reason"] = state, reason
 
 
 class _Server(ThreadingHTTPServer):

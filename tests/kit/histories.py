@@ -18,7 +18,7 @@ from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.storage.codec import encode
 from ajet_proxy.io.storage.journal import MAGIC, folder_of, framed
 from ajet_sdk.errors import AjetError
-from ajet_sdk.routes import GateClose, GateOpen
+from ajet_sdk.routes import GateClose, GateOpen, Play
 from tests.kit.ledger_rig import SETTINGS, LedgerRig
 
 EPISODES = st.sampled_from(["a", "b", "c", "d"])
@@ -96,6 +96,15 @@ def _evaluate(rig: LedgerRig, draw: Any) -> None:
     rig.evaluate(draw(st.sampled_from(["m", "n"])), draw(st.integers(1, 2)))
 
 
+def _play(rig: LedgerRig, draw: Any) -> None:
+    name = draw(st.sampled_from(["p", "q"]))
+    if draw(st.integers(0, 4)) == 0:
+        rig.run(rig.commands.end_play(name, tenant="", at=rig.at))
+        return
+    rig.run(rig.commands.play(Play(name, 3), tenant="", at=rig.at))
+    rig.open(draw(EPISODES), task="s", play=name, place=draw(st.integers(0, 3)))
+
+
 def _archive(rig: LedgerRig, draw: Any) -> None:
     rig.archive(draw(st.integers(0, 3)))
 
@@ -111,7 +120,7 @@ def _leave(rig: LedgerRig, draw: Any) -> None:
 
 
 STEPS = (_open, _call, _call, _reward, _ready, _ready, _lease, _lease, _answer, _answer, _lose, _end, _weights, _time,
-         _evaluate, _archive, _archive, _join, _leave)
+         _evaluate, _play, _archive, _archive, _join, _leave)
 
 
 @st.composite

@@ -71,6 +71,7 @@ def picture(state: State) -> str:
         "owed": {model: (standing.dealt, standing.owed) for model, standing in state.standings.items()},
         "heard": state.heard,
         "pots": sorted((pot, one.open, one.ready, one.last, one.flushed) for pot, one in state.pots.gatherings.items()),
+        "plays": [one.to_json() for one in state.plays.values()],
         "clients": [
             one.to_json(state.now, one.heard_at) for one in (*state.clients.live.values(), *state.clients.gone.values())
         ],
@@ -117,7 +118,7 @@ def check(state: State) -> None:
     check_pots(state, episodes)
     check_clients(state, episodes)
     for model, evaluation in state.evaluations.items():
-        own = [episode for episode in episodes if episode.evaluation == evaluation.id]
+        own = [one for one in episodes if one.evaluation == evaluation.id and one.id in evaluation.places]
         assert all(episode.eval and episode.model in (model, None) for episode in own)
         assert evaluation.playing == {episode.id for episode in own if episode.state in ("open", "sealed")}
         assert evaluation.rewards == {one.id: one.reward() for one in own if one.state == "recorded"}

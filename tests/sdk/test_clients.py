@@ -111,16 +111,22 @@ async def test_a_client_that_was_taken_for_gone_joins_again_and_its_rollout_is_t
     face: Any, stub: ControlStub
 ) -> None:
     async def agent(task: str, _episode: Any) -> float:
-        if task == "away":
+        if task == "away" and not gone:
+            gone.append(task)
             forget(stub)
         return 1.0
 
+    gone: list[str] = []
     results = await face.run(agent, ["before", "away", "after"], repeat=1, parallel=1)
-    assert [(item.ok, item.client_gone) for item in results] == [(True, False), (False, True), (True, False)]
+    assert [(item.task, item.ok, item.client_gone, item.infra, item.again) for item in results] == [
+        ("before", True, False, False, False), ("away", False, True, True, True),
+        ("after", True, False, False, False), ("away", True, False, False, False),
+    ]  # fmt: skip
+    assert not results.failures
     assert results[1].discarded == "client_gone"
     first, second = joined(stub)
     assert (second["replaces"], second["name"]) == (False, first["name"])
-    assert [one["client"] for one in stub.episodes.values()] == [first["client"]] * 2 + [second["client"]]
+    assert [one["client"] for one in stub.episodes.values()] == [first["client"]] * 2 + [second["client"]] * 2
 
 
 async def test_a_client_whose_name_another_has_taken_ends(face: Any, stub: ControlStub) -> None:

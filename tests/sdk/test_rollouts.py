@@ -16,8 +16,9 @@ import pytest
 import ajet_sdk
 from ajet_sdk import aio, errors, rollouts
 from ajet_sdk.results import RunResult
-from ajet_sdk.rollouts import Rollouts, RolloutsPlan, name_of, rollouts_at
+from ajet_sdk.rollouts import Rollouts, RolloutsPlan, name_of
 from ajet_sdk.routes import OpenEpisode
+from ajet_sdk.turns import rollouts_at
 from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.ports import free_port
 from tests.sdk.faces import FACES

@@ -17,6 +17,7 @@ import ajet_sdk
 from ajet_sdk import errors
 from ajet_sdk.results import RunResult
 from ajet_sdk.runner import LastNumber, Program, ProgramAgent, number_in, proxy_variable, reaching, run_program
+from ajet_sdk.tasks import Line
 from tests.kit.control_stub import ControlStub
 
 PYTHON = sys.executable
@@ -218,3 +219,104 @@ def test_bytes_that_are_no_text_are_no_number() -> None:
     for line in (b"0.5\n", b"\xff\xfe\n"):
         reader.feed(line)
     assert reader.value == 0.5
+
+
+# ---- failures of the world, and programs that change
+
+
+def test_exit_code_75_is_the_worlds_failure(stub: ControlStub, tmp_path: Path) -> None:
+    script = f'n=$(wc -l < {tmp_path}/n 2>/dev/null || echo 0); echo >> {tmp_path}/n; [ "$n" -ge 1 ] || exit 75'
+    results = run_program(Program(("sh", "-c", script)), ["t"])
+    assert [(item.outcome, item.reason, item.infra, item.again) for item in results] == [
+        ("aborted", "exit code 75", True, True), ("rewarded", None, False, False),
+    ]  # fmt: skip
+    assert [record.get("cause") for record in stub.episodes.values()] == ["infra", None]
+    (tmp_path / "n").unlink()
+    results = run_program(Program(("true",), reward_cmd=script), ["t"], retries=0)
+    assert [(item.outcome, item.infra, item.again) for item in results] == [("aborted", True, False)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "more", "infra"),
+    [
+        ("engine_error", {}, True), ("restarted", {"reward_from": "exit-code"}, True), ("refused", {}, False),
+        ("truncated", {"reward_from": "stdout"}, True), ("disconnected", {"reward_from": "stdout"}, False),
+    ],
+)
+def test_a_failure_after_the_engine_lost_a_call_is_the_worlds(
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch, reason: str, more: dict[str, str], infra: bool
+) -> None:
+    opens = stub._open
+
+    def open_with_a_lost_call(body: Any) -> Any:
+        opened = opens(body)
+        stub.episodes[opened["episode"]]["calls"] = [{"call": "c", "complete": False, "reason": reason}]
+        return opened
+
+    monkeypatch.setattr(stub, "_open", open_with_a_lost_call)
+    (item,) = run_program(Program(("sh", "-c", "exit 3"), **more), ["t"], retries=0)  # type: ignore[arg-type]
+    assert item.infra is infra
+    if infra:
+        assert item.reason == f"exit code 3, after its last call was lost: {reason}"
+    (item,) = run_program(Program(("sh", "-c", "echo 1"), **more), ["t"], retries=0)  # type: ignore[arg-type]
+    assert item.ok, "what succeeds all the same has its reward"
+
+
+def test_a_line_of_a_file_is_in_the_environment(stub: ControlStub, tmp_path: Path) -> None:
+    line = Line("sum/1", '{"id": "sum/1", "q": "1 + 1"}')
+    program = Program(("sh", "-c", f'printf "%s|%s" "$AJET_TASK" "$AJET_TASK_JSON" > {tmp_path}/seen'))
+    assert [item.task for item in run_program(program, [line])] == ["sum/1"]
+    assert stub.episodes["ep-0"]["task"] == "sum/1"
+    assert (tmp_path / "seen").read_text() == 'sum/1|{"id": "sum/1", "q": "1 + 1"}'
+
+
+def test_a_program_begins_anew_when_its_file_changes(stub: ControlStub, tmp_path: Path) -> None:
+    file, lines = tmp_path / "agent.sh", list[str]()
+    file.write_text("sleep 60")
+    timer = threading.Timer(0.7, file.write_text, args=("exit 0",))
+    timer.start()
+    program = Program(("sh", str(file)))
+    began = time.monotonic()
+    results = run_program(program, ["a", "b"], parallel=2, retries=0, watch=True, play="d", say=lines.append)
+    assert time.monotonic() - began < 40
+    assert lines == ["agent.sh has changed: the program begins anew"]
+    told = sorted((item.task, item.outcome, item.reason, item.infra, item.again) for item in results)
+    assert told == [
+        ("a", "aborted", "the program changed", True, True), ("a", "rewarded", None, False, False),
+        ("b", "aborted", "the program changed", True, True), ("b", "rewarded", None, False, False),
+    ]  # fmt: skip
+    old = [record for record in stub.episodes.values() if record["state"] == "discarded"]
+    assert [(record["detail"], record["cause"]) for record in old] == [("the program changed", "infra")] * 2
+
+
+def test_a_program_that_fails_at_once_again_and_again_waits_for_its_file(stub: ControlStub, tmp_path: Path) -> None:
+    file, lines, noise = tmp_path / "agent.sh", list[str](), list[bytes]()
+    file.write_text("echo broken >&2; exit 1")
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "Nothing more begins" in line:
+            file.write_text("exit 0")
+
+    program = Program(("sh", str(file)))
+    results = run_program(
+        program, [f"t{number}" for number in range(20)], parallel=2, watch=True, play="d", say=say,
+        on_output=lambda episode, stream, line: noise.append(line),
+    )
+    assert len(lines) == 2 and b"broken\n" in noise
+    failed = [item for item in results if item.reward == 0.0]
+    assert 3 <= len(failed) <= 4, "those that had begun as the third one failed end too"
+    assert [item.reward for item in results].count(1.0) >= 16
+
+
+def test_without_a_watch_such_a_program_ends_the_run(stub: ControlStub) -> None:
+    program = Program(("sh", "-c", "exit 1"))
+    with pytest.raises(errors.AjetError, match="the program failed 3 times in a row within 2 s"):
+        run_program(program, [f"t{number}" for number in range(20)], play="d")
+    assert len(stub.episodes) == 3
+    assert len(run_program(program, [f"t{number}" for number in range(5)])) == 5
+
+
+def test_what_has_no_file_cannot_be_watched(stub: ControlStub) -> None:
+    with pytest.raises(errors.BadRequest, match="nothing to watch"):
+        run_program(Program(("sh", "-c", "exit 1")), ["t"], watch=True)

@@ -91,7 +91,7 @@ class _Handlers:
             _check_length(name, getattr(body, name), MAX_LABEL)
         _check_length("revision", body.revision, MAX_CLIENT_TEXT)
         self._whole_tenant("it opens no other")
-        episode = check_id(self.new_id("ep"))
+        episode = check_id(self.new_id("ep") if body.id is None else body.id, "id")
         key = self.keys(claims.tenant, episode)
         events = self.commands.open_episode(body, episode=episode, at=self.at, tenant=claims.tenant)
 
@@ -244,6 +244,25 @@ class _Handlers:
             return {"eval": missing, "next": nexts} | wanted(self.state)
 
         return Answer(show)
+
+    # -- plays
+
+    def play(self) -> Answer:
+        name, tenant = check_id(self.body.name, "name"), self._tenant()
+        events = self.commands.play(self.body, tenant=tenant, at=self.at)
+        return Answer(lambda: self.state.play(tenant, name).to_json(), events)
+
+    def get_play(self) -> Answer:
+        return Answer(self.state.play(self._tenant(), self.request.id).to_json)
+
+    def end_play(self) -> Answer:
+        known = self.state.play(self._tenant(), self.request.id)
+        return Answer(known.to_json, self.commands.end_play(known.name, tenant=known.tenant, at=self.at))
+
+    def _tenant(self) -> str:
+        """Whose plays these are."""
+        self._whole_tenant("it has no plays")
+        return self.request.claims.tenant
 
     # -- clients
 

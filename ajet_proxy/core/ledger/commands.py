@@ -43,6 +43,7 @@ from ajet_sdk.routes import (
     GateOpen,
     Lease,
     OpenEpisode,
+    Play,
     Policy,
     Reward,
     SetMix,
@@ -52,6 +53,10 @@ from ajet_sdk.routes import (
 Events = tuple[Event, ...]
 MAX_EVALUATION = 10_000
 """Episodes of one evaluation: each is kept in memory while it is the latest."""
+MAX_PLAY = 1_000_000
+"""Episodes of one play: each that was given back is kept in memory."""
+MAX_PLAYS = 1000
+"""Plays of a tenant. Beyond it, the one that began first has been left, and ends."""
 EXPIRED_AT_ONCE = 1000
 """So many episodes end of themselves in one turn: some 50 ms, while which everybody else waits."""
 
@@ -69,16 +74,16 @@ class Commands:
         self, body: OpenEpisode, *, episode: str, at: float, tenant: str, identified_by: str = "key",
         plays: str | None = None,
     ) -> Events:
-        """`plays` is the model of its first call, if it opens with one. It tells the evaluation, and no more."""
-        if self.state.find(episode) is not None:
+        """`plays` is the model of its first call, if it opens with one. It tells the evaluation, and no more. An
+        episode that was opened by this very request before, and is open, stays as it is."""
+        if (known := self.state.find(episode)) is not None:
+            ours = (body.id, known.state, known.tenant) == (episode, "open", tenant)
+            if ours and (known.task, known.play, known.place) == (body.task or None, body.play, body.place):
+                return ()
             raise Conflict(f"episode {episode} exists already", code="episode_exists")
-        evaluation = None
-        model = body.model or plays or self.state.only_model()
-        if body.eval and not body.members and model in self.state.wanted():
-            evaluation = self.state.evaluations[model]
-        if body.place is not None and (evaluation is None or evaluation.next != body.place):
-            message = f"place {body.place} is not the next one of an evaluation: ask again what is wanted"
-            raise Conflict(message, code="place_taken", param="place")
+        evaluation = None if body.play is not None else self._evaluation(body, plays)
+        if body.play is not None:
+            self._check_place(body, tenant)
         idle, wall = timeouts(body, self.state.settings.idle_timeout, self.state.settings.wall_timeout)
         played = Played(revision=body.revision or None)
         if body.client:
@@ -87,10 +92,9 @@ class Commands:
             *played.older,
             ev.EpisodeOpened(
                 at=self._time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
-                eval=body.eval, idle_timeout=idle, wall_timeout=wall, tenant=tenant, metadata=body.metadata,
-                identified_by=identified_by, members=body.members,
-                evaluation=None if evaluation is None else evaluation.id, client=played.client,
-                revision=played.revision, lane=played.lane,
+                eval=body.eval or body.trial, idle_timeout=idle, wall_timeout=wall, tenant=tenant,
+                metadata=body.metadata, identified_by=identified_by, members=body.members, evaluation=evaluation,
+                client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
             ),
         )
 
@@ -99,6 +103,25 @@ class Commands:
         client = None if body.client is None else self.state.clients.find(body.client)
         given = None if client is None else client.lane
         return not body.eval and self.state.room(lane_of(body.task or "") if given is None else given) == 0
+
+    def _evaluation(self, body: OpenEpisode, plays: str | None) -> str | None:
+        """The evaluation that an episode belongs to which opens so, if there is one."""
+        model = body.model or plays or self.state.only_model()
+        found = None
+        if body.eval and not body.trial and not body.members and model in self.state.wanted():
+            found = self.state.evaluations[model]
+        if body.place is not None and (found is None or found.next != body.place):
+            message = f"place {body.place} is not the next one of an evaluation: ask again what is wanted"
+            raise Conflict(message, code="place_taken", param="place")
+        return None if found is None else found.id
+
+    def _check_place(self, body: OpenEpisode, tenant: str) -> None:
+        """Raises an error unless the place can be opened in the play."""
+        if body.place is None:
+            raise BadRequest("an episode of a play needs a place in it", param="place")
+        if not self.state.play(tenant, body.play or "").has_free(body.place):
+            message = f"place {body.place} of play {body.play} is not free: ask again what is missing"
+            raise Conflict(message, code="place_taken", param="place")
 
     def begin_call(
         self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
@@ -317,6 +340,24 @@ class Commands:
             return ()
         version = self.state.policy_version(body.model)
         return (ev.EvaluationWanted(self._time(at), evaluation, body.model, version, body.episodes),)
+
+    def play(self, body: Play, *, tenant: str, at: float) -> Events:
+        """A data set is played. One that is being played goes on where it is."""
+        if not 1 <= body.episodes <= MAX_PLAY:
+            raise BadRequest(f"episodes must be 1 to {MAX_PLAY}", param="episodes")
+        if (known := self.state.plays.get((tenant, body.name))) is not None:
+            if known.episodes != body.episodes:
+                message = f"play {body.name} has {known.episodes} episodes, not {body.episodes}: end it, or name one"
+                raise Conflict(message, code="play_exists", param="episodes")
+            return ()
+        at = self._time(at)
+        own = [name for owner, name in self.state.plays if owner == tenant]
+        left = (ev.PlayEnded(at, name, tenant) for name in own[: max(0, len(own) + 1 - MAX_PLAYS)])
+        return (*left, ev.PlayBegun(at, body.name, tenant, body.episodes))
+
+    def end_play(self, play: str, *, tenant: str, at: float) -> Events:
+        """It is whole, or given up."""
+        return (ev.PlayEnded(self._time(at), self.state.play(tenant, play).name, tenant),)
 
     def gate_close(self, body: GateClose, *, at: float) -> Events:
         return () if self.state.gate_now.shut else (ev.GateClosed(self._time(at), body.reason),)

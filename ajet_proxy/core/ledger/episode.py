@@ -143,6 +143,9 @@ class Episode:
     client: str | None = None
     revision: str | None = None
     given_lane: str | None = None
+    play: str | None = None
+    place: int | None = None
+    play_number: int | None = None
     state: str = "open"
     reason: str | None = None
     detail: str | None = None

@@ -54,15 +54,17 @@ class Evaluation:
         self.playing.add(episode)
 
     def moved(self, episode: str, state: str, reward: float | None) -> None:
-        """An episode of it is now in `state`."""
+        """An episode is now in `state`. It may be of an earlier evaluation that had the same name."""
+        if episode not in self.places:
+            return
         if state == "recorded":
             self.rewards[episode] = reward
         if state == "discarded" and episode in self.playing:
             self.lost += 1
         if state != "sealed":
             self.playing.discard(episode)
-        if state == "discarded" and (place := self.places.pop(episode, None)) is not None:
-            self.given_back.append(place)
+        if state == "discarded":
+            self.given_back.append(self.places.pop(episode))
 
     def to_json(self) -> dict[str, Any]:
         rewards = [reward for reward in self.rewards.values() if reward is not None]

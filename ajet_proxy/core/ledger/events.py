@@ -49,6 +49,9 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     """The code of agent and reward that it is played with."""
     lane: str | None = None
     """The kind of its task, where it does not follow from the task's name."""
+    play: str | None = None
+    """The data set that it plays, and at which place."""
+    place: int | None = None
 
 
 class TaskNamed(EpisodeEvent, frozen=True):
@@ -200,6 +203,21 @@ class GroupsFlushed(Event, frozen=True):
 
     lane: str | None = None
     task: str | None = None
+
+
+class PlayBegun(Event, frozen=True):
+    """A data set is played from now on, with the places 0 to ``episodes - 1``."""
+
+    play: str
+    tenant: str
+    episodes: int
+
+
+class PlayEnded(Event, frozen=True):
+    """It is played no more: it is whole, or was given up."""
+
+    play: str
+    tenant: str
 
 
 class GateClosed(Event, frozen=True):

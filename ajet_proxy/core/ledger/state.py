@@ -20,6 +20,7 @@ from ajet_proxy.core.ledger.clients import Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.mix import Mix, Standing, Turns
+from ajet_proxy.core.ledger.plays import Key, Play
 from ajet_proxy.core.ledger.pots import Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
@@ -153,6 +154,8 @@ class State(Serving):
         """Of each model that has leased since the shares were set."""
         self.heard: dict[str, float] = {}
         """When an episode of a lane that has a share was last ready anew, in Unix seconds."""
+        self.plays: dict[Key, Play] = {}
+        self.plays_begun = 0
         self.clients = Clients()
         self._handlers = self._table()
 
@@ -179,6 +182,8 @@ class State(Serving):
             ev.EvaluationWanted: self._evaluation_wanted,
             ev.MixSet: self._mix_set,
             ev.GroupsFlushed: self._flushed,
+            ev.PlayBegun: self._play_begun,
+            ev.PlayEnded: self._play_ended,
             ev.GateClosed: self._gate_closed,
             ev.GateOpened: self._gate_opened,
             ev.ClientJoined: self._client_joined,
@@ -248,6 +253,13 @@ class State(Serving):
         """The evaluation called `name`, as long as it is the latest of its model."""
         return next((one for one in self.evaluations.values() if one.id == name), None)
 
+    def play(self, tenant: str, name: str) -> Play:
+        """The play of `tenant` called `name`, or `NotFound`."""
+        known = self.plays.get((tenant, name))
+        if known is None:
+            raise NotFound(f"no play {name}: it is whole, was given up, or never began", code="unknown_play")
+        return known
+
     def wanted(self) -> dict[str, int]:
         """How many evaluation episodes of each model are still to be opened now, where any are. What another version
         would play is wanted no more."""
@@ -288,7 +300,12 @@ class State(Serving):
             opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
             identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
             evaluation=event.evaluation, client=event.client, revision=event.revision, given_lane=event.lane,
+            play=event.play, place=event.place,
         )
+        if event.play is not None and event.place is not None:
+            play = self.plays[event.tenant, event.play]
+            episode.play_number = play.number
+            play.begin(event.place)
         if (evaluation := self.evaluation(event.evaluation)) is not None:
             evaluation.begin(event.episode)
         if not episode.eval:
@@ -538,6 +555,13 @@ class State(Serving):
         self.orders += 1
         self.pots.flush(event.lane, event.task)
 
+    def _play_begun(self, event: ev.PlayBegun) -> None:
+        self.plays[event.tenant, event.play] = Play(event.tenant, event.play, event.episodes, self.plays_begun)
+        self.plays_begun += 1
+
+    def _play_ended(self, event: ev.PlayEnded) -> None:
+        del self.plays[event.tenant, event.play]
+
     def _gate_closed(self, event: ev.GateClosed) -> None:
         self.gate_now = self.gate_now if self.gate_now.shut else Gate(True, event.at, event.reason)
 
@@ -585,6 +609,10 @@ class State(Serving):
         if not episode.eval:
             self._in_its_lane(episode, state, at)
         before = episode.state
+        if episode.place is not None and episode.play is not None:
+            play = self.plays.get((episode.tenant, episode.play))
+            if play is not None and play.number == episode.play_number:
+                play.moved(episode.place, before, state, reason)
         self.counts.update({before: -1, state: 1})
         self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)

@@ -179,7 +179,8 @@ def summary(episode: Episode) -> dict[str, Any]:
         "ended_at": episode.ended_at, "members": episode.members, "metadata": episode.metadata or None,
         "tenant": episode.tenant or None, "shares": _shares(episode), "stored": episode.stored,
         "evaluation": episode.evaluation, "cause": episode.cause, "client": episode.client,
-        "revision": episode.revision,
+        "revision": episode.revision, "play": episode.play,
+        "place": None if episode.play is None else episode.place,
     }
     return out | {name: value for name, value in extra.items() if value is not None}
 

@@ -56,6 +56,8 @@ EVENTS: dict[str, Any] = {
     "EvaluationWanted": ev.EvaluationWanted,
     "MixSet": ev.MixSet,
     "GroupsFlushed": ev.GroupsFlushed,
+    "PlayBegun": ev.PlayBegun,
+    "PlayEnded": ev.PlayEnded,
     "GateClosed": ev.GateClosed,
     "GateOpened": ev.GateOpened,
     "ClientJoined": ev.ClientJoined,

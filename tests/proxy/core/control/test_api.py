@@ -323,6 +323,42 @@ def test_a_place_of_an_evaluation_is_opened_once(caller: Caller) -> None:
             assert (found.value.code, found.value.param) == ("place_taken", "place")
 
 
+# ---- plays
+
+
+def test_a_play_belongs_to_its_tenant(caller: Caller) -> None:
+    one, other = Claims("agent", "acme"), Claims("agent", "others")
+    begun = caller.post("/plays", {"name": "d", "episodes": 2}, claims=one)
+    assert begun == caller.ask("GET", "/plays/d", claims=one)
+    opened = caller.post("/episodes", {"play": "d", "place": 0, "id": "mine"}, claims=one)
+    assert opened["episode"] == "mine"
+    assert caller.post("/episodes", {"play": "d", "place": 0, "id": "mine"}, claims=one) == opened
+    assert caller.ask("GET", "/plays/d", claims=one)["opened"] == 1
+    for method, body in (("GET", None), ("DELETE", None)):
+        with pytest.raises(NotFound):
+            caller.ask(method, "/plays/d", body, claims=other)
+    assert caller.post("/plays", {"name": "d", "episodes": 3}, claims=other)["opened"] == 0
+    assert caller.ask("DELETE", "/plays/d", claims=one)["opened"] == 1
+    with pytest.raises(NotFound):
+        caller.ask("GET", "/plays/d", claims=one)
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/plays"), ("GET", "/plays/d"), ("DELETE", "/plays/d")])
+def test_a_key_for_one_episode_has_no_plays(caller: Caller, method: str, path: str) -> None:
+    caller.post("/plays", {"name": "d", "episodes": 2})
+    with pytest.raises(Forbidden):
+        caller.ask(method, path, {"name": "d", "episodes": 2} if method == "POST" else None, claims=Claims(
+            "agent", "", "mine"
+        ))
+
+
+def test_the_names_of_plays_and_episodes_can_stand_in_a_path(caller: Caller) -> None:
+    with pytest.raises(BadRequest, match="name must be 1 to 200"):
+        caller.post("/plays", {"name": "a/b", "episodes": 2})
+    with pytest.raises(BadRequest, match="id must be 1 to 200"):
+        caller.post("/episodes", {"id": "a/b"})
+
+
 def test_asking_for_an_evaluation_again_changes_nothing(caller: Caller) -> None:
     caller.rig.announce("m", 7)
     body = {"model": "m", "episodes": 2, "id": "mine"}

@@ -29,6 +29,7 @@ BODIES: dict[str, Any] = {
     "open_episode": {"task": "t"}, "reward": {"value": 1.0}, "lease": {}, "ack": {"policy_version": 1},
     "set_mix": {"lane_wait_s": 1},
     "gate_close": {"wait_s": 1}, "gate_open": {"policy_version": 1}, "policy": {"model": "stub", "version": 1},
+    "play": {"name": "d", "episodes": 1},
     "join": {"name": "host"},
 }
 REVOKED = "a tenant that left"
@@ -87,7 +88,7 @@ def expected(route: Route, kind: str, *, open_mode: bool) -> int | None:
         return 403
     if route.name == "wanted":
         return None
-    if route.name in ("open_episode", "join", "clients", "beat", "leave"):
+    if route.name in ("open_episode", "join", "clients", "beat", "leave", "play", "get_play", "end_play"):
         return None if kind in ("agent of the tenant", "agent of another tenant") else 403
     return None if kind in ("agent of the episode", "agent of the tenant") else 403
 
@@ -139,6 +140,30 @@ async def test_an_evaluation_survives_a_restart(tmp_path: Path) -> None:
         assert (await client.control("POST", "/episodes", evaluating)).status < 300
     async with serving(tmp_path) as client:
         assert (await client.control("GET", "/wanted")).json == {"eval": {"m": 1}, "next": {"m": 1}}
+
+
+async def test_a_play_survives_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as client:
+        begun = await client.control("POST", "/plays", {"name": "d@1:math", "episodes": 3})
+        assert begun.json["missing"] == 3
+        opened = []
+        for place in range(2):
+            body = {"task": "t", "play": "d@1:math", "place": place}
+            opened.append((await client.control("POST", "/episodes", body)).json["episode"])
+    async with serving(tmp_path) as client:
+        taken = await client.control("POST", "/episodes", {"task": "t", "play": "d@1:math", "place": 1})
+        assert (taken.status, taken.json["error"]["code"]) == (409, "place_taken")
+        await client.control("POST", f"/episodes/{opened[0]}/abort", {"reason": "away", "cause": "infra"})
+        record = (await client.control("GET", f"/episodes/{opened[0]}")).json
+        assert (record["play"], record["place"], record["cause"]) == ("d@1:math", 0, "infra")
+    async with serving(tmp_path) as client:
+        told = (await client.control("GET", "/plays/d@1:math")).json
+        assert (told["next"], told["given_back"], told["missing"], told["lost"]) == (2, [0], 2, 1)
+        ended = await client.control("DELETE", "/plays/d@1:math")
+        assert (ended.status, ended.json) == (200, told)
+    async with serving(tmp_path) as client:
+        gone = await client.control("GET", "/plays/d@1:math")
+        assert (gone.status, gone.json["error"]["code"]) == (404, "unknown_play")
 
 
 async def test_what_an_intercepted_program_needs_to_know(tmp_path: Path, client: Client) -> None:

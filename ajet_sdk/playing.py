@@ -1,0 +1,134 @@
+"""What ``ajet run`` shows: a table at the end for one task, and a line for each rollout of a data set.
+
+The lines go to standard output as the rollouts end, because a data set may take days. Whatever is not a result goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.client import Client
+from ajet_sdk.output import INTERRUPTED, Copies, say
+from ajet_sdk.plays import Progress
+from ajet_sdk.results import RunResult, RunResults, plain
+from ajet_sdk.revision import of_program
+from ajet_sdk.runner import Program, proxy_variable, run_program
+from ajet_sdk.tasks import Line
+from ajet_sdk.untold import UNTOLD
+
+
+class Screen:
+    """What has been shown of a run. Of a data set (`lines`) each rollout is shown as it ends."""
+
+    def __init__(self, *, named: bool, lines: bool) -> None:
+        self.copies = Copies(named=named)
+        self.done: list[RunResult] = []
+        self.play = ""
+        self.before: Progress | None = None
+        self.now: Progress | None = None
+        self._lines = lines
+
+    def result(self, item: RunResult) -> None:
+        self.done.append(item)
+        if self._lines:
+            self.copies.text(result_line(item, self._so_far()))
+
+    def _so_far(self) -> str:
+        if self.before is None:
+            return ""
+        return f"[{self.before.done + sum(item.kept for item in self.done)}/{self.before.episodes}] "
+
+    def progress(self, found: Progress) -> None:
+        """How far the play is as the run begins, and as it ends."""
+        if self.before is not None:
+            self.now = found
+            return
+        self.before = self.now = found
+        if found.done:
+            say(f"{self.play} goes on where it was left: {found.done} of {found.episodes} played")
+        else:
+            say(f"{self.play}: {found.episodes} episodes")
+
+    def end(self) -> None:
+        """The table, or for a data set a line that sums up."""
+        results = RunResults(sorted(self.done, key=lambda item: item.index))
+        if self.copies.lost is not None:
+            say(f"some of the programs' output could not be written: {self.copies.lost}")
+        text = results.summary() if self._lines else results.table()
+        sys.stdout.write(("" if self.copies.at_line_start else "\n") + text + "\n")
+        sys.stdout.flush()
+
+
+def result_line(item: RunResult, so_far: str) -> str:
+    """One rollout of a data set in a line."""
+    rewarded = item.outcome if item.reward is None else f"{item.outcome} {item.reward:g}"
+    why = " ".join((item.reason or "").split())[:200]
+    told = "the world failed: " if item.infra else ""
+    more = [f"{told}{why}" if why else "", "played again" if item.again else ""]
+    parts = [f"{item.task} #{item.index}", item.episode or "-", rewarded, f"{item.seconds:.1f} s", *filter(None, more)]
+    return plain(so_far + "  ".join(parts)).replace("\n", " ")
+
+
+def play_name(program: Sequence[str], tasks: Path) -> str:
+    """What the play of a data set is called that has no name: after the program and the file."""
+    return f"{of_program(program).name}-{tasks.name}"
+
+
+def run_and_tell(client: Client, program: Program, tasks: Sequence[str | Line], quiet: bool, **how: Any) -> int:
+    """Runs the episodes and tells of them, also of a run that was interrupted; the exit code."""
+    play = how.get("play")
+    screen = Screen(named=how["parallel"] > 1, lines=play is not None)
+    screen.play = play or ""
+    try:
+        run_program(
+            program, tasks, client=client, on_output=None if quiet else screen.copies, on_result=screen.result,
+            on_progress=screen.progress, say=say, **how,
+        )
+        code = _code(screen)
+    except KeyboardInterrupt:
+        say("interrupted: the open episodes are aborted")
+        code = INTERRUPTED
+    screen.end()
+    _explain(screen.done, program, client)
+    if play is not None:
+        _tell_progress(screen)
+    return code
+
+
+def _code(screen: Screen) -> int:
+    """0 if a play is whole, or if of other tasks any was rewarded and can be trained."""
+    if screen.now is not None:
+        return 0 if screen.now.done == screen.now.episodes else 1
+    found = RunResults(screen.done)
+    return 0 if found.kept or (found.rewards and not found.untold) else 1
+
+
+def _tell_progress(screen: Screen) -> None:
+    """What is left for the next start, if anything is."""
+    if screen.before is None:
+        return
+    found = screen.now
+    if found is None or found is screen.before:  # interrupted: what was kept is all that is known
+        done = screen.before.done + sum(item.kept for item in screen.done)
+        found = Progress(done, screen.before.episodes)
+    if found.done < found.episodes:
+        say(f"the next start goes on where this was left: {found.done} of {found.episodes} played")
+
+
+def _explain(done: Sequence[RunResult], program: Program, client: Client) -> None:
+    """Why nothing of a run, or not all of it, can be trained, as far as that is known."""
+    results = RunResults(done)
+    if why := next((item.untold for item in results.untold), None):
+        some = f"{len(results.untold)} of them cannot" if results.kept else "nothing of this run can"
+        say(f"{some} be trained: the engine {UNTOLD[why].fault} ({why}); {UNTOLD[why].remedy}")
+    if empty := [item for item in done if item.ok and item.reason is not None and item.untold is None]:
+        needs = "use OPENAI_BASE_URL" if program.interception is None else "use HTTPS_PROXY, and trust SSL_CERT_FILE"
+        lacking = f"{len(empty)} of them had no whole answer of a model"
+        variable = None if program.interception else proxy_variable(client.target.url, os.environ)
+        between = f" {variable} is set: does that proxy lead to {client.target.url}?" if variable else ""
+        say(f"{lacking}: does the program {needs}, and see no errors?{between}")

@@ -1,0 +1,228 @@
+"""A data set that is played through, once or several times, and goes on where it was left.
+
+Idea: the proxy's ledger is the cursor. Each lane of the data set is a *play* of its own there, with a place for each
+episode. The places go epoch by epoch, and within an epoch task by task, so that groups complete early. A runner asks
+which places are missing and opens one of them. So after ``kill -9`` of a runner, or of the proxy, the next start plays
+exactly what is missing. Runners that play the same data set under one name share the work.
+
+The name of a play ends in a digest of its tasks and of how often they are played. So an edited data set, or another
+`repeat`, is another play.
+
+An episode that is discarded gives its place back, for whatever reason. A run plays such a place again, so many
+`retries` times, and then leaves it for the next start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ajet_sdk import routes
+from ajet_sdk.episodes import Opened, aborting
+from ajet_sdk.errors import AjetError, BadRequest, NotFound
+from ajet_sdk.operations import Talk, Target, request
+from ajet_sdk.results import RunResult
+from ajet_sdk.tasks import as_part, digest, lane_of
+from ajet_sdk.turns import AGAIN_S, LATER, Later, Rollout, Turn, rollouts_at
+
+LOOK_S = 1.0
+"""What was discarded elsewhere is seen after this time at the latest."""
+MAX_NAME, MAX_LANE = 120, 60
+"""Characters of a play's own name, and of the lane in it."""
+
+
+@dataclass(slots=True)
+class LanePlay:
+    """The play of one lane, as the proxy last told it. `known` is when that was; `first` is the place from which on
+    nothing had been played when this run, or its program, began. `opens` counts how often this run has opened what was
+    given back, and `due` is when that may be played next."""
+
+    lane: str
+    play: str
+    tasks: list[Any] = field(default_factory=list)
+    told: dict[str, Any] = field(default_factory=dict)
+    known: float = float("-inf")
+    first: int = 0
+    over: bool = False
+    opens: Counter[int] = field(default_factory=Counter)
+    due: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Of how many `episodes` so many are `done`."""
+
+    done: int
+    episodes: int
+
+
+class PlayedRollouts:
+    """The tasks of a data set, `epochs` times `repeat` times each, as far as the proxy says that they are missing."""
+
+    serial: ClassVar[bool] = True
+
+    def __init__(
+        self, tasks: Iterable[Any], repeat: int, retries: int, *, play: str, epochs: int, name: Callable[[Any], str],
+        said: Callable[[Any], str], lane: str | None = None,
+    ) -> None:
+        """`name` tells what a task is called, and `said` everything that makes it this task. `lane` is that of all
+        tasks; unset, it follows from their names."""
+        self._repeat, self._retries, self._epochs = repeat, retries, epochs
+        self._lanes: dict[str, LanePlay] = {}
+        tasks = tuple(rollout.task for rollout in rollouts_at(tasks, 1))
+        if not tasks:
+            raise BadRequest("there is no task to play", param="tasks")
+        self.name = f"{as_part(play, MAX_NAME)}@{digest([str(repeat), str(epochs), *map(said, tasks)])}"
+        routes.check_id(self.name, "play")
+        for task in tasks:
+            kind = lane_of(name(task)) if lane is None else lane
+            known = self._lanes.setdefault(kind, LanePlay(kind, f"{self.name}:{as_part(kind, MAX_LANE)}"))
+            known.tasks.append(task)
+        self._loose: list[str] = []
+        self._episodes: dict[tuple[str | None, int | None], str] = {}
+
+    def begin(self, target: Target) -> Talk[Progress]:
+        """Begins to play, or goes on."""
+        for lane in self._lanes.values():
+            body = routes.Play(lane.play, len(lane.tasks) * self._repeat * self._epochs)
+            self._hear(lane, (yield from request(target, "play", body)).json(), target)
+            lane.first = lane.told["next"] if lane.told["next"] is not None else body.episodes
+        return self.progress
+
+    @property
+    def progress(self) -> Progress:
+        told = [lane.told for lane in self._lanes.values()]
+        return Progress(sum(one["done"] for one in told), sum(one["episodes"] for one in told))
+
+    def take(self, target: Target) -> Talk[Turn | Later | None]:
+        """The place that is missing first, in the lane that is wanted most. None once all are had, or have failed too
+        often."""
+        wanted, later = (yield from _lanes_wanted(target)), False
+        for lane in self._in_order(wanted):
+            place = yield from self._missing(lane, target)
+            if isinstance(place, int) and wanted and wanted.get(lane.lane, 1) <= 0:
+                place = LATER
+            if isinstance(place, int):
+                return self._turn(lane, place)
+            later = later or place is LATER
+        return LATER if later else None
+
+    def _in_order(self, wanted: Mapping[str, int]) -> Sequence[LanePlay]:
+        """The lanes that are not over. If the proxy does not say what it wants, the one that is furthest behind is
+        first."""
+        lanes = [lane for lane in self._lanes.values() if not lane.over]
+        behind = {lane.lane: lane.told["opened"] / lane.told["episodes"] for lane in lanes}
+        return sorted(lanes, key=lambda lane: (-wanted.get(lane.lane, 1) if wanted else 0, behind[lane.lane]))
+
+    def _missing(self, lane: LanePlay, target: Target) -> Talk[int | Later | None]:
+        """A place to play now; None if there is none, nor will be one."""
+        if lane.known + LOOK_S <= target.clock():
+            yield from self._look(lane, target)
+        place = self._free(lane, target.clock())
+        if place is None and lane.known < target.clock():
+            yield from self._look(lane, target)
+            place = self._free(lane, target.clock())
+        if place is not None or lane.over:
+            return place
+        if lane.told["opened"] > lane.told["done"]:
+            if self._loose:
+                yield from self._abort_loose(target)
+            return LATER
+        left = any(self._allowed(lane, one) for one in lane.told["given_back"])
+        return LATER if left else None
+
+    def _free(self, lane: LanePlay, now: float) -> int | None:
+        for place in lane.told["given_back"]:
+            if self._allowed(lane, place) and lane.due.get(place, 0.0) <= now:
+                return int(place)
+        return None if lane.told["next"] is None else int(lane.told["next"])
+
+    def _allowed(self, lane: LanePlay, place: int) -> bool:
+        """Whether this run plays a place once more that was given back. What it has played itself has failed once."""
+        return lane.opens[place] < self._retries + (place < lane.first)
+
+    def _look(self, lane: LanePlay, target: Target) -> Talk[None]:
+        try:
+            self._hear(lane, (yield from request(target, "get_play", id=lane.play)).json(), target)
+        except NotFound:  # another runner has finished it
+            lane.over = True
+
+    def _hear(self, lane: LanePlay, told: Any, target: Target) -> None:
+        known = {"episodes", "opened", "done", "missing", "given_back", "next"}
+        if not isinstance(told, dict) or not known <= told.keys():
+            raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(told)[:120]}")
+        lane.told, lane.known = told, target.clock()
+
+    def _turn(self, lane: LanePlay, place: int) -> Turn:
+        task, index = divmod(place, self._repeat)
+        epoch, task = divmod(task, len(lane.tasks))
+        rollout = Rollout(place, lane.tasks[task], index + epoch * self._repeat)
+        return Turn(rollout, place=place, play=lane.play, failures=lane.opens[place])
+
+    def _lane(self, turn: Turn) -> LanePlay:
+        return next(lane for lane in self._lanes.values() if lane.play == turn.play)
+
+    def put_back(self, turn: Turn) -> None:
+        """Another runner may have it: look again."""
+        self._lane(turn).known = float("-inf")
+
+    def opened(self, turn: Turn, episode: Opened) -> None:
+        lane, place = self._lane(turn), turn.place or 0
+        told = lane.told
+        self._episodes[turn.play, turn.place] = episode.episode
+        told["opened"] += 1
+        if place == told["next"]:
+            told["next"] = place + 1 if place + 1 < told["episodes"] else None
+        else:
+            lane.opens[place] += 1
+            told["given_back"] = [other for other in told["given_back"] if other != place]
+
+    def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
+        lane, place = self._lane(turn), turn.place or 0
+        episode = self._episodes.pop((turn.play, turn.place), None)
+        lane.known = float("-inf")
+        if result.kept:
+            return False
+        if result.outcome == "failed" and episode is not None:
+            self._loose.append(episode)
+        if changed and lane.opens[place]:
+            lane.opens[place] -= 1
+        lane.due[place] = now if changed else now + AGAIN_S * 4 ** lane.opens[place]
+        return changed or self._allowed(lane, place)
+
+    def forgive(self) -> None:
+        for lane in self._lanes.values():
+            lane.first = lane.told["episodes"]
+            lane.opens.clear()
+            lane.due.clear()
+
+    def _abort_loose(self, target: Target) -> Talk[None]:
+        """Gives up episodes of this run that could not be settled when they ended."""
+        loose, self._loose = self._loose, []
+        for episode in loose:
+            try:
+                yield from aborting(target, episode, "its end could not be told", "infra")
+            except AjetError:  # settled after all, or the proxy is away: its timeouts will end it
+                continue
+
+    def finish(self, target: Target) -> Talk[Progress]:
+        """Ends the plays that are whole, once nothing is open in them. Returns how far it has come."""
+        for lane in self._lanes.values():
+            yield from self._look(lane, target)
+            if lane.over:
+                lane.told["done"] = lane.told["episodes"]
+            elif not lane.told["missing"] and lane.told["done"] == lane.told["episodes"]:
+                try:
+                    yield from request(target, "end_play", id=lane.play)
+                except NotFound:
+                    continue
+        return self.progress
+
+
+def _lanes_wanted(target: Target) -> Talk[Mapping[str, int]]:
+    """How many episodes each lane wants now, if the proxy says so."""
+    answer = (yield from request(target, "wanted")).json()
+    lanes = answer.get("lanes") if isinstance(answer, dict) else None
+    return lanes if isinstance(lanes, dict) else {}

@@ -1,0 +1,159 @@
+"""``ajet try``: one episode that is never trained, shown as it happens.
+
+The program's own output comes through as it is. In between stands each call to the model: what is new in its prompt,
+its answer, and its tokens. The text is the engine's own reading of the token ids that the proxy has recorded. An engine
+without ``/detokenize`` leaves the counts alone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ajet_sdk import routes
+from ajet_sdk.client import Client
+from ajet_sdk.episodes import Episode, opening, reading
+from ajet_sdk.errors import AjetError
+from ajet_sdk.operations import Reply, Send, Talk
+from ajet_sdk.output import INTERRUPTED, Copies, say
+from ajet_sdk.results import RunResult, counted, plain
+from ajet_sdk.rollouts import INFRA, result_of
+from ajet_sdk.runner import Program, ProgramAgent
+from ajet_sdk.turns import Rollout
+
+LOOK_S = 0.2
+MOST_TOKENS, MOST_TEXT = 400, 600
+"""At most so many tokens are asked for as text, and so many characters of it shown."""
+DETOKENIZE_S = 5.0
+
+
+class Calls:
+    """Shows each call once as it begins, and once as it ends."""
+
+    def __init__(self, client: Client, episode: Episode, show: Callable[[str], None]) -> None:
+        self._client, self._episode, self._show = client, episode, show
+        self._begun: dict[str, int] = {}
+        self._ended: set[str] = set()
+        self._texts: dict[str, Any] = {}
+
+    def look(self) -> None:
+        """Shows what is new."""
+        record = self._record(tokens=False)
+        for call in record.get("calls") or []:
+            name = str(call.get("call"))
+            if name not in self._begun:
+                self._begun[name] = len(self._begun) + 1
+                asks = f"asks {call.get('model') or 'a model'}"
+                self._show(f"→ call {self._begun[name]} {asks}" + (f" as {call['agent']}" if call.get("agent") else ""))
+            if name not in self._ended and not call.get("in_flight"):
+                self._ended.add(name)
+                self._show(self._end(name, call))
+
+    def _end(self, name: str, call: Mapping[str, Any]) -> str:
+        number = self._begun[name]
+        if not call.get("complete"):
+            return f"← call {number} is lost: {call.get('reason') or 'not complete'}"
+        prompt, sampled = call.get("prompt_tokens", 0), call.get("sampled_tokens", 0)
+        lines = [f"← call {number}: {prompt} tokens read, {sampled} sampled, {call.get('finish_reason') or 'no end'}"]
+        with suppress(AjetError, ValueError, TypeError, KeyError):
+            new, answer = self._texts_of(name)
+            lines += [_indented("in", new, last=True), _indented("out", answer, last=False)]
+        return "\n".join(lines)
+
+    def _texts_of(self, name: str) -> tuple[str, str]:
+        """What is new in the prompt of a call, and its answer."""
+        calls = {str(one["call"]): one for one in self._record(tokens=True)["calls"] if one.get("complete")}
+        call, before = calls[name], list(calls.values())[: list(calls).index(name)]
+        prompt = call["prompt_token_ids"]
+        known = max((_shared(prompt, [*one["prompt_token_ids"], *one["token_ids"]]) for one in before), default=0)
+        model = str(call["model"])
+        new = self._detokenized(model, prompt[known:][-MOST_TOKENS:])
+        return new, self._detokenized(model, call["token_ids"][:MOST_TOKENS])
+
+    def _detokenized(self, model: str, tokens: Sequence[int]) -> str:
+        body = json.dumps({"model": model, "tokens": list(tokens)}).encode()
+        target, headers = self._client.target, {"content-type": "application/json"}
+        if target.key:  # and not the episode's, which opens nothing once that has ended
+            headers["authorization"] = f"Bearer {target.key}"
+
+        def asking() -> Talk[str]:
+            reply = yield Send("POST", f"{target.url}/detokenize", headers, body, DETOKENIZE_S)
+            return str(reply.json()["prompt"]) if isinstance(reply, Reply) else ""
+
+        return self._client.drive(asking())
+
+    def _record(self, *, tokens: bool) -> dict[str, Any]:
+        return self._client.drive(reading(self._client.target, self._episode.id, tokens))
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _indented(label: str, text: str, *, last: bool) -> str:
+    """`text` behind `label`, cut to its last or first characters."""
+    text = plain(text.strip())
+    if len(text) > MOST_TEXT:
+        text = f"… {text[-MOST_TEXT:]}" if last else f"{text[:MOST_TEXT]} …"
+    return f"  {label:>3}  " + text.replace("\n", "\n       ")
+
+
+def try_and_tell(client: Client, program: Program, task: str, *, model: str | None, agent: str | None) -> int:
+    """Plays one episode of `program`, and shows it; the exit code."""
+    copies = Copies(named=False)
+    with ProgramAgent(program, client, copies) as runs:
+        body = routes.OpenEpisode(task, model, agent, trial=True)
+        episode = Episode(client, client.drive(opening(client.target, body)))
+        episode.infra = INFRA
+        copies.text(f"episode {episode.id} of task {plain(task)}, policy version {episode.policy_version}")
+        calls, ended = Calls(client, episode, copies.text), threading.Event()
+        watcher = threading.Thread(target=_watch, args=(calls, ended), daemon=True)
+        watcher.start()
+        try:
+            result = _play(runs, task, episode)
+        except KeyboardInterrupt:
+            runs.stop()
+            say("interrupted: the episode is aborted")
+            return INTERRUPTED
+        finally:
+            ended.set()
+            watcher.join()
+    return _tell(client, episode, result, calls, copies)
+
+
+def _watch(calls: Calls, ended: threading.Event) -> None:
+    while not ended.wait(LOOK_S):
+        with suppress(AjetError):
+            calls.look()
+
+
+def _play(runs: ProgramAgent, task: str, episode: Episode) -> RunResult:
+    error: BaseException | None = None
+    try:
+        with episode:
+            value = runs(task, episode)
+            if value is not None:
+                episode.reward(value)
+    except Exception as caught:
+        error = caught
+    return result_of(Rollout(0, task, 0), task, episode, error, 0.0)
+
+
+def _tell(client: Client, episode: Episode, result: RunResult, calls: Calls, copies: Copies) -> int:
+    """What came of it, in a few lines."""
+    calls.look()
+    record = client.drive(reading(client.target, episode.id, False))
+    all_calls = record.get("calls") or []
+    whole = [one for one in all_calls if one.get("complete")]
+    sampled = sum(int(one.get("sampled_tokens", 0)) for one in whole)
+    ended = f"reward {result.reward:g}" if result.ok and result.reward is not None else f"{result.outcome}"
+    why = f": {'the world failed: ' if result.infra else ''}{result.reason}" if result.reason else ""
+    copies.text(plain(f"{ended}{why}"))
+    lost = f", {len(all_calls) - len(whole)} of them lost" if len(whole) < len(all_calls) else ""
+    copies.text(f"{counted(all_calls, 'call')}{lost}, {sampled} tokens sampled. Nothing of this is trained")
+    copies.text(f"More of it: ajet show {episode.id}")
+    return 0 if result.ok and whole else 1

@@ -1,0 +1,156 @@
+"""What a run plays next. A source of rollouts is asked for a turn, and told how each one ended.
+
+Idea: a source is a few operations (see `ajet_sdk.operations`) without any I/O, so threads and asyncio share it. The
+caller asks one at a time. Where `serial`, an episode is opened before the next turn is asked for.
+
+A rollout that the world failed, and not the policy, is played again, but not at once: what failed it may pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, ClassVar, Protocol
+
+from ajet_sdk.episodes import Opened, wanting
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.operations import Talk, Target
+from ajet_sdk.results import RunResult
+
+AGAIN_S = 1.0
+"""The pause before a rollout is played again; it grows fourfold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The `index`-th run at `task`; `number` counts all of the run from 0."""
+
+    number: int
+    task: Any
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A rollout to play now: for `model`, at a `place` of an evaluation or of a `play`, after so many `failures` of
+    this run."""
+
+    rollout: Rollout
+    model: str | None = None
+    place: int | None = None
+    play: str | None = None
+    failures: int = 0
+
+
+class Later(Enum):
+    """There is nothing to play now, and there may be later."""
+
+    LATER = "later"
+
+
+LATER = Later.LATER
+
+
+class Source(Protocol):
+    serial: ClassVar[bool]
+
+    def take(self, target: Target) -> Talk[Turn | Later | None]:
+        """The next turn; None at the end."""
+
+    def put_back(self, turn: Turn) -> None:
+        """No episode could be opened for `turn` yet."""
+
+    def opened(self, turn: Turn, episode: Opened) -> None:
+        """`turn` is being played."""
+
+    def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
+        """`turn` came to `result`; returns whether it is played again. `changed` says that it was ended because its
+        program has changed."""
+
+    def forgive(self) -> None:
+        """The program is another one now: what failed may be played again."""
+
+
+def rollouts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Rollout]:
+    """Every task `repeat` times, task by task; `tasks` may be endless."""
+    if isinstance(tasks, str):
+        raise BadRequest(f"tasks must be a list of tasks, not one text: [{tasks[:80]!r}]", param="tasks")
+    each = (task for task in tasks for _ in range(repeat))
+    for number, task in enumerate(each):
+        yield Rollout(number, task, number % repeat)
+
+
+class OnceRollouts:
+    """Every task so many times, and again what the world failed."""
+
+    serial: ClassVar[bool] = False
+
+    def __init__(self, tasks: Iterable[Any], repeat: int, retries: int) -> None:
+        self._rollouts, self._retries = rollouts_at(tasks, repeat), retries
+        self._again: list[tuple[float, Turn]] = []
+
+    def take(self, target: Target) -> Talk[Turn | Later | None]:
+        due = next((item for item in tuple(self._again) if item[0] <= target.clock()), None)
+        if due is not None:
+            self._again.remove(due)
+            return due[1]
+        one = next(self._rollouts, None)
+        if one is not None:
+            return Turn(one)
+        return LATER if self._again else None
+        yield  # what makes this an operation
+
+    def put_back(self, turn: Turn) -> None:
+        self._again.append((0.0, turn))
+
+    def opened(self, turn: Turn, episode: Opened) -> None:
+        """Nothing is known by it."""
+
+    def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
+        again = result.infra and result.episode is not None and (changed or turn.failures < self._retries)
+        if again:
+            failures = turn.failures + (not changed)
+            due = now if changed else now + AGAIN_S * 4**turn.failures
+            self._again.append((due, replace(turn, failures=failures)))
+        return again
+
+    def forgive(self) -> None:
+        self._again = [(0.0, replace(turn, failures=0)) for _, turn in self._again]
+
+
+class WantedRollouts:
+    """The tasks of evaluations that a trainer wants, without end. A place in one always has the same task, in any
+    program and at any attempt."""
+
+    serial: ClassVar[bool] = True
+
+    def __init__(self, tasks: Iterable[Any], repeat: int, model: str | None) -> None:
+        self._all, self._repeat, self._model = tuple(rollouts_at(tasks, repeat)), repeat, model
+        if not self._all:
+            raise BadRequest("there is no task to play", param="tasks")
+
+    def take(self, target: Target) -> Talk[Turn | Later | None]:
+        found = yield from wanting(target, self._model)
+        if found is None:
+            return LATER
+        model, place = found
+        return Turn(self._at(place), model, place)
+
+    def _at(self, place: int) -> Rollout:
+        """The rollout at a place of an evaluation; behind the last task comes the first one again."""
+        around, place = divmod(place, len(self._all))
+        once = self._all[place]
+        return replace(once, index=once.index + around * self._repeat)
+
+    def put_back(self, turn: Turn) -> None:
+        """The proxy knows."""
+
+    def opened(self, turn: Turn, episode: Opened) -> None:
+        """The proxy knows."""
+
+    def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
+        return False
+
+    def forgive(self) -> None:
+        """Nothing is given up."""

@@ -1,0 +1,151 @@
+"""A data set that ``ajet run`` plays at a running daemon: both are killed, and exactly what is missing is played."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ajet_sdk import Client, errors
+from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.source import ROOT
+from tests.kit.stub_process import stub_process
+
+pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
+
+AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
+AGENT = """
+import json, os, sys, time, urllib.request
+messages = [{"role": "user", "content": json.loads(os.environ["AJET_TASK_JSON"])["question"]}]
+body = json.dumps({"model": "stub", "messages": messages, "max_tokens": 4}).encode()
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, {
+    "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})).read()
+time.sleep(0.2)
+"""
+TASKS, REPEAT, EPOCHS = 5, 2, 2
+WHOLE = TASKS * REPEAT * EPOCHS
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with stub_process() as url:
+        yield url
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    path = tmp_path / "tasks.jsonl"
+    kinds = ("sum", "sum", "sum", "word", "word")
+    path.write_text("".join(f'{{"id": "{kind}/{at}", "question": "{at}?"}}\n' for at, kind in enumerate(kinds)))
+    (tmp_path / "agent.py").write_text(AGENT)
+    return path
+
+
+def command(url: str, tasks: Path, *more: str) -> tuple[list[str], dict[str, str]]:
+    argv = [
+        *AJET, "run", "--tasks", str(tasks), "--repeat", str(REPEAT), "--epochs", str(EPOCHS), "--parallel", "3",
+        "--name", "player", *more, "--", sys.executable, str(tasks.parent / "agent.py"),
+    ]  # fmt: skip
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
+    return argv, clean | {"AJET_PROXY_URL": url, "PYTHONPATH": str(ROOT)}
+
+
+def episodes(url: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = httpx.get(
+        f"{url}/ajet/v1/episodes", params={"limit": 1000}, trust_env=False
+    ).json()["episodes"]
+    return found
+
+
+def had(url: str) -> list[dict[str, Any]]:
+    """The episodes whose places are taken and settled."""
+    return [one for one in episodes(url) if one["state"] == "ready"]
+
+
+def check_whole(url: str) -> None:
+    """Each place of each lane was had once, and each task as often as it was to be played."""
+    found = had(url)
+    assert Counter(one["task"] for one in found) == {
+        f"{kind}/{at}": REPEAT * EPOCHS for at, kind in enumerate(("sum", "sum", "sum", "word", "word"))
+    }
+    for lane, number in (("sum", 3), ("word", 2)):
+        places = [one["place"] for one in found if one["task"].startswith(lane)]
+        assert sorted(places) == list(range(number * REPEAT * EPOCHS))
+    with Client(url) as client:
+        for play in {one["play"] for one in found}:
+            with pytest.raises(errors.NotFound):
+                client.ask("get_play", id=play)
+
+
+def killed_after(url: str, tasks: Path, settled: int) -> None:
+    """Starts to play, and kills the runner once so many episodes are settled."""
+    argv, env = command(url, tasks)
+    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 120
+        while len(had(url)) < settled and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        assert process.poll() is None, process.communicate()[1]
+        process.kill()
+
+
+def test_after_kill_9_of_the_runner_and_of_the_daemon_exactly_what_is_missing_is_played(
+    engine: str, tasks: Path, tmp_path: Path
+) -> None:
+    with ProxyProcess(engine, tmp_path / "data") as proxy:
+        killed_after(proxy.url, tasks, 4)
+        proxy.kill()
+        proxy.start()
+        killed_after(proxy.url, tasks, 11)
+        before = {one["episode"] for one in had(proxy.url)}
+        argv, env = command(proxy.url, tasks)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == f"player goes on where it was left: {len(before)} of {WHOLE} played\n"
+        check_whole(proxy.url)
+        after = {one["episode"] for one in had(proxy.url)}
+        assert before <= after and len(after) == WHOLE
+        opened = {one["episode"] for one in episodes(proxy.url)}
+        assert len(opened) <= WHOLE + 2 * 3, "nothing but what was open as the runner was killed is played again"
+
+
+def test_an_interrupt_leaves_the_play_and_the_next_start_goes_on(engine: str, tasks: Path, tmp_path: Path) -> None:
+    with ProxyProcess(engine, tmp_path / "data") as proxy:
+        argv, env = command(proxy.url, tasks)
+        with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            while len(had(proxy.url)) < 5:
+                time.sleep(0.02)
+            process.send_signal(2)
+            _, err = process.communicate(timeout=60)
+        settled = len(had(proxy.url))
+        assert (process.returncode, 5 <= settled < WHOLE) == (130, True)
+        assert "interrupted: the open episodes are aborted" in err
+        assert f"the next start goes on where this was left: {settled} of {WHOLE} played" in err
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
+        assert f"goes on where it was left: {settled} of {WHOLE} played" in done.stderr
+        check_whole(proxy.url)
+        argv, env = command(proxy.url, tasks, "--repeat", "1", "--epochs", "1")
+        again = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
+        assert again.returncode == 0, again.stderr
+        assert len(had(proxy.url)) == WHOLE + TASKS, "played otherwise, it is another play"
+
+
+def test_the_daemon_is_killed_while_it_is_played(engine: str, tasks: Path, tmp_path: Path) -> None:
+    with ProxyProcess(engine, tmp_path / "data") as proxy:
+        argv, env = command(proxy.url, tasks)
+        with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            for settled in (3, 9):
+                while len(had(proxy.url)) < settled:
+                    time.sleep(0.02)
+                proxy.kill()
+                proxy.start()
+            out, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, out
+        check_whole(proxy.url)

@@ -1,0 +1,214 @@
+"""What ``ajet run --tasks`` and ``ajet try`` show, and what they end with."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ajet_sdk import cli, plays, trial
+from ajet_sdk.playing import result_line
+from ajet_sdk.results import RunResult
+from tests.kit.control_stub import ControlStub
+from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.stub_process import stub_process
+
+Ajet = Callable[..., tuple[int, str, str]]
+AGENT = """
+import json, os, sys, urllib.request
+def ask(messages):
+    body = json.dumps({"model": "stub", "messages": messages, "max_tokens": 4}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, {
+        "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+messages = [{"role": "user", "content": "how many\\nlegs has it?"}]
+said = ask(messages)
+print("it said", len(said), "characters")
+messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "and now?"}]
+ask(messages)
+if os.environ["AJET_TASK"] == "broken":
+    raise RuntimeError("the checker is not there")
+"""
+
+
+@pytest.fixture
+def ajet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ajet:
+    """Runs the command in this process: exit code, standard output, standard error."""
+    for name in ("AJET_PROXY_URL", "AJET_API_KEY", "AJET_EPISODE", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ajet", *argv])
+        monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capfd.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
+    with ControlStub() as running:
+        monkeypatch.setenv("AJET_PROXY_URL", running.url)
+        monkeypatch.setattr(plays, "AGAIN_S", 0.01)
+        yield running
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> str:
+    path = tmp_path / "tasks.txt"
+    path.write_text("sum/1\n\nsum/2\n")
+    return str(path)
+
+
+def test_a_data_set_has_a_line_for_each_rollout(ajet: Ajet, stub: ControlStub, tasks: str) -> None:
+    script = 'printf "%s has no end" "$AJET_TASK"; test "$AJET_TASK" = sum/1'
+    code, out, err = ajet("run", "--tasks", tasks, "--name", "mine", "--", "sh", "-c", script)
+    assert code == 0 and err == "mine: 2 episodes\n"
+    lines = out.splitlines()
+    assert lines[0] == "sum/1 has no end" and lines[2] == "sum/2 has no end"
+    assert lines[1].startswith("[1/2] sum/1 #0  ep-0  rewarded 1  ")
+    assert lines[4] == "2 episodes: 2 rewarded, mean reward 0.5"
+    assert not stub.plays
+
+
+def test_a_play_is_called_after_the_program_and_the_file(ajet: Ajet, stub: ControlStub, tmp_path: Path) -> None:
+    (tmp_path / "agent.sh").write_text("exit 0")
+    (tmp_path / "my tasks.txt").write_text("a")
+    ajet("run", "--tasks", str(tmp_path / "my tasks.txt"), "-q", "--", "sh", str(tmp_path / "agent.sh"))
+    (play,) = {record["play"] for record in stub.episodes.values()}
+    assert play.startswith("agent.sh-my-tasks.txt-") and play.endswith(":default")
+
+
+def test_what_fails_is_told_and_left_for_the_next_start(ajet: Ajet, stub: ControlStub, tasks: str) -> None:
+    script = 'test "$AJET_TASK" = sum/1 || exit 75'
+    code, out, err = ajet("run", "--tasks", tasks, "--name", "mine", "--retries", "1", "--", "sh", "-c", script)
+    assert code == 1
+    assert err == "mine: 2 episodes\nthe next start goes on where this was left: 1 of 2 played\n"
+    first, second = [line for line in out.splitlines() if "sum/2" in line]
+    assert first.endswith("the world failed: exit code 75  played again")
+    assert second.endswith("the world failed: exit code 75")
+    assert out.endswith("3 episodes: 1 rewarded, 2 failures of the world (1 played again), mean reward 1\n")
+    code, out, err = ajet("run", "--tasks", tasks, "--name", "mine", "--", "true")
+    assert (code, err) == (0, "mine goes on where it was left: 1 of 2 played\n")
+    assert out.startswith("[2/2] sum/2 #0")
+
+
+def test_one_task_counts_failures_of_the_world_too(ajet: Ajet, stub: ControlStub) -> None:
+    code, out, _ = ajet("run", "--task", "t", "--retries", "0", "--", "sh", "-c", "exit 75")
+    assert code == 1 and out.endswith("1 episode: 1 failure of the world\n")
+
+
+def test_lines_that_cannot_be_used_are_all_named_and_nothing_is_played(
+    ajet: Ajet, stub: ControlStub, tmp_path: Path
+) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"id": 1}\n{\n[]\n')
+    code, out, err = ajet("run", "--tasks", str(path), "--", "true")
+    assert (code, out, stub.heard) == (2, "", [])
+    lines = err.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [f"{path}:2", f"{path}:3", "ajet run"]
+    assert lines[2].startswith(f"ajet run: 2 of 3 lines of {path} cannot be used: nothing is played")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("run", "--", "true"), "give --task, or --tasks FILE"),
+        (("run", "--task", "t", "--tasks", "f", "--", "true"), "not both"),
+        (("run", "--task", "t", "--epochs", "2", "--", "true"), "--epochs needs --tasks"),
+        (("run", "--task", "t", "--watch", "--", "sh", "-c", "true"), "names no file of its own"),
+        (("run", "--tasks", "/no/such", "--", "true"), "/no/such cannot be read: No such file"),
+        (("run", "--task", "t", "--retries", "-1", "--", "true"), "--retries"),
+        (("try", "--", "/no/such"), "no program"),
+        (("try", "--task", "", "--", "true"), "--task is empty"), (("try",), "PROGRAM"),
+    ],
+)  # fmt: skip
+def test_bad_usage(ajet: Ajet, argv: tuple[str, ...], said: str) -> None:
+    code, out, err = ajet(*argv)
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+
+
+def test_a_result_takes_one_line() -> None:
+    item = RunResult("a\nb\x1b[0m", 3, None, "failed", None, "two\nlines", 1.25, infra=True)
+    assert result_line(item, "[1/9] ") == "[1/9] a b\\x1b[0m #3  -  failed  1.2 s  the world failed: two lines"
+
+
+# ---- ajet try
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    if not PROXY.exists():
+        pytest.skip("needs ajet-proxy in .venv: .ci/setup daemon")
+    with stub_process() as engine, ProxyProcess(engine, tmp_path_factory.mktemp("try") / "data") as process:
+        yield process
+
+
+def test_a_trial_shows_each_call_and_what_came_of_it(
+    ajet: Ajet, proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
+    code, out, err = ajet("try", "--task", "fine", "--", sys.executable, "-c", AGENT)
+    assert code == 0, err
+    assert out.startswith("episode ep-") and " of task fine, policy version 0\n" in out
+    for line in ("it said ", "→ call 1 asks stub\n", "4 sampled", "→ call 2 asks stub\n", "reward 1\n"):
+        assert line in out, out
+    assert "       how many\n       legs has it?" in out
+    second = out.partition("← call 2")[2]
+    assert "and now?" in second and "legs" not in second, "what is new in the prompt"
+    assert "2 calls, 8 tokens sampled. Nothing of this is trained\n" in out
+    episode = out.splitlines()[-1].rpartition(" ")[2]
+    shown = ajet("show", episode)[1]
+    assert f"episode {episode}: recorded" in shown and "eval: True" in shown
+
+
+def test_a_trial_shows_the_traceback(ajet: Ajet, proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
+    code, out, err = ajet("try", "--task", "broken", "--", sys.executable, "-c", AGENT)
+    assert code == 0 and "RuntimeError: the checker is not there" in err and "reward 0\n" in out
+
+
+def test_a_trial_without_a_call_has_shown_nothing(
+    ajet: Ajet, proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
+    code, out, _ = ajet("try", "--", "true")
+    assert code == 1 and "0 calls, 0 tokens sampled" in out
+    code, out, _ = ajet("try", "--", "sh", "-c", "exit 75")
+    assert code == 1 and "aborted: the world failed: exit code 75" in out
+
+
+def test_calls_whose_text_cannot_be_had_are_counted(ajet: Ajet, stub: ControlStub) -> None:
+    opens = stub._open
+
+    def opened(body: object) -> dict[str, object]:
+        answer = opens(body)  # type: ignore[arg-type]
+        stub.episodes[answer["episode"]]["calls"] = [
+            {"call": "one", "model": "m", "agent": "solver", "complete": True, "prompt_tokens": 3, "sampled_tokens": 2},
+            {"call": "two", "complete": False, "reason": "engine_error"},
+            {"call": "three", "complete": False, "in_flight": True},
+        ]
+        return answer
+
+    stub._open = opened  # type: ignore[assignment,method-assign]
+    code, out, _ = ajet("try", "--", "true")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[1:-3] == [
+        "→ call 1 asks m as solver", "← call 1: 3 tokens read, 2 sampled, no end", "→ call 2 asks a model",
+        "← call 2 is lost: engine_error", "→ call 3 asks a model",
+    ]  # fmt: skip
+    assert "3 calls, 2 of them lost, 2 tokens sampled" in out
+
+
+def test_long_texts_are_cut() -> None:
+    assert trial._indented("in", "x" * 1000 + "end", last=True).endswith("x" * 597 + "end")
+    assert trial._indented("out", "begin" + "x" * 1000, last=False).startswith("  out  begin")
+    assert trial._indented("out", "a\n\x1b b", last=False) == "  out  a\n       \\x1b b"
+    assert trial._shared([1, 2, 3], [1, 2]) == 2 and trial._shared([1, 2], [1, 3]) == 1

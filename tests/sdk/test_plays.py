@@ -1,0 +1,335 @@
+"""Data sets that are played from the ledger, on both faces: what is missing, what is played again, and whose turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ajet_sdk
+from ajet_sdk import aio, errors, plays, rollouts, turns
+from ajet_sdk.episodes import Opened, WorldFailed
+from ajet_sdk.plays import PlayedRollouts, Progress
+from ajet_sdk.results import RunResult
+from ajet_sdk.rollouts import How, said_by
+from ajet_sdk.turns import LATER
+from tests.kit.control_stub import ControlStub, Say
+from tests.sdk.faces import FACES
+
+
+@pytest.fixture(params=FACES, ids=lambda face: face.name)
+def face(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
+    with ControlStub() as running:
+        monkeypatch.setenv("AJET_PROXY_URL", running.url)
+        monkeypatch.delenv("AJET_API_KEY", raising=False)
+        for module in (rollouts, aio):
+            monkeypatch.setattr(module, "WANTED_S", 0.01)
+        for module in (plays, turns):
+            monkeypatch.setattr(module, "AGAIN_S", 0.01)
+        monkeypatch.setattr(plays, "LOOK_S", 0.01)
+        yield running
+
+
+async def one(task: Any, episode: Any) -> float:
+    return 1.0
+
+
+def kept(stub: ControlStub) -> Counter[str]:
+    """How often each task was played whole."""
+    return Counter(record["task"] for record in stub.episodes.values() if record["state"] == "ready")
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+async def test_a_data_set_is_played_epoch_by_epoch(face: Any, stub: ControlStub, parallel: int) -> None:
+    results = await face.run(one, ["a", "b"], repeat=2, parallel=parallel, play="d", epochs=2)
+    assert [record["task"] for record in stub.episodes.values()] == [*"aabbaabb"]
+    assert [record["place"] for record in stub.episodes.values()] == list(range(8))
+    assert sorted((item.task, item.index) for item in results) == [(task, index) for task in "ab" for index in range(4)]
+    assert not stub.plays, "it is whole, and ends"
+
+
+class Killed(BaseException):
+    """What the callback of a run raises, to end it as a kill does: nothing more is played."""
+
+
+async def test_the_next_run_plays_exactly_what_is_missing(face: Any, stub: ControlStub) -> None:
+    def killed(result: RunResult) -> None:
+        if len(kept(stub)) == 2:
+            raise Killed
+
+    tasks = [f"t{number}" for number in range(5)]
+    with pytest.raises(Killed):
+        await face.run(one, tasks, repeat=1, parallel=1, play="d", on_result=killed)
+    (play,) = stub.plays.values()
+    assert play.opened == 2
+    await face.run(one, tasks, repeat=1, parallel=2, play="d")
+    assert kept(stub) == dict.fromkeys(tasks, 1) and len(stub.episodes) == 5
+
+
+async def test_what_was_open_as_a_run_was_killed_is_waited_for(face: Any, stub: ControlStub) -> None:
+    """Until the proxy discards it, or another run ends it."""
+    for number in range(3):
+        stub.plays = {}
+        with ajet_sdk.Client() as client:
+            played = source(["a", "b"])
+            client.drive(played.begin(client.target))
+            orphan = client.drive(rollouts.opening(client.target, body_of(client.drive(played.take(client.target)))))
+        running = asyncio.ensure_future(
+            face.run(one, ["a", "b"], repeat=1, play="d") if face.name == "aio"
+            else asyncio.to_thread(asyncio.run, face.run(one, ["a", "b"], repeat=1, play="d"))
+        )
+        while stub.count("GET", ":default") < 5 * (number + 1):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        stub.discard(orphan.episode, "idle_timeout")
+        results = await running
+        assert sorted(item.task for item in results) == ["a", "b"]
+
+
+def source(tasks: Any, repeat: int = 1, retries: int = 2, **how: Any) -> PlayedRollouts:
+    return PlayedRollouts(tasks, repeat, retries, **{"play": "d", "epochs": 1, "name": str, "said": said_by, **how})
+
+
+def body_of(turn: Any) -> ajet_sdk.routes.OpenEpisode:  # type: ignore[name-defined]
+    return ajet_sdk.routes.OpenEpisode(turn.rollout.task, place=turn.place, play=turn.play)  # type: ignore[attr-defined]
+
+
+async def test_whatever_discards_a_rollout_it_is_played_again_a_few_times(face: Any, stub: ControlStub) -> None:
+    tried: Counter[str] = Counter()
+
+    async def agent(task: str, episode: Any) -> float:
+        tried[task] += 1
+        if task == "never" or (task == "late" and tried[task] < 3):
+            raise RuntimeError("no idea")
+        return 1.0
+
+    results = await face.run(agent, ["late", "never", "fine"], repeat=1, parallel=2, play="d", retries=2)
+    assert tried == {"late": 3, "never": 3, "fine": 1}
+    assert [(item.task, item.again) for item in results if not item.ok].count(("never", True)) == 2
+    assert [item.task for item in results.failures] == ["never"]
+    (play,) = stub.plays.values()
+    assert (play.missing, play.given_back) == (1, [1]), "it is left for the next start"
+    tried["late"], tried["fine"] = 9, 9
+    assert [item.task for item in await face.run(agent, ["late", "never", "fine"], repeat=1, play="d", retries=0)] == [
+        "never"
+    ]
+
+
+async def test_failures_of_the_world_are_given_up_as_such_and_counted_apart(face: Any, stub: ControlStub) -> None:
+    tried: Counter[str] = Counter()
+
+    async def agent(task: str, episode: Any) -> float | None:
+        tried[task] += 1
+        if task == "away" and tried[task] < 3:
+            raise ConnectionError("the sandbox is away")
+        if task == "says so" and tried[task] == 1:
+            await episode.abort("no disk", cause="infra")
+            return None
+        if task == "its own":
+            raise RuntimeError("no idea")
+        return 1.0
+
+    tasks = ["away", "says so", "its own"]
+    results = await face.run(agent, tasks, repeat=1, parallel=1, infra=(ConnectionError,))
+    assert tried == {"away": 3, "says so": 2, "its own": 1}
+    causes = Counter((record["task"], record.get("cause")) for record in stub.episodes.values())
+    assert causes == {
+        ("away", "infra"): 2, ("away", None): 1, ("says so", "infra"): 1, ("says so", None): 1, ("its own", None): 1,
+    }  # fmt: skip
+    assert results.summary() == (
+        "6 episodes: 2 rewarded, 1 aborted, 3 failures of the world (3 played again), mean reward 1"
+    )
+    assert [item.task for item in results.failures] == ["its own"]
+
+
+async def test_what_the_world_goes_on_failing_is_given_up(face: Any, stub: ControlStub) -> None:
+    async def agent(task: str, episode: Any) -> float:
+        raise WorldFailed("exit code 75")
+
+    results = await face.run(agent, ["a"], repeat=1, retries=1)
+    assert [(item.infra, item.again, item.reason) for item in results] == [
+        (True, True, "exit code 75"), (True, False, "exit code 75"),
+    ]  # fmt: skip
+    assert len(results.failures) == 1
+    assert results.summary() == "2 episodes: 2 failures of the world (1 played again)"
+
+
+@pytest.mark.parametrize("play", [None, "d"])
+async def test_an_episode_that_is_held_back_is_no_failure(face: Any, stub: ControlStub, play: str | None) -> None:
+    """However long it takes."""
+    answer = stub.answer
+
+    def holding(heard: Any) -> Say:
+        if heard.path.endswith("/episodes") and stub.count("POST", "/episodes") < 9:
+            return Say(503, {"error": {"message": "later", "type": "not_ready_error"}}, {"Retry-After": "0"})
+        return answer(heard)
+
+    stub.answer = holding  # type: ignore[method-assign]
+    results = await face.run(one, ["a"], repeat=1, deadline=0.01, play=play)
+    assert [item.ok for item in results] == [True]
+
+
+async def test_a_proxy_that_refuses_ends_a_play(face: Any, stub: ControlStub) -> None:
+    """Its ledger is the cursor: without it nothing is known."""
+    answer = stub.answer
+
+    def refusing(heard: Any) -> Say:
+        if heard.path.endswith("/episodes"):
+            return Say(403, {"error": {"message": "not yours", "type": "permission_error", "code": "wrong_scope"}})
+        return answer(heard)
+
+    stub.answer = refusing  # type: ignore[method-assign]
+    with pytest.raises(errors.Forbidden):
+        await face.run(one, ["a", "b"], repeat=1, play="d")
+
+
+async def test_lanes_are_played_in_turn_and_the_one_of_which_most_is_wanted_first(
+    face: Any, stub: ControlStub
+) -> None:
+    tasks = ["math/1", "math/2", "code/1", "code/2", "plain"]
+    await face.run(one, tasks, repeat=1, parallel=1, play="d")
+    assert [record["task"] for record in stub.episodes.values()][:3] == ["math/1", "code/1", "plain"]
+    assert kept(stub) == dict.fromkeys(tasks, 1)
+    stub.episodes.clear()
+    stub.lanes = {"math": 1, "code": 5}
+    await face.run(one, tasks, repeat=1, parallel=1, play="d")
+    assert [record["task"] for record in stub.episodes.values()] == ["code/1", "code/2", "math/1", "plain", "math/2"]
+
+
+async def test_a_lane_of_which_nothing_is_wanted_waits(face: Any, stub: ControlStub) -> None:
+    stub.lanes = {"math": 0, "code": 1}
+    running = asyncio.ensure_future(
+        asyncio.to_thread(asyncio.run, face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
+    )
+    while stub.count("GET", "/wanted") < 5:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert kept(stub) == {"code/1": 1}
+    stub.lanes = {"math": 1, "code": 0}
+    await running
+    assert kept(stub) == {"code/1": 1, "math/1": 1}
+
+
+async def test_two_runs_share_a_play(face: Any, stub: ControlStub) -> None:
+    tasks = [f"t{number}" for number in range(20)]
+    both = [
+        asyncio.to_thread(asyncio.run, face.run(one, tasks, repeat=1, parallel=3, play="d")) for _ in range(2)
+    ]
+    await asyncio.gather(*both)
+    assert kept(stub) == dict.fromkeys(tasks, 1) and not stub.plays
+
+
+async def test_an_opening_whose_answer_is_lost_is_asked_for_under_the_same_name(face: Any, stub: ControlStub) -> None:
+    answer, lost = stub.answer, list[str]()
+
+    def losing(heard: Any) -> Say:
+        if heard.path.endswith("/episodes") and not lost:
+            lost.append(heard.body["id"])
+            return Say(502, None)
+        return answer(heard)
+
+    stub.answer = losing  # type: ignore[method-assign]
+    await face.run(one, ["a"], repeat=1, play="d")
+    asked = [heard.body["id"] for heard in stub.heard if heard.path.endswith("/episodes")]
+    assert asked == [lost[0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"epochs": 2}, "epochs belong to a play"), ({"play": "d", "epochs": 0}, "epochs must be at least 1"),
+        ({"retries": -1}, "retries must be at least 0"), ({"play": "d", "wanted": True, "eval": True}, "is no play"),
+    ],
+)
+async def test_what_cannot_be_played(face: Any, stub: ControlStub, how: Any, said: str) -> None:
+    with pytest.raises(errors.BadRequest, match=said):
+        await face.run(one, ["a"], repeat=1, **how)
+    assert not stub.heard
+
+
+async def test_a_play_needs_tasks(face: Any, stub: ControlStub) -> None:
+    for tasks, said in (([], "there is no task to play"), ("text", "not one text")):
+        with pytest.raises(errors.BadRequest, match=said):
+            await face.run(one, tasks, play="d")
+
+
+# ---- the source alone
+
+
+def test_the_name_of_a_play_tells_its_tasks_and_how_often_they_are_played() -> None:
+    names = {
+        source(tasks, repeat, epochs=epochs).name
+        for tasks, repeat, epochs in ((["a"], 1, 1), (["b"], 1, 1), (["a"], 2, 1), (["a"], 1, 2), (["a", "b"], 1, 1))
+    }
+    assert len(names) == 5
+    assert source(["a"]).name == source(iter(["a"])).name
+    name = source(["a"], play="my data/set é.jsonl").name
+    assert name.startswith("my-data-set-.jsonl-") and len(name.partition("@")[2]) == 12
+
+
+def test_tasks_that_are_no_text_have_a_digest_too() -> None:
+    one, two = ({"task": "t", "seed": number} for number in (1, 2))
+    assert source([one], name=rollouts.name_of).name != source([two], name=rollouts.name_of).name
+
+
+def test_a_lane_that_is_given_holds_all_tasks(stub: ControlStub) -> None:
+    with ajet_sdk.Client() as client:
+        client.drive(source(["math/1", "code/1"], lane="terminal").begin(client.target))
+    assert [name.partition(":")[2] for name in stub.plays] == ["terminal"]
+    with ajet_sdk.Client() as client:
+        client.drive(source(["mäth/1"]).begin(client.target))
+    assert [name.partition(":")[2] for name in stub.plays][1].startswith("m-th-")
+
+
+def test_an_answer_that_is_no_play_is_no_proxy(stub: ControlStub) -> None:
+    stub.faults.append(Say(200, {"anything": 1}))
+    with ajet_sdk.Client() as client, pytest.raises(errors.AjetError, match="is not an ajet proxy"):
+        client.drive(source(["a"]).begin(client.target))
+
+
+def test_a_program_that_has_changed_may_try_all_that_failed(stub: ControlStub) -> None:
+    with ajet_sdk.Client() as client:
+        played, target = source(["a"], retries=0), client.target
+        client.drive(played.begin(target))
+        for again in (False, True):
+            turn: Any = client.drive(played.take(target))
+            episode = client.drive(rollouts.opening(target, body_of(turn)))
+            played.opened(turn, episode)
+            client.drive(rollouts.aborting(target, episode.episode, "no idea"))
+            failed = RunResult("a", 0, episode.episode, "aborted", None, "no idea", 0.0)
+            assert played.ended(turn, failed, 0.0, changed=False) is False, again
+            assert client.drive(played.take(target)) is None
+            played.forgive()
+        turn = client.drive(played.take(target))
+        played.opened(turn, Opened("other", "", "", 0))
+        assert played.ended(turn, failed, 0.0, changed=True) is True
+
+
+def test_an_episode_whose_end_could_not_be_told_is_given_up_before_the_end(stub: ControlStub) -> None:
+    with ajet_sdk.Client() as client:
+        played, target = source(["a", "b"]), client.target
+        client.drive(played.begin(target))
+        for name in ("failed", "settled after all"):
+            turn: Any = client.drive(played.take(target))
+            episode = client.drive(rollouts.opening(target, body_of(turn)))
+            played.opened(turn, episode)
+            if name != "failed":
+                stub.episodes[episode.episode]["state"] = "leased"
+            lost = RunResult("a", 0, episode.episode, "failed", None, "away", 0.0, infra=True)
+            assert played.ended(turn, lost, 0.0, changed=False)
+        assert client.drive(played.take(target)) is LATER
+        assert [record["state"] for record in stub.episodes.values()] == ["discarded", "leased"]
+        again: Any = client.drive(played.take(target))
+        assert again.place == 0
+
+
+def test_how_a_run_goes_without_arguments() -> None:
+    how = How()
+    assert not how.held()
+    how.on_progress(Progress(0, 1))
