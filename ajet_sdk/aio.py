@@ -22,7 +22,7 @@ from typing import Any, Concatenate
 
 from ajet_sdk import episodes, routes
 from ajet_sdk.client import ClientBase, no_reply
-from ajet_sdk.clients import MembershipLife, is_gone, membership, own_name
+from ajet_sdk.clients import OPENINGS, MembershipLife, is_gone, membership, own_name
 from ajet_sdk.episodes import EpisodeLife, Opened, P, opening, shown_as
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
@@ -205,12 +205,13 @@ class Membership(MembershipLife):
 
     async def open(self, body: routes.OpenEpisode) -> Opened:
         """Opens an episode that this client plays."""
+        tries = 0
         while True:
-            known = await self.join()
+            known, tries = await self.join(), tries + 1
             try:
-                return await self._client.drive(opening(self._client.target, self.named(body)))
+                return await self._client.drive(self._opening(known, body))
             except AjetError as error:
-                if known is None or not is_gone(error):
+                if known is None or not is_gone(error) or tries == OPENINGS:
                     raise
                 self._lost(known)
 

@@ -28,6 +28,8 @@ from ajet_sdk.operations import DEADLINE_S, Talk, request
 LEAVE_DEADLINE_S = 5.0
 BEATS = 3
 """So many in the time after which a silent client is gone."""
+OPENINGS = 3
+"""So often an episode is tried to be opened by a client that is gone each time that it has joined."""
 GONE = ("client_gone", "unknown_client")
 """Codes of the errors by which a client learns that it is gone."""
 
@@ -84,7 +86,7 @@ class MembershipLife:
 
     def _join(self) -> Talk[None]:
         """Joins, or joins again."""
-        while True:
+        for again in (True, False):
             body = replace(
                 self._body, id=self._next, revision=self._revision(), replaces=self._body.replaces and not self._joined
             )
@@ -93,12 +95,12 @@ class MembershipLife:
             except NotFound:
                 self._unknown = True
             except Conflict as error:
-                if not is_gone(error):
+                if not (is_gone(error) and again):
                     raise
                 self._next = _new_id()  # an answer was lost, and then its time was over
                 continue
             else:
-                self.id, self._joined = self._next, True
+                self.id, self._joined, self._failure = self._next, True, None
             return
 
     def _beat(self, known: str) -> Talk[None]:
@@ -113,9 +115,10 @@ class MembershipLife:
             with suppress(AjetError):
                 yield from request(target, "leave", id=self.id)
 
-    def named(self, body: routes.OpenEpisode) -> routes.OpenEpisode:
-        """`body` for an episode that this client plays."""
-        return body if self.id is None else replace(body, client=self.id, revision=self._revision())
+    def _opening(self, known: str | None, body: routes.OpenEpisode) -> Talk[Opened]:
+        """Opens an episode as the client `known`, and under the revision of now."""
+        named = body if known is None else replace(body, client=known, revision=self._revision())
+        return opening(self._client.target, named)
 
     def _lost(self, known: str | None) -> None:
         """The client `known` is gone, unless another thread knew it."""
@@ -164,12 +167,13 @@ class Membership(MembershipLife):
 
     def open(self, body: routes.OpenEpisode) -> Opened:
         """Opens an episode that this client plays."""
+        tries = 0
         while True:
-            known = self.join()
+            known, tries = self.join(), tries + 1
             try:
-                return self._client.drive(opening(self._client.target, self.named(body)))
+                return self._client.drive(self._opening(known, body))
             except AjetError as error:
-                if known is None or not is_gone(error):
+                if known is None or not is_gone(error) or tries == OPENINGS:
                     raise
                 with self._lock:
                     self._lost(known)

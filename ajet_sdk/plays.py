@@ -24,7 +24,8 @@ from ajet_sdk.episodes import Opened, aborting
 from ajet_sdk.errors import AjetError, BadRequest, NotFound
 from ajet_sdk.operations import Talk, Target, request
 from ajet_sdk.results import RunResult
-from ajet_sdk.tasks import as_part, digest, lane_of
+from ajet_sdk.routes import lane_of
+from ajet_sdk.tasks import as_part, digest
 from ajet_sdk.turns import AGAIN_S, LATER, Later, Rollout, Turn, rollouts_at
 
 LOOK_S = 1.0
@@ -99,10 +100,10 @@ class PlayedRollouts:
     def take(self, target: Target) -> Talk[Turn | Later | None]:
         """The place that is missing first, in the lane that is wanted most. None once all are had, or have failed too
         often."""
-        wanted, later = (yield from _lanes_wanted(target)), False
+        wanted, later = (yield from _lanes_wanted(target, self._lanes)), False
         for lane in self._in_order(wanted):
             place = yield from self._missing(lane, target)
-            if isinstance(place, int) and wanted and wanted.get(lane.lane, 1) <= 0:
+            if isinstance(place, int) and wanted and wanted[lane.lane] <= 0:
                 place = LATER
             if isinstance(place, int):
                 return self._turn(lane, place)
@@ -114,7 +115,7 @@ class PlayedRollouts:
         first."""
         lanes = [lane for lane in self._lanes.values() if not lane.over]
         behind = {lane.lane: lane.told["opened"] / lane.told["episodes"] for lane in lanes}
-        return sorted(lanes, key=lambda lane: (-wanted.get(lane.lane, 1) if wanted else 0, behind[lane.lane]))
+        return sorted(lanes, key=lambda lane: (-wanted[lane.lane] if wanted else 0, behind[lane.lane]))
 
     def _missing(self, lane: LanePlay, target: Target) -> Talk[int | Later | None]:
         """A place to play now; None if there is none, nor will be one."""
@@ -221,8 +222,9 @@ class PlayedRollouts:
         return self.progress
 
 
-def _lanes_wanted(target: Target) -> Talk[Mapping[str, int]]:
-    """How many episodes each lane wants now, if the proxy says so."""
+def _lanes_wanted(target: Target, lanes: Iterable[str]) -> Talk[Mapping[str, int]]:
+    """How many episodes each of `lanes` wants now; nothing if the proxy does not say, since it holds nobody back."""
     answer = (yield from request(target, "wanted")).json()
-    lanes = answer.get("lanes") if isinstance(answer, dict) else None
-    return lanes if isinstance(lanes, dict) else {}
+    if not isinstance(answer, dict) or "lanes" not in answer:
+        return {}
+    return {lane: answer["lanes"].get(lane, answer["other"]) for lane in lanes}

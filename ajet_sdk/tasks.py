@@ -26,8 +26,6 @@ MAX_LINE = 100_000
 """Bytes of a line: no variable of a program's environment holds many more."""
 MAX_NAME = 1000
 """Characters of a task's name, as the proxy takes it."""
-DEFAULT_LANE = "default"
-"""The lane of tasks whose name says none, as the proxy calls it."""
 JSON_NAMES = (".jsonl", ".ndjson", ".json")
 _PART = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -112,12 +110,6 @@ def _as_name(value: Any) -> str | None:
         return None
     name = str(value)
     return name if 1 <= len(name) <= MAX_NAME and "\0" not in name else None
-
-
-def lane_of(name: str) -> str:
-    """The kind of a task: what its name has before its first ``/``."""
-    kind, slash, _ = name.partition("/")
-    return kind if slash and kind else DEFAULT_LANE
 
 
 def digest(parts: Iterable[str]) -> str:

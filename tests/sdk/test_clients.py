@@ -146,6 +146,20 @@ async def test_a_client_whose_name_another_has_taken_ends(face: Any, stub: Contr
     assert played == ["a", "b"]
 
 
+async def test_one_that_is_gone_however_often_it_joins_is_no_endless_loop(face: Any, stub: ControlStub) -> None:
+    opened: list[Any] = []
+
+    def gone(body: routes.OpenEpisode) -> dict[str, Any]:
+        opened.append(body.client)
+        forget(stub)
+        raise errors.Conflict("it is gone", code="client_gone")
+
+    stub._open = gone  # type: ignore[method-assign]
+    results = await face.run(rewarding, ["a"], repeat=1)
+    assert [item.outcome for item in results] == ["failed"]
+    assert len(set(opened)) == clients.OPENINGS
+
+
 @pytest.mark.parametrize(
     ("given", "param"),
     [({"client_name": ""}, "name"), ({"lane": "x" * 201}, "lane"), ({"replace_older": True}, "lane")],
