@@ -65,11 +65,11 @@ class PlayedRollouts:
 
     def __init__(
         self, tasks: Iterable[Any], repeat: int, retries: int, *, play: str, epochs: int, name: Callable[[Any], str],
-        said: Callable[[Any], str], lane: str | None = None,
+        said: Callable[[Any], str], lane: str | None = None, paced: bool = True,
     ) -> None:
         """`name` tells what a task is called, and `said` everything that makes it this task. `lane` is that of all
-        tasks; unset, it follows from their names."""
-        self._repeat, self._retries, self._epochs = repeat, retries, epochs
+        tasks; unset, it follows from their names. Where it is `paced`, lanes are played as the proxy wants them."""
+        self._repeat, self._retries, self._epochs, self._paced = repeat, retries, epochs, paced
         self._lanes: dict[str, LanePlay] = {}
         tasks = tuple(rollout.task for rollout in rollouts_at(tasks, 1))
         if not tasks:
@@ -99,22 +99,31 @@ class PlayedRollouts:
     def take(self, target: Target) -> Talk[Turn | Later | None]:
         """The place that is missing first, in the lane that is wanted most. None once all are had, or have failed too
         often."""
-        wanted, later = (yield from _lanes_wanted(target)), False
+        wanted, later = (yield from self._wanted(target)), False
         for lane in self._in_order(wanted):
             place = yield from self._missing(lane, target)
-            if isinstance(place, int) and wanted and wanted.get(lane.lane, 1) <= 0:
+            if isinstance(place, int) and wanted is not None and wanted[lane.lane] <= 0:
                 place = LATER
             if isinstance(place, int):
                 return self._turn(lane, place)
             later = later or place is LATER
         return LATER if later else None
 
-    def _in_order(self, wanted: Mapping[str, int]) -> Sequence[LanePlay]:
+    def _wanted(self, target: Target) -> Talk[Mapping[str, int] | None]:
+        """How many episodes each lane wants now; None where the proxy does not say so."""
+        if not self._paced:
+            return None
+        answer = (yield from request(target, "wanted")).json()
+        if not isinstance(answer, dict) or not isinstance(answer.get("lanes"), dict):
+            return None
+        return {lane: int(answer["lanes"].get(lane, answer.get("other", 1))) for lane in self._lanes}
+
+    def _in_order(self, wanted: Mapping[str, int] | None) -> Sequence[LanePlay]:
         """The lanes that are not over. If the proxy does not say what it wants, the one that is furthest behind is
         first."""
         lanes = [lane for lane in self._lanes.values() if not lane.over]
         behind = {lane.lane: lane.told["opened"] / lane.told["episodes"] for lane in lanes}
-        return sorted(lanes, key=lambda lane: (-wanted.get(lane.lane, 1) if wanted else 0, behind[lane.lane]))
+        return sorted(lanes, key=lambda lane: (-wanted[lane.lane] if wanted else 0, behind[lane.lane]))
 
     def _missing(self, lane: LanePlay, target: Target) -> Talk[int | Later | None]:
         """A place to play now; None if there is none, nor will be one."""
@@ -219,10 +228,3 @@ class PlayedRollouts:
                 except NotFound:
                     continue
         return self.progress
-
-
-def _lanes_wanted(target: Target) -> Talk[Mapping[str, int]]:
-    """How many episodes each lane wants now, if the proxy says so."""
-    answer = (yield from request(target, "wanted")).json()
-    lanes = answer.get("lanes") if isinstance(answer, dict) else None
-    return lanes if isinstance(lanes, dict) else {}
