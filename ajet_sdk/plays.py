@@ -66,11 +66,11 @@ class PlayedRollouts:
 
     def __init__(
         self, tasks: Iterable[Any], repeat: int, retries: int, *, play: str, epochs: int, name: Callable[[Any], str],
-        said: Callable[[Any], str], lane: str | None = None,
+        said: Callable[[Any], str], lane: str | None = None, paced: bool = True,
     ) -> None:
         """`name` tells what a task is called, and `said` everything that makes it this task. `lane` is that of all
-        tasks; unset, it follows from their names."""
-        self._repeat, self._retries, self._epochs = repeat, retries, epochs
+        tasks; unset, it follows from their names. Where it is `paced`, lanes are played as the proxy wants them."""
+        self._repeat, self._retries, self._epochs, self._paced = repeat, retries, epochs, paced
         self._lanes: dict[str, LanePlay] = {}
         tasks = tuple(rollout.task for rollout in rollouts_at(tasks, 1))
         if not tasks:
@@ -100,17 +100,26 @@ class PlayedRollouts:
     def take(self, target: Target) -> Talk[Turn | Later | None]:
         """The place that is missing first, in the lane that is wanted most. None once all are had, or have failed too
         often."""
-        wanted, later = (yield from _lanes_wanted(target, self._lanes)), False
+        wanted, later = (yield from self._wanted(target)), False
         for lane in self._in_order(wanted):
             place = yield from self._missing(lane, target)
-            if isinstance(place, int) and wanted and wanted[lane.lane] <= 0:
+            if isinstance(place, int) and wanted is not None and wanted[lane.lane] <= 0:
                 place = LATER
             if isinstance(place, int):
                 return self._turn(lane, place)
             later = later or place is LATER
         return LATER if later else None
 
-    def _in_order(self, wanted: Mapping[str, int]) -> Sequence[LanePlay]:
+    def _wanted(self, target: Target) -> Talk[Mapping[str, int] | None]:
+        """How many episodes each lane wants now; None where the proxy does not say so."""
+        if not self._paced:
+            return None
+        answer = (yield from request(target, "wanted")).json()
+        if not isinstance(answer, dict) or not isinstance(answer.get("lanes"), dict):
+            return None
+        return {lane: int(answer["lanes"].get(lane, answer.get("other", 1))) for lane in self._lanes}
+
+    def _in_order(self, wanted: Mapping[str, int] | None) -> Sequence[LanePlay]:
         """The lanes that are not over. If the proxy does not say what it wants, the one that is furthest behind is
         first."""
         lanes = [lane for lane in self._lanes.values() if not lane.over]
@@ -220,11 +229,3 @@ class PlayedRollouts:
                 except NotFound:
                     continue
         return self.progress
-
-
-def _lanes_wanted(target: Target, lanes: Iterable[str]) -> Talk[Mapping[str, int]]:
-    """How many episodes each of `lanes` wants now; nothing if the proxy does not say, since it holds nobody back."""
-    answer = (yield from request(target, "wanted")).json()
-    if not isinstance(answer, dict) or "lanes" not in answer:
-        return {}
-    return {lane: answer["lanes"].get(lane, answer["other"]) for lane in lanes}

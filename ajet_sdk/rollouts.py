@@ -245,7 +245,8 @@ def source_of(
     if how.play is None:
         return OnceRollouts(tasks, repeat, how.retries)
     return PlayedRollouts(
-        tasks, repeat, how.retries, play=how.play, epochs=how.epochs, name=name, said=said_by, lane=how.lane
+        tasks, repeat, how.retries, play=how.play, epochs=how.epochs, name=name, said=said_by, lane=how.lane,
+        paced=not body.eval,
     )
 
 

@@ -6,7 +6,8 @@ wanted any more. After the last, asking is a 404, which ends a run that waits.
 `ControlStub.clients` are those that have joined. It is None for a proxy that knows no clients yet. Such a one refuses
 fields that it does not know, and does not count requests about clients.
 
-`ControlStub.plays` are the data sets that are being played, and `lanes` what is wanted of each lane, if that is told.
+`ControlStub.plays` are the data sets that are being played, and `lanes` what is wanted of each lane, if that is told
+(under ``""`` of any other).
 
 `ControlStub.faults` holds what happens to coming requests before or instead of being served, one each: an HTTP answer
 (`Say`), a connection closed before (`drop`) or after (`lose`) the request took effect.
@@ -182,7 +183,9 @@ class ControlStub:
 
     def _wanted(self) -> dict[str, Any]:
         if self.plays:
-            return {"eval": {}, "next": {}} | ({} if self.lanes is None else {"lanes": self.lanes})
+            lanes = dict(self.lanes or {})
+            told = {} if self.lanes is None else {"other": lanes.pop("", 1), "lanes": lanes}
+            return {"eval": {}, "next": {}} | told
         answer = {model: missing for model, missing in self.wanted.items() if missing > 0}
         if not answer:
             if not self.evaluations:

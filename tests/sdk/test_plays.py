@@ -216,6 +216,18 @@ async def test_a_lane_of_which_nothing_is_wanted_waits(face: Any, stub: ControlS
     assert kept(stub) == {"code/1": 1, "math/1": 1}
 
 
+async def test_a_lane_that_is_not_named_is_one_of_the_others(face: Any, stub: ControlStub) -> None:
+    stub.lanes = {"math": 1, "": 3}
+    await face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d")
+    assert [record["task"] for record in stub.episodes.values()] == ["code/1", "math/1"]
+
+
+async def test_an_evaluation_is_held_back_by_no_lane(face: Any, stub: ControlStub) -> None:
+    stub.lanes = {"math": 0, "": 0}
+    await face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d", eval=True)
+    assert len(stub.episodes) == 2 and not stub.count("GET", "/wanted")
+
+
 async def test_two_runs_share_a_play(face: Any, stub: ControlStub) -> None:
     tasks = [f"t{number}" for number in range(20)]
     both = [
