@@ -164,7 +164,7 @@ def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[s
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"
     content = None
-    if route.method == "POST":
+    if route.body is not None:
         fields = {} if body is None else routes.to_json(body)
         if body is not None:
             routes.parse(type(body), fields)

@@ -20,6 +20,7 @@ from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
+from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
@@ -142,6 +143,7 @@ class State(Serving):
         self.reward_curves = RewardCurves()
         self.evaluations: dict[str, Evaluation] = {}
         """The latest of each model."""
+        self.runs: dict[str, WantedRun] = {}
         self._handlers = self._table()
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
@@ -165,6 +167,8 @@ class State(Serving):
             ev.EpisodesArchived: self._archived,
             ev.PolicyAnnounced: self._announced,
             ev.EvaluationWanted: self._evaluation_wanted,
+            ev.RunWanted: self._run_wanted,
+            ev.RunForgotten: self._run_forgotten,
             ev.GateClosed: self._gate_closed,
             ev.GateOpened: self._gate_opened,
             ev.ProxyStarted: self._started,
@@ -468,6 +472,14 @@ class State(Serving):
 
     def _evaluation_wanted(self, event: ev.EvaluationWanted) -> None:
         self.evaluations[event.model] = Evaluation(event.evaluation, event.model, event.policy_version, event.episodes)
+
+    def _run_wanted(self, event: ev.RunWanted) -> None:
+        self.runs[event.run] = WantedRun(
+            event.run, event.supervisor, event.desired, event.config, event.digest, event.starts, event.at
+        )
+
+    def _run_forgotten(self, event: ev.RunForgotten) -> None:
+        del self.runs[event.run]
 
     def _gate_closed(self, event: ev.GateClosed) -> None:
         self.gate_now = self.gate_now if self.gate_now.shut else Gate(True, event.at, event.reason)

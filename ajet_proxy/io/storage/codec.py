@@ -54,6 +54,8 @@ EVENTS: dict[str, Any] = {
     "EpisodesArchived": ev.EpisodesArchived,
     "PolicyAnnounced": ev.PolicyAnnounced,
     "EvaluationWanted": ev.EvaluationWanted,
+    "RunWanted": ev.RunWanted,
+    "RunForgotten": ev.RunForgotten,
     "GateClosed": ev.GateClosed,
     "GateOpened": ev.GateOpened,
     "ProxyStarted": ev.ProxyStarted,

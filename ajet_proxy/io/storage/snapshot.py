@@ -33,6 +33,7 @@ from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
+from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.ledger.state import Archive, Gate, LedgerSettings, Served, State
 from ajet_proxy.core.ledger.texts import Text, Texts
 from ajet_proxy.core.trajectory.drift_rate import Drift
@@ -46,7 +47,7 @@ KINDS: dict[str, Any] = {
     "Evaluation": Evaluation,
     "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Point": Point,
     "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,
-    "Texts": Texts, "Turn": Turn,
+    "Texts": Texts, "Turn": Turn, "WantedRun": WantedRun,
 }
 """The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
 _NAMES = {kind: name for name, kind in KINDS.items()}
