@@ -107,8 +107,9 @@ def unit(arguments: tuple[str, ...], *, user: bool, drain_s: float, files: Mappi
     handed = {} if user else {path: name for name, path in (files or {}).items()}
     words = [word for item in arguments for word in (item.split("=", 1) if item.startswith("--") else [item])]
     program = [sys.executable, "-m", "ajet_proxy.cli", "serve", *words]
+    words = [f"%d/{handed[item]}" if item in handed else systemd.escape(shlex.quote(item)) for item in program]
     return _UNIT.format(
-        command=" ".join(f"%d/{handed[item]}" if item in handed else systemd.escape(shlex.quote(item)) for item in program),
+        command=" ".join(words),
         files="".join(f"LoadCredential={name}:{systemd.escape(path)}\n" for path, name in handed.items()),
         stop_s=int(drain_s) + SYSTEMD_MARGIN_S,
         watchdog_s=WATCHDOG_S,

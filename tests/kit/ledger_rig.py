@@ -10,6 +10,8 @@ from itertools import count, islice
 from typing import Any
 from unittest import mock
 
+from msgspec import structs
+
 from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.episode import Episode
@@ -52,6 +54,7 @@ def picture(state: State) -> str:
         "leased": sorted(state.leased),
         "evaluations": [one.to_json() for one in state.evaluations.values()],
         "wanted": state.wanted(),
+        "runs": [structs.asdict(run) for run in state.runs.values()],
     }
     return json.dumps(seen, sort_keys=True)
 

@@ -16,6 +16,7 @@ from typing import Any
 from ajet_proxy.core.control.api import Answer, Request
 from ajet_proxy.core.control.runs import Runs, Wish
 from ajet_proxy.core.ledger.supervisors import Verdict
+from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import NotReady
@@ -70,7 +71,7 @@ class RunsPort:
             supervisors.checks.pop(check, None)
             supervisors.verdicts.pop(check, None)
         said = f"supervisor {wish.supervisor} has not said within {VERDICT_S:g} s whether this can run: ask again"
-        raise NotReady(said, code="no_verdict")
+        raise NotReady(said, code="no_verdict", retry_after=RETRY_AFTER_S)
 
     async def _supervise(self, request: Request, answer: Answer) -> None:
         said = parse(Supervise, request.body)
