@@ -36,13 +36,13 @@ def log_after(path: Path, place: int, clean: Callable[[str], str]) -> dict[str, 
     data = data[: data.rfind(b"\n") + 1] or (data if len(data) == MOST else b"")
     if not data:
         return None
-    lines = data.decode(errors="replace").splitlines()
-    return {"start": start, "end": start + len(data), "lines": [clean(line)[:MAX_LINE] for line in lines]}
+    lines = [clean(line)[:MAX_LINE] for line in data.decode(errors="replace").splitlines()]
+    return {"after": place, "start": start, "end": start + len(data), "lines": lines}
 
 
 def metrics_after(path: Path, have: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
-    """The lines of `metrics.jsonl` that the daemon lacks, and the last step there is (-1: none). Where its newest line
-    is not the file's line of that step, the run went back to a checkpoint, and all lines are given again."""
+    """The lines of `metrics.jsonl` that the daemon lacks, and the step behind which it should forget what it has. Where
+    its newest line is not in the file, the run went back to a checkpoint: it forgets all, and all are given again."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -52,9 +52,9 @@ def metrics_after(path: Path, have: Mapping[str, Any]) -> tuple[list[dict[str, A
         return [], -1
     lines = data.splitlines()[1 if size > TAIL else 0 :]
     found = [item for item in map(_object, lines) if item is not None]
-    last = int(found[-1]["step"]) if found else -1
     same = [item["step"] for item in found if line_digest(json.dumps(item)) == have.get("line")]
     newer = [item for item in found if item["step"] > have.get("step", -1)] if same else found
+    last = int(found[-1]["step"]) if same else -1
     out: list[dict[str, Any]] = []
     room = MOST
     for item in newer:

@@ -224,15 +224,18 @@ class Run:
         return {} if self.stopping() and not evaluation.whole else evaluation.figures()
 
     def lease(self) -> Sequence[Leased]:
-        """The batches of the next step, held from here on. None when asked to stop before they are together.
+        """The batches of the next step, held from here on. None if the run is done before they are
+        together, because it was asked to stop or has no more steps to make.
 
         A lease that ran out while its daemon was away may come again: then the newer one stands for both.
         """
         hand: list[Leased] = []
         with self.part("wait", "waiting for episodes"), self.idle.waiting():
-            while not self.done:
+            while True:
                 if not hand:
                     self.attune()
+                if self.done:
+                    return ()
                 ask = Lease(
                     group_size=self.config.group_size, max_staleness=self.config.max_staleness,
                     model=self.config.model_name,
@@ -252,7 +255,6 @@ class Run:
                 hand.append(leased)
                 if groups_in(hand) >= self.config.groups:
                     return hand
-        return ()
 
     def admit(self, leased: Leased) -> Admission:
         """What of a batch is trained; says what is not, and why."""

@@ -68,7 +68,8 @@ class Kept:
     ended: dict[str, Any] = field(default_factory=dict)
     """How its last trainer ended, for which start and configuration."""
     have: Mapping[str, Any] = field(default_factory=dict)
-    report: dict[str, Any] = field(default_factory=lambda: {"state": "stopped"})
+    report: dict[str, Any] = field(default_factory=dict)
+    """Empty until it was looked at."""
 
     def phase(self) -> dict[str, Any]:
         """What the trainer that started last says of itself; empty until it says anything."""
@@ -151,7 +152,7 @@ class Supervisor:
         lines = next((run for run in sorted(self.runs, key=self._quiet) if self._lines(run)), None)
         reports = {
             run: kept.report | (self._lines(run) if run == lines else {})
-            for run, kept in self.runs.items() if run in (self.wanted or {})
+            for run, kept in self.runs.items() if kept.report and run in (self.wanted or {})
         }
         wait_s = 0.0 if self.ending or self.verdicts or lines is not None else POLL_S
         said = Supervise(self.name, self._instance, reports, self.verdicts, self.known, wait_s)
@@ -185,13 +186,13 @@ class Supervisor:
     def _lines(self, run: str) -> dict[str, Any]:
         """What of the run's files the daemon lacks."""
         kept = self.runs[run]
-        if not kept.have or run not in (self.wanted or {}):
+        if not kept.have or not kept.report or run not in (self.wanted or {}):
             return {}
         log = log_after(kept.folder / LOG, int(kept.have["log"]), self._clean)
         metrics, last = metrics_after(kept.folder / "metrics.jsonl", kept.have)
-        found = {} if log is None else {"log": log}
+        found: dict[str, Any] = {} if log is None else {"log": log}
         if metrics or last < kept.have["step"]:
-            found |= {"metrics": metrics, "last": last}  # type: ignore[dict-item]
+            found |= {"metrics": metrics, "last": last, "follows": kept.have["line"]}
         return found
 
     def _verdict(self, run: str, config: Mapping[str, Any]) -> dict[str, Any]:

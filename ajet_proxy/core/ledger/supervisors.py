@@ -37,8 +37,10 @@ ALIVE = ("starting", "running", "stopping", "unknown")
 
 
 class Log(Struct, frozen=True):
-    """Lines of a log, which stand in it from the byte ``start`` to the byte ``end``."""
+    """Lines of a log, which stand in it from the byte ``start`` to the byte ``end``. The sender thought that we have it
+    to the byte ``after``. If ``start`` is another one, what is between is left out, or the log begins anew."""
 
+    after: int
     start: int
     end: int
     lines: tuple[str, ...]
@@ -46,7 +48,8 @@ class Log(Struct, frozen=True):
 
 class Report(Struct, frozen=True, kw_only=True):
     """What a supervisor says of a run. ``starts`` is the number of the start that it is about, ``config`` the digest of
-    the configuration in force. ``last`` is the last step in its metrics; -1 if there is none."""
+    the configuration in force. Metrics behind the step ``last`` are no more (-1: all), and ``metrics`` come in their
+    place. The sender thought that our newest line has the digest ``follows``."""
 
     state: Literal["starting", "running", "stopping", "stopped", "waiting", "done", "failed"]
     starts: int = 0
@@ -59,6 +62,7 @@ class Report(Struct, frozen=True, kw_only=True):
     log: Log | None = None
     metrics: tuple[dict[str, Any], ...] = ()
     last: int | None = None
+    follows: str = ""
 
 
 class Verdict(Struct, frozen=True):
@@ -108,20 +112,23 @@ class Followed:
     metrics: Tail = field(default_factory=lambda: Tail(first=-1))
 
     def take(self, report: Report) -> None:
+        """Lines that do not go on from ours are left: the sender hears what we have, and sends them again."""
         self.report = report
-        if report.log is not None and report.log.end != self.log_end:
-            if report.log.start != self.log_end:
-                self.log = Tail(first=report.log.start)  # the log begins anew, or lines are missing
-            lines, place = report.log.lines, report.log.start
-            for number, line in enumerate(lines, 1):
-                place = report.log.end if number == len(lines) else place + len(line.encode()) + 1
-                self.log.add(place, line[:MAX_LINE])
-            self.log_end = report.log.end
-        if report.last is not None:
+        if report.log is not None and report.log.after == self.log_end:
+            self._take_log(report.log)
+        if report.last is not None and report.follows == self.have["line"]:
             self.metrics.cut(report.last)
-        for item in report.metrics:
-            self.metrics.cut(item["step"] - 1)
-            self.metrics.add(item["step"], json.dumps(item))
+            for item in report.metrics:
+                self.metrics.add(item["step"], json.dumps(item))
+
+    def _take_log(self, log: Log) -> None:
+        if log.start != log.after:
+            self.log = Tail(first=log.start)
+        place = log.start
+        for number, line in enumerate(log.lines, 1):
+            place = log.end if number == len(log.lines) else place + len(line.encode()) + 1
+            self.log.add(place, line[:MAX_LINE])
+        self.log_end = log.end
 
     @property
     def have(self) -> dict[str, Any]:

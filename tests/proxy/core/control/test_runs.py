@@ -12,6 +12,7 @@ from ajet_proxy.core.identity.keys import EVERYTHING, Claims, Keys
 from ajet_proxy.core.ledger.supervisors import Verdict
 from ajet_sdk.errors import BadRequest, Conflict, NotFound, NotReady
 from ajet_sdk.routes import ROUTES, Supervise
+from ajet_sdk.runs import line_digest
 from tests.kit.ledger_rig import LedgerRig, matched
 
 LR = "actor_rollout_ref.actor.optim.lr"
@@ -161,13 +162,14 @@ def test_what_cannot_be_wanted(site: Site) -> None:
 def test_lines_are_read_from_a_place_on(site: Site) -> None:
     site.put()
     assert site.ask("GET", "/runs/r/metrics") == {"lines": [], "next": -1, "first": -1}
-    report = {"state": "running", "log": {"start": 0, "end": 8, "lines": ["one", "two"]}, "last": 2,
+    report = {"state": "running", "log": {"after": 0, "start": 0, "end": 8, "lines": ["one", "two"]},
+              "last": -1, "follows": line_digest(""),
               "metrics": [{"step": 1, "reward_mean": 0.5}, {"step": 2}]}  # fmt: skip
     site.report(r=report)
     assert site.ask("GET", "/runs/r/log") == {"lines": ["one", "two"], "next": 8, "first": 0}
     assert site.ask("GET", "/runs/r/log", after="4") == {"lines": ["two"], "next": 8, "first": 0}
     assert site.ask("GET", "/runs/r/metrics", after="1") == {"lines": [{"step": 2}], "next": 2, "first": -1}
-    site.report(r={"state": "running", "last": 1})
+    site.report(r={"state": "running", "last": 1, "follows": line_digest('{"step": 2}')})
     assert site.ask("GET", "/runs/r/metrics", after="2") == {"lines": [], "next": 1, "first": -1}
     for place in ("", "x", "1.5", "²", "9" * 20, "--1"):
         with pytest.raises(BadRequest, match="after must be an integer"):
@@ -177,7 +179,9 @@ def test_lines_are_read_from_a_place_on(site: Site) -> None:
 def test_no_answer_shows_a_key(site: Site) -> None:
     site.put()
     line = f"the key is {KEY}"
-    site.report(r={"state": "failed", "reason": line, "log": {"start": 0, "end": len(line) + 1, "lines": [line]}})
+    site.report(r={"state": "failed", "reason": line, "log": {
+        "after": 0, "start": 0, "end": len(line) + 1, "lines": [line],
+    }})
     shown = [site.ask("GET", "/runs"), site.ask("GET", "/runs/r"), site.ask("GET", "/runs/r/log")]
     assert "ajet-***" in str(shown)
     assert KEY not in str(shown)

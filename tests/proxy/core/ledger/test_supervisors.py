@@ -148,8 +148,9 @@ def test_a_tail_has_limits_in_lines_and_in_bytes() -> None:
     assert tail.size == MAX_BYTES
 
 
-def log(start: int, text: str) -> dict[str, Any]:
-    return {"start": start, "end": start + len(text), "lines": text.splitlines()}
+def log(after: int, text: str, start: int | None = None) -> dict[str, Any]:
+    start = after if start is None else start
+    return {"after": after, "start": start, "end": start + len(text), "lines": text.splitlines()}
 
 
 def taking(*logs: dict[str, Any]) -> Followed:
@@ -173,10 +174,17 @@ def test_the_log_is_put_together_of_its_pieces() -> None:
 
 
 def test_a_log_with_a_gap_or_from_its_beginning_starts_anew() -> None:
-    for again in (log(100, "later\n"), log(0, "first\n")):
+    for again in (log(5, "later\n", 100), log(5, "first\n", 0)):
         made = taking(log(0, "a\nbb\n"), again)
         assert [line for _, line in made.log.lines] == again["lines"]
         assert (made.log.first, made.have["log"]) == (again["start"], again["end"])
+
+
+def test_a_sender_that_is_mistaken_about_what_we_have_sends_again() -> None:
+    made = taking(log(0, "a\nbb\n"), log(0, "other\n"), log(9, "later\n"))
+    assert [line for _, line in made.log.lines] == ["a", "bb"]
+    made.take(_report(metrics=[{"step": 7}], last=6, follows=line_digest("other")))
+    assert (made.have, list(made.metrics.lines)) == ({"log": 5, "step": -1, "line": line_digest("")}, [])
 
 
 def test_a_long_line_is_cut() -> None:
@@ -191,10 +199,10 @@ def test_metrics_have_each_step_once_as_it_was_made_last(attempts: list[tuple[in
     for number, (first, count) in enumerate(attempts):
         start = min(first, max(truth, default=0) + 1)
         truth = {step: made_in for step, made_in in truth.items() if step < start}
-        made.take(_report(last=start - 1))
+        made.take(_report(last=start - 1, follows=made.have["line"]))
         lines = [{"step": step, "made_in": number} for step in range(start, start + count)]
         truth |= {line["step"]: number for line in lines}
-        made.take(_report(metrics=lines, last=start + count - 1))
+        made.take(_report(metrics=lines, last=start - 1, follows=made.have["line"]))
         assert {json.loads(line)["step"]: json.loads(line)["made_in"] for _, line in made.metrics.lines} == truth
         newest = made.metrics.lines[-1][1]
         assert made.have == {"log": 0, "step": start + count - 1, "line": line_digest(newest)}
