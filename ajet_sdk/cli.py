@@ -62,7 +62,23 @@ def proxy_option(command: F) -> F:
     return click.option("--proxy", metavar="URL", help=PROXY_HELP)(command)
 
 
-@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """Knows `train` by name and imports it only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), "train"]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name == "train":
+            from ajet_sdk.train_commands import train
+
+            return train
+        return super().get_command(ctx, name)
+
+
+@click.group(
+    cls=Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="ajet", prog_name="ajet", message="%(prog)s %(version)s")
 def ajet() -> None:
     """Run agents through an ajet proxy, and reward them.
@@ -211,6 +227,14 @@ def top(every: float, proxy: str | None) -> None:
         raise click.UsageError("--every must be a number of seconds")
     with client_for(proxy, LOOK_S) as client:
         watch(client, every, sys.stdout)
+
+
+@ajet.command()
+def skill() -> None:
+    """Print the page by which a coding assistant drives all of this."""
+    from importlib.resources import files
+
+    click.echo((files("ajet_sdk") / "SKILL.md").read_text(encoding="utf-8"), nl=False)
 
 
 def client_for(proxy: str | None, deadline: float | None = None) -> Client:

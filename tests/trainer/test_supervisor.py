@@ -289,7 +289,8 @@ def test_one_trainer_at_a_time(site: Site) -> None:
 def test_a_stranger_in_the_folder_is_left_alone(site: Site) -> None:
     folder = site.folder / "runs" / "r"
     folder.mkdir(parents=True)
-    with subprocess.Popen([sys.executable, "-c", STRANGER, str(folder / held.LOCK)], stdout=subprocess.PIPE) as stranger:
+    command = [sys.executable, "-c", STRANGER, str(folder / held.LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout is not None
         stranger.stdout.readline()
         site.want()

@@ -140,7 +140,8 @@ class Runs:
         after = _place(request.query.get("after", str(least)))
         found = list(tail.after(after))
         lines = [masked(line) if request.route == "run_log" else json.loads(line) for _, line in found]
-        return {"lines": lines, "next": found[-1][0] if found else min(after, tail.end), "first": tail.first}
+        end = min(after, tail.end) if tail.lines else after  # a daemon that starts will hear what there was
+        return {"lines": lines, "next": found[-1][0] if found else end, "first": tail.first}
 
     def _forget(self, request: Request, at: float) -> Answer:
         known = known_run(self.state.runs, request.id)
