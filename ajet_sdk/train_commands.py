@@ -33,7 +33,7 @@ def run_argument(command: Any) -> Any:
 
 @click.group(no_args_is_help=False)
 def train() -> None:
-    """Start, change, watch and stop training from afar.
+    """Drive training from afar: start, change, watch, stop.
 
     A supervisor (`ajet-trainer serve`) does it, on a host with the engine environment. The key needs scope operator.
     """
@@ -70,7 +70,7 @@ def start(
 @proxy_option
 @run_argument
 def stop(run: str, as_json: bool, proxy: str | None) -> None:
-    """Have a run stopped. It ends its step and saves first."""
+    """Have a run stopped, after its step and a checkpoint."""
     with client_for(proxy) as client:
         show(as_json, client.ask("change_run", ChangeRun(desired="stopped"), id=run).json())
 

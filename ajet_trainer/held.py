@@ -2,7 +2,7 @@
 
 A supervisor may be killed between the start of a trainer and any note of it. So the trainer makes the note. This module
 is what starts: it takes the lock of the run folder, writes `started.json`, and becomes the trainer, which keeps the
-lock (record locks outlive an exec). Whoever asks for the lock is told the process that has it.
+lock (record locks outlive an exec). Who asks for the lock is told the process that has it.
 
 Invariant: of one run folder at most one process gets beyond this module.
 

@@ -1,7 +1,7 @@
 """``ajet-trainer serve``: keeps what runs on this host at what the daemon says is wanted.
 
-Each turn it tells the daemon how its runs are, hears what is wanted, and makes one move for each run: start its
-trainer, ask it to end, hand it a changed configuration, or wait. What it knows of a trainer it reads from the run's
+Each turn it tells the daemon how its runs are, hears what is wanted, and makes one move for each run. It starts a
+trainer, asks it to end, hands it a changed configuration, or waits. What it knows of a trainer it reads from the run's
 folder: who holds the lock, which start that is, in which phase. So a supervisor that was killed goes on where it was,
 with the trainer that went on without it. While the daemon is away, trainers go on, and what was wanted last is wanted.
 
@@ -31,7 +31,7 @@ from ajet_sdk.runs import check_name
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import held
 from ajet_trainer.allowed import Allowed, config_of, toml_of
-from ajet_trainer.config import digest
+from ajet_trainer.config import SETTINGS, digest
 from ajet_trainer.followed import last_line, log_after, metrics_after
 
 POLL_S = 1.0
@@ -334,10 +334,10 @@ def _ended(code: int) -> str:
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What trainers are started with: `environ`, in which no setting of a run may stand. Raises `ConfigError`."""
+    ours = (SETTINGS.variable("key"), SETTINGS.variable("tls_cert"))
     for name in environ:
-        if name.startswith("AJET_TRAINER_") and name not in ("AJET_TRAINER_KEY", "AJET_TRAINER_TLS_CERT"):
+        if name.startswith(SETTINGS.prefix) and name not in ours:
             raise ConfigError(f"{name}: a run's configuration says it, and no variable of the supervisor", param=name)
-    ours = ("AJET_TRAINER_KEY", "AJET_TRAINER_TLS_CERT")
     return {name: value for name, value in environ.items() if not name.startswith("AJET_") or name in ours}
 
 

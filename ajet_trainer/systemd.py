@@ -1,8 +1,8 @@
 """The systemd unit of a supervisor: what trains keeps its devices, and little else of the machine.
 
 A trainer needs GPUs, much memory, and the system calls of numeric libraries. So this unit forbids less than the
-daemon's. It runs as the user that owns the folder of runs, which is the one place in which it may write, next to
-temporary files and the folders of the host's file.
+daemon's. It runs as the user that owns the folder of runs. There it may write, into temporary files, and into the
+folders of the host's file.
 
 ``KillMode=process``: if the supervisor alone dies, trainers go on, and the next one takes them over. ``PrivateTmp`` and
 ``DynamicUser`` are left out, since either would remove a trainer's temporary files at that moment. ``ProtectClock`` is

@@ -1,7 +1,7 @@
 """The routes of runs, as functions of the request, of what is wanted, and of what supervisors say.
 
 A configuration is stored only after the supervisor of its run has looked at it, for only its host knows what may run
-there. So `asked` says what is to be checked, the caller waits for the verdict, and `decide` makes it so. Waiting
+there. So `asked` says what should be checked, the caller waits for the verdict, and `decide` makes it so. Waiting
 belongs to `ajet_proxy.io.control.runs`.
 
 Invariant: nothing that a supervisor refused, and nothing that nobody checked, is ever in an event. No answer has a key
@@ -56,7 +56,7 @@ class Runs:
         self.supervisors = Supervisors()
 
     def asked(self, request: Request, at: float) -> Wish:
-        """What a ``PUT`` or ``PATCH`` asks for. Raises `NotReady` if it is to be checked and nobody can."""
+        """What a ``PUT`` or ``PATCH`` asks for. Raises `NotReady` if it needs a check and nobody can."""
         run = check_name(request.id)
         body: Any = parse(route(request.route).body, request.body)  # type: ignore[arg-type]
         known = self.state.runs.get(run)

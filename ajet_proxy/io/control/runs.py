@@ -1,6 +1,6 @@
 """Where the routes of runs wait: a configuration for its supervisor's verdict, a supervisor for news.
 
-A supervisor's request stays open until something else is wanted, or something is to be checked, for a second or so. So
+A supervisor's request stays open until something else is wanted, or something needs a check, for a second or so. So
 a verdict comes at once, though the supervisor is the one who asks.
 
 Invariant: no answer leaves before its events are on disk.
