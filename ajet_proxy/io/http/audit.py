@@ -44,7 +44,8 @@ BEGUN: web.RequestKey[Callable[[int], None]] = web.RequestKey("begun")
 """What a handler calls, with its status, whose answer may go on for hours."""
 LISTED_S = 300.0
 MAX_READERS = 1000
-LISTS = {"list_episodes", "overview"}
+LISTS = {"list_episodes", "overview", "supervise"}
+"""What a caller asks for again and again: one line in `LISTED_S` stands for all."""
 READS = LISTS | {"get_episode", "events"}
 _NAMES = {(route.method, PREFIX + route.path): route.name for route in ROUTES}
 
@@ -121,7 +122,7 @@ def audited(
         def write(status: int) -> None:
             nonlocal begun
             subject = _id(http.get(SUBJECT) or said or http.match_info.get("id", "") or episode or "")
-            whole = line | {"batch" if _of_batch(http) else "episode": subject, "status": status}
+            whole = line | {_kind(http): subject, "status": status}
             if not begun and not repeats(whole):
                 log(whole)
             begun = True
@@ -157,8 +158,10 @@ def _id(subject: str) -> str | None:
         return None
 
 
-def _of_batch(http: web.Request) -> bool:
-    return http.path.startswith(f"{PREFIX}/batches/")
+def _kind(http: web.Request) -> str:
+    """What the subject of a request is."""
+    kinds = {"batches": "batch", "runs": "run"}
+    return kinds.get(http.path.removeprefix(f"{PREFIX}/").partition("/")[0], "episode")
 
 
 def _caller(http: web.Request, headers: Headers, keys: Keys, now: float) -> tuple[dict[str, Any], str | None]:
