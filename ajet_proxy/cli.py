@@ -171,7 +171,8 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
 
 @cli.command("issue-key")
 @config_options("data_dir")
-@click.option("--scope", type=click.Choice(["agent", "trainer", "admin"]), required=True, help="What the key may do.")
+@click.option("--scope", type=click.Choice(["agent", "trainer", "operator", "admin"]), required=True,
+              help="What the key may do.")
 @click.option("--tenant", default="", help="The tenant whose episodes an agent's key reaches.")
 @click.option("--ttl", type=click.FloatRange(0, TTL_MAX, min_open=True), default=30 * 86400.0, show_default=True,
               help="Lifetime in seconds.")
@@ -254,6 +255,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     ARGUMENTS are the options of `serve`.
     """
     from ajet_proxy import systemd as service
+    from ajet_sdk.systemd import out_of_reach
 
     given = serve.make_context("ajet-proxy serve", list(arguments)).params
     names = ("file", *(found.name for found in SETTINGS.options.values() if found.metavar == "FILE"))
@@ -270,7 +272,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
                                f"data_dir in the TOML file and AJET_DATA_DIR in {settings}")
     text = service.unit(arguments, user=user, drain_s=config.drain_s, files=files)
     program = Path(sys.executable)
-    folder = None if user else service.out_of_reach(program) or service.out_of_reach(program.resolve())
+    folder = None if user else out_of_reach(program) or out_of_reach(program.resolve())
     if folder is not None:
         click.echo(f"ajet-proxy: the service's own user cannot enter {folder}: install ajet elsewhere", err=True)
     if only_print:

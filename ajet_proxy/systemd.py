@@ -22,11 +22,11 @@ import contextlib
 import os
 import shlex
 import socket
-import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ajet_sdk import systemd
 from ajet_sdk.settings import ConfigError
 
 HANDED = 3
@@ -107,9 +107,10 @@ def unit(arguments: tuple[str, ...], *, user: bool, drain_s: float, files: Mappi
     handed = {} if user else {path: name for name, path in (files or {}).items()}
     words = [word for item in arguments for word in (item.split("=", 1) if item.startswith("--") else [item])]
     program = [sys.executable, "-m", "ajet_proxy.cli", "serve", *words]
+    words = [f"%d/{handed[item]}" if item in handed else systemd.escape(shlex.quote(item)) for item in program]
     return _UNIT.format(
-        command=" ".join(f"%d/{handed[item]}" if item in handed else _escape(shlex.quote(item)) for item in program),
-        files="".join(f"LoadCredential={name}:{_escape(path)}\n" for path, name in handed.items()),
+        command=" ".join(words),
+        files="".join(f"LoadCredential={name}:{systemd.escape(path)}\n" for path, name in handed.items()),
         stop_s=int(drain_s) + SYSTEMD_MARGIN_S,
         watchdog_s=WATCHDOG_S,
         identity=_USER_ONLY if user else _SYSTEM_ONLY,
@@ -117,26 +118,14 @@ def unit(arguments: tuple[str, ...], *, user: bool, drain_s: float, files: Mappi
     )
 
 
-def out_of_reach(program: Path) -> Path | None:
-    """The nearest folder above `program` that other users cannot enter, if there is one."""
-    return next((folder for folder in program.parents if not folder.stat().st_mode & stat.S_IXOTH), None)
-
-
-def _escape(text: str) -> str:
-    """`text` written so that systemd expands no specifiers and variables in it."""
-    return text.replace("%", "%%").replace("$", "$$")
-
-
 def unit_path(*, user: bool, env: Mapping[str, str]) -> Path:
     """Where systemd looks for the unit."""
-    if not user:
-        return Path("/etc/systemd/system") / UNIT_NAME
-    return _users_config(env) / "systemd" / "user" / UNIT_NAME
+    return systemd.unit_path(UNIT_NAME, user=user, env=env)
 
 
 def environment_file(*, user: bool, env: Mapping[str, str]) -> Path:
     """The file of settings that the unit names."""
-    return _users_config(env) / "ajet" / "proxy.env" if user else Path(ENVIRONMENT_FILE)
+    return systemd.users_config(env) / "ajet" / "proxy.env" if user else Path(ENVIRONMENT_FILE)
 
 
 def environment(file: Path) -> dict[str, str]:
@@ -152,10 +141,6 @@ def environment(file: Path) -> dict[str, str]:
             quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
             found[name] = value[1:-1] if quoted else value
     return found
-
-
-def _users_config(env: Mapping[str, str]) -> Path:
-    return Path(env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config"))
 
 
 def handed_socket(env: Mapping[str, str], *, address: tuple[str, int]) -> socket.socket | None:

@@ -73,7 +73,23 @@ def proxy_option(command: F) -> F:
     return click.option("--proxy", metavar="URL", help=PROXY_HELP)(command)
 
 
-@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """Knows `train` by name and imports it only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), "train"]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name == "train":
+            from ajet_sdk.train_commands import train
+
+            return train
+        return super().get_command(ctx, name)
+
+
+@click.group(
+    cls=Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="ajet", prog_name="ajet", message="%(prog)s %(version)s")
 def ajet() -> None:
     """Run agents through an ajet proxy, and reward them.
@@ -426,6 +442,14 @@ def shares_of(words: Sequence[str]) -> dict[str, float] | None:
     if len(shares) < len(words):
         raise click.UsageError("a lane is named twice")
     return shares or None
+
+
+@ajet.command()
+def skill() -> None:
+    """Print the page by which a coding assistant drives all of this."""
+    from importlib.resources import files
+
+    click.echo((files("ajet_sdk") / "SKILL.md").read_text(encoding="utf-8"), nl=False)
 
 
 def client_for(proxy: str | None, deadline: float | None = None) -> Client:

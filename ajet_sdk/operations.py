@@ -168,7 +168,7 @@ def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[s
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"
     content = None
-    if route.method in ("POST", "PUT"):
+    if route.body is not None:
         fields = {} if body is None else routes.to_json(body)
         if body is not None:
             routes.parse(type(body), fields)

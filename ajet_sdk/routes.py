@@ -229,8 +229,42 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class PutRun:
+    """``PUT runs/NAME``: this configuration is wanted, and whether it should run. ``supervisor`` says whose run it is;
+    unset, it is that of the only one there is. With ``restart``, a run that must start again for this does so."""
+
+    config: Mapping[str, Any]
+    desired: str
+    supervisor: str | None = None
+    restart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRun:
+    """``PATCH runs/NAME``: the keys of ``config`` replace those of the same name; a null takes one away."""
+
+    config: Mapping[str, Any] | None = None
+    desired: str | None = None
+    restart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Supervise:
+    """``POST supervisor``: how its runs are, and what it says of the configurations that it was asked to check. The
+    answer waits up to `wait_s` seconds for something else to be wanted than ``known`` stands for."""
+
+    name: str
+    instance: str
+    runs: Mapping[str, Any] = field(default_factory=dict)
+    verdicts: Mapping[str, Any] = field(default_factory=dict)
+    known: str = ""
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
-    """One control route. ``scope`` is the least a key needs: ``agent``, ``trainer``, ``admin`` or ``any``."""
+    """One control route. ``scope`` is the least a key needs: ``agent``, ``trainer``, ``operator``, ``admin`` or
+    ``any``."""
 
     name: str
     method: str
@@ -268,6 +302,14 @@ ROUTES: tuple[Route, ...] = (
     Route("clients", "GET", "/clients", "agent", None),
     Route("beat", "POST", "/clients/{id}/beat", "agent", Empty),
     Route("leave", "DELETE", "/clients/{id}", "agent", None),
+    Route("list_runs", "GET", "/runs", "operator", None),
+    Route("put_run", "PUT", "/runs/{id}", "operator", PutRun),
+    Route("change_run", "PATCH", "/runs/{id}", "operator", ChangeRun),
+    Route("get_run", "GET", "/runs/{id}", "operator", None),
+    Route("forget_run", "DELETE", "/runs/{id}", "operator", None),
+    Route("run_metrics", "GET", "/runs/{id}/metrics", "operator", None),
+    Route("run_log", "GET", "/runs/{id}/log", "operator", None),
+    Route("supervise", "POST", "/supervisor", "trainer", Supervise),
     Route("status", "GET", "/status", "any", None),
     Route("overview", "GET", "/overview", "admin", None),
     Route("events", "GET", "/events", "admin", None),

@@ -10,14 +10,15 @@ from typing import NoReturn
 import click
 
 from ajet_sdk.output import run_command
-from ajet_trainer.config import SETTINGS, load
+from ajet_trainer.config import SETTINGS, Config, load
+from ajet_trainer.live import Live
 
 
 class Commands(click.Group):
     """Knows `quickstart` by name and imports it only when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "export", "rows", "quickstart"]
+        return ["run", "serve", "install-service", "export", "rows", "quickstart"]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name == "quickstart":
@@ -35,18 +36,55 @@ def cli() -> None:
 
 @cli.command(epilog="\b\nKeys of [trainer] in the file:\n" + "\n".join(SETTINGS.describe()))
 @click.option("--config", "path", metavar="FILE", required=True, help="TOML file with the tables [trainer] and [verl].")
+@click.option("--watch", is_flag=True, help="Take up changes of FILE between two steps, where a run can.")
 @click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
-def run(path: str, assignments: tuple[str, ...]) -> None:
+def run(path: str, watch: bool, assignments: tuple[str, ...]) -> None:
     """Train a model.
 
     It continues from the last checkpoint of run_dir, if there is one. A KEY without a dot is one of [trainer]. A KEY
     with dots is verl's.
     """
-    config = load(path, assignments, os.environ)
-    from ajet_trainer.verl_backend.main import run as train
+    def read() -> Config:
+        return load(path, assignments, os.environ)
+
+    def say(line: str) -> None:
+        click.echo(line, file=out)
 
     out = sys.stdout  # verl and Ray write into the run folder, what is said here stays on the terminal
-    train(config, lambda line: click.echo(line, file=out))
+    live = Live(Path(path), read, say) if watch else None
+    config = read()
+    from ajet_trainer.verl_backend.main import run as train
+
+    train(config, say, live or (lambda config: config))
+
+
+@cli.command()
+@click.option("--proxy", metavar="URL", required=True, help="Where ajet-proxy listens.")
+@click.option("--allow", metavar="FILE", required=True, help="TOML file that says what may run on this host.")
+@click.option("--name", metavar="NAME", help="What this supervisor is called.  [default: the host's name]")
+def serve(proxy: str, allow: str, name: str | None) -> None:
+    """Keep the runs that are wanted from afar, until SIGTERM.
+
+    The key is in AJET_TRAINER_KEY, of scope trainer. When it ends, its trainers save and end first.
+    """
+    from ajet_trainer.serving import serve as keep
+
+    keep(proxy, allow, name, os.environ, lambda line: click.echo(line, err=True))
+
+
+@cli.command("install-service", context_settings={"ignore_unknown_options": True})
+@click.option("--user", is_flag=True, help="Use the user's own systemd instead of the machine's.")
+@click.option("--print", "only_print", is_flag=True, help="Print the unit and write nothing.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) -> None:
+    """Write a systemd unit that keeps runs.
+
+    ARGUMENTS are the options of `serve`. Under the machine's systemd it runs as the user that owns the folder of runs.
+    """
+    from ajet_trainer import systemd
+
+    given = serve.make_context("ajet-trainer serve", list(arguments)).params
+    systemd.install(given, user=user, only_print=only_print, env=os.environ, say=click.echo)
 
 
 @cli.command()
@@ -101,3 +139,7 @@ def export(run_dir: Path, folder: Path, step: int | None) -> None:
 def main(argv: list[str] | None = None) -> NoReturn:
     """Entry point: 0 after a run or a stop that was asked for."""
     run_command(cli, "ajet-trainer", "the trainer's part is ajet[trainer]", argv=argv, interrupted=("stopped", 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -16,8 +16,10 @@ An unknown key is an error that names the nearest known one.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,8 @@ class Config:
         return kept
 
 
+OF_THE_HOST = ("proxy_url", "key", "tls_cert", "run_dir")
+"""Settings that say where a run stands and not how it trains."""
 DERIVED = "engine_urls alone says it: with one, engines stand alone, and without, verl launches its own"
 SETTINGS = Settings(Config, prefix="AJET_TRAINER_", removed={
     "lease_s": "a lease lasts 300 s and is extended while its batch is held",
@@ -189,6 +193,12 @@ def read_file(path: str) -> tuple[dict[str, Any], tuple[Mixture, ...], dict[str,
     own = SETTINGS.read(document.get("trainer", {}), FILE, f"{path}: ")
     shares = () if mix is None else read_mix(mix, f"{path}: ")
     return own, shares, dict(flatten(document.get("verl", {})))
+
+
+def digest(config: Config) -> str:
+    """16 hexadecimal digits that stand for how `config` trains, wherever it does."""
+    said = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in OF_THE_HOST}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

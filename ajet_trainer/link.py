@@ -166,6 +166,11 @@ class Link:
         found: dict[str, Any] = json.loads(self._send(f"/evaluations/{quote(name, safe='')}") or b"{}")
         return found
 
+    def supervise(self, said: routes.Supervise) -> dict[str, Any]:
+        """What the proxy wants of the runs of a supervisor that has `said` how they are."""
+        found: dict[str, Any] = json.loads(self._send("/supervisor", said, wait_s=said.wait_s) or b"{}")
+        return found
+
     def meet(self) -> None:
         """Checks that the proxy answers and takes us for a trainer: it is asked about a batch that cannot exist."""
         self._send("/status")

@@ -1,6 +1,7 @@
 """What a person or a progress bar sees of a run: one line a phase and a step, `phase.json`, `metrics.jsonl`.
 
-`phase.json` is ``{"phase", "step", "of"}``, replaced atomically; ``of`` is 0 when the run has no planned end. Where
+`phase.json` is ``{"phase", "step", "of", "config"}``, replaced atomically; ``of`` is 0 when the run has no planned end,
+and ``config`` is the digest of the configuration in force. Where
 several daemons feed the run it has ``daemons`` too: what each gave since the start, and why it is away, if it is.
 `metrics.jsonl` has one JSON object a step. Its line of step 0, if there is one, is the evaluation of the model that the
 run began with. A resumed run first drops the lines of steps that its checkpoint does not
@@ -24,10 +25,12 @@ from ajet_trainer.trained_rows import take_back
 class Progress:
     """Writes into `run_dir` (made if missing) and through `say`."""
 
-    def __init__(self, run_dir: str | Path, total_steps: int, say: Callable[[str], None]) -> None:
+    def __init__(self, run_dir: str | Path, total_steps: int, say: Callable[[str], None], config: str = "") -> None:
+        """`config` is the digest of the run's configuration."""
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.total_steps = total_steps
+        self.config = config
         self.step = 0
         self.account: Callable[[], Mapping[str, Any]] = dict
         self.say = say
@@ -36,7 +39,7 @@ class Progress:
     def phase(self, phase: str, *, quiet: bool = False) -> None:
         """The run is now at `phase`; unless `quiet`, a line says so."""
         daemons = self.account()
-        known = {"phase": phase, "step": self.step, "of": self.total_steps}
+        known = {"phase": phase, "step": self.step, "of": self.total_steps, "config": self.config}
         body = json.dumps(known | ({"daemons": daemons} if daemons else {}))
         temporary = self.run_dir / ".phase.json.new"
         temporary.write_text(body + "\n")

@@ -27,12 +27,13 @@ from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, Conflict, NotFound
 from ajet_sdk.routes import Lease, SetMix
+from ajet_sdk.settings import ConfigError
 from ajet_trainer import overlong
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.advantage import trainable
 from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere
 from ajet_trainer.batch import Row, to_rows
-from ajet_trainer.config import Config
+from ajet_trainer.config import Config, digest
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
 from ajet_trainer.evaluation import Evaluation
 from ajet_trainer.idle import Idle
@@ -91,6 +92,11 @@ class Learner(Protocol):
         """Raises when an engine has died. Asked while no batch is ready, since a dead engine makes none."""
         ...
 
+    def tune(self, config: Config) -> None:
+        """Trains by `config` from the next step on, in which nothing but the keys of `ajet_trainer.live` has changed.
+        Raises `ConfigError`, and goes on as before, if that takes a restart here."""
+        ...
+
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """Passes the figures of a step on to the loggers that were asked for. None of them can end a run."""
         ...
@@ -109,11 +115,12 @@ class Run:
         progress: Progress,
         *,
         stopping: Callable[[], bool] = lambda: False,
+        live: Callable[[Config], Config] = lambda config: config,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.config, self.daemons, self.learner, self.batches = config, daemons, learner, batches
-        self.keeper, self.progress, self.stopping = keeper, progress, stopping
+        self.keeper, self.progress, self.stopping, self.live = keeper, progress, stopping, live
         self.clock, self.sleep = clock, sleep
         if not daemons.alone:
             progress.account = daemons.account
@@ -126,6 +133,7 @@ class Run:
 
     def start(self) -> None:
         """Acknowledges what the checkpoint holds, and tells the proxy where the engines are and what they serve."""
+        self.learner.tune(self.config)
         self.progress.resume_at(self.learner.version, self.batches.line)
         self.acknowledge()
         if not self.learner.colocated:  # engines that stand alone may serve other weights, and calls be in flight
@@ -146,7 +154,7 @@ class Run:
         if self.evaluation_due and self.learner.version == 0 and not self.progress.has(0):
             self.timing = {}
             if (figures := self.evaluate()).get("eval_episodes"):
-                self.note({"step": 0, "policy_version": 0, **figures}, {})
+                self.note({"step": 0, "policy_version": 0, "config": digest(self.config), **figures}, {})
         while not self.done:
             self.step()
         if self.batches.unsaved:
@@ -157,6 +165,21 @@ class Run:
     def done(self) -> bool:
         """Stop asked for, or the planned number of steps made."""
         return self.stopping() or 0 < self.config.total_steps <= self.learner.version
+
+    def attune(self) -> None:
+        """Takes up what may change between two steps, if it has changed."""
+        config = self.live(self.config)
+        if config is self.config:
+            return
+        try:
+            self.learner.tune(config)
+        except ConfigError as error:
+            self.say_once(error.message)
+            return
+        self.config = config
+        self.progress.total_steps, self.progress.config = config.total_steps, digest(config)
+        self.progress.say(f"from step {self.learner.version + 1} on the configuration is {digest(config)}")
+        self.progress.phase("waiting for episodes", quiet=True)
 
     def step(self) -> None:
         """Waits for a batch and trains on it. Returns early when asked to stop, or when there is nothing to train."""
@@ -210,19 +233,25 @@ class Run:
         return {} if self.stopping() and not evaluation.whole else evaluation.figures()
 
     def lease(self) -> Sequence[Leased]:
-        """The batches of the next step, held from here on. None when asked to stop before they are together.
+        """The batches of the next step, held from here on. None if the run is done before they are
+        together, because it was asked to stop or has no more steps to make.
 
         A lease that ran out while its daemon was away may come again: then the newer one stands for both.
         """
         hand: list[Leased] = []
-        ask = Lease(
-            group_size=self.config.group_size, max_staleness=self.config.max_staleness, model=self.config.model_name,
-            signal=self.config.no_signal == "drop" and self.learner.shaping is None,
-            min_group_size=self.config.min_group_size or None, group_wait_s=self.config.group_wait_s,
-            wait_s=POLL_S, lease_s=self.keeper.lease_s,
-        )  # fmt: skip
         with self.part("wait", "waiting for episodes"), self.idle.waiting():
-            while not self.stopping():
+            while True:
+                if not hand:
+                    self.attune()
+                if self.done:
+                    return ()
+                ask = Lease(
+                    group_size=self.config.group_size, max_staleness=self.config.max_staleness,
+                    model=self.config.model_name,
+                    signal=self.config.no_signal == "drop" and self.learner.shaping is None,
+                    min_group_size=self.config.min_group_size or None, group_wait_s=self.config.group_wait_s,
+                    wait_s=POLL_S, lease_s=self.keeper.lease_s,
+                )  # fmt: skip
                 self.daemons.look()
                 self.acknowledge()
                 leased = self.daemons.lease(replace(ask, groups=self.config.groups - groups_in(hand)))
@@ -236,7 +265,6 @@ class Run:
                 hand.append(leased)
                 if groups_in(hand) >= self.config.groups:
                     return hand
-        return ()
 
     def admit(self, leased: Leased) -> Admission:
         """What of a batch is trained; says what is not, and why."""
@@ -385,6 +413,7 @@ class Run:
         return {
             "step": self.learner.version,
             "policy_version": self.learner.version,
+            "config": digest(self.config),
             "batch": ",".join(leased.batch.batch for leased, _ in hand),
             "daemons": {url: groups_in(one for one, _ in hand if one.daemon == url) for url in self.daemons.urls},
             **batch_figures(hand, rows),

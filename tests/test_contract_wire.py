@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +14,8 @@ import msgpack
 
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import headers
-from ajet_proxy.core.ledger import client_commands, clients, commands, episode, leases, mix, plays, views
+from ajet_proxy.core.ledger import client_commands, clients, commands, episode, leases, mix, plays, supervisors, views
+from ajet_proxy.core.ledger import runs as wanted
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
@@ -21,11 +23,12 @@ from ajet_proxy.core.trajectory import drift_rate
 from ajet_proxy.core.trajectory.timeline import pack
 from ajet_proxy.io.capture.pipeline import FrontSettings
 from ajet_proxy.io.control import routes as control
+from ajet_proxy.io.control import runs as waiting
 from ajet_proxy.io.http.audit import MAX_BYTES
 from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
 from ajet_proxy.settings import OF_AGENTS, SETTINGS
-from ajet_sdk import frame, routes
+from ajet_sdk import frame, routes, runs
 from ajet_sdk.routes import Abort, Play
 from ajet_sdk.runner import SECRETS
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
@@ -66,13 +69,15 @@ def fits(fields: Fields, seen: Iterable[Collection[str]], *, unseen: Collection[
 async def test_the_answers_of_control_routes(tmp_path: Path) -> None:
     rows = {words(row[0])[0]: words(row[3]) for row in tables(SECTIONS["5.1"])[0]}
     answers = {route: inline(found[0]) for route, found in rows.items() if found}
-    seen: dict[str, list[Collection[str]]] = {route: [] for route in answers}
+    seen: dict[str, list[Collection[str]]] = {route: [] for route in rows}
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         await play(client, seen)
         status = (await client.status()).keys()
     fits(told("5.4"), [status, status - {"any_model"}], unseen=["intercept"])
     for route, fields in answers.items():
         fits(fields, seen[route], unseen=["not_resumed"] if route == "POST /gate/open" else [])
+    for route in ("PUT /runs/{id}", "PATCH /runs/{id}", "GET /runs/{id}"):
+        fits(told("5.11"), seen[route])
 
 
 async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> None:
@@ -119,6 +124,19 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
     await ask("POST", "/clients/{id}/beat", id=joined)
     await ask("GET", "/clients")
     await ask("DELETE", "/clients/{id}", id=joined)
+    supervisor: dict[str, Any] = {"name": "s", "instance": "i", "wait_s": 5}
+    heard = await ask("POST", "/supervisor", supervisor)
+    put = asyncio.create_task(ask("PUT", "/runs/{id}", {"config": {}, "desired": "stopped"}, id="r"))
+    heard = await ask("POST", "/supervisor", supervisor | {"known": heard["known"]})
+    report = {"runs": {"r": {"state": "stopped"}}, "verdicts": {one: {"digest": "d"} for one in heard["checks"]}}
+    await ask("POST", "/supervisor", supervisor | report)
+    await put
+    await ask("POST", "/supervisor", supervisor | report)
+    await ask("PATCH", "/runs/{id}", {}, id="r")
+    await ask("GET", "/runs")
+    for rest in ("", "/metrics", "/log"):
+        await ask("GET", f"/runs/{{id}}{rest}", id="r")
+    await ask("DELETE", "/runs/{id}", id="r")
     await ask("POST", "/gate/close", {})
     await ask("POST", "/gate/open", {"policy_version": 2})
 
@@ -306,6 +324,8 @@ def test_the_limits_that_are_fixed() -> None:
         commands.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN,
         routes.MAX_CLIENT_TEXT, client_commands.MAX_TTL_S, client_commands.MAX_CLIENTS, front.client_timeout,
         front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
+        wanted.MAX_RUNS, runs.MAX_CONFIG, supervisors.MAX_LINES, supervisors.MAX_BYTES, supervisors.MAX_LINE,
+        supervisors.MAX_REASON, supervisors.SILENT_S, waiting.VERDICT_S, waiting.MAX_POLL_S,
     ]
     for said, limit in (
         (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {headers.MAX_LABEL} characters", headers.MAX_LABEL),

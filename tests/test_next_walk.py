@@ -104,6 +104,9 @@ class Learner:
     def save(self, history: Mapping[str, Any]) -> None:
         """Nothing is kept."""
 
+    def tune(self, config: Config) -> None:
+        pass
+
     def push(self) -> None:
         """The engine has the weights that it had."""
 

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.config import DEVICE, Config
+from ajet_trainer.config import DEVICE, Config, digest
 from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
@@ -57,7 +57,11 @@ class TrainingFailed(AjetError):
     type = "training_failed"
 
 
-def run(config: Config, say: Callable[[str], None]) -> None:
+Live = Callable[[Config], Config]
+"""The configuration in force as it is now, of what it was."""
+
+
+def run(config: Config, say: Callable[[str], None], live: Live = lambda config: config) -> None:
     """Trains until the planned number of steps or a signal. What goes wrong is raised as an `AjetError`.
 
     verl, Ray and vLLM write what they have to say into ``verl.log`` of the run folder.
@@ -66,7 +70,7 @@ def run(config: Config, say: Callable[[str], None]) -> None:
     stop.install()
     log = Path(config.run_dir) / "verl.log"
     try:
-        progress = Progress(config.run_dir, config.total_steps, say)
+        progress = Progress(config.run_dir, config.total_steps, say, digest(config))
         held = hold(progress.run_dir)
         opened = log.open("a", buffering=1)
     except BlockingIOError:
@@ -75,7 +79,7 @@ def run(config: Config, say: Callable[[str], None]) -> None:
         raise ConfigError(f"run_dir {config.run_dir!r} cannot be written to: {error}", param="run_dir") from error
     with held, opened as file, redirect_stdout(file), redirect_stderr(file):
         try:
-            assemble(config, progress, stop)
+            assemble(config, progress, stop, live)
         except AjetError:
             progress.phase("failed", quiet=True)
             raise
@@ -107,7 +111,7 @@ def first_words(error: Exception) -> str:
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
-def assemble(config: Config, progress: Progress, stop: Stop) -> None:
+def assemble(config: Config, progress: Progress, stop: Stop, live: Live = lambda config: config) -> None:
     """Brings everything up in order, trains, and takes it down in the opposite order. The proxy is asked first: a wrong
     address or key shows before a minute is spent on loading."""
     progress.phase("looking for the proxy")
@@ -135,16 +139,16 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
             trainer.init()
             note_processes(progress.run_dir)
             try:
-                serve(config, daemons, trainer, progress, stop)
+                serve(config, daemons, trainer, progress, stop, live)
             finally:
                 trainer.finish()
 
 
-def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, stop: Stop) -> None:
+def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, stop: Stop, live: Live) -> None:
     """The run itself, with everything up."""
     with closing(daemons), Keeper(daemons) as keeper:
         batches = TrainedBatches.from_state(trainer.batches, daemons.urls)
-        training = Run(config, daemons, trainer, batches, keeper, progress, stopping=lambda: stop.requested)
+        training = Run(config, daemons, trainer, batches, keeper, progress, stopping=lambda: stop.requested, live=live)
         try:
             training.start()
             progress.phase(f"training from step {trainer.version}")

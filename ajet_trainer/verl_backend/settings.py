@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
+from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError, nearest
 from ajet_trainer.config import KEEP, Config, flatten
 from ajet_trainer.overlong import Shaping
@@ -205,6 +206,20 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     for key, said in refused.faults(tree, config.group_size, config.sampling):
         raise ConfigError(f"{key} {said}", param=key)
     return tree
+
+
+def rate(config: Config) -> float:
+    """The learning rate of `config`: verl's own where it says none. Raises `ConfigError` for what is none."""
+    import verl
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    if (said := config.verl.get(LEARNING_RATE)) is not None:
+        if type(said) not in (int, float) or said < 0:
+            raise ConfigError(f"{LEARNING_RATE} must be a number of at least 0, not {said!r}", param=LEARNING_RATE)
+        return float(said)
+    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+        return float(OmegaConf.select(hydra_compose("ppo_trainer"), LEARNING_RATE))
 
 
 def by_turn(config: Config, tree: DictConfig) -> ByTurn | None:

@@ -37,6 +37,8 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_to_nested
 
+from ajet_sdk.runs import LEARNING_RATE
+from ajet_sdk.settings import ConfigError
 from ajet_trainer import trained_rows
 from ajet_trainer.advantage import group_of, one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
@@ -60,6 +62,8 @@ GROUPED = (
 
 MANY = ("fsdp", "fsdp2", "megatron", "veomni")
 """Engines of verl that take a temperature for each row. Their fused kernels take one for all."""
+
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 OF_TURNS = "turn_advantages"
 """Where rows have the advantages of their tokens, if they bring them along."""
@@ -95,6 +99,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self.trainer_mode = "sync"  # nothing in TransferQueue outlives a step, so checkpoints need not hold it
         self.colocated = folder is None
         self._ours, self._folder = ours, folder
+        self._rate = float(config.actor_rollout_ref.actor.optim.lr)
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._loggers, self._say = Loggers(config, say), say
 
@@ -238,6 +243,19 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         return plain(metrics)
+
+    def tune(self, config: Config) -> None:
+        """A checkpoint holds the learning rate that it was made under, so the rate is set at the start too."""
+        rate, before = self._rate, self._ours
+        if config.verl.get(LEARNING_RATE) != before.verl.get(LEARNING_RATE):
+            rate = settings.rate(config)
+        size = config.verl.get(MINI_BATCH)
+        if size is not None and size > config.groups:
+            raise ConfigError(f"{MINI_BATCH} = {size} is more than the groups of a step", param="groups")
+        if not all(self.actor_rollout_wg.set_learning_rate(rate)) and rate != self._rate:
+            raise ConfigError(f"{LEARNING_RATE} takes a restart with this strategy", param=LEARNING_RATE)
+        self._updates = 1 if size is None else config.groups // size
+        self._ours, self._rate = config, rate
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         self._loggers.log(figures, step)

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 from tensordict import TensorDict
+from torch.optim.lr_scheduler import LambdaLR
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
@@ -40,6 +41,26 @@ class ActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         super().init_model()
         if (socket := getattr(self.rollout, "zmq_handle", None)) is not None:
             self.rollout.zmq_handle = own_socket(socket, ray.get_runtime_context().get_job_id())
+
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def set_learning_rate(self, rate: float) -> bool:
+        """The schedule goes on from where it is, now over `rate`. False where the schedule is not torch's own."""
+        engine = self.actor.engine
+        schedule = getattr(engine, "lr_scheduler", None)
+        if not isinstance(schedule, LambdaLR):
+            return False
+        over_rate(schedule, rate)
+        return True
+
+
+def over_rate(schedule: LambdaLR, rate: float) -> None:
+    """Has `schedule`, and its optimizer, go on over another `rate`."""
+    groups = schedule.optimizer.param_groups
+    schedule.base_lrs = [rate] * len(groups)
+    schedule._last_lr = [rate * part(schedule.last_epoch) for part in schedule.lr_lambdas]
+    for group, now in zip(groups, schedule._last_lr, strict=True):
+        group["initial_lr"], group["lr"] = rate, now
 
 
 def own_socket(socket: str, job: str) -> str:

@@ -80,6 +80,9 @@ class Learner:
     def save(self, batches: Mapping[str, Any]) -> None:
         self.now("save")
 
+    def tune(self, config: Config) -> None:
+        pass
+
     def push(self) -> None:
         if self.version:  # and not at the start
             self.now("push")

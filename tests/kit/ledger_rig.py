@@ -11,6 +11,8 @@ from itertools import count, islice
 from typing import Any
 from unittest import mock
 
+from msgspec import structs
+
 from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.episode import Episode
@@ -75,6 +77,7 @@ def picture(state: State) -> str:
         "clients": [
             one.to_json(state.now, one.heard_at) for one in (*state.clients.live.values(), *state.clients.gone.values())
         ],
+        "runs": [structs.asdict(run) for run in state.runs.values()],
     }
     return json.dumps(seen, sort_keys=True)
 

@@ -66,5 +66,5 @@ def our_commands(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
             rest = words[at + 1 :]
             own = rest[: rest.index("--")] if "--" in rest else rest
             flags = [word.split("=")[0] for word in own if word.startswith("--")]
-            plain = [word for word in own[:1] if not word.startswith("-")]
+            plain = [word for word in own[: 2 if own[:1] == ["train"] else 1] if not word.startswith("-")]
             yield names[at], plain, flags

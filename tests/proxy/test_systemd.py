@@ -13,6 +13,7 @@ import pytest
 
 from ajet_proxy import systemd as service
 from ajet_sdk.settings import ConfigError
+from ajet_sdk.systemd import out_of_reach
 
 
 @pytest.mark.parametrize("user", [False, True])
@@ -94,8 +95,8 @@ def test_a_program_in_a_private_folder_is_out_of_the_services_reach(tmp_path: Pa
     private = tmp_path / "private"
     (private / "bin").mkdir(parents=True)
     private.chmod(0o700)
-    assert service.out_of_reach(private / "bin" / "python") == private
-    assert service.out_of_reach(Path("/usr/bin/env")) is None
+    assert out_of_reach(private / "bin" / "python") == private
+    assert out_of_reach(Path("/usr/bin/env")) is None
 
 
 def test_where_the_unit_goes() -> None:

@@ -81,7 +81,7 @@ def test_bad_usage_is_one_line_and_exit_2(ajet: Ajet, argv: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", [(), *((name,) for name in cli.ajet.commands)], ids=" ".join)
+@pytest.mark.parametrize("command", [(), *((name,) for name in cli.ajet.list_commands(None))], ids=" ".join)
 def test_help(ajet: Ajet, command: tuple[str, ...], flag: str) -> None:
     code, out, err = ajet(*command, flag)
     assert (code, err) == (0, "")

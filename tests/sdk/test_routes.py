@@ -112,10 +112,10 @@ def test_no_body_is_an_empty_one() -> None:
 def test_the_table() -> None:
     assert len({route.name for route in routes.ROUTES}) == len(routes.ROUTES)
     assert len({(route.method, route.path) for route in routes.ROUTES}) == len(routes.ROUTES)
-    assert {route.scope for route in routes.ROUTES} == {"any", "agent", "trainer", "admin"}
+    assert {route.scope for route in routes.ROUTES} == {"any", "agent", "trainer", "operator", "admin"}
     for route in routes.ROUTES:
         assert routes.route(route.name) is route
-        assert (route.method == "POST") == (route.body is not None)
+        assert (route.method in ("POST", "PUT", "PATCH")) == (route.body is not None)
     with pytest.raises(KeyError):
         routes.route("no-such-route")
 

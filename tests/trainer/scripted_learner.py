@@ -14,6 +14,7 @@ from ajet_sdk.errors import NotFound, ProxyUnreachable
 from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 from ajet_trainer.batch import Row, group_name
+from ajet_trainer.config import Config
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 from tests.trainer.making import episode
@@ -72,6 +73,9 @@ class ScriptedLearner:
         self.version += 1
         self.instants.pass_by("after training")
         return {"actor/pg_loss": 0.5, "timing_s/update_actor": 1.5, "actor/something": 2.0}
+
+    def tune(self, config: Config) -> None:
+        self.tuned = config
 
     def save(self, batches: Mapping[str, Any]) -> None:
         self.instants.pass_by("before the checkpoint is complete")

@@ -21,10 +21,11 @@ def line(step: int, **more: object) -> dict[str, object]:
 
 def test_a_phase_is_replaced_whole_and_said_unless_quiet(tmp_path: Path) -> None:
     said: list[str] = []
-    progress = Progress(tmp_path / "run", 7, said.append)
+    progress = Progress(tmp_path / "run", 7, said.append, "digest")
     progress.phase("starting Ray")
     progress.phase("draining", quiet=True)
-    assert json.loads((tmp_path / "run/phase.json").read_text()) == {"phase": "draining", "step": 0, "of": 7}
+    told = {"phase": "draining", "step": 0, "of": 7, "config": "digest"}
+    assert json.loads((tmp_path / "run/phase.json").read_text()) == told
     assert said == ["starting Ray"]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["phase.json"]
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from ajet_sdk.sample import BatchEpisode
-from ajet_trainer.config import Config
+from ajet_trainer.config import Config, digest
 from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.overlong import Shaping
@@ -170,7 +170,8 @@ def test_metrics_of_a_step(tmp_path: Path) -> None:
     del record["timing"]
     assert record.pop("idle").keys() == {"trainer", "engine"}
     assert record == {
-        "step": 1, "policy_version": 1, "batch": "lease0", "daemons": {"http://proxy": 2},
+        "step": 1, "policy_version": 1, "config": digest(setting.config), "batch": "lease0",
+        "daemons": {"http://proxy": 2},
         "reward_mean": 0.5, "reward_std": 0.5, "groups": 2,
         "episodes": 4, "rejected_episodes": 0, "samples": 6, "sampled_tokens": 2 * (12 + 3),
         "prompt_tokens": 2 * (12 + 4),

@@ -53,6 +53,9 @@ class Learner:
     def save(self, batches: Mapping[str, Any]) -> None:
         pass
 
+    def tune(self, config: Config) -> None:
+        pass
+
     def push(self) -> None:
         if self.at_push:
             self.at_push.pop(0)()

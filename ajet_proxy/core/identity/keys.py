@@ -28,13 +28,14 @@ from msgspec import Struct
 from ajet_sdk.errors import Forbidden, Unauthorized
 from ajet_sdk.routes import KEY_PREFIX
 
-Scope = Literal["agent", "trainer", "admin"]
+Scope = Literal["agent", "trainer", "admin", "operator"]
 _KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
 _SIGNED = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{43}}")
 KEY_ID = re.compile(r"[0-9a-f]{16}")
 """What `key_id` gives."""
 NO_KEY = "no API key: send one as 'Authorization: Bearer KEY' (ajet: set AJET_API_KEY; ajet-trainer: its `key`)"
-SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin")
+SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin", "operator")
+"""A key says its scope by the place in this list, so it only grows."""
 
 
 class Claims(Struct, frozen=True):
@@ -160,8 +161,10 @@ def proxy_key_in(header: str | None) -> str | None:
 
 
 def check_scope(claims: Claims, needed: str) -> None:
-    """Raise `Forbidden` unless `claims` reach a route that needs scope `needed` (``any``: every key does)."""
-    if needed != "any" and claims.scope not in (needed, "admin"):
+    """Raise `Forbidden` unless `claims` reach a route that needs scope `needed` (``any``: every key does but that of an
+    operator, which reaches runs and nothing else)."""
+    enough = claims.scope != "operator" if needed == "any" else claims.scope in (needed, "admin")
+    if not enough:
         raise Forbidden(f"this needs a key of scope {needed!r}, not {claims.scope!r}", code="wrong_scope")
 
 

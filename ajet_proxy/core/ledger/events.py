@@ -220,6 +220,24 @@ class PlayEnded(Event, frozen=True):
     tenant: str
 
 
+class RunWanted(Event, frozen=True):
+    """A run of a trainer is wanted like this from now on. ``config`` is a flat configuration as JSON, and ``digest``
+    what its supervisor calls it. ``starts`` is raised by what takes a restart."""
+
+    run: str
+    supervisor: str
+    desired: str
+    config: str
+    digest: str
+    starts: int = 0
+
+
+class RunForgotten(Event, frozen=True):
+    """A run is wanted no more, not even stopped."""
+
+    run: str
+
+
 class GateClosed(Event, frozen=True):
     reason: str
 

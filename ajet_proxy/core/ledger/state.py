@@ -24,6 +24,7 @@ from ajet_proxy.core.ledger.plays import Key, Play
 from ajet_proxy.core.ledger.pots import Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
+from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
@@ -157,6 +158,7 @@ class State(Serving):
         self.plays: dict[Key, Play] = {}
         self.plays_begun = 0
         self.clients = Clients()
+        self.runs: dict[str, WantedRun] = {}
         self._handlers = self._table()
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
@@ -184,6 +186,8 @@ class State(Serving):
             ev.GroupsFlushed: self._flushed,
             ev.PlayBegun: self._play_begun,
             ev.PlayEnded: self._play_ended,
+            ev.RunWanted: self._run_wanted,
+            ev.RunForgotten: self._run_forgotten,
             ev.GateClosed: self._gate_closed,
             ev.GateOpened: self._gate_opened,
             ev.ClientJoined: self._client_joined,
@@ -561,6 +565,14 @@ class State(Serving):
 
     def _play_ended(self, event: ev.PlayEnded) -> None:
         del self.plays[event.tenant, event.play]
+
+    def _run_wanted(self, event: ev.RunWanted) -> None:
+        self.runs[event.run] = WantedRun(
+            event.run, event.supervisor, event.desired, event.config, event.digest, event.starts, event.at
+        )
+
+    def _run_forgotten(self, event: ev.RunForgotten) -> None:
+        del self.runs[event.run]
 
     def _gate_closed(self, event: ev.GateClosed) -> None:
         self.gate_now = self.gate_now if self.gate_now.shut else Gate(True, event.at, event.reason)

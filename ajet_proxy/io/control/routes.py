@@ -20,10 +20,12 @@ from msgspec.structs import asdict
 from yarl import URL
 
 from ajet_proxy.core.control import api
+from ajet_proxy.core.control.runs import RUN_ROUTES
 from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
+from ajet_proxy.io.control.runs import RunsPort
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.http import body as body_of
@@ -77,10 +79,12 @@ class Control:
         self._metrics = metrics
         self._config = config
         self._stopping = asyncio.Event()
+        self._runs = RunsPort(store, clock)
 
     def stop(self) -> None:
         """End the waits of trainers and of event readers, so that the daemon can end."""
         self._stopping.set()
+        self._runs.stop()
 
     def add_routes(self, app: web.Application) -> None:
         """Register every control route, and refuse what else lies under ``/ajet``."""
@@ -134,6 +138,8 @@ class Control:
             most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
             request = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
+            if route.name in RUN_ROUTES:
+                return await _response(http, await self._runs.answer(request))
             match route.name:
                 case "open_episode":
                     await self._hold(request)

@@ -46,7 +46,8 @@ BEGUN: web.RequestKey[Callable[[int], None]] = web.RequestKey("begun")
 LISTED_S = 300.0
 MAX_READERS = 1000
 LISTS = {"list_episodes", "overview"}
-OFTEN = LISTS | {"beat"}
+OFTEN = LISTS | {"beat", "supervise"}
+"""What a caller asks for again and again: one line in `LISTED_S` stands for all."""
 READS = LISTS | {"get_episode", "events"}
 _NAMES = {(route.method, PREFIX + route.path): route.name for route in ROUTES}
 
@@ -161,10 +162,9 @@ def _id(subject: str) -> str | None:
 
 
 def _kind(http: web.Request) -> str:
-    """What the subject of the line is."""
-    if http.path.startswith(f"{PREFIX}/batches/"):
-        return "batch"
-    return "client" if http.path.startswith(f"{PREFIX}/clients") else "episode"
+    """What the subject of a request is."""
+    kinds = {"batches": "batch", "clients": "client", "runs": "run"}
+    return kinds.get(http.path.removeprefix(f"{PREFIX}/").partition("/")[0], "episode")
 
 
 def _caller(http: web.Request, headers: Headers, keys: Keys, now: float) -> tuple[dict[str, Any], str | None]:

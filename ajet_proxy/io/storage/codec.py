@@ -58,6 +58,8 @@ EVENTS: dict[str, Any] = {
     "GroupsFlushed": ev.GroupsFlushed,
     "PlayBegun": ev.PlayBegun,
     "PlayEnded": ev.PlayEnded,
+    "RunWanted": ev.RunWanted,
+    "RunForgotten": ev.RunForgotten,
     "GateClosed": ev.GateClosed,
     "GateOpened": ev.GateOpened,
     "ClientJoined": ev.ClientJoined,

@@ -37,6 +37,7 @@ from ajet_proxy.core.ledger.plays import Play
 from ajet_proxy.core.ledger.pots import Gathering, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
+from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.ledger.state import Archive, Gate, LedgerSettings, Served, State
 from ajet_proxy.core.ledger.texts import Text, Texts
 from ajet_proxy.core.trajectory.drift_rate import Drift
@@ -51,7 +52,7 @@ KINDS: dict[str, Any] = {
     "Client": Client, "Clients": Clients,
     "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Play": Play, "Point": Point,
     "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,
-    "Texts": Texts, "Turn": Turn,
+    "Texts": Texts, "Turn": Turn, "WantedRun": WantedRun,
 }
 """The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
 _NAMES = {kind: name for name, kind in KINDS.items()}

@@ -31,11 +31,12 @@ BODIES: dict[str, Any] = {
     "gate_close": {"wait_s": 1}, "gate_open": {"policy_version": 1}, "policy": {"model": "stub", "version": 1},
     "play": {"name": "d", "episodes": 1},
     "join": {"name": "host"},
+    "supervise": {"name": "s", "instance": "i"},
 }
 REVOKED = "a tenant that left"
 KINDS = (
     "none", "foreign", "forged", "expired", "revoked", "agent of the episode", "agent of another episode",
-    "agent of the tenant", "agent of another tenant", "trainer", "admin", "the admin secret",
+    "agent of the tenant", "agent of another tenant", "trainer", "operator", "admin", "the admin secret",
 )
 
 
@@ -71,6 +72,7 @@ def key_of(client: Client, kind: str, episode: str) -> str | None:
         "agent of the tenant": client.key(Claims("agent", "a")),
         "agent of another tenant": client.key(Claims("agent", "b")),
         "trainer": client.key(Claims("trainer")),
+        "operator": client.key(Claims("operator")),
         "admin": client.key(Claims("admin")),
         "the admin secret": SECRET,
     }[kind]
@@ -80,6 +82,8 @@ def expected(route: Route, kind: str, *, open_mode: bool) -> int | None:
     """The refusal that `kind` meets at `route`, or None where it may pass."""
     if kind in ("forged", "expired", "revoked") or (kind in ("none", "foreign") and not open_mode):
         return 401
+    if kind == "operator":
+        return None if route.scope == "operator" else 403
     if route.scope == "any" or kind in ("none", "foreign", "admin", "the admin secret"):
         return None
     if kind == "trainer":

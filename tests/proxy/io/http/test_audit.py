@@ -89,6 +89,16 @@ async def test_who_reads_many_has_a_line_now_and_then(
     assert len(lines(tmp_path)) == len(found) + 1
 
 
+async def test_runs_have_lines_and_a_supervisor_one_now_and_then(client: Client, tmp_path: Path) -> None:
+    operator, trainer = (client.key(Claims(scope)) for scope in ("operator", "trainer"))
+    for _ in range(3):
+        await client.control("POST", "/supervisor", {"name": "s", "instance": "i"}, key=trainer)
+    await client.control("PATCH", "/runs/math", {"desired": "running"}, key=operator)
+    await client.control("GET", "/runs/math", key=operator)
+    found = [(line["route"], line["scope"], line.get("run"), line["status"]) for line in lines(tmp_path)]
+    assert found == [("supervise", "trainer", None, 200), ("change_run", "operator", "math", 404)]
+
+
 async def test_who_follows_the_events_has_a_line_at_once(client: Client, tmp_path: Path) -> None:
     url, sent = f"{client.app.url}{PREFIX}/events", {"Authorization": f"Bearer {SECRET}"}
     async with client.session.get(url, headers=sent) as stream:

@@ -1,0 +1,34 @@
+"""What the units of daemon and trainer have in common: how words are written in them, and where they go."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def escape(text: str) -> str:
+    """`text` written so that systemd expands no specifiers and variables in it."""
+    return text.replace("%", "%%").replace("$", "$$")
+
+
+def command(words: Sequence[str]) -> str:
+    """`words` as the command of an ``ExecStart``."""
+    return " ".join(escape(shlex.quote(word)) for word in words)
+
+
+def out_of_reach(program: Path) -> Path | None:
+    """The nearest folder above `program` that other users cannot enter, if there is one."""
+    return next((folder for folder in program.parents if not folder.stat().st_mode & stat.S_IXOTH), None)
+
+
+def unit_path(name: str, *, user: bool, env: Mapping[str, str]) -> Path:
+    """Where systemd looks for the unit called `name`."""
+    return (users_config(env) / "systemd" / "user" if user else Path("/etc/systemd/system")) / name
+
+
+def users_config(env: Mapping[str, str]) -> Path:
+    """The user's folder of configuration."""
+    return Path(env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config"))

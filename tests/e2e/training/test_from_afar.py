@@ -1,0 +1,190 @@
+"""One run of the real trainer is started, changed, stopped and resumed by HTTP alone: here, and from another network.
+
+From the other network it is curl that asks, over TLS, with a key that may do nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from ajet_sdk.runs import LEARNING_RATE
+from tests.e2e.players import Players
+from tests.kit.certificates import Authority
+from tests.kit.hosts import Hosts, lacking
+from tests.kit.proxy_process import ProxyProcess
+from tests.kit.source import ROOT
+from tests.kit.tiny_model import build
+from tests.kit.trainer_process import TRAINER, end_all
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+GROUPS, SIZE, SECRET = 2, 4, "a secret of the operator"
+FIRST, SECOND = 1e-4, 3e-4
+CONFIG = {
+    "trainer": {"model": "tiny", "groups": GROUPS, "group_size": SIZE, "max_tokens": 256, "save_freq": 2},
+    "verl": {"trainer.device": "cpu", LEARNING_RATE: FIRST},
+}
+
+
+class Here:
+    """Everything on this machine, without keys."""
+
+    inside: Sequence[str] = ()
+    keys: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.proxy = stack.enter_context(ProxyProcess(None, folder / "data"))
+        self.url = self.proxy.url
+        self._http = stack.enter_context(httpx.Client(trust_env=False, timeout=30.0))
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        answer = self._http.request(method, f"{self.url}/ajet/v1{path}", json=body)
+        return answer.status_code, answer.json()
+
+
+class Elsewhere:
+    """Daemon, supervisor, trainer and agents on one host, over TLS; who asks has a host of its own, curl, and a key."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.hosts = stack.enter_context(Hosts("site", "operator"))
+        self.inside = self.hosts.inside("site")
+        authority, address = Authority(folder, "servers"), self.hosts.address("site")
+        own, self._ca = authority.sign("daemon", address=address), authority.file
+        options = ("--listen", f"{address}:8484", "--tls-cert", own.cert, "--tls-key", own.key)
+        self.proxy = ProxyProcess(
+            None, folder / "data", port=8484, inside=self.inside, options=options, env={"AJET_ADMIN_SECRET": SECRET}
+        )
+        stack.enter_context(self.proxy)
+        self.url = f"https://{address}:8484"
+        self.keys = {scope: self._issue(folder, scope) for scope in ("trainer", "agent", "operator")}
+        self._config = folder / "curl"  # not on a command line, which others can read
+        self._config.write_text(f'header = "Authorization: Bearer {self.keys["operator"]}"\ncacert = "{self._ca}"\n')
+        stack.enter_context(self.hosts.at("site"))
+
+    def _issue(self, folder: Path, scope: str) -> str:
+        program = [str(ROOT / ".venv/bin/ajet-proxy"), "issue-key", "--data-dir", str(folder / "data")]
+        return subprocess.run([*program, "--scope", scope], capture_output=True, text=True, check=True).stdout.strip()
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        sent = [] if body is None else ["--json", json.dumps(body)]
+        done = subprocess.run(
+            [*self.hosts.inside("operator"), "curl", "-sS", "--config", str(self._config), "-X", method, *sent,
+             "-w", "\n%{http_code}", f"{self.url}/ajet/v1{path}"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        answer, _, code = done.stdout.rpartition("\n")
+        return int(code), json.loads(answer)
+
+
+class Supervised:
+    """``ajet-trainer serve`` at a place."""
+
+    def __init__(self, place: Any, folder: Path) -> None:
+        self.place, self.folder = place, folder
+        self.log = folder / "supervisor.log"
+        allow = folder / "allow.toml"
+        allow.write_text(
+            f'runs = "{folder}/runs"\n[models]\ntiny = "{build(folder / "tiny")}"\n[verl]\ntrainer.device = ["cpu"]\n'
+        )
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "VERL_"))}
+        if place.keys:
+            clean |= {"AJET_TRAINER_KEY": place.keys["trainer"]}
+        command = [str(TRAINER), "serve", "--proxy", place.url, "--allow", str(allow), "--name", "host"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([*place.inside, *command], env=clean, stdout=log, stderr=log)
+
+    def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        status, answer = self.place.ask(method, path, body)
+        assert status == 200, answer
+        found: dict[str, Any] = answer
+        return found
+
+    def lines(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("GET", "/runs/r/metrics")["lines"]
+        return found
+
+    def until(self, reached: Callable[[], object], limit_s: float = 300.0) -> None:
+        end = time.monotonic() + limit_s
+        while not reached():
+            if time.monotonic() > end:
+                words = "\n".join(map(str, self.ask("GET", "/runs/r/log")["lines"][-40:]))
+                pytest.fail(f"{self.ask('GET', '/runs/r')}\n{words}\n{self.log.read_text()}")
+            time.sleep(1.0)
+
+    def close(self) -> None:
+        every = psutil.process_iter(["cmdline"])
+        below = [one for one in every if str(self.folder) in " ".join(one.info["cmdline"] or [])]
+        children = [child for one in below for child in one.children(recursive=True)]
+        end_all([*below, *children])
+        self.process.wait(30)
+
+
+@pytest.fixture(params=["here", "elsewhere"])
+def supervised(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Supervised]:
+    if request.param == "elsewhere" and (why := lacking()) is not None:
+        pytest.skip(why)
+    with ExitStack() as stack:
+        place = (Here if request.param == "here" else Elsewhere)(tmp_path, stack)
+        if request.param == "elsewhere":
+            monkeypatch.setenv("SSL_CERT_FILE", place._ca)  # type: ignore[union-attr]
+            monkeypatch.setenv("AJET_API_KEY", place.keys["agent"])
+        made = Supervised(place, tmp_path)
+        stack.callback(made.close)
+        yield made
+
+
+def test_a_run_is_started_changed_stopped_and_resumed(supervised: Supervised) -> None:
+    ask, until, lines = supervised.ask, supervised.until, supervised.lines
+    if supervised.place.keys:
+        for path in ("/status", "/episodes", "/wanted", "/events"):
+            assert supervised.place.ask("GET", path)[0] == 403
+    until(lambda: supervised.place.ask("PUT", "/runs/r", {"config": CONFIG, "desired": "running"})[0] == 200, 60)
+    first = ask("GET", "/runs/r")["digest"]
+    with Players(supervised.place.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE):
+        until(lambda: len(lines()) >= 2)
+        assert ask("GET", "/runs/r")["reason"] is None
+        assert {line["config"] for line in lines()} == {first}
+        change = {"config": {"verl": {LEARNING_RATE: SECOND}}}
+        second = ask("PATCH", "/runs/r", change)["digest"]
+        until(lambda: lines()[-1]["config"] == second)
+        until(lambda: ask("GET", "/runs/r")["reason"] is None)
+        refused, answer = supervised.place.ask("PATCH", "/runs/r", {"config": {"trainer": {"max_tokens": 128}}})
+        assert (refused, answer["error"]["code"]) == (409, "needs_restart")
+        ask("PATCH", "/runs/r", {"desired": "stopped"})
+        until(lambda: ask("GET", "/runs/r")["actual"]["state"] == "stopped")
+        until(lambda: lines() == kept(supervised))
+        made = len(lines())
+        ask("PATCH", "/runs/r", {"desired": "running"})
+        until(lambda: len(lines()) >= made + 2)
+        ask("PATCH", "/runs/r", {"desired": "stopped"})
+        until(lambda: ask("GET", "/runs/r")["actual"]["state"] == "stopped")
+    until(lambda: lines() == kept(supervised))
+    found = lines()
+    assert [line["step"] for line in found] == list(range(1, len(found) + 1))
+    for line in found:
+        assert line["lr"] == pytest.approx(FIRST if line["config"] == first else SECOND)
+    assert [line["config"] for line in found[made:]] == [second] * (len(found) - made)
+    batches = [name for line in found for name in line["batch"].split(",")]
+    assert len(batches) == len(set(batches)), "a batch was trained twice"
+    assert ask("DELETE", "/runs/r") == {"run": "r"}
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.process.wait(60) == 0
+
+
+def kept(supervised: Supervised) -> list[dict[str, Any]]:
+    """The lines of the run's own file."""
+    path = supervised.folder / "runs" / "r" / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]

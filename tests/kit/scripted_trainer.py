@@ -1,0 +1,63 @@
+"""What `ajet-trainer run --watch --config FILE` looks like to a supervisor, with steps of some milliseconds.
+
+A step is one rename: the checkpoint. After that it stands in ``history``, with the process and the learning rate. What
+``model_name`` says, it does otherwise: ``refused`` cannot be used, ``dying`` dies before its first step, and ``deaf``
+takes a while to end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from ajet_sdk.output import say
+from ajet_sdk.runs import LEARNING_RATE
+from ajet_trainer.config import digest, load
+from ajet_trainer.held import replace
+from ajet_trainer.live import Live
+from ajet_trainer.progress import Progress
+
+STEP_S = 0.02
+
+
+def main() -> None:
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: asked.append(number))
+    path = Path(sys.argv[-1])
+    config = load(str(path), (), os.environ)
+    folder = Path(config.run_dir)
+    live = Live(path, lambda: load(str(path), (), os.environ), say)
+    progress = Progress(folder, config.total_steps, say, digest(config))
+    saved = folder / "checkpoint"
+    step = int(saved.read_text()) if saved.exists() else 0
+    progress.phase("looking for the proxy")
+    if config.model_name == "refused":
+        say("ajet-trainer: this cannot be used")
+        sys.exit(2)
+    if config.model_name == "dying":
+        say("ajet-trainer: the engine is gone")
+        sys.exit(1)
+    progress.resume_at(step)
+    while not asked and not 0 < config.total_steps <= step:
+        config = live(config)
+        progress.total_steps, progress.config = config.total_steps, digest(config)
+        progress.phase("training", quiet=True)
+        time.sleep(STEP_S)
+        step += 1
+        replace(saved, str(step))
+        rate = config.verl.get(LEARNING_RATE)
+        with (folder / "history").open("a") as history:
+            history.write(json.dumps([os.getpid(), step, rate]) + "\n")
+        progress.record({"step": step, "config": digest(config), "rate": rate, "timing": {}})
+    if config.model_name == "deaf":
+        time.sleep(1.0)
+    progress.phase("stopped" if asked else "done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Runs over HTTP: a verdict is waited for, a supervisor is told at once, and what is wanted survives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.io.control import routes
+from ajet_proxy.io.control import runs as module
+from tests.proxy.serving import Client, eventually, serving
+
+CONFIG = {"trainer": {"model": "m"}}
+PUT = {"config": CONFIG, "desired": "running"}
+
+
+class Speaking:
+    """A supervisor that says good things of every configuration, and that its runs run."""
+
+    def __init__(self, client: Client, **verdict: Any) -> None:
+        self.client, self.verdict = client, verdict or {"digest": "d"}
+        self.known, self.wait_s = "", 5.0
+        self.runs: dict[str, Any] = {}
+        self.told: list[dict[str, Any]] = []
+
+    async def speak(self, verdicts: Any = None) -> dict[str, Any]:
+        body = {"name": "s", "instance": "i", "runs": self.runs, "known": self.known, "wait_s": self.wait_s,
+                "verdicts": verdicts or {}}  # fmt: skip
+        answer = await self.client.control("POST", "/supervisor", body)
+        assert answer.status == 200, answer.json
+        told: dict[str, Any] = answer.json
+        self.told.append(told)
+        self.known = told["known"]
+        return told
+
+    async def loop(self) -> None:
+        verdicts: dict[str, Any] = {}
+        while True:
+            told = await self.speak(verdicts)
+            verdicts = dict.fromkeys(told["checks"], self.verdict)
+
+    async def until(self, reached: Callable[[dict[str, Any]], bool]) -> None:
+        async def told() -> bool:
+            return bool(self.told) and reached(self.told[-1])
+
+        await eventually(told)
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with serving(tmp_path / "data") as running:
+        yield running
+
+
+async def test_a_run_is_stored_once_its_supervisor_has_looked_at_it(client: Client) -> None:
+    supervisor = Speaking(client)
+    async with asyncio.TaskGroup() as group:
+        speaking = group.create_task(supervisor.loop())
+        await supervisor.until(lambda told: True)
+        put = await client.control("PUT", "/runs/r", PUT)
+        await supervisor.until(lambda told: "r" in told["runs"])
+        speaking.cancel()
+    assert (put.status, put.json["digest"], put.json["desired"]) == (200, "d", "running")
+    assert [list(told["checks"].values()) for told in supervisor.told if told["checks"]] == [
+        [{"run": "r", "config": {"trainer.model": "m"}}]
+    ]
+
+
+async def test_a_configuration_that_cannot_run_is_refused_with_the_supervisor_s_words(client: Client) -> None:
+    supervisor = Speaking(client, error="trainer.model must be one of none", param="trainer.model")
+    async with asyncio.TaskGroup() as group:
+        speaking = group.create_task(supervisor.loop())
+        await supervisor.until(lambda told: True)
+        put = await client.control("PUT", "/runs/r", PUT)
+        speaking.cancel()
+    assert (put.status, put.json["error"]["code"], put.json["error"]["param"]) == (
+        400, "config_refused", "trainer.model",
+    )
+    assert (await client.control("GET", "/runs/r")).status == 404
+
+
+async def test_without_a_verdict_nothing_is_stored(client: Client) -> None:
+    supervisor = Speaking(client)
+    supervisor.wait_s = 0.0
+    await supervisor.speak()
+    with mock.patch.object(module, "VERDICT_S", 0.05):
+        put = await client.control("PUT", "/runs/r", PUT)
+    assert (put.status, put.json["error"]["code"]) == (503, "no_verdict")
+    assert int(put.headers["Retry-After"]) >= 1
+    assert (await supervisor.speak())["checks"] == {}
+    assert (await client.control("GET", "/runs")).json["runs"] == []
+
+
+async def test_workers_pass_the_routes_on(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data", workers=2) as client:
+        assert (await client.control("PUT", "/runs/r", PUT)).json["error"]["code"] == "no_supervisor"
+        assert (await client.control("PATCH", "/runs/r", {})).json["error"]["code"] == "unknown_run"
+        assert (await client.control("DELETE", "/runs/r")).json["error"]["code"] == "unknown_run"
+
+
+async def test_what_is_wanted_survives_a_restart_and_what_was_said_does_not(tmp_path: Path) -> None:
+    for kept in (False, True):
+        async with serving(tmp_path / "data") as client:
+            supervisor = Speaking(client)
+            async with asyncio.TaskGroup() as group:
+                speaking = group.create_task(supervisor.loop())
+                await supervisor.until(lambda told: True)
+                if not kept:
+                    assert (await client.control("PUT", "/runs/r", PUT)).status == 200
+                    supervisor.runs = {"r": {"state": "running", "starts": 1, "config": "d"}}
+                    await supervisor.until(lambda told: told["runs"] != {})
+                speaking.cancel()
+            if kept:
+                shown = (await client.control("GET", "/runs/r")).json
+                assert (shown["desired"], shown["config"], shown["starts"]) == ("running", CONFIG, 1)
+                assert shown["actual"] == {"state": "unknown"}
+
+
+async def test_a_daemon_that_stops_waits_for_no_supervisor(tmp_path: Path) -> None:
+    made: list[module.RunsPort] = []
+
+    def make(*parts: Any) -> module.RunsPort:
+        made.append(module.RunsPort(*parts))
+        return made[-1]
+
+    with mock.patch.object(routes, "RunsPort", make):
+        serving_here = serving(tmp_path / "data")
+        client = await serving_here.__aenter__()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_exit(serving_here)
+        supervisor = Speaking(client)
+        await supervisor.speak()
+        waiting = asyncio.create_task(supervisor.speak())
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        made[0].stop()
+        assert (await waiting)["runs"] == {}
+
+
+async def test_an_operator_does_runs_and_nothing_else(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data", admin_secret="a secret of the operator") as client:
+        key = client.key(Claims("operator"))
+        assert (await client.control("GET", "/runs", key=key)).status == 200
+        for path in ("/status", "/ca.pem", "/episodes", "/events", "/wanted", "/overview"):
+            assert (await client.control("GET", path, key=key)).status == 403, path
+        for path in ("/v1/models", "/ajet/", "/v1/chat/completions"):
+            assert (await client.ask("GET", path, key=key)).status in (401, 403), path

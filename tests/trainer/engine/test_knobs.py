@@ -1,0 +1,18 @@
+"""What may be set from afar are keys that verl has."""
+
+from __future__ import annotations
+
+import pytest
+
+from ajet_trainer.allowed import KNOBS
+from ajet_trainer.config import Config
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
+
+
+def test_every_knob_is_a_key_of_verls() -> None:
+    from ajet_trainer.verl_backend.settings import compose
+    from ajet_trainer.verl_backend.unread import keys
+
+    tree = keys(compose(Config(model="m"), "cpu", None))
+    assert sorted(knob for knob in KNOBS if knob not in tree) == []

@@ -1,0 +1,52 @@
+"""A learning rate that changes between two steps: the schedule goes on as if it had always been over the new one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
+
+
+def schedule(kind: str, rate: float) -> Any:
+    import torch
+    from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(2)]
+    optimizer = torch.optim.AdamW(groups, lr=rate)
+    if kind == "constant":
+        return get_constant_schedule_with_warmup(optimizer, num_warmup_steps=3)
+    return get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=2, num_training_steps=9)
+
+
+def forward(one: Any, steps: int) -> list[list[float]]:
+    rates = []
+    for _ in range(steps):
+        one.optimizer.step()
+        one.step()
+        rates.append([group["lr"] for group in one.optimizer.param_groups])
+    return rates
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine"])
+@pytest.mark.parametrize("before", [0, 1, 5])
+@pytest.mark.parametrize("restored", [False, True])
+def test_the_schedule_goes_on_over_the_new_rate(kind: str, before: int, restored: bool) -> None:
+    from ajet_trainer.verl_backend.worker import over_rate
+
+    changed, plain = schedule(kind, 1e-3), schedule(kind, 5e-4)
+    forward(changed, before)
+    forward(plain, before)
+    if restored:  # a checkpoint brings the rate along that it was made under
+        again = schedule(kind, 5e-4)
+        again.optimizer.load_state_dict(changed.optimizer.state_dict())
+        again.load_state_dict(changed.state_dict())
+        assert again.base_lrs == [1e-3, 1e-3]
+        changed = again
+    over_rate(changed, 5e-4)
+    now = [[group["lr"] for group in one.optimizer.param_groups] for one in (changed, plain)]
+    assert now[0] == pytest.approx(now[1])
+    assert changed.get_last_lr() == pytest.approx(plain.get_last_lr())
+    for one, other in zip(forward(changed, 4), forward(plain, 4), strict=True):
+        assert one == pytest.approx(other)
