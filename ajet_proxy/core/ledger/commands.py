@@ -98,11 +98,11 @@ class Commands:
             ),
         )
 
-    def full(self, body: OpenEpisode) -> bool:
-        """Whether the lane of such an episode has no room for another now."""
+    def lane(self, body: OpenEpisode) -> str | None:
+        """The lane that needs room for such an episode; None if it is an evaluation, which needs none."""
         client = None if body.client is None else self.state.clients.find(body.client)
         given = None if client is None else client.lane
-        return not body.eval and self.state.room(lane_of(body.task or "") if given is None else given) == 0
+        return None if body.eval or body.trial else lane_of(body.task or "") if given is None else given
 
     def _evaluation(self, body: OpenEpisode, plays: str | None) -> str | None:
         """The evaluation that an episode belongs to which opens so, if there is one."""
