@@ -384,7 +384,8 @@ def flush(lane: str | None, task: str | None, proxy: str | None) -> None:
     from ajet_sdk.routes import Flush
 
     with client_for(proxy, LOOK_S) as client:
-        client.ask("flush", Flush(lane, task))
+        ended = client.ask("flush", Flush(lane, task)).json()["tasks"]
+    click.echo(f"{ended} {'task' if ended == 1 else 'tasks'} ended")
 
 
 @ajet.command()

@@ -13,7 +13,7 @@ Next: ajet_proxy/io/storage/store.py
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ajet_proxy.core.conversation.history import Mark
@@ -97,12 +97,6 @@ class Commands:
                 client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
             ),
         )
-
-    def lane(self, body: OpenEpisode) -> str | None:
-        """The lane that needs room for such an episode; None if it is an evaluation, which needs none."""
-        client = None if body.client is None else self.state.clients.find(body.client)
-        given = None if client is None else client.lane
-        return None if body.eval or body.trial else lane_of(body.task or "") if given is None else given
 
     def _evaluation(self, body: OpenEpisode, plays: str | None) -> str | None:
         """The evaluation that an episode belongs to which opens so, if there is one."""
@@ -291,7 +285,8 @@ class Commands:
         return min((end - at for end in (*ends, *lending) if end > at), default=math.inf)
 
     def flush(self, body: Flush, *, at: float) -> Events:
-        return (ev.GroupsFlushed(self._time(at), body.lane, body.task),)
+        pots = self.state.pots.unended(body.lane, body.task)
+        return (ev.GroupsFlushed(self._time(at), body.lane, body.task),) if pots else ()
 
     # -- the mix
 
@@ -301,7 +296,8 @@ class Commands:
         check_mix(body)
         event = ev.MixSet(
             self._time(at), known.shares if body.shares is None else body.shares,
-            known.ahead if body.ahead is None else body.ahead or None, body.group_size or known.group_size,
+            known.ahead if body.ahead is None else body.ahead or None,
+            known.group_size if body.group_size is None else body.group_size or None,
             known.lane_wait_s if body.lane_wait_s is None else body.lane_wait_s,
         )
         same = (event.shares, event.ahead, event.group_size, event.lane_wait_s)
@@ -409,6 +405,12 @@ class Commands:
         if entry is None:
             raise NotFound(f"episode {episode} has no call {call}", code="unknown_call")
         return entry
+
+
+def paced_lane(events: Sequence[Event]) -> str | None:
+    """The lane in which `events` open an episode that needs room there; None if they open none, or an evaluation."""
+    opened = (event for event in events if isinstance(event, ev.EpisodeOpened) and not event.eval)
+    return next((one.lane or lane_of(one.task or "") for one in opened), None)
 
 
 def _is_first(episode: Episode, turn: Turn) -> bool:

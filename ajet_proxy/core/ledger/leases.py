@@ -58,7 +58,7 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     large = f"a group of {size} like it is too large for a lease"
     fresh = None if body.max_staleness is None else partial(_fresh, state, body.max_staleness)
     demand = _demand(state, body, size, at)
-    order = partial(_turns, state, body.groups, at)
+    order = partial(_turns, state, -(-body.groups // size) if demand.by_episode else body.groups, at)
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
@@ -121,7 +121,7 @@ def _short(
     short, less = set[Share](), {(name, Pot.of(state.episodes[episode])) for name, episode in out}
     for name in state.queues.models() if model is None else (model,):
         for pot in demand.ended:
-            if state.queues.length(name, pot) % demand.size or (less and (name, pot) in less):
+            if 0 < state.queues.length(name, pot) % demand.size < demand.least or (less and (name, pot) in less):
                 shares = ((name, episode) for episode in state.queues.members(name, pot))
                 usable = [share for share in shares if share not in out and fits(share)]
                 left = len(usable) % demand.size

@@ -44,13 +44,15 @@ class Mix(Struct, frozen=True):
         if self.ahead is None:
             return None
         share = self.shares.get(lane, 0.0) if self.shares else 1.0
-        return math.ceil(self.ahead * share - 1e-9) * (self.group_size or group_size)
+        groups = math.ceil(self.ahead * share - 1e-9)
+        more = groups > 0 and len(self.shares) > 2  # than its share may be dealt to it in a batch
+        return (groups + more) * (self.group_size or group_size)
 
 
 def check_mix(asked: SetMix) -> None:
     """`BadRequest` for what no mix can be."""
     for name, value, least, most in (
-        ("ahead", asked.ahead, 0, MAX_AHEAD), ("group_size", asked.group_size, 1, MAX_AHEAD),
+        ("ahead", asked.ahead, 0, MAX_AHEAD), ("group_size", asked.group_size, 0, MAX_AHEAD),
         ("lane_wait_s", asked.lane_wait_s, 0, MAX_LANE_WAIT_S),
     ):
         if value is not None and not least <= value <= most:
