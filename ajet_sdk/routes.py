@@ -289,7 +289,7 @@ ROUTES: tuple[Route, ...] = (
     Route("flush", "POST", "/groups/flush", "trainer", Flush),
     Route("mix", "GET", "/mix", "trainer", None),
     Route("set_mix", "PUT", "/mix", "trainer", SetMix),
-    Route("drop_mix", "DELETE", "/mix", "trainer", Empty),
+    Route("drop_mix", "DELETE", "/mix", "trainer", None),
     Route("gate_close", "POST", "/gate/close", "trainer", GateClose),
     Route("gate_open", "POST", "/gate/open", "trainer", GateOpen),
     Route("policy", "POST", "/policy", "trainer", Policy),

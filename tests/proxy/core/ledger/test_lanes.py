@@ -220,6 +220,15 @@ def test_lanes_have_room_by_their_shares(rig: LedgerRig) -> None:
     assert full(rig, OpenEpisode(task="x/1"))
 
 
+def test_groups_are_counted_by_the_sizes_that_hold_now(rig: LedgerRig) -> None:
+    mix(rig, ahead=1, group_size=3)
+    for _ in range(3):
+        rig.ready("math/1")
+    before = wanted(rig)
+    rig.state.regroup()
+    assert (wanted(rig), rig.state.queues.complete) == (before, 1)
+
+
 def test_pots_are_rebuilt_from_what_earlier_versions_have_kept(rig: LedgerRig) -> None:
     mix(rig, ahead=9)
     rig.open(task="math/1"), rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1", eval=True)
