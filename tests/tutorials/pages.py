@@ -2,7 +2,7 @@
 
 A block marked ``sh terminal`` gets a terminal of its own and goes on until the page is through. The blocks marked
 ``sh tutorial`` are one more terminal, and each runs to its end; lines that set a variable hold for those after it too.
-A third and fourth word, ``on NAME``, name the host. Everything is run from the root of a clone.
+``on NAME`` behind that names the host. Everything is run from the root of a clone.
 """
 
 from __future__ import annotations

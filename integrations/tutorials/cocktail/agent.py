@@ -20,7 +20,7 @@ def ask(question: str) -> str:
     for asked, answered in EXAMPLES:
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
     messages.append({"role": "user", "content": question})
-    body = {"model": "policy", "messages": messages, "max_tokens": 8}
+    body = {"model": "policy", "messages": messages, "max_tokens": 8, "temperature": 1.0}
     request = urllib.request.Request(
         f"{os.environ['OPENAI_BASE_URL']}/chat/completions",
         json.dumps(body).encode(),

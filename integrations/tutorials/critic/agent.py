@@ -31,6 +31,7 @@ def ask(agent: str, question: str) -> str:
         model="policy",
         messages=[*messages, {"role": "user", "content": question}],
         max_tokens=8,
+        temperature=1.0,
         extra_headers={"X-AJet-Agent": agent},
     )
     return answer.choices[0].message.content or ""

@@ -15,7 +15,8 @@ def reward(answer: str) -> float:
 
 def ask(question: str) -> str:
     """What the model says, in at most 24 tokens."""
-    body = {"model": "policy", "messages": [{"role": "user", "content": question}], "max_tokens": 24}
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "policy", "messages": messages, "max_tokens": 24, "temperature": 1.0}
     request = urllib.request.Request(
         f"{os.environ['OPENAI_BASE_URL']}/chat/completions",
         json.dumps(body).encode(),

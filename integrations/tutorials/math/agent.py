@@ -17,7 +17,7 @@ import re
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-EXAMPLES = (("5 + 2", 7), ("8 * 3", 24), ("30 - 4", 26))
+EXAMPLES = (("5 + 2", 7), ("8 * 3", 24))
 TURNS = 3
 CALL = re.compile(r"python\((.*?)\)")
 DOES = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
@@ -54,8 +54,8 @@ def play(question: str, answer: int) -> float:
         ]
     messages.append({"role": "user", "content": f"{question} = ?"})
     for _ in range(TURNS):
-        reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=16).choices[0].message
-        said = reply.content or ""
+        answered = client.chat.completions.create(model="policy", messages=messages, max_tokens=16, temperature=1.0)
+        said = answered.choices[0].message.content or ""
         called = CALL.search(said)
         if called is None:
             numbers = re.findall(r"-?\d+", said)
