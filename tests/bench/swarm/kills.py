@@ -2,8 +2,7 @@
 
 Each client plays a copy of one data set, so groups hold episodes of several clients. A killed one comes back after two
 seconds under its name, and goes on where it was. Every fourth comes back under another name, as on another machine:
-what the dead one had open is then given up only when its time is over. Clients are killed in turn. The bound on
-staleness is so wide that nothing is discarded for it, as it would be without any kill.
+what the dead one had open is then given up only when its time is over. Clients are killed in turn.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ARMS = ("kills", "control")
 
 def run(site: Site, folder: Path, arm: str, seed: int, steps: int) -> Ran:
     """One run; the seed is that of the weights that it begins with."""
-    training = Training(site, folder, seed=seed, steps=steps, groups=GROUPS, size=SIZE, max_staleness=10)
+    training = Training(site, folder, seed=seed, steps=steps, groups=GROUPS, size=SIZE)
 
     def begin(training: Training) -> Callable[[float], None]:
         for host in CLIENTS:

@@ -100,11 +100,10 @@ class Client:
 
 
 class Training:
-    """One run of so many `steps` in `folder`; `options` are those of the trainer."""
+    """One run of so many `steps` in `folder`. Agents go on while a step trains, and nothing is too stale."""
 
     def __init__(
-        self, site: Site, folder: Path, *, seed: int, steps: int, groups: int, size: int, mix: Mapping[str, float] = {},
-        **options: Any,
+        self, site: Site, folder: Path, *, seed: int, steps: int, groups: int, size: int, mix: Mapping[str, float] = {}
     ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -120,8 +119,8 @@ class Training:
         )  # fmt: skip
         self._ours = {
             "model": str(build(folder / "model", seed=seed)), "model_name": "tiny", "engine_urls": [site.engine],
-            "proxy_url": self.url, "groups": groups, "group_size": size, "max_tokens": 512, "overlap": 1,
-            "total_steps": steps, "save_freq": 4, **options,
+            "proxy_url": self.url, "groups": groups, "group_size": size, "max_tokens": 512, "total_steps": steps,
+            "save_freq": 4,
         }  # fmt: skip
         self._mix = mix
         self._http = httpx.Client(
