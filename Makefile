@@ -17,6 +17,7 @@
 # make sampling    how far a trainer's probabilities are from the engine's, by how agents sample (MODEL=DIR: another model than SmolLM2)
 # make step        seconds and memory of a training step on a fixed batch (MODEL=DIR: another model than SmolLM2; STEPS=N)
 # make credit      how fast a model learns from rewards on its turns, and from their sum (docs/reports/credit.md)
+# make swarm       clients are killed, lanes share, rewards are edited while a model trains (SEEDS=N, OUT=DIR; docs/reports/swarm.md)
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
@@ -24,7 +25,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit step conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm step conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -93,6 +94,9 @@ sampling: setup
 
 credit: setup
 	@.venv-engine/bin/python -m tests.bench.credit $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT))
+
+swarm: setup
+	@.venv-engine/bin/python -m tests.bench.swarm $(PARTS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT))
 
 step: setup
 	@.venv-engine/bin/python -m tests.bench.step $(if $(MODEL),--model $(MODEL)) $(if $(STEPS),--steps $(STEPS))

@@ -54,8 +54,13 @@ def command(url: str, tasks: Path, *more: str) -> tuple[list[str], dict[str, str
         *AJET, "run", "--tasks", str(tasks), "--repeat", str(REPEAT), "--epochs", str(EPOCHS), "--parallel", "3",
         "--name", "player", *more, "--", sys.executable, str(tasks.parent / "agent.py"),
     ]  # fmt: skip
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
-    return argv, clean | {"AJET_PROXY_URL": url, "PYTHONPATH": str(ROOT)}
+    return argv, clean(url)
+
+
+def clean(url: str) -> dict[str, str]:
+    """The environment of a program of ours that asks the daemon at `url`."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
+    return ours | {"AJET_PROXY_URL": url, "PYTHONPATH": str(ROOT)}
 
 
 def episodes(url: str) -> list[dict[str, Any]]:
