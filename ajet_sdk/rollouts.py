@@ -29,7 +29,7 @@ from ajet_sdk.clients import Membership, membership, name_taken
 from ajet_sdk.episodes import Episode, EpisodeLife, Opened, WorldFailed, aborting, opening, place_taken, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.operations import DEADLINE_S, Talk
-from ajet_sdk.plays import PlayedRollouts, Progress
+from ajet_sdk.plays import PlayedRollouts, Progress, play_over
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.revision import of_agent, told
 from ajet_sdk.tasks import Line
@@ -215,7 +215,7 @@ class RolloutsPlan:
         if name_taken(caught):
             raise caught
         held = isinstance(caught, NotReady)
-        taken = place_taken(caught) or (turn.play is not None and isinstance(caught, Conflict))
+        taken = place_taken(caught) or (turn.play is not None and (isinstance(caught, Conflict) or play_over(caught)))
         if turn.play is not None and not held and not taken:
             raise caught
         if held or taken:

@@ -56,6 +56,9 @@ async def test_a_data_set_is_played_epoch_by_epoch(face: Any, stub: ControlStub,
     assert not stub.plays, "it is whole, and ends"
 
 
+OPEN = ajet_sdk.routes.OpenEpisode(None)  # type: ignore[attr-defined]
+
+
 class Killed(BaseException):
     """What the callback of a run raises, to end it as a kill does: nothing more is played."""
 
@@ -235,6 +238,34 @@ async def test_two_runs_share_a_play(face: Any, stub: ControlStub) -> None:
     ]
     await asyncio.gather(*both)
     assert kept(stub) == dict.fromkeys(tasks, 1) and not stub.plays
+
+
+async def test_a_play_that_another_run_finishes_ends_this_one_well(face: Any, stub: ControlStub) -> None:
+    """Whether this one hears of it as it looks, or as it opens an episode."""
+    for heard_by in ("/d@", "/episodes"):
+        stub.plays, stub.lanes = {}, {}
+        answer, finished, told = stub.answer, list[str](), list[Progress]()
+
+        def finishing(heard: Any, heard_by: str = heard_by, answer: Any = answer, finished: Any = finished) -> Say:
+            if not finished and heard_by in heard.path and stub.count("POST", "/episodes") > stub_began + 1:
+                finished.extend(stub.plays)
+                stub.plays = {}
+            said: Say = answer(heard)
+            return said
+
+        stub_began = stub.count("POST", "/episodes")
+        stub.answer = finishing  # type: ignore[method-assign]
+        rolled = How(play="d", on_progress=told.append)
+        if face.name == "sync":
+            with ajet_sdk.Client() as client:
+                rollouts.Rollouts(
+                    client, lambda task, episode: 1.0, [*"abcdef"], 1, 1, OPEN, str, None, rolled
+                ).run()
+        else:
+            async with aio.Client() as its:
+                await aio.Rollouts(its, one, [*"abcdef"], 1, 1, OPEN, str, None, rolled).run()
+        stub.answer = answer  # type: ignore[method-assign]
+        assert finished and told[-1] == Progress(6, 6), heard_by
 
 
 async def test_an_opening_whose_answer_is_lost_is_asked_for_under_the_same_name(face: Any, stub: ControlStub) -> None:
