@@ -216,6 +216,29 @@ async def test_a_lane_of_which_nothing_is_wanted_waits(face: Any, stub: ControlS
     assert kept(stub) == {"code/1": 1, "math/1": 1}
 
 
+async def test_a_lane_that_is_full_after_all_keeps_nobody_from_the_others(face: Any, stub: ControlStub) -> None:
+    """Another runner was faster."""
+    answer, full = stub.answer, {"math/1"}
+
+    def filling(heard: Any) -> Say:
+        if heard.path.endswith("/episodes") and heard.body["task"] in full:
+            stub.lanes = {"math": 0, "code": 1}
+            return Say(503, {"error": {"message": "full", "type": "not_ready_error", "code": "lane_full"}},
+                       {"Retry-After": "0"})
+        return answer(heard)
+
+    stub.answer, stub.lanes = filling, {"math": 2, "code": 1}  # type: ignore[method-assign]
+    running = asyncio.ensure_future(
+        asyncio.to_thread(asyncio.run, face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
+    )
+    while kept(stub) != {"code/1": 1}:
+        await asyncio.sleep(0.01)
+    full.clear()
+    stub.lanes = {"math": 1, "code": 0}
+    await running
+    assert kept(stub) == {"code/1": 1, "math/1": 1}
+
+
 async def test_a_lane_that_is_not_named_is_one_of_the_others(face: Any, stub: ControlStub) -> None:
     stub.lanes = {"math": 1, "": 3}
     await face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d")

@@ -233,9 +233,10 @@ class Control:
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
 
     async def _hold(self, request: api.Request) -> None:
-        """Wait until the lane has room for the episode that is asked for; `NotReady` after a while."""
+        """Wait until the lane has room for the episode that is asked for; `NotReady` after a while. Who plays a play is
+        told at once: another lane of it may have room."""
         body = parse(routes.OpenEpisode, request.body)
-        deadline = self._clock.now() + min(HOLD_S, self._config.gate_hold_s)
+        deadline = self._clock.now() + (0.0 if body.play is not None else min(HOLD_S, self._config.gate_hold_s))
         while self._store.commands.full(body):
             left = deadline - self._clock.now()
             if left <= 0 or self._stopping.is_set():

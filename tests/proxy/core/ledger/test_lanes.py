@@ -179,6 +179,16 @@ def test_the_lane_of_a_client_is_that_of_its_episodes(rig: LedgerRig) -> None:
     assert not rig.commands.full(OpenEpisode(task="x"))
 
 
+def test_an_opening_whose_answer_was_lost_needs_no_room_and_neither_does_a_trial(rig: LedgerRig) -> None:
+    """It may be the very one that its lane is full of."""
+    mix(rig, ahead=1, group_size=1)
+    body = OpenEpisode(task="math/1", id="mine")
+    assert not rig.commands.full(body)
+    rig.run(rig.commands.open_episode(body, episode="mine", at=rig.at, tenant=""))
+    assert not rig.commands.full(body) and rig.commands.full(OpenEpisode(task="math/1", id="other"))
+    assert not rig.commands.full(OpenEpisode(task="math/1", trial=True))
+
+
 def test_what_is_left_of_a_task_keeps_nobody_out(rig: LedgerRig) -> None:
     """Or the lane would be full of tasks that each lack an episode."""
     mix(rig, ahead=1)

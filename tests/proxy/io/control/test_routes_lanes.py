@@ -84,6 +84,24 @@ async def test_an_episode_is_held_for_a_while_and_refused_then(client: Client) -
     assert (await client.control("POST", "/episodes", {"task": "a/1", "eval": True})).status == 200
 
 
+async def test_an_opening_whose_answer_was_lost_is_answered_though_its_lane_is_full(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
+    body = {"task": "a/1", "id": "mine"}
+    for _ in range(2):
+        assert (await client.control("POST", "/episodes", body)).status == 200
+    assert (await client.status())["episodes"]["open"] == 1
+
+
+async def test_an_episode_of_a_play_is_refused_at_once(client: Client) -> None:
+    """Its runner could otherwise not play the lane that has room."""
+    await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
+    await client.control("POST", "/plays", {"name": "d", "episodes": 2})
+    for place, status in ((0, 200), (1, 503)):
+        answer = await client.control("POST", "/episodes", {"task": "a/1", "play": "d", "place": place})
+        assert answer.status == status
+    assert answer.json["error"]["code"] == "lane_full"
+
+
 async def test_of_many_that_wait_so_many_are_let_in_as_there_is_room_for(client: Client) -> None:
     await client.control("PUT", "/mix", {"ahead": 1})
     first = [await opened(client, "a/1") for _ in range(2)]
