@@ -176,7 +176,9 @@ class Run:
         except ConfigError as error:
             self.say_once(error.message)
             return
-        self.config = config
+        before, self.config = self.config, config
+        if config.pace != before.pace:  # or a batch that is larger now may never be whole
+            self.daemons.direct(SetMix(ahead=config.pace))
         self.progress.total_steps, self.progress.config = config.total_steps, digest(config)
         self.progress.say(f"from step {self.learner.version + 1} on the configuration is {digest(config)}")
         self.progress.phase("waiting for episodes", quiet=True)

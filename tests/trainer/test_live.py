@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.routes import SetMix
 from ajet_sdk.runs import LEARNING_RATE, LIVE
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import SETTINGS, Config, digest, load
 from ajet_trainer.live import OURS, Live, differing, taken_up
+from ajet_trainer.mix import Mixture
 from tests.trainer.test_step import Setting
 
 START = Config(model="m", groups=4, verl={LEARNING_RATE: 1e-5, "a.b": 1})
@@ -88,6 +90,17 @@ def test_a_run_takes_a_change_up_at_its_next_step(tmp_path: Path) -> None:
     assert setting.learner.tuned == faster
     shown = json.loads((tmp_path / "phase.json").read_text())
     assert (shown["of"], shown["config"]) == (2, digest(faster))
+
+
+def test_a_batch_that_is_larger_from_now_on_may_be_played(tmp_path: Path) -> None:
+    """Agents would otherwise be held before it is whole, for ever."""
+    setting = Setting(tmp_path, 3, groups=1, mix=(Mixture(0, {"a": 1.0}),))
+    run = setting.start()
+    run.start()
+    run.live = lambda config: replace(config, groups=8) if run.learner.version == 1 else config
+    run.loop()
+    run.close()
+    assert setting.proxy.mixes == [SetMix({"a": 1.0}, 1, 8), SetMix(ahead=8), SetMix(ahead=0)]
 
 
 def test_a_run_that_waits_ends_when_it_has_no_more_steps_to_make(tmp_path: Path) -> None:
