@@ -198,6 +198,7 @@ def read_file(path: str) -> tuple[dict[str, Any], tuple[Mixture, ...], dict[str,
 def digest(config: Config) -> str:
     """16 hexadecimal digits that stand for how `config` trains, wherever it does."""
     said = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in OF_THE_HOST}
+    said["mix"] = [(mixture.step, dict(mixture.shares)) for mixture in config.mix]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 

@@ -231,7 +231,7 @@ async def test_a_lane_that_is_full_after_all_keeps_nobody_from_the_others(face: 
     running = asyncio.ensure_future(
         asyncio.to_thread(asyncio.run, face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
     )
-    while kept(stub) != {"code/1": 1}:
+    while kept(stub) != {"code/1": 1}:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     full.clear()
     stub.lanes = {"math": 1, "code": 0}

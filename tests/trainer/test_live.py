@@ -26,8 +26,10 @@ class File:
         self.write()
         self.live = Live(self.path, lambda: load(str(self.path)), self.said.append)
 
-    def write(self, trainer: str = "groups = 4", verl: str = f"{LEARNING_RATE} = 1e-5\na.b = 1") -> None:
-        self.path.write_text(f'[trainer]\nmodel = "m"\n{trainer}\n[verl]\n{verl}\n')
+    def write(
+        self, trainer: str = "groups = 4", verl: str = f"{LEARNING_RATE} = 1e-5\na.b = 1", mix: str = ""
+    ) -> None:
+        self.path.write_text(f'[trainer]\nmodel = "m"\n{trainer}\n[verl]\n{verl}\n{mix}')
 
 
 @pytest.fixture
@@ -55,6 +57,29 @@ def test_live_keys_are_taken_up_and_others_are_named(file: File) -> None:
     )  # fmt: skip
     assert file.said == ["max_tokens, a.b, c: a change of this takes a restart"]
     assert file.live(found) is found
+
+
+def test_the_shares_of_lanes_are_taken_up(file: File) -> None:
+    file.write(mix="[mix]\nmath = 0.5\ncode = 0.5\n")
+    found = file.live(START)
+    assert found == replace(START, mix=(Mixture(0, {"math": 0.5, "code": 0.5}),))
+    assert digest(found) != digest(START)
+    assert file.said == []
+
+
+def test_a_run_tells_the_daemons_of_shares_that_have_changed(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 6, groups=2, group_size=2, mix=(Mixture(0, {"math": 1.0}),))
+    run = setting.start()
+    run.start()
+    run.step()
+    run.live = lambda config: replace(config, mix=(Mixture(0, {"code": 1.0}),))
+    run.step()
+    run.live = lambda config: replace(config, mix=(), groups=1)
+    run.step()
+    assert setting.proxy.mixes == [
+        SetMix({"math": 1.0}, 2, 2), SetMix({"code": 1.0}, 2, 2), SetMix(None, 1, 2),
+    ]  # fmt: skip
+    assert any("lanes keep their shares" in line for line in setting.said)
 
 
 def test_a_file_that_cannot_be_used_changes_nothing_and_says_why(file: File) -> None:
@@ -90,17 +115,6 @@ def test_a_run_takes_a_change_up_at_its_next_step(tmp_path: Path) -> None:
     assert setting.learner.tuned == faster
     shown = json.loads((tmp_path / "phase.json").read_text())
     assert (shown["of"], shown["config"]) == (2, digest(faster))
-
-
-def test_a_batch_that_is_larger_from_now_on_may_be_played(tmp_path: Path) -> None:
-    """Agents would otherwise be held before it is whole, for ever."""
-    setting = Setting(tmp_path, 3, groups=1, mix=(Mixture(0, {"a": 1.0}),))
-    run = setting.start()
-    run.start()
-    run.live = lambda config: replace(config, groups=8) if run.learner.version == 1 else config
-    run.loop()
-    run.close()
-    assert setting.proxy.mixes == [SetMix({"a": 1.0}, 1, 8), SetMix(ahead=8), SetMix(ahead=0)]
 
 
 def test_a_run_that_waits_ends_when_it_has_no_more_steps_to_make(tmp_path: Path) -> None:

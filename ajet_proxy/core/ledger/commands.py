@@ -98,14 +98,14 @@ class Commands:
             ),
         )
 
-    def full(self, body: OpenEpisode) -> bool:
-        """Whether the lane of such an episode has no room for another now. One that is known needs none: its answer was
-        lost, and it may be the very one that its lane is full of."""
+    def lane(self, body: OpenEpisode) -> str | None:
+        """The lane that needs room for such an episode. None if it needs none: it is an evaluation, or it is there, and
+        its answer was lost. Then it may be the very one that its lane is full of."""
         if body.eval or body.trial or (body.id is not None and self.state.find(body.id) is not None):
-            return False
+            return None
         client = None if body.client is None else self.state.clients.find(body.client)
         given = None if client is None else client.lane
-        return self.state.room(lane_of(body.task or "") if given is None else given) == 0
+        return lane_of(body.task or "") if given is None else given
 
     def _evaluation(self, body: OpenEpisode, plays: str | None) -> str | None:
         """The evaluation that an episode belongs to which opens so, if there is one."""

@@ -25,6 +25,7 @@ from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
+from ajet_proxy.io.control.pace import Pace
 from ajet_proxy.io.control.runs import RunsPort
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.upstream import Engines
@@ -79,11 +80,14 @@ class Control:
         self._metrics = metrics
         self._config = config
         self._stopping = asyncio.Event()
+        self._pace = Pace(store.state.room)
+        store.listen(lambda _: self._pace.changed())
         self._runs = RunsPort(store, clock)
 
     def stop(self) -> None:
-        """End the waits of trainers and of event readers, so that the daemon can end."""
+        """End the waits of trainers, of event readers and of those who open episodes, so that the daemon can end."""
         self._stopping.set()
+        self._pace.stop()
         self._runs.stop()
 
     def add_routes(self, app: web.Application) -> None:
@@ -236,13 +240,10 @@ class Control:
         """Wait until the lane has room for the episode that is asked for; `NotReady` after a while. Who plays a play is
         told at once: another lane of it may have room."""
         body = parse(routes.OpenEpisode, request.body)
-        deadline = self._clock.now() + (0.0 if body.play is not None else min(HOLD_S, self._config.gate_hold_s))
-        while self._store.commands.full(body):
-            left = deadline - self._clock.now()
-            if left <= 0 or self._stopping.is_set():
-                said = "its lane has as many groups open or ready as may be ahead of what is leased"
-                raise NotReady(said, code="lane_full", retry_after=1.0)
-            await self._until_stop(self._store.leasable(self._store.state.leasable(), left))
+        lane, hold_s = self._store.commands.lane(body), min(HOLD_S, self._config.gate_hold_s)
+        if lane is not None and not await self._pace.enter(lane, 0.0 if body.play is not None else hold_s):
+            said = f"lane {lane!r} has as many groups open or ready as may be ahead of what is leased"
+            raise NotReady(said, code="lane_full", retry_after=1.0)
 
     async def _close_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""
