@@ -111,7 +111,30 @@ def _turns(state: State, groups: int, at: float, model: str) -> Turns | None:
     mix, standing = state.mix, state.standings.get(model, Standing())
     if not mix.shares:
         return None
-    return Turns(mix.shares, standing.copy(), groups, lambda lane: at - state.heard[lane] >= mix.lane_wait_s)
+
+    def lends(lane: str) -> bool:
+        return at - standing.since(lane, state.waits_since) >= mix.lane_wait_s
+
+    return Turns(mix.shares, standing.copy(), groups, lends)
+
+
+def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
+    """The lanes for which a lease waits in vain, once it has found too little: they are full, and nobody plays in them.
+    So it may be if a trainer wants more groups, or larger ones, than may be ahead, or another model's are ready."""
+    pots = state.pots
+    idle = [one for one in sorted(pots.waiting) if pots.load(one) and not pots.playing[one] and state.room(one) == 0]
+    if not idle or not state.mix.shares:
+        return tuple(idle)
+    lacks = set[str]()
+    demand = _demand(state, body, body.group_size or state.settings.group_size, at)
+    for model in state.queues.models() if body.model is None else (body.model,):
+        if (turns := _turns(state, body.groups, at, model)) is not None:
+            left = state.queues.groups(model, demand)
+            while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
+                turns.take(lane)
+                left[lane] -= 1
+            lacks.update(turns.lacks())
+    return tuple(lane for lane in idle if lane in lacks)
 
 
 def _short(

@@ -74,6 +74,18 @@ async def test_an_episode_is_held_until_its_lane_has_room(client: Client) -> Non
     assert await waiting
 
 
+async def test_whoever_is_held_is_let_in_where_a_trainer_waits_for_more_than_may_be_ahead(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1})
+    for _ in range(2):
+        await rewarded(client, "a/1")
+    waiting = [asyncio.create_task(rewarded(client, "a/2")) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    assert (await client.status())["episodes"]["open"] == 0
+    leased = await client.control("POST", "/batches/lease", {"groups": 2, "wait_s": 30})
+    assert [group.task for group in decode_batch(leased.body).groups] == ["a/1", "a/2"]
+    await asyncio.gather(*waiting)
+
+
 async def test_an_episode_is_held_for_a_while_and_refused_then(client: Client) -> None:
     await client.control("PUT", "/mix", {"ahead": 1})
     for _ in range(2):
