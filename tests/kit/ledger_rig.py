@@ -145,7 +145,7 @@ def check_pots(state: State, episodes: Sequence[Episode]) -> None:
     size = state.mix.group_size or state.settings.group_size
     for lane in pots.playing.keys() | pots.waiting.keys():
         left = sum(number % size for pot, number in waiting.items() if pot.lane == lane and not opened[pot])
-        assert pots.load(lane) == pots.playing[lane] + max(0, pots.waiting[lane] - left - pots.vain[lane])
+        assert pots.load(lane) == max(0, pots.playing[lane] + pots.waiting[lane] - left - pots.vain[lane])
     for before in (*(last for last, _ in quiet), -1.0):
         assert pots.ended(before) == {pot for last, pot in quiet if last <= before} | flushed
 

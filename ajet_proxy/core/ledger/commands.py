@@ -297,6 +297,8 @@ class Commands:
             one.since(lane, state.waits_since) + state.mix.lane_wait_s for one in standings for lane in state.mix.shares
         ]
         ends = [] if quiet is None else [quiet + body.group_wait_s]
+        if state.mix.ahead is not None:  # agents may hang, or have died
+            ends.append(at + body.group_wait_s)
         return min((end - at for end in (*ends, *lending) if end > at), default=math.inf)
 
     def flush(self, body: Flush, *, at: float) -> Events:

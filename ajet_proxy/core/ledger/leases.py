@@ -120,11 +120,14 @@ def _turns(state: State, groups: int, at: float, model: str) -> Turns | None:
 
 def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
     """The lanes for which a lease waits in vain, once it has found too little: they are full, and nobody plays in them.
-    So it may be if a trainer wants more groups, or larger ones, than may be ahead, or another model's are ready."""
+    So it may be if a trainer wants more groups, or larger ones, than may be ahead, or another model's are ready, or
+    agents have died or hang without a client that would show it."""
     pots = state.pots
-    idle = [one for one in sorted(pots.waiting) if pots.load(one) and not pots.playing[one] and state.room(one) == 0]
+    full = [lane for lane in sorted(pots.playing | pots.waiting) if pots.load(lane) and state.room(lane) == 0]
+    active = _active(state, at - body.group_wait_s) if full else frozenset[str]()
+    idle = tuple(lane for lane in full if lane not in active)
     if not idle or not state.mix.shares:
-        return tuple(idle)
+        return idle
     lacks = set[str]()
     demand = _demand(state, body, body.group_size or state.settings.group_size, at)
     for model in state.queues.models() if body.model is None else (body.model,):
@@ -135,6 +138,16 @@ def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
                 left[lane] -= 1
             lacks.update(turns.lacks())
     return tuple(lane for lane in idle if lane in lacks)
+
+
+def _active(state: State, since: float) -> Collection[str]:
+    """The lanes in which an agent has done something since then, or cannot because of the gate."""
+    return {
+        one.lane for one in state.unsettled.values()
+        if not one.eval and (
+            one.running or state.gate_now.shut or max(one.active_at, state.gate_now.since) > since
+        )
+    }
 
 
 def _short(

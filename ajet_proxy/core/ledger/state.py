@@ -573,7 +573,7 @@ class State(Serving):
         self.pots.flush(event.lane, event.task)
 
     def _lanes_lacking(self, event: ev.LanesLacking) -> None:
-        self.pots.look_in_vain(event.lanes)
+        self.pots.wait_in_vain(event.lanes)
 
     def _play_begun(self, event: ev.PlayBegun) -> None:
         self.plays[event.tenant, event.play] = Play(event.tenant, event.play, event.episodes, self.plays_begun)

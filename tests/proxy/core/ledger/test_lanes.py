@@ -16,7 +16,7 @@ from ajet_proxy.core.ledger.events import LanesLacking
 from ajet_proxy.core.ledger.mix import Standing
 from ajet_proxy.core.ledger.pots import Pots
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import Join, Lease, OpenEpisode, SetMix
+from ajet_sdk.routes import GateClose, GateOpen, Join, Lease, OpenEpisode, SetMix
 from tests.kit.ledger_rig import LedgerRig
 
 
@@ -302,6 +302,33 @@ def test_who_waits_while_nobody_plays_is_played_for(rig: LedgerRig, asked: dict[
     assert wanted(rig)["lanes"]["a"] == 2
     assert leased(rig) == "a"
     assert wanted(rig)["lanes"]["a"] == 0
+
+
+def test_what_agents_have_left_behind_keeps_nobody_out_for_long(rig: LedgerRig) -> None:
+    """No client shows that they are gone, and their episodes idle out much later."""
+    mix(rig, ahead=1)
+    left = [rig.open(task="a/1"), rig.open(task="a/1")]
+    rig.at += 19.0
+    asked: dict[str, Any] = {"group_wait_s": 20.0}
+    assert lacking(rig, **asked) == ()
+    assert rig.commands.next_end(Lease(group_wait_s=20.0), at=rig.at) == 20.0
+    rig.at += 1.0
+    (call,) = rig.begin(left[0])
+    rig.open(task="a/1", eval=True)
+    assert lacking(rig, **asked) == ()
+    rig.finish(left[0], call)
+    rig.at += 20.0
+    rig.run(rig.commands.gate_close(GateClose("weights"), at=rig.at))
+    rig.at += 20.0
+    assert lacking(rig, **asked) == ()
+    rig.run(rig.commands.gate_open(GateOpen(1), at=rig.at))
+    assert lacking(rig, **asked) == ()
+    rig.at += 20.0
+    assert lacking(rig, **asked) == ("a",)
+    assert wanted(rig)["lanes"]["a"] == 2
+    rig.reward(left[0])
+    rig.ready("a/1")
+    assert leased(rig) == "a" and wanted(rig)["lanes"]["a"] == 1
 
 
 def test_of_lanes_with_shares_only_those_are_played_further_that_are_waited_for(rig: LedgerRig) -> None:
