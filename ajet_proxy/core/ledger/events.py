@@ -214,8 +214,8 @@ class PlayBegun(Event, frozen=True):
 
 
 class LanesLacking(Event, frozen=True):
-    """A trainer waits for groups of these lanes, which are full, and nobody plays in them. So what there is of them does
-    not count as ahead, until something is leased."""
+    """A trainer waits for groups of these lanes, which are full, and nobody plays in them. So what there is of them
+    does not count as ahead, until something is leased."""
 
     lanes: tuple[str, ...]
 
