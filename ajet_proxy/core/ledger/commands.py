@@ -21,8 +21,8 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
-from ajet_proxy.core.ledger.leases import choose
-from ajet_proxy.core.ledger.mix import check_mix
+from ajet_proxy.core.ledger.leases import choose, lacking
+from ajet_proxy.core.ledger.mix import Standing, check_mix
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
@@ -228,7 +228,8 @@ class Commands:
 
     def lease(self, body: Lease, *, batch: str, at: float) -> Events:
         """The groups that were complete first, as `batch`: all that are asked for, if they fit into one frame. If there
-        are too few, only the events of what is dropped (`ajet_proxy.core.ledger.leases`)."""
+        are too few, only the events of what is dropped, or of lanes that may be played further
+        (`ajet_proxy.core.ledger.leases`)."""
         at = self._time(at)
         for name, value, least in (
             ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),
@@ -243,7 +244,8 @@ class Commands:
         _check_lease(body.lease_s)
         dropped, chosen = choose(self.state, body, at=at)
         if chosen is None:
-            return tuple(dropped)
+            lanes = () if dropped else lacking(self.state, body, at=at)
+            return (ev.LanesLacking(at, lanes),) if lanes else tuple(dropped)
         model, groups = chosen
         return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, self.state.policy_version(model), groups, model))
 
@@ -280,8 +282,14 @@ class Commands:
         """In how many seconds a lease may find more though nothing happens: a pot ends, or a lane lends its turns."""
         at, state = self._time(at), self.state
         quiet = None if body.min_group_size is None else state.pots.next_end(at - body.group_wait_s)
-        lending = [heard + state.mix.lane_wait_s for heard in state.heard.values()]
+        models = state.queues.models() if body.model is None else (body.model,)
+        standings = [state.standings.get(model, Standing()) for model in models]
+        lending = [
+            one.since(lane, state.waits_since) + state.mix.lane_wait_s for one in standings for lane in state.mix.shares
+        ]
         ends = [] if quiet is None else [quiet + body.group_wait_s]
+        if state.mix.ahead is not None:  # agents may hang, or have died
+            ends.append(at + body.group_wait_s)
         return min((end - at for end in (*ends, *lending) if end > at), default=math.inf)
 
     def flush(self, body: Flush, *, at: float) -> Events:

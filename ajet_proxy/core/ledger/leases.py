@@ -111,7 +111,43 @@ def _turns(state: State, groups: int, at: float, model: str) -> Turns | None:
     mix, standing = state.mix, state.standings.get(model, Standing())
     if not mix.shares:
         return None
-    return Turns(mix.shares, standing.copy(), groups, lambda lane: at - state.heard[lane] >= mix.lane_wait_s)
+
+    def lends(lane: str) -> bool:
+        return at - standing.since(lane, state.waits_since) >= mix.lane_wait_s
+
+    return Turns(mix.shares, standing.copy(), groups, lends)
+
+
+def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
+    """The lanes for which a lease waits in vain, once it has found too little: they are full, and nobody plays in them.
+    A trainer may want more groups than may be ahead, or larger ones. Another model's may be ready. Or agents have died,
+    or hang, without a client that would show it."""
+    pots = state.pots
+    full = [lane for lane in sorted(pots.playing | pots.waiting) if pots.load(lane) and state.room(lane) == 0]
+    active = _active(state, at - body.group_wait_s) if full else frozenset[str]()
+    idle = tuple(lane for lane in full if lane not in active)
+    if not idle or not state.mix.shares:
+        return idle
+    lacks = set[str]()
+    demand = _demand(state, body, body.group_size or state.settings.group_size, at)
+    for model in state.queues.models() if body.model is None else (body.model,):
+        if (turns := _turns(state, body.groups, at, model)) is not None:
+            left = state.queues.groups(model, demand)
+            while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
+                turns.take(lane)
+                left[lane] -= 1
+            lacks.update(turns.lacks())
+    return tuple(lane for lane in idle if lane in lacks)
+
+
+def _active(state: State, since: float) -> Collection[str]:
+    """The lanes in which an agent has done something since then, or cannot because of the gate."""
+    return {
+        one.lane for one in state.unsettled.values()
+        if not one.eval and (
+            one.running or state.gate_now.shut or max(one.active_at, state.gate_now.since) > since
+        )
+    }
 
 
 def _short(

@@ -83,8 +83,6 @@ class Control:
         self._metrics = metrics
         self._config = config
         self._stopping = asyncio.Event()
-        self._asking = 0
-        """How many leases wait for groups."""
         self._pace = Pace(store.state.room, self._watch)
         self._runs = RunsPort(store, clock)
 
@@ -236,12 +234,8 @@ class Control:
             if left <= 0 or self._stopping.is_set():
                 return web.Response(status=204)
             again = self._store.commands.next_end(wanted, at=self._clock.now())
-            self._asking += 1
-            try:
-                await self._until_stop(self._store.leasable(seen, min(left, again)))
-                await asyncio.sleep(min(left, PAUSE * took))
-            finally:
-                self._asking -= 1
+            await self._until_stop(self._store.leasable(seen, min(left, again)))
+            await asyncio.sleep(min(left, PAUSE * took))
         batch = http[SUBJECT] = str((answer.body() or {})["batch"])
         data = await asyncio.to_thread(lambda: frame.encode_batch(views.batch(self._store.state, batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
@@ -251,8 +245,8 @@ class Control:
         already has it again."""
         lane = paced_lane(self._decide(request, "").events)
         if lane is not None:
-            hold_s = parse(routes.OpenEpisode, request.body).hold_s
-            hold_s = min(HOLD_S if hold_s is None else max(0.0, hold_s), HOLD_S, self._config.gate_hold_s)
+            asked = parse(routes.OpenEpisode, request.body).hold_s
+            hold_s = min(HOLD_S if asked is None else max(0.0, asked), HOLD_S, self._config.gate_hold_s)
             if not await self._pace.enter(lane, hold_s):
                 said = f"lane {lane!r} has as many groups open or ready as may be ahead of what is leased"
                 raise NotReady(said, code="lane_full", retry_after=1.0)
@@ -327,14 +321,11 @@ class Control:
         self._pace.changed()
 
     def _held_alerts(self) -> Iterator[str]:
-        """Lanes in which agents wait for room that nobody may ever make."""
-        shares, playing = self._store.state.mix.shares, self._store.state.pots.playing
-        for lane in self._pace.full():
-            if shares and not shares.get(lane):
+        """Lanes in which agents wait for room that nobody makes."""
+        shares = self._store.state.mix.shares
+        for lane in self._pace.full() if shares else ():
+            if not shares.get(lane):
                 yield f"agents wait to play lane {lane!r}, which has no share in the mix (ajet mix)"
-            elif self._asking and not playing[lane]:
-                yield (f"agents wait for room in lane {lane!r} while a trainer waits for groups: is ahead smaller than "
-                       "a batch, or is what is ready there another model's?")  # fmt: skip
 
     def _certificate(self) -> web.Response:
         """What a program must trust to be intercepted."""

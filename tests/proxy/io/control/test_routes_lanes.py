@@ -74,6 +74,18 @@ async def test_an_episode_is_held_until_its_lane_has_room(client: Client) -> Non
     assert await waiting
 
 
+async def test_whoever_is_held_is_let_in_where_a_trainer_waits_for_more_than_may_be_ahead(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1})
+    for _ in range(2):
+        await rewarded(client, "a/1")
+    waiting = [asyncio.create_task(rewarded(client, "a/2")) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    assert (await client.status())["episodes"]["open"] == 0
+    leased = await client.control("POST", "/batches/lease", {"groups": 2, "wait_s": 30})
+    assert [group.task for group in decode_batch(leased.body).groups] == ["a/1", "a/2"]
+    await asyncio.gather(*waiting)
+
+
 async def test_an_episode_is_held_for_a_while_and_refused_then(client: Client) -> None:
     await client.control("PUT", "/mix", {"ahead": 1})
     for _ in range(2):
@@ -82,6 +94,24 @@ async def test_an_episode_is_held_for_a_while_and_refused_then(client: Client) -
         refused = await client.control("POST", "/episodes", {"task": "a/1"})
     assert (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"]) == (503, "lane_full", "1")
     assert (await client.control("POST", "/episodes", {"task": "a/1", "eval": True})).status == 200
+
+
+async def test_an_opening_whose_answer_was_lost_is_answered_though_its_lane_is_full(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
+    body = {"task": "a/1", "id": "mine"}
+    for _ in range(2):
+        assert (await client.control("POST", "/episodes", body)).status == 200
+    assert (await client.status())["episodes"]["open"] == 1
+
+
+async def test_an_episode_of_a_play_is_refused_at_once(client: Client) -> None:
+    """Its runner could otherwise not play the lane that has room."""
+    await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
+    await client.control("POST", "/plays", {"name": "d", "episodes": 2})
+    for place, status in ((0, 200), (1, 503)):
+        answer = await client.control("POST", "/episodes", {"task": "a/1", "play": "d", "place": place})
+        assert answer.status == status
+    assert answer.json["error"]["code"] == "lane_full"
 
 
 async def test_of_many_that_wait_so_many_are_let_in_as_there_is_room_for(client: Client) -> None:
@@ -143,22 +173,14 @@ async def test_room_that_was_not_taken_is_the_next_ones(client: Client) -> None:
     assert sorted(one.status for one in await asyncio.gather(*taken)) == [200, 404]
 
 
-async def test_lanes_that_nobody_makes_room_in_are_an_alert(client: Client) -> None:
+async def test_a_lane_without_a_share_in_which_agents_wait_is_an_alert(client: Client) -> None:
     await client.control("PUT", "/mix", {"shares": {"a": 1.0}, "ahead": 1})
-    waiting = [asyncio.create_task(opened(client, "b/1"))]
-    for _ in range(2):
-        await rewarded(client, "a/1")
-    waiting += [asyncio.create_task(opened(client, "a/2"))]
-    waiting += [asyncio.create_task(client.control("POST", "/batches/lease", {"groups": 2, "wait_s": 30}))]
-    await asyncio.sleep(0.3)
-    first, second = (await client.status())["alerts"]
-    assert "lane 'a' while a trainer waits" in first
-    assert "lane 'b', which has no share in the mix" in second
+    waiting = asyncio.create_task(opened(client, "b/1"))
+    await asyncio.sleep(0.2)
+    (alert,) = (await client.status())["alerts"]
+    assert alert == "agents wait to play lane 'b', which has no share in the mix (ajet mix)"
     await client.control("PUT", "/mix", {"ahead": 0})
-    await asyncio.gather(*waiting[:2])
-    for one in waiting:
-        one.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+    await waiting
     assert (await client.status())["alerts"] == []
 
 
