@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_sdk import aio, errors, plays, rollouts, turns
+from ajet_sdk import aio, errors, patience, plays, rollouts, turns
 from ajet_sdk.episodes import Opened, WorldFailed
 from ajet_sdk.plays import PlayedRollouts, Progress
 from ajet_sdk.results import RunResult
@@ -231,6 +231,88 @@ async def test_an_evaluation_is_held_back_by_no_lane(face: Any, stub: ControlStu
     assert len(stub.episodes) == 2 and not stub.count("GET", "/wanted")
 
 
+def full(stub: ControlStub, *lanes: str) -> None:
+    """The proxy has no room for episodes of these lanes."""
+    answer = stub.answer
+
+    def refusing(heard: Any) -> Say:
+        if heard.path.endswith("/episodes") and heard.body["task"].partition("/")[0] in lanes:
+            return Say(503, {"error": {"message": "full", "type": "not_ready_error", "code": "lane_full"}})
+        return answer(heard)
+
+    stub.answer = refusing  # type: ignore[method-assign]
+
+
+async def test_a_lane_that_is_full_holds_no_other_up(face: Any, stub: ControlStub) -> None:
+    """Also where the proxy said before that it is wanted."""
+    stub.lanes, answer = {"math": 5, "code": 1}, stub.answer
+    full(stub, "math")
+    running = asyncio.ensure_future(
+        asyncio.to_thread(
+            asyncio.run, face.run(one, ["math/1", "code/1", "code/2"], repeat=1, parallel=1, play="d")
+        )
+    )
+    while kept(stub) != {"code/1": 1, "code/2": 1}:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    stub.answer = answer  # type: ignore[method-assign]
+    await running
+    assert kept(stub)["math/1"] == 1
+    asked = [heard.body for heard in stub.heard if heard.path.endswith("/episodes")]
+    assert {body["hold_s"] for body in asked} == {0}
+
+
+async def test_an_older_proxy_is_asked_without_saying_how_long_it_may_hold(face: Any, stub: ControlStub) -> None:
+    answer = stub.answer
+
+    def older(heard: Any) -> Say:
+        if heard.path.endswith("/episodes") and "hold_s" in heard.body:
+            return Say(400, {"error": {"message": "unknown field", "type": "invalid_request_error", "param": "hold_s"}})
+        return answer(heard)
+
+    stub.answer = older  # type: ignore[method-assign]
+    for play in (None, "d"):
+        results = await face.run(one, ["a", "b"], repeat=1, parallel=1, play=play)
+        assert [item.ok for item in results] == [True, True]
+    assert stub.count("POST", "/episodes") == 6, "each run has asked once in vain"
+
+
+@pytest.mark.parametrize("play", [None, "d"])
+async def test_a_run_says_what_it_waits_for(
+    face: Any, stub: ControlStub, play: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LONG_S", 0.05)
+    answer = stub.answer
+    full(stub, "math")
+    running = asyncio.ensure_future(
+        asyncio.to_thread(asyncio.run, face.run(one, ["math/1"], repeat=1, parallel=2, play=play))
+    )
+    while not caplog.messages:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    stub.answer = answer  # type: ignore[method-assign]
+    assert [item.ok for item in await running] == [True]
+    assert caplog.messages == [
+        "waiting: lane math has as many episodes open or ready as training wants; is a trainer running?"
+    ]
+
+
+def test_what_a_play_waits_for(stub: ControlStub) -> None:
+    stub.lanes = {"a": 0, "b": 0, "c": 0, "d": 0}
+    with ajet_sdk.Client() as client:
+        played, target = source([f"{lane}/1" for lane in "abcd"]), client.target
+        client.drive(played.begin(target))
+        assert client.drive(played.take(target)) is LATER
+        assert (played.waits_for() or "").startswith("lanes a, b, c and others have as many episodes open")
+        stub.lanes = {"": 1}
+        for _ in range(4):
+            turn: Any = client.drive(played.take(target))
+            client.drive(rollouts.opening(target, body_of(turn)))
+            played.put_back(turn)
+        assert client.drive(played.take(target)) is LATER
+        assert played.waits_for() == "others have 4 episodes of it open"
+        played.opened(turn, Opened("own", "", "", 0))
+        assert played.waits_for() is None
+
+
 async def test_two_runs_share_a_play(face: Any, stub: ControlStub) -> None:
     tasks = [f"t{number}" for number in range(20)]
     both = [
@@ -247,13 +329,13 @@ async def test_a_play_that_another_run_finishes_ends_this_one_well(face: Any, st
         answer, finished, told = stub.answer, list[str](), list[Progress]()
 
         def finishing(heard: Any, heard_by: str = heard_by, answer: Any = answer, finished: Any = finished) -> Say:
-            if not finished and heard_by in heard.path and stub.count("POST", "/episodes") > stub_began + 1:
+            if not finished and heard_by in heard.path and len(kept(stub)) == 1:
                 finished.extend(stub.plays)
                 stub.plays = {}
             said: Say = answer(heard)
             return said
 
-        stub_began = stub.count("POST", "/episodes")
+        stub.episodes.clear()
         stub.answer = finishing  # type: ignore[method-assign]
         rolled = How(play="d", on_progress=told.append)
         if face.name == "sync":
