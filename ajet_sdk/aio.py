@@ -292,7 +292,7 @@ async def run(
     async with Client(proxy_url, api_key, deadline=deadline) as client:
         own = membership(
             client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
-            revision=told(revision, code),
+            revision=told(code() if revision is None else revision, code),
         )
         how = How(wanted, play, epochs, retries, infra, lane, own)
         async with own:

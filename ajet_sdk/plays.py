@@ -229,9 +229,8 @@ class PlayedRollouts:
             return False
         if result.outcome == "failed" and episode is not None:
             self._loose.append(episode)
-        if changed and lane.opens[place]:
-            lane.opens[place] -= 1
-        lane.due[place] = now if changed else now + AGAIN_S * 4 ** lane.opens[place]
+        lane.due[place] = now if changed else now + AGAIN_S * 4 ** max(0, lane.opens[place])
+        lane.opens[place] -= changed
         return changed or self._allowed(lane, place)
 
     def forgive(self) -> None:

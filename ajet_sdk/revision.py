@@ -1,8 +1,9 @@
 """Which code an episode is played with: by default a digest of the file that holds it.
 
 The file of a program is the script that its interpreter is given, or the program itself. That of an agent function is
-the one in which it is written. It is read for each episode as that opens, because code may change while it runs. A file
-that has not changed is not read again.
+the one in which it is written. A program's file is read for each episode as that opens, because it may change while others
+run. That of a function is read once, because what is loaded does not change. A file that has not changed is not read
+again.
 """
 
 from __future__ import annotations

@@ -18,13 +18,12 @@ import json
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from ajet_sdk import routes
+from ajet_sdk import episodes, routes
 from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, membership, name_taken
 from ajet_sdk.episodes import Episode, EpisodeLife, Opened, WorldFailed, aborting, opening, place_taken, reason_of
@@ -219,7 +218,7 @@ class RolloutsPlan:
         hold_s = None if self._body.eval or not self._may_say_hold else HOLD_S if turn.play is None else 0.0
         return replace(
             self._body, task=self._name(turn.rollout.task), model=turn.model or self._body.model, place=turn.place,
-            play=turn.play, id=None if turn.play is None else f"ep-{uuid.uuid4().hex}", hold_s=hold_s,
+            play=turn.play, id=None if turn.play is None else episodes.new_episode_id(), hold_s=hold_s,
         )
 
     def _has_begun(self, turn: Turn, body: routes.OpenEpisode, opened: Opened) -> None:
@@ -492,7 +491,7 @@ def run(
     with Client(proxy_url, api_key, deadline=deadline) as client:
         own = membership(
             client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
-            revision=told(revision, code),
+            revision=told(code() if revision is None else revision, code),
         )
         how = How(wanted, play, epochs, retries, infra, lane, own)
         with own:
