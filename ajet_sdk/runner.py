@@ -36,7 +36,7 @@ from ajet_sdk.operations import Target
 from ajet_sdk.plays import Progress
 from ajet_sdk.processes import Child, Limits, describe
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.revision import of_program, told
+from ajet_sdk.revision import is_own, of_program, shown, told
 from ajet_sdk.rollouts import INTERRUPTED, RETRIES, How, ProgramChanged, Rollouts, name_of, start
 from ajet_sdk.tasks import Line
 from ajet_sdk.watching import QUICK_S, Streak, Watch
@@ -222,8 +222,8 @@ class ProgramAgent:
         """False; or `AjetError` if the code has changed each time that a program began."""
         if len(self._others) >= MOST_OTHERS:
             raise AjetError(
-                f"the code of the program changed {MOST_OTHERS} times in a row as it began. If the program writes one "
-                "of these files itself, name the revision (--revision)"
+                f"the code of the program changed {MOST_OTHERS} times in a row as it began. If it writes a file "
+                "that counts as its code, name the revision (--revision)"
             )
         return False
 
@@ -406,11 +406,15 @@ def run_program(
 def _watching(
     program: Program, streak: Streak, rollouts: Rollouts, runs: ProgramAgent, say: Callable[[str], None]
 ) -> Watch:
-    """Starts `program` anew whenever its code changes."""
+    """Starts `program` anew whenever its code changes, and says which files that is."""
     code = of_program(program.argv, program.reward_cmd, program.cwd)
+    say(f"watching {shown(code.files)}")
+    if not any(map(is_own, code.files)):
+        say("this is no file of the home folder or the current one: is the program's own code elsewhere?")
 
     def changed() -> None:
-        say(f"{code.name} has changed: the program begins anew")
+        named = shown(code.files) if len(code.files) == 1 else f"one of {shown(code.files)}"
+        say(f"{named} has changed: the program begins anew")
         streak.changed()
         rollouts.forgive()
         runs.restart()

@@ -280,7 +280,11 @@ def test_a_program_begins_anew_when_its_file_changes(stub: ControlStub, tmp_path
     began = time.monotonic()
     results = run_program(program, ["a", "b"], parallel=2, retries=0, watch=True, play="d", say=lines.append)
     assert time.monotonic() - began < 40
-    assert lines == ["agent.sh has changed: the program begins anew"]
+    assert lines == [
+        f"watching {file}",
+        "this is no file of the home folder or the current one: is the program's own code elsewhere?",
+        f"{file} has changed: the program begins anew",
+    ]  # fmt: skip
     told = sorted((item.task, item.outcome, item.reason, item.infra, item.again) for item in results)
     assert told == [
         ("a", "aborted", "the program changed", True, True), ("a", "rewarded", None, False, False),
@@ -399,7 +403,7 @@ def test_a_program_that_fails_at_once_again_and_again_waits_for_its_file(stub: C
         program, [f"t{number}" for number in range(20)], parallel=2, watch=True, play="d", say=say,
         on_output=lambda episode, stream, line: noise.append(line),
     )
-    assert len(lines) == 2 and b"broken\n" in noise
+    assert len(lines) == 4 and b"broken\n" in noise
     failed = [item for item in results if item.reward == 0.0]
     assert 3 <= len(failed) <= 4, "those that had begun as the third one failed end too"
     assert [item.reward for item in results].count(1.0) >= 16
