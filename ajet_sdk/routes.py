@@ -70,7 +70,8 @@ class OpenEpisode:
     """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
     only if that is the next one of the model's evaluation, or is free in its ``play``. ``client`` plays it, under
     ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. ``id`` makes it idempotent; without
-    one the proxy makes one. If its lane is full it is held for ``hold_s`` seconds, or as long as the proxy does."""
+    one the proxy makes one. If its lane is full, the proxy may hold it for ``hold_s`` seconds (0: it refuses at once;
+    None: as long as it does by itself)."""
 
     task: str | None = None
     model: str | None = None
