@@ -1,6 +1,7 @@
 # make setup       builds .venv and .venv-engine (the other targets do it too, once)
 # make quickstart  trains a real language model from an unmodified agent, on this machine
 # make proof       repeats the quick start with several seeds (SEEDS=5) and against a control that does not learn
+# make tutorials   runs the six tutorials of docs/start on real vLLM and verl, into runs/tutorials (NAMES="math live": these)
 # make pictures    the owner's page as the README shows it, from the newest run in runs/ (RUN=DIR: another; needs Chromium)
 # make test        lint, types, and all tests in both environments but those of the next two
 # make test-fast   lint, types, and the tests of the core, the SDK and the pages: the edit loop
@@ -24,7 +25,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm step conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm step conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +39,9 @@ quickstart: setup
 
 proof: setup
 	@.venv-engine/bin/ajet-trainer quickstart --proof $(if $(SEEDS),--seeds $(SEEDS))
+
+tutorials: setup
+	@.venv/bin/python -m tests.tutorials $(NAMES)
 
 pictures: setup
 	@.venv/bin/python -m tests.kit.pictures $(RUN)

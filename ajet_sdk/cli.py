@@ -355,7 +355,7 @@ def mix(
     A lane is a kind of task: what its name has before its first "/". Shares add up to 1:
     `ajet mix math=0.4 code=0.6`. It needs a key of scope trainer.
     """
-    from ajet_sdk.routes import Empty, SetMix, check_shares
+    from ajet_sdk.routes import SetMix, check_shares
     from ajet_sdk.views import mix_view
 
     if drop and shares:
@@ -366,7 +366,7 @@ def mix(
             check_shares(found)
     with client_for(proxy, LOOK_S) as client:
         if drop:
-            client.ask("drop_mix", Empty())
+            client.ask("drop_mix")
         if found is not None or ahead is not None or wait is not None:
             client.ask("set_mix", SetMix(found, ahead, lane_wait_s=wait))
         show_json_or(as_json, client.ask("mix").json(), mix_view)
@@ -384,7 +384,8 @@ def flush(lane: str | None, task: str | None, proxy: str | None) -> None:
     from ajet_sdk.routes import Flush
 
     with client_for(proxy, LOOK_S) as client:
-        client.ask("flush", Flush(lane, task))
+        ended = client.ask("flush", Flush(lane, task)).json()["tasks"]
+    click.echo(f"{ended} {'task' if ended == 1 else 'tasks'} ended")
 
 
 @ajet.command()

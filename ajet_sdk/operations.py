@@ -29,9 +29,9 @@ DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
 DEADLINE_S = 60.0
 """How long an operation goes on trying to be acknowledged."""
 ATTEMPT_S = 30.0
-LANE_FULL = "lane_full"
-"""The code by which a proxy refuses an episode that is too far ahead of training, after it was held for a while."""
 """How long one request waits for a connection, and then for its answer."""
+LANE_FULL = "lane_full"
+"""The code by which a proxy refuses an episode that is too far ahead of training."""
 LEAST_S = 0.001
 """Less time than this before the deadline is none."""
 BACKOFF_FIRST_S = 0.1
@@ -132,11 +132,13 @@ Talk = Generator[Send | Sleep, Reply | NoReply | None, T]
 
 
 def request(
-    target: Target, name: str, body: Any = None, *, id: str | None = None, query: Mapping[str, Any] | None = None
+    target: Target, name: str, body: Any = None, *, id: str | None = None, query: Mapping[str, Any] | None = None,
+    waits: bool = True,
 ) -> Talk[Reply]:
     """Asks the route called `name` until it is acknowledged.
 
-    `body` is one of the dataclasses of `ajet_sdk.routes` and is checked here first, by the proxy's own rules.
+    `body` is one of the dataclasses of `ajet_sdk.routes` and is checked here first, by the proxy's own rules. Where a
+    lane is full, who `waits` goes on asking, and anybody else gets `NotReady`.
     """
     send = _send(target, name, body, id, query)
     started, attempts = target.clock(), 0
@@ -152,6 +154,8 @@ def request(
         if not _may_pass(outcome):
             raise failure
         if failure.code == LANE_FULL:  # the proxy is well, and has it wait for training
+            if not waits:
+                raise failure
             started, left = target.clock(), target.deadline
         if left < LEAST_S:
             raise _gave_up(failure, send, attempts, target.deadline)

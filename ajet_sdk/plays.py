@@ -59,6 +59,11 @@ class Progress:
     episodes: int
 
 
+def play_over(error: BaseException) -> bool:
+    """Whether the proxy says that there is no such play any more, as when another runner has finished it."""
+    return isinstance(error, NotFound) and error.code == "unknown_play"
+
+
 class PlayedRollouts:
     """The tasks of a data set, `epochs` times `repeat` times each, as far as the proxy says that they are missing."""
 
@@ -144,6 +149,8 @@ class PlayedRollouts:
         return LATER if left else None
 
     def _free(self, lane: LanePlay, now: float) -> int | None:
+        if lane.over:
+            return None
         for place in lane.told["given_back"]:
             if self._allowed(lane, place) and lane.due.get(place, 0.0) <= now:
                 return int(place)

@@ -19,6 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -28,8 +29,8 @@ from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, membership, name_taken
 from ajet_sdk.episodes import Episode, EpisodeLife, Opened, WorldFailed, aborting, opening, place_taken, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
-from ajet_sdk.operations import DEADLINE_S, Talk
-from ajet_sdk.plays import PlayedRollouts, Progress
+from ajet_sdk.operations import DEADLINE_S, Talk, request
+from ajet_sdk.plays import PlayedRollouts, Progress, play_over
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.revision import of_agent, told
 from ajet_sdk.tasks import Line
@@ -41,6 +42,8 @@ INTERRUPTED = "the run was interrupted"
 STOP_DEADLINE_S = 5.0
 WANTED_S = 1.0
 """How long it may take until it is seen that episodes are wanted. One that failed is wanted again, but not sooner."""
+HELD_S = 20.0
+"""After so long without anything to play it is said if the proxy holds episodes back."""
 HEARD_S = 1.0
 """A signal that comes as a wait begins, or to another thread, wakes no wait: it is heard when that ends."""
 
@@ -66,7 +69,7 @@ def never_held() -> bool:
 class How:
     """How a run goes through its tasks; what `run` says of its arguments. `held` tells whether nothing may begin just
     now; it may raise what is to end the run. `member` is the membership of the client that plays. `on_progress` is told
-    how far a play is, at its beginning and its end."""
+    how far a play is, at its beginning and its end, and `say` why a run waits for long."""
 
     wanted: bool = False
     play: str | None = None
@@ -77,6 +80,7 @@ class How:
     member: Any = None
     held: Callable[[], bool] = never_held
     on_progress: Callable[[Progress], None] = lambda progress: None
+    say: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
         if self.play is None and self.epochs != 1:
@@ -215,7 +219,7 @@ class RolloutsPlan:
         if name_taken(caught):
             raise caught
         held = isinstance(caught, NotReady)
-        taken = place_taken(caught) or (turn.play is not None and isinstance(caught, Conflict))
+        taken = place_taken(caught) or (turn.play is not None and (isinstance(caught, Conflict) or play_over(caught)))
         if turn.play is not None and not held and not taken:
             raise caught
         if held or taken:
@@ -276,6 +280,7 @@ class Rollouts(RolloutsPlan):
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         self._open: dict[str, Episode] = {}
+        self._played_at: float | None = time.monotonic()
 
     def run(self) -> RunResults:
         """Runs to the end; an exception in this thread, such as KeyboardInterrupt, stops the run first."""
@@ -286,7 +291,7 @@ class Rollouts(RolloutsPlan):
                 self._begin()
             for _, ended in self._workers:
                 while not ended.wait(HEARD_S):
-                    pass
+                    self._explain()
         except BaseException:
             self.stop()
             raise
@@ -295,6 +300,24 @@ class Rollouts(RolloutsPlan):
         if isinstance(self.source, PlayedRollouts):
             self._how.on_progress(self._client.drive(self.source.finish(self._client.target)))
         return self.results
+
+    def _explain(self) -> None:
+        """Says once why nothing is played, where that has lasted for a while and the proxy is the reason."""
+        if self._open:
+            self._played_at = time.monotonic()
+        if self._played_at is None or time.monotonic() - self._played_at < HELD_S or self._how.wanted:
+            return
+        self._played_at = None
+        with suppress(AjetError):
+            target = replace(self._client.target, deadline=STOP_DEADLINE_S)
+            told = self._client.drive(request(target, "wanted")).json()
+            full = sorted(lane for lane, number in told.get("lanes", {}).items() if not number)
+            if full or told.get("other") == 0:
+                lanes = f" of {', '.join(full)}" if full else ""
+                self._how.say(
+                    f"waiting: the proxy wants no more episodes{lanes} for now, since as many wait for a trainer as may"
+                    " be ahead of it. Is it running?"
+                )
 
     def stop(self) -> None:
         """Begins no more, aborts what is open, and waits a little for the workers to notice."""

@@ -70,7 +70,7 @@ class OpenEpisode:
     """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
     only if that is the next one of the model's evaluation, or is free in its ``play``. ``client`` plays it, under
     ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. ``id`` makes it idempotent; without
-    one the proxy makes one."""
+    one the proxy makes one. If its lane is full it is held for ``hold_s`` seconds, or as long as the proxy does."""
 
     task: str | None = None
     model: str | None = None
@@ -86,6 +86,7 @@ class OpenEpisode:
     play: str | None = None
     trial: bool = False
     id: str | None = None
+    hold_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +289,7 @@ ROUTES: tuple[Route, ...] = (
     Route("flush", "POST", "/groups/flush", "trainer", Flush),
     Route("mix", "GET", "/mix", "trainer", None),
     Route("set_mix", "PUT", "/mix", "trainer", SetMix),
-    Route("drop_mix", "DELETE", "/mix", "trainer", Empty),
+    Route("drop_mix", "DELETE", "/mix", "trainer", None),
     Route("gate_close", "POST", "/gate/close", "trainer", GateClose),
     Route("gate_open", "POST", "/gate/open", "trainer", GateOpen),
     Route("policy", "POST", "/policy", "trainer", Policy),

@@ -338,7 +338,7 @@ def run_program(
             revision=told(revision, code),
         ))  # fmt: skip
         held = streak.held if streak is not None else never_held
-        how = How(wanted, play, epochs, retries, (), lane, member, held, on_progress)
+        how = How(wanted, play, epochs, retries, (), lane, member, held, on_progress, say)
         runs = stack.enter_context(ProgramAgent(program, own, on_output, streak=streak))
         rollouts = Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, how, on_stop=runs.stop)
         if watch and streak is not None:

@@ -18,16 +18,18 @@ from typing import Any
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import check_storable
 
-TABLES = ("trainer", "verl")
+MIX = "mix"
+TABLES = ("trainer", "verl", MIX)
 """The tables of the trainer's file."""
 LEARNING_RATE = "actor_rollout_ref.actor.optim.lr"
 LIVE = (
     "trainer.groups", "trainer.total_steps", "trainer.save_freq", "trainer.max_staleness", f"verl.{LEARNING_RATE}",
 )  # fmt: skip
-"""Keys that a run takes up at its next step. All others take a restart."""
+"""Keys that a run takes up at its next step, as it does with the shares of lanes. All others take a restart."""
 MAX_CONFIG = 65536
 """Characters of a configuration as JSON."""
 _KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+_LANE = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9 ._:@+-]*[A-Za-z0-9_])?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -66,8 +68,8 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def _leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         key = f"{prefix}.{name}"
-        if not _KEY.fullmatch(name):
-            said = "a key has letters, digits and _ alone, in names that dots separate"
+        if not (_LANE if prefix == MIX else _KEY).fullmatch(name):
+            said = "a key has letters, digits and _ alone, in names that dots separate; a lane also has . : @ + -"
             raise BadRequest(f"{key[:200]!r} is no key: {said}", param=key[:200])
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, key)
@@ -112,7 +114,7 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 def restarts(keys: Sequence[str]) -> list[str]:
     """Those of the changed `keys` that take a restart."""
-    return [key for key in keys if key not in LIVE]
+    return [key for key in keys if key not in LIVE and not key.startswith(f"{MIX}.")]
 
 
 def line_digest(line: str) -> str:

@@ -13,7 +13,7 @@ from ajet_sdk.cli import LOOK_S, client_for, proxy_option, usage
 from ajet_sdk.client import Client
 from ajet_sdk.output import say
 from ajet_sdk.routes import ChangeRun, PutRun
-from ajet_sdk.runs import check_name, flat, tables
+from ajet_sdk.runs import MIX, check_name, flat, tables
 from ajet_sdk.settings import read_toml, toml
 
 FOLLOW_S = 1.0
@@ -84,14 +84,16 @@ def stop(run: str, as_json: bool, proxy: str | None) -> None:
 def set_keys(run: str, assignments: tuple[str, ...], restart: bool, as_json: bool, proxy: str | None) -> None:
     """Change keys of a run.
 
-    A KEY without a dot is one of [trainer]. A KEY with dots is verl's. An empty VALUE takes a key away.
+    A KEY without a dot is one of [trainer], mix.LANE is the share of a lane, and other KEYs with dots are verl's. An
+    empty VALUE takes a key away.
     """
     config: dict[str, dict[str, Any]] = {}
     for word in assignments:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise click.UsageError(f"{word!r} is not KEY=VALUE")
-        config.setdefault("verl" if "." in key else "trainer", {})[key.removeprefix("verl.")] = literal(text)
+        table = MIX if key.startswith(f"{MIX}.") else "verl" if "." in key else "trainer"
+        config.setdefault(table, {})[key.removeprefix(f"{table}.")] = literal(text)
     with usage():
         flat(config)
     with client_for(proxy) as client:

@@ -45,6 +45,8 @@ def mix_view(mix: Mapping[str, Any]) -> str:
         rows.append((name, *(f"{lane[what]:g}" for what in ("share", "leased", "owed", "open", "ready"))))
     lines = ["" if mix["shares"] else "no lane has a share: groups are leased in the order in which they were complete"]
     lines += [align(rows)] if mix["lanes"] else []
+    if mix["shares"] and (left := [name for name, lane in mix["lanes"].items() if not lane["share"]]):
+        lines.append(f"not leased, since without a share: {', '.join(left)}")
     ahead = f"{mix['ahead']} groups of {mix['group_size']} may" if mix["ahead"] else "any number of groups may"
     lines.append(f"{ahead} be open or ready; a lane with nothing for {mix['lane_wait_s']:g} s lends its turns")
     return plain("\n".join(filter(None, lines)))

@@ -29,8 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.address import server
+from ajet_sdk.runs import MIX
 from ajet_sdk.settings import FILE, ConfigError, nearest, read_toml
 from ajet_trainer.config import OF_THE_HOST, SETTINGS, Config, check, flatten
+from ajet_trainer.mix import read_mix
 
 ACTOR, CRITIC = "actor_rollout_ref.actor", "critic"
 OPTIMIZER = (
@@ -75,16 +77,18 @@ class Allowed:
         """The trainer's file for the flat configuration `keys` of `run`. Raises `ConfigError`, whose `param` is the key
         at fault, for what may not run here."""
         ours = {"run_dir": str(self.runs / run), "proxy_url": proxy}
-        theirs = {}
+        theirs, lanes = {}, {}
         for key, value in keys.items():
             table, _, name = key.partition(".")
             if table == "trainer":
                 ours[name] = self._ours(key, name, value)
             elif table == "verl":
                 theirs[name] = self._theirs(key, name, value)
+            elif table == MIX:
+                lanes[name] = value
             else:
                 raise ConfigError(f"{key}: this trainer has no table {table}", param=key)
-        return {"trainer": ours, "verl": theirs}
+        return {"trainer": ours, "verl": theirs} | ({MIX: lanes} if lanes else {})
 
     def _ours(self, key: str, name: str, value: Any) -> Any:
         if name in OF_THE_HOST:
@@ -148,15 +152,22 @@ def read(path: str) -> Allowed:
 
 def config_of(document: Mapping[str, Mapping[str, Any]]) -> Config:
     """The configuration that `document` makes. Raises `ConfigError`."""
-    return check(Config(**SETTINGS.read(document["trainer"], FILE, "trainer."), verl=dict(document["verl"])))
+    ours = SETTINGS.read(document["trainer"], FILE, "trainer.")
+    mix = read_mix(document[MIX], "") if MIX in document else ()
+    return check(Config(**ours, mix=mix, verl=dict(document["verl"])))
 
 
 def toml_of(document: Mapping[str, Mapping[str, Any]]) -> str:
     """`document` as the text of a TOML file."""
     lines = []
     for table, content in document.items():
-        lines += [f"[{table}]", *(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in content.items())]
+        lines += [f"[{table}]", *(f"{_toml(name)} = {_toml(value)}" for name, value in content.items())]
     return "\n".join([*lines, ""])
+
+
+def _toml(value: Any) -> str:
+    """As JSON, in the form that TOML takes too: no character in two halves, and DEL escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _plain(value: Any) -> bool:

@@ -198,6 +198,7 @@ def read_file(path: str) -> tuple[dict[str, Any], tuple[Mixture, ...], dict[str,
 def digest(config: Config) -> str:
     """16 hexadecimal digits that stand for how `config` trains, wherever it does."""
     said = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in OF_THE_HOST}
+    said["mix"] = [(mixture.step, dict(mixture.shares)) for mixture in config.mix]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 
@@ -254,6 +255,9 @@ def check(config: Config) -> Config:
     if config.min_group_size > config.group_size:
         said = f"a group has group_size = {config.group_size} episodes"
         raise ConfigError(f"min_group_size = {config.min_group_size} cannot be: {said}", param="min_group_size")
+    if 0 < config.pace < config.groups:
+        said = f"a batch has groups = {config.groups}, which nobody could play then"
+        raise ConfigError(f"ahead = {config.pace} cannot be: {said}", param="ahead")
     if type(config.keep_checkpoints) is not int or config.keep_checkpoints < 1:
         raise ConfigError(f"{KEEP} must be an integer above 0, not {config.keep_checkpoints!r}", param=KEEP)
     if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ajet_sdk.errors import AjetError, NotFound, NotReady, ProxyUnreachable
@@ -222,10 +222,12 @@ class Daemons:
             return member.link.evaluation(name)
 
     def direct(self, mix: SetMix) -> None:
-        """Which share of the groups each lane has everywhere from now on, and how far ahead agents may play."""
-        self._mix = mix
+        """Which share of the groups each lane has everywhere from now on, and how far ahead agents may play. What `mix`
+        leaves out stays as it is, and a daemon that comes back hears all of it."""
+        given = {one.name: value for one in fields(mix) if (value := getattr(mix, one.name)) is not None}
+        self._mix = replace(self._mix or SetMix(), **given)
         self.look()
-        self._each(self._direct)
+        self._each(lambda link: self._direct(link, mix))
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         """`model` is at `version` everywhere; `upstreams`, if given, are its engines from now on."""
@@ -267,7 +269,7 @@ class Daemons:
                 continue
             with suppress(Away), self._asking(member):
                 self._tell(member.link.within(0.0))
-                self._direct(member.link.within(0.0))
+                self._direct(member.link.within(0.0), self._mix)
                 member.away, member.pause = "", 0.0
                 self._say(f"the daemon at {member.url} is back")
 
@@ -289,11 +291,11 @@ class Daemons:
             if not self._shut:
                 link.open_gate(self._policy[1])
 
-    def _direct(self, link: Link) -> None:
+    def _direct(self, link: Link, mix: SetMix | None) -> None:
         """Tells a daemon the mix. An older one leases what was complete first, and holds nobody back."""
         with suppress(NotFound):
-            if self._mix is not None:
-                link.direct(self._mix)
+            if mix is not None:
+                link.direct(mix)
 
     def _here(self) -> list[Member]:
         return [member for member in self._members if not member.away]

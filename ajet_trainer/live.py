@@ -1,7 +1,7 @@
 """What of a configuration changes while a run goes on: between two steps its file is looked at again.
 
-The keys of `ajet_sdk.runs.LIVE` hold from the next step on. All others take a restart: a line says so, and the run goes
-on as it was. So it does with a file that cannot be used.
+The keys of `ajet_sdk.runs.LIVE` and the shares of lanes hold from the next step on. All others take a restart: a line
+says so, and the run goes on as it was. So it does with a file that cannot be used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def taken_up(config: Config, wanted: Config) -> Config:
     if LEARNING_RATE in wanted.verl:
         verl[LEARNING_RATE] = wanted.verl[LEARNING_RATE]
     changes: dict[str, Any] = {name: getattr(wanted, name) for name in OURS}
-    return replace(config, **changes, verl=verl)
+    return replace(config, **changes, mix=wanted.mix, verl=verl)
 
 
 def differing(one: Config, other: Config) -> list[str]:

@@ -176,7 +176,11 @@ class Run:
         except ConfigError as error:
             self.say_once(error.message)
             return
-        self.config = config
+        before, self.config = self.config, config
+        if (before.mix, before.pace) != (config.mix, config.pace):
+            self.direct()
+        if before.mix and not config.mix:
+            self.progress.say("lanes keep their shares, which the daemons hold; `ajet mix --any` drops them")
         self.progress.total_steps, self.progress.config = config.total_steps, digest(config)
         self.progress.say(f"from step {self.learner.version + 1} on the configuration is {digest(config)}")
         self.progress.phase("waiting for episodes", quiet=True)

@@ -24,7 +24,7 @@ from tests.faults.audit import Audit
 from tests.faults.stage import Stage
 from tests.faults.storm import Storm
 
-KILLED = ("proxy", "trainer", "agent")
+KILLED = ("proxy", "trainer", "agent", "supervisor", "supervised")
 OTHERS = ("write", "full", "freeze", "reset", "clock")
 
 
@@ -65,6 +65,7 @@ def storm(
         for worker in stage.agents:
             worker.process.join(150)
             assert worker.process.exitcode == 0, f"an agent ended with {worker.process.exitcode}"
+        counts["steps of the supervised run, each made once"] = stage.run.in_the_end(weather._until)
         quiet_down(audit)
         (stage.stops / "trainer").touch()
         stage.trainer.process.join(60)
@@ -95,7 +96,8 @@ def table(counts: Counter[str]) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description="The fault harness.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs of each: proxy, trainer, agents")
+    each = "SIGKILLs of each: proxy, trainer, agents, supervisor, its trainer"
+    parser.add_argument("--kills", type=int, default=200, help=each)
     parser.add_argument("--others", type=int, default=25, help="of each other fault")
     parser.add_argument("--agents", type=int, default=4, help="at work at a time")
     parser.add_argument("--workers", type=int, default=1, help="processes of the proxy; several are killed, too")

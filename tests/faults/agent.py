@@ -23,7 +23,7 @@ PATIENCE_S = 120.0
 TIMEOUT_S = 4.0
 """How long it waits for one answer, or a piece of one, before it gives up and asks again."""
 BROKEN = (openai.APIError, httpx.TransportError, httpx2.TransportError)  # openai speaks httpx2
-TASKS = 3
+LANE, TASKS = "math", 3
 
 
 class Agent:
@@ -35,10 +35,13 @@ class Agent:
         self.http = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
 
     def episode(self, count: int) -> None:
+        """An episode that opens on its first call."""
+        episode, task = f"{self.name}-{count}", f"{LANE}/{self.dice.randrange(TASKS)}"
+        self.turns(episode, f"{self.url}/e/{episode}/v1", "none", task)
+
+    def turns(self, episode: str, base: str, key: str, task: str) -> None:
         """One to four turns, some streamed, then the reward."""
-        episode, task = f"{self.name}-{count}", f"task {self.dice.randrange(TASKS)}"
-        base = f"{self.url}/e/{episode}/v1"
-        client = openai.OpenAI(base_url=base, api_key="none", max_retries=3, timeout=TIMEOUT_S)
+        client = openai.OpenAI(base_url=base, api_key=key, max_retries=3, timeout=TIMEOUT_S)
         self.notes.add("began", episode=episode)
         messages: list[Any] = [{"role": "user", "content": task}]
         for turn in range(self.dice.randint(1, 4)):
@@ -91,9 +94,13 @@ class Agent:
                 refused = isinstance(error, (openai.APIStatusError, httpx.HTTPStatusError))
                 lasting = refused and error.response.status_code < 500  # type: ignore[union-attr]
                 if lasting or time.monotonic() > give_up:
-                    self.notes.add("failed", why=repr(error)[:500])
+                    self.fail(error)
                     raise
                 time.sleep(0.05)
+
+    def fail(self, error: Exception) -> None:
+        """Trying again did not help."""
+        self.notes.add("failed", why=repr(error)[:500])
 
 
 def run(url: str, name: str, notes: Path, stop: Path) -> None:

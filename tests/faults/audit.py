@@ -7,6 +7,7 @@ import subprocess
 import time
 from array import array
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import httpx
 
 from tests.faults.notes import Reader
 from tests.faults.stage import Stage
+from tests.faults.swarm import Leases, Swarm
 from tests.kit.proxy_process import PROXY
 from tests.kit.rig import STATES
 
@@ -33,9 +35,10 @@ class Audit:
         self._leased: dict[str, dict[str, Any]] = {}
         self._acked: dict[str, str] = {}
         """For each episode that was acknowledged as trained, the batch."""
+        self.swarm = Swarm(self._get, Leases(stage.leases), counts)
 
-    def after_a_fault(self) -> dict[str, Any]:
-        """The identity, and all that was noted since the last look."""
+    def after_a_fault(self, *, wrote: bool = True) -> dict[str, Any]:
+        """The identity, and all that was noted since the last look. `wrote` says that the daemon could write."""
         calls, rewards, acked = self._take_notes()
         status: dict[str, Any] = self._get("/status")
         episodes = status["episodes"]
@@ -50,12 +53,13 @@ class Audit:
             assert records[episode]["state"] == "trained", records[episode]
         weights = self._stage.checkpoint()["weights"]
         assert len(weights) == len(set(weights)), "an episode was trained twice"
+        self.swarm.after_a_fault(wrote=wrote)
         return episodes  # type: ignore[no-any-return]
 
     def in_the_end(self) -> None:
         """Everything, once more; agents and trainer have ended by themselves."""
         self.after_a_fault()
-        records = {name: found for name in sorted(self._began) if (found := self.record(name, known=False))}
+        records = {name: self.record(name) for name in self._listed()}
         by_call = Counter(call["call"] for record in records.values() for call in record["calls"])
         assert set(by_call.values()) <= {1}, "a call is there twice"
         for call in self._calls:
@@ -70,6 +74,7 @@ class Audit:
             state: sum(record["state"] == state for record in records.values()) for state in STATES
         }
         self._check_trained(records)
+        self.swarm.in_the_end(records)
         self.counts["acknowledged calls, found once with their ids"] = len(self._calls)
         self.counts["acknowledged rewards, found once"] = len(self._rewards)
         self.counts["batches delivered"] = len(self._leased)
@@ -87,17 +92,29 @@ class Audit:
             assert (item["sample"], tuple(item["ids"]), array("f", item["logprobs"]).tobytes()) in found, item["sample"]
         self.counts["delivered samples, replayed bit for bit"] = len(samples)
 
-    def record(self, episode: str, *, known: bool = True) -> dict[str, Any]:
-        found = self._get(f"/episodes/{episode}?tokens=1", missing=not known)
-        return found if isinstance(found, dict) else {}
+    def record(self, episode: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._get(f"/episodes/{episode}?tokens=1")
+        return found
 
-    def _get(self, path: str, *, missing: bool = False) -> Any:
+    def _listed(self) -> list[str]:
+        """Every episode that was ever opened."""
+        names, rest = list[str](), ""
+        while True:
+            page = self._get(f"/episodes?limit=1000{rest}")
+            names += [item["episode"] for item in page["episodes"]]
+            if page.get("next") is None:
+                assert len(names) == len(set(names))
+                return names
+            rest = f"&before={page['next']}"
+
+    def _get(self, path: str) -> Any:
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
         give_up = time.monotonic() + 30
         while True:
             try:
-                answer = self._stage.http.get(path)
-                if missing and answer.status_code == 404:
-                    return None
+                answer = self._stage.http.request(method, path, json=body)
                 assert answer.status_code in (200, 503), f"{path}: {answer.status_code} {answer.text}"
                 if answer.status_code == 200:
                     return answer.json()
@@ -127,14 +144,17 @@ class Audit:
                 case "leased":
                     self._leased[note["batch"]] = note
                 case "acked":
-                    acked += self._take_ack(note["batch"])
+                    acked += self._take_ack(note["batch"], note.get("filtered", ()))
+                case "gone":
+                    self.counts["episodes that ended under a client that was taken for gone"] += 1
                 case "failed":
                     raise AssertionError(f"an agent that retries failed: {note['why']}")
         return calls, rewards, acked
 
-    def _take_ack(self, batch: str) -> list[str]:
-        """The lease of a batch that an earlier life acknowledged, or was killed before it could note it, is known."""
-        episodes = list(self._leased[batch]["samples"]) if batch in self._leased else []
+    def _take_ack(self, batch: str, filtered: Collection[str]) -> list[str]:
+        """What was trained of a batch. Its lease is known, unless a life was killed before it could note it."""
+        leased = self._leased[batch]["samples"] if batch in self._leased else ()
+        episodes = [episode for episode in leased if episode not in filtered]
         for episode in episodes:
             assert self._acked.setdefault(episode, batch) == batch, f"{episode} was acknowledged in two batches"
         return episodes

@@ -4,6 +4,7 @@ What runs is `ajet_proxy.cli` as it is, and its compactions. Only the machine un
 
 - a file ``pwrite``, ``fdatasync`` or ``fsync`` in the folder CONDITIONS makes these calls fail with the error it names;
 - a file ``clock`` holds the seconds by which the wall clock is wrong;
+- each lease is noted in the file ``leases`` there, as it is applied or read from the journal again;
 - segments are small and few ended episodes stay in memory, so that journal and archive turn over all the time;
 - a worker process that was killed is replaced soon, however often that happens.
 
@@ -14,6 +15,7 @@ all that it started.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 import time
@@ -23,6 +25,11 @@ from typing import Any
 
 from ajet_proxy import cli
 from ajet_proxy.core.ledger import retention
+from ajet_proxy.core.ledger.events import BatchLeased
+from ajet_proxy.core.ledger.mix import Standing
+from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.queues import Demand
+from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.storage import compaction, compactor
 from ajet_proxy.io.storage.journal import Journal
 from ajet_proxy.io.workers import supervisor as workers
@@ -60,6 +67,28 @@ def worsen(conditions: Path) -> None:
     time.time = wrong
 
 
+def noting(real: Callable[[State, BatchLeased], None], path: Path) -> Callable[[State, BatchLeased], None]:
+    """`real`, which applies a lease to a state, and a note of it."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def call(state: State, event: BatchLeased) -> None:
+        size = state.mix.group_size or state.settings.group_size
+        had = state.queues.groups(event.model, Demand(1, size))
+        groups = [
+            (sorted({Pot.of(state.episodes[name]) for name in names}), len(names)) for _, names in event.groups
+        ]
+        number = state.leases
+        real(state, event)
+        standing = state.standings.get(event.model, Standing())
+        note = {
+            "number": number, "batch": event.batch, "groups": groups, "had": had, "dealt": standing.dealt,
+            "owed": standing.owed,
+        }
+        os.write(file, (json.dumps(note) + "\n").encode())
+
+    return call
+
+
 def main() -> None:
     conditions, program = sys.argv[1:3]
     worsen(Path(conditions))
@@ -67,6 +96,7 @@ def main() -> None:
         compaction.main(sys.argv[3:])
         return
     os.setpgid(0, 0)
+    State._leased = noting(State._leased, Path(conditions, "leases"))  # type: ignore[assignment,method-assign]
     defaults = Journal.__init__.__kwdefaults__
     assert defaults is not None
     defaults |= {"segment_bytes": SEGMENT_BYTES, "retry_s": RETRY_S}

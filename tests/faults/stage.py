@@ -24,14 +24,15 @@ from typing import Any
 
 import httpx
 
-from tests.faults import agent, trainer
+from tests.faults import agent, player, trainer
+from tests.faults.supervised import Supervised
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
 
 ROOM = 512 << 20
 GIVEN_UP = 'ajet_captures_total{outcome="disconnected"}'
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["tests.faults.agent", "tests.faults.trainer"])
+FORKED.set_forkserver_preload(["tests.faults.player", "tests.faults.trainer"])
 
 
 class Engine:
@@ -120,33 +121,56 @@ class Worker:
 
 
 class Stage:
-    """Everything that runs. `root` is an empty folder; the proxy is a daemon with so many `workers`."""
+    """Everything that runs. `root` is an empty folder; the proxy is a daemon with so many `workers`.
+
+    One of the agents is a stranger, whose episodes open on their first calls. The others are clients: every second one
+    starts again under the same name.
+    """
 
     def __init__(self, root: Path, seed: int, agents: int, workers: int = 1) -> None:
         self.root, self.notes, self.stops = root, root / "notes", root / "stops"
         self._conditions = root / "conditions"
-        for folder in (self.notes, self.stops, self._conditions, root / "trainer"):
+        self.leases, self._revision, self._whole = self._conditions / "leases", root / "revision", root / "whole"
+        for folder in (self.notes, self.stops, self._conditions, self._whole, root / "trainer"):
             folder.mkdir()
+        self.revise(0)
         self.clock(0.0)
         self.engine = Engine()
         self.disk = Disk(root / "disk")
         self.proxy = ProxyProcess(
             self.engine.url, root / "disk/data", inside=(sys.executable, "-m", "tests.faults.daemon",
             str(self._conditions)), env={"PYTHONPATH": str(ROOT)},
-            options=["--group-size", "2", "--idle-timeout", "100000", "--wall-timeout", "1000000",
+            options=["--group-size", str(player.GROUP), "--idle-timeout", "100000", "--wall-timeout", "1000000",
                      "--workers", str(workers)],
         )  # fmt: skip
         self.proxy.log = root / "proxy.log"
         self.proxy.start()
         self.http = httpx.Client(base_url=f"{self.proxy.url}/ajet/v1", timeout=30.0, trust_env=False)
-        self.agents = [Worker(lambda life, n=n: self._agent(f"s{seed}a{n}l{life}")) for n in range(agents)]  # type: ignore[misc]
         self.trainer = Worker(self._trainer)
+        self.agents = [Worker(lambda life, n=n: self._agent(n, f"s{seed}a{n}l{life}")) for n in range(agents)]  # type: ignore[misc]
+        self.run = Supervised(root / "supervised", self.proxy.url)
 
-    def _agent(self, name: str) -> BaseProcess:
-        arguments = (self.proxy.url, name, self.notes / f"{name}.log", self.stops / "agents")
-        process = FORKED.Process(target=agent.run, args=arguments, daemon=True)
+    def _agent(self, place: int, name: str) -> BaseProcess:
+        arguments: tuple[Any, ...] = (self.proxy.url, name, self.notes / f"{name}.log", self.stops / "agents")
+        if place:
+            client = name.rpartition("l")[0] if place % 2 else name
+            arguments = (*arguments[:2], client, *arguments[2:], self._revision, self._whole)
+        process = FORKED.Process(target=player.run if place else agent.run, args=arguments, daemon=True, name=name)
         process.start()
         return process
+
+    def clients(self, life: BaseProcess) -> list[str]:
+        """As which clients an agent that is dead has joined."""
+        path = self.notes / f"{life.name}.log"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        notes = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return [note["client"] for note in notes if note["kind"] == "joins"]
+
+    def revise(self, number: int) -> None:
+        """The code that agents play with is another one."""
+        new = self._revision.with_suffix(".new")
+        new.write_text(f"r{number}")
+        new.rename(self._revision)
 
     def _trainer(self, life: int) -> BaseProcess:
         notes = self.notes / f"trainer{life}.log"
@@ -222,6 +246,7 @@ class Stage:
     def close(self) -> None:
         for worker in (*self.agents, self.trainer):
             worker.kill()
+        self.run.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.proxy.pid, signal.SIGKILL)
         self.proxy.kill()

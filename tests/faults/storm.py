@@ -1,8 +1,9 @@
 """One fault after another while agents and a trainer work, and a look at the ledger after each.
 
 Idea: a seed gives the order and the kinds; when each strikes is chance, and so is what it strikes. Kills come in pairs
-and triples too (a trainer or an agent dies while the proxy is dead), proxies die while their journal is compacted,
-while their disk is full or refuses, and while the engine stands still.
+and triples too (a trainer or an agent dies while the proxy is dead, or everybody does), proxies die while their journal
+is compacted, while their disk is full or refuses, and while the engine stands still. Now and then agents play with
+another revision, and another state is wanted of the supervised run.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ FAULTS = ("reset", "cut", "silent_close", "status")
 CLOCK_S = 3600.0
 SHORT_S, LONG_S = (0.2, 1.5), agent.TIMEOUT_S + 2.0
 """How long the engine stands still: for less, or for more, than an agent waits."""
+CHANGES, LENDS_FROM = 0.1, 0.7
+"""So often something else is wanted; and after this part of the faults, lanes lend their turns at once."""
 STRUCK = {
     "proxy": ("kills of the proxy",),
     "worker": ("kills of a worker process",),
     "trainer": ("kills of the trainer",),
     "agent": ("kills of an agent",),
+    "supervisor": ("kills of the supervisor",),
+    "supervised": ("kills of the supervisor's trainer",),
     "write": ("times that pwrite failed", "times that fdatasync failed", "times that fsync failed"),
     "full": ("times that the disk was full",),
     "freeze": ("times that the engine was frozen",),
@@ -53,10 +58,12 @@ class Storm:
     left: Counter[str]
     told: Callable[[str], None]
     counts: Counter[str]
+    _lends: bool = False
 
     def run(self) -> None:
         kinds: dict[str, Callable[[], None]] = {
             "proxy": self.proxy, "worker": self.worker, "trainer": self.trainer, "agent": self.agent,
+            "supervisor": self.supervisor, "supervised": self.supervised,
             "write": self.write, "full": self.full, "freeze": self.freeze, "reset": self.reset, "clock": self.clock,
         }  # fmt: skip
         asked, done, total = dict(self.left), 0, self.left.total()
@@ -64,8 +71,14 @@ class Storm:
             time.sleep(self.dice.uniform(0.0, 0.3))
             kind = self.dice.choice(list(self.left.elements()))
             self.left[kind] -= 1
+            if self.dice.random() < CHANGES:
+                self.change(done)
+            if done > LENDS_FROM * total:
+                self._lend()
             kinds[kind]()
-            self.audit.after_a_fault()
+            if kind in ("write", "full"):
+                self.audit.swarm.restarted()
+            self.audit.after_a_fault(wrote=kind not in ("write", "full", "freeze"))
             self._revive()
             done += 1
             self.told(f"{done} of {total} faults")
@@ -92,6 +105,33 @@ class Storm:
     def agent(self) -> None:
         self._kill(self.dice.choice(self.stage.agents), "kills of an agent")
 
+    def supervisor(self) -> None:
+        """The supervisor of a run; half of the time with its trainer."""
+        self._until(self.stage.run.kill)
+        self.counts["kills of the supervisor"] += 1
+        if self.dice.random() < 0.5:
+            self.counts["kills of the supervisor's trainer"] += self.stage.run.kill_trainer()
+
+    def supervised(self) -> None:
+        """The trainer of a supervisor alone. One that is to be stopped is wanted first."""
+        if self.stage.run.desired == "stopped":
+            self.stage.run.change(random.Random(0))
+        self._until(self.stage.run.kill_trainer)
+        self.counts["kills of the supervisor's trainer"] += 1
+
+    def change(self, number: int) -> None:
+        """Agents play with other code; or something else is wanted of the run."""
+        if self.dice.random() < 0.5:
+            self.stage.revise(number)
+        else:
+            self.stage.run.change(self.dice)
+
+    def _lend(self) -> None:
+        """Lanes are hardly waited for from now on."""
+        if not self._lends:
+            self.audit.ask("PUT", "/mix", {"lane_wait_s": 0.1})
+            self._lends = True
+
     def write(self) -> None:
         """Writes or syncs fail for a while; a proxy in three is killed meanwhile."""
         call, error = self.dice.choice(("pwrite", "fdatasync", "fsync")), self.dice.choice(ERRORS)
@@ -111,7 +151,7 @@ class Storm:
         noticed = self._until(lambda: not self.stage.healthy(), 15.0, must=False)
         self.counts["times that the disk was full"] += 1
         self.counts["… and the daemon said so"] += noticed
-        self.audit.after_a_fault()
+        self.audit.after_a_fault(wrote=False)
         dead = self.dice.random() < 0.5
         if dead:
             self._kill_proxy()
@@ -155,6 +195,7 @@ class Storm:
         while not worker.kill():
             worker.again()
         self.counts[name] += 1
+        self.audit.swarm.killed(self.stage.clients(worker.process))
         worker.again()
 
     def _kill_proxy(self) -> None:
@@ -163,10 +204,11 @@ class Storm:
 
     def _others_too(self) -> None:
         """While the proxy is dead."""
-        if self.dice.random() < 0.1:
-            self.trainer()
-        if self.dice.random() < 0.1:
-            self.agent()
+        everybody = self.dice.random() < 0.05
+        self.counts["… and of everybody at once"] += everybody
+        for other in (self.trainer, self.supervisor, self.agent):
+            if everybody or self.dice.random() < 0.1:
+                other()
 
     def _await_compaction(self) -> None:
         if self._until(self.stage.compacting, 3.0, must=False):
@@ -186,6 +228,7 @@ class Storm:
         except ProxyFailed:
             self.counts["starts that were refused"] += 1
             raise
+        self.audit.swarm.restarted()
 
     def _until(self, reached: Callable[[], bool], limit_s: float = 30.0, *, must: bool = True) -> bool:
         give_up = time.monotonic() + limit_s

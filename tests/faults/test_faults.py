@@ -26,7 +26,9 @@ from tests.kit.source import ROOT
 def test_a_slice_of_the_storm(tmp_path: Path) -> None:
     counts = Counter[str]()
     faults.storm(tmp_path, seed=1, kills=2, others=1, agents=3, progress=faults.Progress(), counts=counts)
-    assert min(counts[f"kills of {who}"] for who in ("the proxy", "the trainer", "an agent")) >= 2
+    killed = ("the proxy", "the trainer", "an agent", "the supervisor", "the supervisor's trainer")
+    assert min(counts[f"kills of {who}"] for who in killed) >= 2
+    assert min(counts["groups leased"], counts["steps of the supervised run, each made once"]) > 2
     assert min(counts["times that the disk was full"], counts["times that the engine was frozen"]) == 1
     assert counts["… for longer than agents wait"] == 1
     assert counts["… and calls that they gave up meanwhile"] >= 1

@@ -21,12 +21,15 @@ from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.link import Link
+from ajet_trainer.mix import Mixture
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 from ajet_trainer.turns import ByTurn
 from tests.faults.notes import Notes
+from tests.faults.player import GROUP
+from tests.faults.swarm import GROUPS, LEAST, SHARES
 
 LEASE_S = 1.5
 
@@ -121,14 +124,15 @@ class NotedLink(Link):
 
     def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
         super().ack(batch, policy_version, filtered)
-        self._notes.add("acked", batch=batch)
+        self._notes.add("acked", batch=batch, filtered=sorted(filtered or ()))
 
 
 def run(url: str, folder: Path, notes: Path, stop: Path) -> None:
     """What the process does, until the file `stop` is there."""
     learner = Stub(folder)
     config = Config(
-        model="none", model_name="stub", proxy_url=(url,), run_dir=str(folder), groups=1, group_size=2, save_freq=2,
+        model="none", model_name="stub", proxy_url=(url,), run_dir=str(folder), groups=GROUPS, group_size=GROUP,
+        min_group_size=LEAST, group_wait_s=1.0, max_staleness=6, save_freq=2, mix=(Mixture(0, SHARES),),
     )
     daemons = Daemons([NotedLink(url, Notes(notes))])
     batches = TrainedBatches.from_state(checkpoint(folder)["history"], daemons.urls)

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count, islice
 from typing import Any
 from unittest import mock
@@ -70,8 +70,8 @@ def picture(state: State) -> str:
         "wanted": state.wanted(),
         "mix": views.mix(state),
         "room": views.wanted(state),
-        "owed": {model: (standing.dealt, standing.owed) for model, standing in state.standings.items()},
-        "heard": state.heard,
+        "standings": {model: asdict(standing) for model, standing in state.standings.items()},
+        "vain": state.pots.vain,
         "pots": sorted((pot, one.open, one.ready, one.last, one.flushed) for pot, one in state.pots.gatherings.items()),
         "plays": [one.to_json() for one in state.plays.values()],
         "clients": [
@@ -145,7 +145,7 @@ def check_pots(state: State, episodes: Sequence[Episode]) -> None:
     size = state.mix.group_size or state.settings.group_size
     for lane in pots.playing.keys() | pots.waiting.keys():
         left = sum(number % size for pot, number in waiting.items() if pot.lane == lane and not opened[pot])
-        assert pots.load(lane) == pots.playing[lane] + pots.waiting[lane] - left
+        assert pots.load(lane) == max(0, pots.playing[lane] + pots.waiting[lane] - left - pots.vain[lane])
     for before in (*(last for last, _ in quiet), -1.0):
         assert pots.ended(before) == {pot for last, pot in quiet if last <= before} | flushed
 
@@ -332,11 +332,13 @@ class LedgerRig:
         with mock.patch.object(retention, "KEPT_EPISODES", kept):
             return self.run(retention.to_archive(self.state, self.at))
 
-    def ready(self, task: str = "t", *, model: str = "m", version: int | None = None) -> str:
+    def ready(
+        self, task: str = "t", *, model: str = "m", version: int | None = None, reward: float = 1.0
+    ) -> str:
         """An episode that is ready."""
         episode = self.open(task=task)
         self.call(episode, model=model, version=version)
-        self.reward(episode)
+        self.reward(episode, reward)
         assert self.state_of(episode) == "ready"
         return episode
 

@@ -1,8 +1,8 @@
 """What `ajet-trainer run --watch --config FILE` looks like to a supervisor, with steps of some milliseconds.
 
 A step is one rename: the checkpoint. After that it stands in ``history``, with the process and the learning rate. What
-``model_name`` says, it does otherwise: ``refused`` cannot be used, ``dying`` dies before its first step, and ``deaf``
-takes a while to end.
+``model_name`` says, it does otherwise: ``refused`` cannot be used, ``dying`` dies before its first step, ``deaf``
+takes a while to end, and ``slow`` takes ten times as long for a step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
         config = live(config)
         progress.total_steps, progress.config = config.total_steps, digest(config)
         progress.phase("training", quiet=True)
-        time.sleep(STEP_S)
+        time.sleep(STEP_S * (10 if config.model_name == "slow" else 1))
         step += 1
         replace(saved, str(step))
         rate = config.verl.get(LEARNING_RATE)

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 import ajet_sdk
+from ajet_proxy.core.ledger.plays import Play
 from ajet_sdk import aio, errors, plays, rollouts, turns
 from ajet_sdk.episodes import Opened, WorldFailed
 from ajet_sdk.plays import PlayedRollouts, Progress
 from ajet_sdk.results import RunResult
 from ajet_sdk.rollouts import How, said_by
+from ajet_sdk.routes import OpenEpisode
 from ajet_sdk.turns import LATER
 from tests.kit.control_stub import ControlStub, Say
 from tests.sdk.faces import FACES
@@ -54,6 +56,9 @@ async def test_a_data_set_is_played_epoch_by_epoch(face: Any, stub: ControlStub,
     assert [record["place"] for record in stub.episodes.values()] == list(range(8))
     assert sorted((item.task, item.index) for item in results) == [(task, index) for task in "ab" for index in range(4)]
     assert not stub.plays, "it is whole, and ends"
+
+
+OPEN = ajet_sdk.routes.OpenEpisode(None)  # type: ignore[attr-defined]
 
 
 class Killed(BaseException):
@@ -216,6 +221,64 @@ async def test_a_lane_of_which_nothing_is_wanted_waits(face: Any, stub: ControlS
     assert kept(stub) == {"code/1": 1, "math/1": 1}
 
 
+@pytest.mark.parametrize("play", [None, "d"])
+def test_it_is_said_once_why_a_run_waits(stub: ControlStub, play: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that was killed holds agents for as long as it is away."""
+    monkeypatch.setattr(rollouts, "HELD_S", 0.0)
+    monkeypatch.setattr(rollouts, "HEARD_S", 0.01)
+    answer, said = stub.answer, list[str]()
+
+    def holding(heard: Any) -> Say:
+        if heard.path.endswith("/episodes") and not said:
+            return Say(503, {"error": {"message": "full", "type": "not_ready_error", "code": "lane_full"}},
+                       {"Retry-After": "0"})
+        return answer(heard)
+
+    def say(line: str) -> None:
+        stub.lanes = {"math": 1, "code": 1}
+        said.append(line)
+
+    stub.plays["known"] = Play("", "known", 1, 0)
+    stub.answer, stub.lanes = holding, {"math": 0, "code": 1}  # type: ignore[method-assign]
+    with ajet_sdk.Client() as client:
+        run = rollouts.Rollouts(client, lambda task, episode: 1.0, ["math/1"], 1, 1, OpenEpisode(None),
+                                rollouts.name_of, None, How(play=play, say=say))  # fmt: skip
+        assert [item.ok for item in run.run()] == [True]
+    (line,) = said
+    assert line.startswith("waiting: the proxy wants no more episodes of math for now, since as many wait")
+
+
+def test_where_the_proxy_holds_nobody_back_nothing_is_said(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "HELD_S", 0.0)
+    with ajet_sdk.Client() as client:
+        run = rollouts.Rollouts(client, lambda task, episode: 1.0, ["math/1"], 1, 1, OpenEpisode(None),
+                                rollouts.name_of, None, How(say=pytest.fail))  # fmt: skip
+        run._explain()
+
+
+async def test_a_lane_that_is_full_after_all_keeps_nobody_from_the_others(face: Any, stub: ControlStub) -> None:
+    """Another runner was faster."""
+    answer, full = stub.answer, {"math/1"}
+
+    def filling(heard: Any) -> Say:
+        if heard.path.endswith("/episodes") and heard.body["task"] in full:
+            stub.lanes = {"math": 0, "code": 1}
+            return Say(503, {"error": {"message": "full", "type": "not_ready_error", "code": "lane_full"}},
+                       {"Retry-After": "0"})
+        return answer(heard)
+
+    stub.answer, stub.lanes = filling, {"math": 2, "code": 1}  # type: ignore[method-assign]
+    running = asyncio.ensure_future(
+        asyncio.to_thread(asyncio.run, face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
+    )
+    while kept(stub) != {"code/1": 1}:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    full.clear()
+    stub.lanes = {"math": 1, "code": 0}
+    await running
+    assert kept(stub) == {"code/1": 1, "math/1": 1}
+
+
 async def test_a_lane_that_is_not_named_is_one_of_the_others(face: Any, stub: ControlStub) -> None:
     stub.lanes = {"math": 1, "": 3}
     await face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d")
@@ -235,6 +298,36 @@ async def test_two_runs_share_a_play(face: Any, stub: ControlStub) -> None:
     ]
     await asyncio.gather(*both)
     assert kept(stub) == dict.fromkeys(tasks, 1) and not stub.plays
+
+
+async def test_a_play_that_another_run_finishes_ends_this_one_well(face: Any, stub: ControlStub) -> None:
+    """Whether this one hears of it as it looks, or as it opens an episode."""
+    for heard_by in ("/d@", "/episodes"):
+        stub.plays, stub.lanes = {}, {}
+        answer, finished, told = stub.answer, list[str](), list[Progress]()
+        began = stub.count("POST", "/episodes")
+
+        def finishing(
+            heard: Any, heard_by: str = heard_by, answer: Any = answer, finished: Any = finished, began: int = began
+        ) -> Say:
+            if not finished and heard_by in heard.path and stub.count("POST", "/episodes") > began + 1:
+                finished.extend(stub.plays)
+                stub.plays = {}
+            said: Say = answer(heard)
+            return said
+
+        stub.answer = finishing  # type: ignore[method-assign]
+        rolled = How(play="d", on_progress=told.append)
+        if face.name == "sync":
+            with ajet_sdk.Client() as client:
+                rollouts.Rollouts(
+                    client, lambda task, episode: 1.0, [*"abcdef"], 1, 1, OPEN, str, None, rolled
+                ).run()
+        else:
+            async with aio.Client() as its:
+                await aio.Rollouts(its, one, [*"abcdef"], 1, 1, OPEN, str, None, rolled).run()
+        stub.answer = answer  # type: ignore[method-assign]
+        assert finished and told[-1] == Progress(6, 6), heard_by
 
 
 async def test_an_opening_whose_answer_is_lost_is_asked_for_under_the_same_name(face: Any, stub: ControlStub) -> None:

@@ -53,6 +53,10 @@ def test_a_run_from_its_start_to_its_end(site: Site, ajet: Ajet, tmp_path: Path)
     site.until(lambda: "training" in ajet("train", "log", "r")[1] or "step" in ajet("train", "log", "r")[1])
     site.until(lambda: f"config {shown['digest']}" in ajet("train", "metrics", "r")[1])
     assert json.loads(ajet("train", "metrics", "r", "--json")[1].splitlines()[0])["step"] == 1
+    assert ajet("train", "set", "r", "mix.math=0.25", "mix.code=0.75")[0] == 0
+    assert json.loads(ajet("train", "status", "r", "--json")[1])["config"]["mix"] == {"math": 0.25, "code": 0.75}
+    assert "shares must add up to 1" in ajet("train", "set", "r", "mix.math=0.5")[2]
+    assert ajet("train", "set", "r", "mix.math=", "mix.code=")[0] == 0
     assert "wanted stopped" in ajet("train", "stop", "r")[1]
     site.until(lambda: site.run()["reason"] is None)
     before = len(site.history())

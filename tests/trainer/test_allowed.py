@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.runs import MAX_CONFIG, check_name, flat, merged, tables
-from ajet_sdk.settings import ConfigError
+from ajet_sdk.runs import MAX_CONFIG, check_name, flat, merged, restarts, tables
+from ajet_sdk.settings import ConfigError, read_toml
 from ajet_trainer.allowed import KNOBS, Allowed, config_of, read, toml_of
 from ajet_trainer.config import OF_THE_HOST, load
 
@@ -118,6 +118,29 @@ def test_a_key_has_one_spelling(config: Any) -> None:
         flat(config)
 
 
+def test_any_word_of_the_host_is_written_as_it_is(tmp_path: Path) -> None:
+    words = {"a": "/srv/\U0001f600/m\x7f", "b": 'quote " and \\ and \n', "é": "€"}
+    (tmp_path / "file.toml").write_text(toml_of({"trainer": words}))
+    assert read_toml(str(tmp_path / "file.toml")) == {"trainer": words}
+
+
+def test_the_shares_of_lanes_come_from_afar(allowed: Allowed, tmp_path: Path) -> None:
+    keys = flat({"trainer": {"model": "small"}, "mix": {"terminal-bench": 0.25, "math 2": 0.75}})
+    document = allowed.document("r", keys, PROXY)
+    (tmp_path / "file.toml").write_text(toml_of(document))
+    assert load(str(tmp_path / "file.toml")) == config_of(document)
+    assert config_of(document).mix[0].shares == {"terminal-bench": 0.25, "math 2": 0.75}
+    assert restarts(["mix.math", "trainer.groups", "trainer.model"]) == ["trainer.model"]
+
+
+@pytest.mark.parametrize(
+    "mix", [{"a": 0.5}, {"a": "much"}, {"a": -1, "b": 2}, {"a": [1]}, {"a/b": 1}, {"a": {}}, {"": 1}, {"a]b": 1}]
+)
+def test_hostile_shares(allowed: Allowed, mix: Any) -> None:
+    with pytest.raises(BadRequest):
+        config_of(allowed.document("r", flat({"trainer": {"model": "small"}, "mix": mix}), PROXY))
+
+
 def test_what_the_host_lists_is_taken_as_it_is(allowed: Allowed) -> None:
     assert made(allowed, {}, {"algorithm.adv_estimator": "my.module:mine"})["verl"] == {
         "algorithm.adv_estimator": "my.module:mine"
@@ -165,8 +188,8 @@ def test_nothing_is_allowed_by_default(tmp_path: Path) -> None:
         allowed.document("r", {"trainer.model": "small"}, PROXY)
     with pytest.raises(ConfigError, match="must be of none: engines"):
         allowed.document("r", {"trainer.engine_urls": "http://127.0.0.1:8000"}, PROXY)
-    with pytest.raises(ConfigError, match="no table mix"):
-        allowed.document("r", {"mix.math": 1}, PROXY)
+    with pytest.raises(ConfigError, match="no table other"):
+        allowed.document("r", {"other.math": 1}, PROXY)
 
 
 # -- the form

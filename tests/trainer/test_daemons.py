@@ -365,6 +365,18 @@ def test_a_daemon_that_was_away_is_told_the_mix_when_it_is_back() -> None:
     assert ("direct", SetMix({"a": 1.0}, 2)) in two.fakes[1].log
 
 
+def test_what_is_told_of_a_mix_later_leaves_the_rest_as_it_is() -> None:
+    two = Two()
+    two.all.direct(SetMix({"a": 1.0}, 2))
+    two.fakes[1].down = True
+    two.all.direct(SetMix(ahead=5))
+    assert two.fakes[0].log[-1] == ("direct", SetMix(ahead=5))
+    two.fakes[1].down = False
+    two.clock.sleep(100.0)
+    two.all.look()
+    assert ("direct", SetMix({"a": 1.0}, 5)) in two.fakes[1].log
+
+
 def test_an_older_daemon_knows_no_mix() -> None:
     two = Two()
     two.fakes[0].errors["direct"] = lambda: NotFound("no control route")

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.routes import SetMix
 from ajet_sdk.runs import LEARNING_RATE, LIVE
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import SETTINGS, Config, digest, load
 from ajet_trainer.live import OURS, Live, differing, taken_up
+from ajet_trainer.mix import Mixture
 from tests.trainer.test_step import Setting
 
 START = Config(model="m", groups=4, verl={LEARNING_RATE: 1e-5, "a.b": 1})
@@ -24,8 +26,10 @@ class File:
         self.write()
         self.live = Live(self.path, lambda: load(str(self.path)), self.said.append)
 
-    def write(self, trainer: str = "groups = 4", verl: str = f"{LEARNING_RATE} = 1e-5\na.b = 1") -> None:
-        self.path.write_text(f'[trainer]\nmodel = "m"\n{trainer}\n[verl]\n{verl}\n')
+    def write(
+        self, trainer: str = "groups = 4", verl: str = f"{LEARNING_RATE} = 1e-5\na.b = 1", mix: str = ""
+    ) -> None:
+        self.path.write_text(f'[trainer]\nmodel = "m"\n{trainer}\n[verl]\n{verl}\n{mix}')
 
 
 @pytest.fixture
@@ -53,6 +57,29 @@ def test_live_keys_are_taken_up_and_others_are_named(file: File) -> None:
     )  # fmt: skip
     assert file.said == ["max_tokens, a.b, c: a change of this takes a restart"]
     assert file.live(found) is found
+
+
+def test_the_shares_of_lanes_are_taken_up(file: File) -> None:
+    file.write(mix="[mix]\nmath = 0.5\ncode = 0.5\n")
+    found = file.live(START)
+    assert found == replace(START, mix=(Mixture(0, {"math": 0.5, "code": 0.5}),))
+    assert digest(found) != digest(START)
+    assert file.said == []
+
+
+def test_a_run_tells_the_daemons_of_shares_that_have_changed(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 6, groups=2, group_size=2, mix=(Mixture(0, {"math": 1.0}),))
+    run = setting.start()
+    run.start()
+    run.step()
+    run.live = lambda config: replace(config, mix=(Mixture(0, {"code": 1.0}),))
+    run.step()
+    run.live = lambda config: replace(config, mix=(), groups=1)
+    run.step()
+    assert setting.proxy.mixes == [
+        SetMix({"math": 1.0}, 2, 2), SetMix({"code": 1.0}, 2, 2), SetMix(None, 1, 2),
+    ]  # fmt: skip
+    assert any("lanes keep their shares" in line for line in setting.said)
 
 
 def test_a_file_that_cannot_be_used_changes_nothing_and_says_why(file: File) -> None:

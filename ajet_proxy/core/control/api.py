@@ -188,7 +188,8 @@ class _Handlers:
     def flush(self) -> Answer:
         _check_length("lane", self.body.lane, MAX_LABEL)
         _check_length("task", self.body.task, MAX_LABEL)
-        return Answer(dict, self.commands.flush(self.body, at=self.at))
+        ended = len(self.state.pots.unended(self.body.lane, self.body.task))
+        return Answer(lambda: {"tasks": ended}, self.commands.flush(self.body, at=self.at))
 
     # -- the mix
 
@@ -238,6 +239,8 @@ class _Handlers:
         return Answer(known.to_json)
 
     def wanted(self) -> Answer:
+        self._whole_tenant("it does not say what is wanted")
+
         def show() -> Body:
             missing = self.state.wanted()
             nexts = {model: self.state.evaluations[model].next for model in missing}

@@ -13,7 +13,7 @@ Next: ajet_proxy/io/storage/store.py
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ajet_proxy.core.conversation.history import Mark
@@ -21,8 +21,8 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
-from ajet_proxy.core.ledger.leases import choose
-from ajet_proxy.core.ledger.mix import check_mix
+from ajet_proxy.core.ledger.leases import choose, lacking
+from ajet_proxy.core.ledger.mix import Standing, check_mix
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
@@ -97,12 +97,6 @@ class Commands:
                 client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
             ),
         )
-
-    def full(self, body: OpenEpisode) -> bool:
-        """Whether the lane of such an episode has no room for another now."""
-        client = None if body.client is None else self.state.clients.find(body.client)
-        given = None if client is None else client.lane
-        return not body.eval and self.state.room(lane_of(body.task or "") if given is None else given) == 0
 
     def _evaluation(self, body: OpenEpisode, plays: str | None) -> str | None:
         """The evaluation that an episode belongs to which opens so, if there is one."""
@@ -234,7 +228,8 @@ class Commands:
 
     def lease(self, body: Lease, *, batch: str, at: float) -> Events:
         """The groups that were complete first, as `batch`: all that are asked for, if they fit into one frame. If there
-        are too few, only the events of what is dropped (`ajet_proxy.core.ledger.leases`)."""
+        are too few, only the events of what is dropped, or of lanes that may be played further
+        (`ajet_proxy.core.ledger.leases`)."""
         at = self._time(at)
         for name, value, least in (
             ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),
@@ -249,7 +244,8 @@ class Commands:
         _check_lease(body.lease_s)
         dropped, chosen = choose(self.state, body, at=at)
         if chosen is None:
-            return tuple(dropped)
+            lanes = () if dropped else lacking(self.state, body, at=at)
+            return (ev.LanesLacking(at, lanes),) if lanes else tuple(dropped)
         model, groups = chosen
         return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, self.state.policy_version(model), groups, model))
 
@@ -286,12 +282,19 @@ class Commands:
         """In how many seconds a lease may find more though nothing happens: a pot ends, or a lane lends its turns."""
         at, state = self._time(at), self.state
         quiet = None if body.min_group_size is None else state.pots.next_end(at - body.group_wait_s)
-        lending = [heard + state.mix.lane_wait_s for heard in state.heard.values()]
+        models = state.queues.models() if body.model is None else (body.model,)
+        standings = [state.standings.get(model, Standing()) for model in models]
+        lending = [
+            one.since(lane, state.waits_since) + state.mix.lane_wait_s for one in standings for lane in state.mix.shares
+        ]
         ends = [] if quiet is None else [quiet + body.group_wait_s]
+        if state.mix.ahead is not None:  # agents may hang, or have died
+            ends.append(at + body.group_wait_s)
         return min((end - at for end in (*ends, *lending) if end > at), default=math.inf)
 
     def flush(self, body: Flush, *, at: float) -> Events:
-        return (ev.GroupsFlushed(self._time(at), body.lane, body.task),)
+        pots = self.state.pots.unended(body.lane, body.task)
+        return (ev.GroupsFlushed(self._time(at), body.lane, body.task),) if pots else ()
 
     # -- the mix
 
@@ -301,7 +304,8 @@ class Commands:
         check_mix(body)
         event = ev.MixSet(
             self._time(at), known.shares if body.shares is None else body.shares,
-            known.ahead if body.ahead is None else body.ahead or None, body.group_size or known.group_size,
+            known.ahead if body.ahead is None else body.ahead or None,
+            known.group_size if body.group_size is None else body.group_size or None,
             known.lane_wait_s if body.lane_wait_s is None else body.lane_wait_s,
         )
         same = (event.shares, event.ahead, event.group_size, event.lane_wait_s)
@@ -409,6 +413,12 @@ class Commands:
         if entry is None:
             raise NotFound(f"episode {episode} has no call {call}", code="unknown_call")
         return entry
+
+
+def paced_lane(events: Sequence[Event]) -> str | None:
+    """The lane in which `events` open an episode that needs room there; None if they open none, or an evaluation."""
+    opened = (event for event in events if isinstance(event, ev.EpisodeOpened) and not event.eval)
+    return next((one.lane or lane_of(one.task or "") for one in opened), None)
 
 
 def _is_first(episode: Episode, turn: Turn) -> bool:

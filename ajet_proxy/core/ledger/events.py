@@ -213,6 +213,13 @@ class PlayBegun(Event, frozen=True):
     episodes: int
 
 
+class LanesLacking(Event, frozen=True):
+    """A trainer waits for groups of these lanes, which are full, and nobody plays in them. So what there is of them
+    does not count as ahead, until something is leased."""
+
+    lanes: tuple[str, ...]
+
+
 class PlayEnded(Event, frozen=True):
     """It is played no more: it is whole, or was given up."""
 

@@ -58,7 +58,7 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     large = f"a group of {size} like it is too large for a lease"
     fresh = None if body.max_staleness is None else partial(_fresh, state, body.max_staleness)
     demand = _demand(state, body, size, at)
-    order = partial(_turns, state, body.groups, at)
+    order = partial(_turns, state, -(-body.groups // size) if demand.by_episode else body.groups, at)
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
@@ -111,7 +111,43 @@ def _turns(state: State, groups: int, at: float, model: str) -> Turns | None:
     mix, standing = state.mix, state.standings.get(model, Standing())
     if not mix.shares:
         return None
-    return Turns(mix.shares, standing.copy(), groups, lambda lane: at - state.heard[lane] >= mix.lane_wait_s)
+
+    def lends(lane: str) -> bool:
+        return at - standing.since(lane, state.waits_since) >= mix.lane_wait_s
+
+    return Turns(mix.shares, standing.copy(), groups, lends)
+
+
+def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
+    """The lanes for which a lease waits in vain, once it has found too little: they are full, and nobody plays in them.
+    A trainer may want more groups than may be ahead, or larger ones. Another model's may be ready. Or agents have died,
+    or hang, without a client that would show it."""
+    pots = state.pots
+    full = [lane for lane in sorted(pots.playing | pots.waiting) if pots.load(lane) and state.room(lane) == 0]
+    active = _active(state, at - body.group_wait_s) if full else frozenset[str]()
+    idle = tuple(lane for lane in full if lane not in active)
+    if not idle or not state.mix.shares:
+        return idle
+    lacks = set[str]()
+    demand = _demand(state, body, body.group_size or state.settings.group_size, at)
+    for model in state.queues.models() if body.model is None else (body.model,):
+        if (turns := _turns(state, body.groups, at, model)) is not None:
+            left = state.queues.groups(model, demand)
+            while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
+                turns.take(lane)
+                left[lane] -= 1
+            lacks.update(turns.lacks())
+    return tuple(lane for lane in idle if lane in lacks)
+
+
+def _active(state: State, since: float) -> Collection[str]:
+    """The lanes in which an agent has done something since then, or cannot because of the gate."""
+    return {
+        one.lane for one in state.unsettled.values()
+        if not one.eval and (
+            one.running or state.gate_now.shut or max(one.active_at, state.gate_now.since) > since
+        )
+    }
 
 
 def _short(
@@ -121,7 +157,7 @@ def _short(
     short, less = set[Share](), {(name, Pot.of(state.episodes[episode])) for name, episode in out}
     for name in state.queues.models() if model is None else (model,):
         for pot in demand.ended:
-            if state.queues.length(name, pot) % demand.size or (less and (name, pot) in less):
+            if 0 < state.queues.length(name, pot) % demand.size < demand.least or (less and (name, pot) in less):
                 shares = ((name, episode) for episode in state.queues.members(name, pot))
                 usable = [share for share in shares if share not in out and fits(share)]
                 left = len(usable) % demand.size

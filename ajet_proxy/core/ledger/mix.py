@@ -6,7 +6,9 @@ least (R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 
 turns differ from its share of all turns by at most 1 - 1/(2k - 2), with k lanes. That is less than one group.
 
 A lane that has nothing, for longer than is waited for it, lends its turn to the lane that is furthest behind. It has
-the turn back as soon as it has a group, before others that have borrowed. It lends at most one batch.
+the turn back as soon as it has a group, before others that have borrowed. It lends at most one batch. A lane whose
+groups are all discarded has nothing either, however many episodes of it become ready. Each model sees a lane by its own
+episodes.
 
 Invariant: what lanes owe adds up to 0. Without loans, each lane has had its turns and no others.
 """
@@ -14,7 +16,7 @@ Invariant: what lanes owe adds up to 0. Without loans, each lane has had its tur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -44,13 +46,15 @@ class Mix(Struct, frozen=True):
         if self.ahead is None:
             return None
         share = self.shares.get(lane, 0.0) if self.shares else 1.0
-        return math.ceil(self.ahead * share - 1e-9) * (self.group_size or group_size)
+        groups = math.ceil(self.ahead * share - 1e-9)
+        more = groups > 0 and sum(map(bool, self.shares.values())) > 2  # than its share may a batch deal it
+        return (groups + more) * (self.group_size or group_size)
 
 
 def check_mix(asked: SetMix) -> None:
     """`BadRequest` for what no mix can be."""
     for name, value, least, most in (
-        ("ahead", asked.ahead, 0, MAX_AHEAD), ("group_size", asked.group_size, 1, MAX_AHEAD),
+        ("ahead", asked.ahead, 0, MAX_AHEAD), ("group_size", asked.group_size, 0, MAX_AHEAD),
         ("lane_wait_s", asked.lane_wait_s, 0, MAX_LANE_WAIT_S),
     ):
         if value is not None and not least <= value <= most:
@@ -68,15 +72,28 @@ def weights(shares: Mapping[str, float]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Standing:
-    """What came of the turns since the shares were set. Each lane was ``dealt`` so many, and so many groups of it were
-    ``leased``. It is ``owed`` the turns that it has lent; below 0, it has borrowed them."""
+    """What came of the turns since the shares were set, for one model. Each lane was ``dealt`` so many, and so many
+    groups of it were ``leased``. It is ``owed`` the turns that it has lent; below 0, it has borrowed them. ``heard`` is
+    when an episode of it was last ready anew, and ``fruitless`` since when what is ready of it is discarded, and none
+    of it leased; in Unix seconds."""
 
     dealt: dict[str, int] = field(default_factory=dict)
     owed: dict[str, int] = field(default_factory=dict)
     leased: dict[str, int] = field(default_factory=dict)
+    heard: dict[str, float] = field(default_factory=dict)
+    fruitless: dict[str, float] = field(default_factory=dict)
 
     def copy(self) -> Standing:
+        """The turns, to go on from."""
         return Standing(dict(self.dealt), dict(self.owed), dict(self.leased))
+
+    def since(self, lane: str, least: float) -> float:
+        """Since when there is nothing of `lane`, and not before `least`."""
+        return max(least, min(self.heard.get(lane, least), self.fruitless.get(lane, math.inf)))
+
+    def restart(self) -> None:
+        """Nobody could play for a while."""
+        self.heard, self.fruitless = {}, {}
 
 
 class Turns:
@@ -117,6 +134,10 @@ class Turns:
                 if not standing.owed[one]:
                     del standing.owed[one]
         self._due = self._deal()
+
+    def lacks(self) -> Collection[str]:
+        """The lanes whose group would be taken next, if they had one."""
+        return self._weights if self._lends(self._due) else (self._due,)
 
     def _deal(self) -> str:
         """The lane that is dealt the next turn."""

@@ -59,6 +59,8 @@ class Pots:
     gatherings: dict[Pot, Gathering] = field(default_factory=dict)
     playing: Counter[str] = field(default_factory=Counter)
     waiting: Counter[str] = field(default_factory=Counter)
+    vain: Counter[str] = field(default_factory=Counter)
+    """Of some lanes, how many episodes are not counted, because a trainer has waited for them in vain."""
     _quiet: list[tuple[float, Pot]] = field(default_factory=list, init=False)
     """Those with something ready and nothing open, by the time at which an episode was last opened in them."""
     _flushed: set[Pot] = field(default_factory=set, init=False)
@@ -105,14 +107,25 @@ class Pots:
     def load(self, lane: str) -> int:
         """How many episodes of a lane are open, or ready for a group that is whole or may still become so. What is left
         of a task does not count: where it did, nobody could bring what it lacks."""
-        return self.playing[lane] + self.waiting[lane] - self._loose[lane]
+        return max(0, self.playing[lane] + self.waiting[lane] - self._loose[lane] - self.vain[lane])
+
+    def wait_in_vain(self, lanes: Iterable[str]) -> None:
+        """What there is now of these lanes is not enough for a trainer, and nobody brings more."""
+        for lane in lanes:
+            self.vain[lane] += self.load(lane)
 
     def flush(self, lane: str | None, task: str | None) -> None:
         """What is ready now of these pots (None: of all) is waited for no longer."""
-        for pot, gathering in self.gatherings.items():
-            if lane in (None, pot.lane) and task in (None, pot.task) and gathering.ready:
-                gathering.flushed = True
-                self._flushed.add(pot)
+        for pot in self.unended(lane, task):
+            self.gatherings[pot].flushed = True
+            self._flushed.add(pot)
+
+    def unended(self, lane: str | None, task: str | None) -> list[Pot]:
+        """Which of these pots (None: all) have something ready and are not flushed."""
+        return [
+            pot for pot, one in self.gatherings.items()
+            if lane in (None, pot.lane) and task in (None, pot.task) and one.ready and not one.flushed
+        ]
 
     def ended(self, before: float) -> set[Pot]:
         """The pots that are quiet and had no episode opened after `before`, and those that are flushed."""

@@ -183,6 +183,15 @@ class ReadyQueues:
         """How many episodes of `model` are ready in `pot`."""
         return len(self._queues.get((model, pot), ()))
 
+    def groups(self, model: str, demand: Demand) -> Counter[str]:
+        """How many groups as `demand` wants them `model` has of each lane."""
+        out, size = Counter[str](), demand.size
+        for lane, pots in self._lanes.get(model, {}).items():
+            for pot in pots:
+                whole, left = divmod(self.length(model, pot), size)
+                out[lane] += whole + (pot in demand.ended and left >= demand.least)
+        return out
+
     def members(self, model: str, pot: Pot) -> list[str]:
         """The ready episodes of `model` in `pot`, the longest ready first."""
         return [episode for _, episode in self._queues.get((model, pot), ())]

@@ -152,9 +152,9 @@ class State(Serving):
         self.pots = Pots(settings.group_size)
         self.mix = Mix()
         self.standings: dict[str, Standing] = {}
-        """Of each model that has leased since the shares were set."""
-        self.heard: dict[str, float] = {}
-        """When an episode of a lane that has a share was last ready anew, in Unix seconds."""
+        """Of each model of which something was ready since the shares were set."""
+        self.waits_since = 0.0
+        """When the shares were set, or the proxy started after that: lanes are waited for from then on."""
         self.plays: dict[Key, Play] = {}
         self.plays_begun = 0
         self.clients = Clients()
@@ -184,6 +184,7 @@ class State(Serving):
             ev.EvaluationWanted: self._evaluation_wanted,
             ev.MixSet: self._mix_set,
             ev.GroupsFlushed: self._flushed,
+            ev.LanesLacking: self._lanes_lacking,
             ev.PlayBegun: self._play_begun,
             ev.PlayEnded: self._play_ended,
             ev.RunWanted: self._run_wanted,
@@ -447,7 +448,7 @@ class State(Serving):
             self._filtered(episode, model, event.reason, event.at)
         if not event.models:
             for model in [model for model, share in episode.shares.items() if share is None]:
-                self._unqueue(episode, model)
+                self._drop(episode, model, event.at)
             episode.keep_timelines(self.merge_policy)
             episode.cause = event.cause
             self._move(episode, "discarded", event.at, event.reason, event.detail)
@@ -460,10 +461,13 @@ class State(Serving):
             event.batch, event.model, event.lease_until, event.policy_version, event.groups, self.leases
         )
         self.leases += 1
+        self.pots.vain.clear()
         if self.mix.shares:
-            turns = Turns(self.mix.shares, self.standings.setdefault(event.model, Standing()), len(event.groups))
+            standing = self._standing(event.model)
+            turns = Turns(self.mix.shares, standing, len(event.groups))
             for _, names in event.groups:
-                turns.take(self.episodes[names[0]].lane)
+                turns.take(lane := self.episodes[names[0]].lane)
+                standing.fruitless.pop(lane, None)
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             batch.rewards_at_lease[episode.id] = len(episode.rewards)
             self._share(episode, batch.model, batch.id, event.at)
@@ -504,7 +508,7 @@ class State(Serving):
     def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
         """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does."""
         if episode.shares.pop(model) is None:
-            self._unqueue(episode, model)
+            self._drop(episode, model, at)
         episode.taken.discard(model)
         self.queues.forget(model, episode.id)
         if episode.shares:
@@ -535,6 +539,15 @@ class State(Serving):
         self.queues.remove(model, pot, episode.id)
         self.pots.went(pot)
 
+    def _drop(self, episode: Episode, model: str, at: float) -> None:
+        """The ready share of `model` is discarded."""
+        self._unqueue(episode, model)
+        if episode.lane in self.mix.shares:
+            self._standing(model).fruitless.setdefault(episode.lane, at)
+
+    def _standing(self, model: str) -> Standing:
+        return self.standings.setdefault(model, Standing())
+
     def _add_up(self, episode: Episode, at: float) -> None:
         if (state := episode.share_state()) != episode.state:
             self._move(episode, state, at)
@@ -551,13 +564,16 @@ class State(Serving):
     def _mix_set(self, event: ev.MixSet) -> None:
         self.orders += 1
         if event.shares != self.mix.shares:
-            self.standings, self.heard = {}, dict.fromkeys(event.shares, event.at)
+            self.standings, self.waits_since = {}, event.at
         self.mix = Mix(event.shares, event.ahead, event.group_size, event.lane_wait_s)
         self.pots.arrange(self.mix.group_size or self.settings.group_size)
 
     def _flushed(self, event: ev.GroupsFlushed) -> None:
         self.orders += 1
         self.pots.flush(event.lane, event.task)
+
+    def _lanes_lacking(self, event: ev.LanesLacking) -> None:
+        self.pots.wait_in_vain(event.lanes)
 
     def _play_begun(self, event: ev.PlayBegun) -> None:
         self.plays[event.tenant, event.play] = Play(event.tenant, event.play, event.episodes, self.plays_begun)
@@ -604,7 +620,9 @@ class State(Serving):
         for batch in self.leased.values():
             batch.lease_until += back
         self.pots.restart(event.at)
-        self.heard = dict.fromkeys(self.heard, event.at)
+        self.waits_since = event.at
+        for standing in self.standings.values():
+            standing.restart()
         self.clients.restarted(event.at, back)
         self._doubt(tuple(self.unsent))
 
@@ -645,7 +663,7 @@ class State(Serving):
         lane = episode.lane
         if state not in ("open", "sealed") and episode.state in ("open", "sealed"):
             self.pots.settled(Pot.of(episode))
-            if state == "ready" and lane in self.heard:
-                self.heard[lane] = at
+            for model in episode.shares if state == "ready" and lane in self.mix.shares else ():
+                self._standing(model).heard[lane] = at
         if (change := (state == "ready") - (episode.state == "ready")) != 0:
             self.pots.waits(Pot.of(episode), change)

@@ -60,12 +60,13 @@ def status(state: State) -> dict[str, Any]:
 
 
 def wanted(state: State) -> dict[str, Any]:
-    """How many episodes each lane wants now, and any ``other`` lane; nothing where no lane is held back."""
+    """How many episodes each lane wants now that has a share, or any ``other`` lane. Without shares, those are named in
+    which most is open or ready. Nothing where no lane is held back."""
     other = state.room("")
     if other is None:
         return {}
-    known = sorted(state.mix.shares or state.pots.playing | state.pots.waiting)
-    return {"lanes": {lane: state.room(lane) for lane in known}, "other": other}
+    named = sorted(state.mix.shares) or [lane["lane"] for lane in lanes(state)]
+    return {"lanes": {lane: state.room(lane) for lane in sorted(named)}, "other": other}
 
 
 def mix(state: State) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -23,8 +23,10 @@ from ajet_proxy.core.control import api
 from ajet_proxy.core.control.runs import RUN_ROUTES
 from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.commands import paced_lane
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
+from ajet_proxy.io.control.pace import Pace
 from ajet_proxy.io.control.runs import RunsPort
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.upstream import Engines
@@ -53,6 +55,8 @@ KEY_TTL_S = 7 * 86400.0
 MAX_OPENING = 64 << 10
 """What an episode was opened with is kept as long as it is."""
 PIECE = 1 << 18
+PAUSE = 4.0
+"""A lease that looked in vain looks again no sooner than after so many times as long: others need the processor too."""
 HOLD_S = 15.0
 """An episode that a lane has no room for is held so long, and then refused, before its client takes us for dead."""
 
@@ -79,11 +83,13 @@ class Control:
         self._metrics = metrics
         self._config = config
         self._stopping = asyncio.Event()
+        self._pace = Pace(store.state.room, self._watch)
         self._runs = RunsPort(store, clock)
 
     def stop(self) -> None:
-        """End the waits of trainers and of event readers, so that the daemon can end."""
+        """End the waits of trainers, of event readers and of those who open episodes, so that the daemon can end."""
         self._stopping.set()
+        self._pace.stop()
         self._runs.stop()
 
     def add_routes(self, app: web.Application) -> None:
@@ -142,7 +148,7 @@ class Control:
                 return await _response(http, await self._runs.answer(request))
             match route.name:
                 case "open_episode":
-                    await self._hold(request)
+                    return await self._open_episode(http, request)
                 case "lease":
                     return await self._lease(http, request)
                 case "gate_close":
@@ -215,8 +221,9 @@ class Control:
         wanted = parse(routes.Lease, request.body)
         deadline = self._clock.now() + min(max(wanted.wait_s, 0.0), MAX_WAIT_S)
         while True:
-            seen = self._store.state.leasable()
+            seen, began = self._store.state.leasable(), self._clock.now()
             answer = self._decide(request, "")
+            took = self._clock.now() - began
             if answer.events:
                 await self._store.commit(answer.events)
             if answer.status != 204:
@@ -228,20 +235,27 @@ class Control:
                 return web.Response(status=204)
             again = self._store.commands.next_end(wanted, at=self._clock.now())
             await self._until_stop(self._store.leasable(seen, min(left, again)))
+            await asyncio.sleep(min(left, PAUSE * took))
         batch = http[SUBJECT] = str((answer.body() or {})["batch"])
         data = await asyncio.to_thread(lambda: frame.encode_batch(views.batch(self._store.state, batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
 
-    async def _hold(self, request: api.Request) -> None:
-        """Wait until the lane has room for the episode that is asked for; `NotReady` after a while."""
-        body = parse(routes.OpenEpisode, request.body)
-        deadline = self._clock.now() + min(HOLD_S, self._config.gate_hold_s)
-        while self._store.commands.full(body):
-            left = deadline - self._clock.now()
-            if left <= 0 or self._stopping.is_set():
-                said = "its lane has as many groups open or ready as may be ahead of what is leased"
+    async def _open_episode(self, http: web.Request, request: api.Request) -> web.StreamResponse:
+        """An episode is opened once its lane has room for it. What is wrong with it is said before, and who has it
+        already has it again."""
+        lane = paced_lane(self._decide(request, "").events)
+        if lane is not None:
+            asked = parse(routes.OpenEpisode, request.body).hold_s
+            hold_s = min(HOLD_S if asked is None else max(0.0, asked), HOLD_S, self._config.gate_hold_s)
+            if not await self._pace.enter(lane, hold_s):
+                said = f"lane {lane!r} has as many groups open or ready as may be ahead of what is leased"
                 raise NotReady(said, code="lane_full", retry_after=1.0)
-            await self._until_stop(self._store.leasable(self._store.state.leasable(), left))
+        try:
+            answer = await self._ask(http, request)
+        finally:
+            self._pace.changed()  # the room is somebody else's, if it was not taken
+        http[SUBJECT] = (answer.body() or {}).get("episode", "")
+        return await _response(http, answer)
 
     async def _close_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""
@@ -294,10 +308,24 @@ class Control:
         now: dict[str, Any] = {"requests": gate_now}
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
-        now["alerts"] = list(self._store.alerts().values())
+        now["alerts"] = [*self._store.alerts().values(), *self._held_alerts()]
         if self._interception is not None:
             now["intercept"] = self._interception.to_json(URL(self._base_url(http)).host)
         return known | {"models": models} | others | now
+
+    def _watch(self, waits: bool) -> None:
+        """While anybody `waits` for room, each event may make some."""
+        (self._store.listen if waits else self._store.unlisten)(self._look)
+
+    def _look(self, _events: Sequence[Event]) -> None:
+        self._pace.changed()
+
+    def _held_alerts(self) -> Iterator[str]:
+        """Lanes in which agents wait for room that nobody makes."""
+        shares = self._store.state.mix.shares
+        for lane in self._pace.full() if shares else ():
+            if not shares.get(lane):
+                yield f"agents wait to play lane {lane!r}, which has no share in the mix (ajet mix)"
 
     def _certificate(self) -> web.Response:
         """What a program must trust to be intercepted."""

@@ -56,6 +56,7 @@ EVENTS: dict[str, Any] = {
     "EvaluationWanted": ev.EvaluationWanted,
     "MixSet": ev.MixSet,
     "GroupsFlushed": ev.GroupsFlushed,
+    "LanesLacking": ev.LanesLacking,
     "PlayBegun": ev.PlayBegun,
     "PlayEnded": ev.PlayEnded,
     "RunWanted": ev.RunWanted,

@@ -406,7 +406,9 @@ def test_shares_that_are_none_change_nothing(caller: Caller, shares: Any) -> Non
 
 def test_groups_are_flushed(caller: Caller) -> None:
     caller.rig.ready("math/1")
-    assert caller.post("/groups/flush", {"lane": "math", "task": "math/1"}) == {}
+    assert caller.post("/groups/flush", {"lane": "none"}) == {"tasks": 0}
+    assert caller.post("/groups/flush", {"lane": "math", "task": "math/1"}) == {"tasks": 1}
+    assert caller.post("/groups/flush") == {"tasks": 0}
     assert caller.rig.lease(min_group_size=1) is not None
     for name in ("lane", "task"):
         with pytest.raises(BadRequest, match=name):

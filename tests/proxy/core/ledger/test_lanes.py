@@ -7,14 +7,17 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.commands import paced_lane
+from ajet_proxy.core.ledger.events import LanesLacking
+from ajet_proxy.core.ledger.mix import Standing
 from ajet_proxy.core.ledger.pots import Pots
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import Join, Lease, OpenEpisode, SetMix
+from ajet_sdk.routes import GateClose, GateOpen, Join, Lease, OpenEpisode, SetMix
 from tests.kit.ledger_rig import LedgerRig
 
 
@@ -99,6 +102,9 @@ def test_what_is_set_stays_and_what_is_the_same_changes_nothing(rig: LedgerRig) 
     assert rig.state.standings is before
     assert mix(rig, {"math": 1.0}) == 1
     assert rig.state.standings == {}
+    assert mix(rig, group_size=0) == 1
+    assert views.mix(rig.state)["group_size"] == 2
+    assert mix(rig, group_size=3) == 1
     shown = views.mix(rig.state)
     del shown["lanes"]
     assert shown == {"shares": {"math": 1.0}, "ahead": 0, "group_size": 3, "lane_wait_s": 5.0}
@@ -146,37 +152,53 @@ def test_what_does_not_fit_is_formed_anew_in_its_lane(rig: LedgerRig) -> None:
     assert rig.state_of(odd) == "discarded"
 
 
+def full(rig: LedgerRig, body: OpenEpisode) -> bool:
+    """Whether an opening would have to wait."""
+    lane = paced_lane(rig.commands.open_episode(body, episode=body.id or "new", at=rig.at, tenant=""))
+    return lane is not None and rig.state.room(lane) == 0
+
+
 def wanted(rig: LedgerRig) -> dict[str, Any]:
     return views.wanted(rig.state)
 
 
 def test_without_a_pace_any_number_is_wanted(rig: LedgerRig) -> None:
     assert wanted(rig) == {}
-    assert not rig.commands.full(OpenEpisode(task="math/1"))
+    assert not full(rig, OpenEpisode(task="math/1"))
 
 
 def test_a_lane_is_full_when_so_many_are_open_or_ready(rig: LedgerRig) -> None:
     mix(rig, ahead=2)
     assert wanted(rig) == {"lanes": {}, "other": 4}
+    assert paced_lane(()) is None
     first = rig.open(task="math/1")
     rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1")
     assert wanted(rig) == {"lanes": {"code": 2, "math": 2}, "other": 4}
     rig.open(task="math/2"), rig.open(task="math/2")
     assert wanted(rig)["lanes"]["math"] == 0
-    assert rig.commands.full(OpenEpisode(task="math/9"))
-    assert not rig.commands.full(OpenEpisode(task="math/9", eval=True))
-    assert not rig.commands.full(OpenEpisode())
+    assert full(rig, OpenEpisode(task="math/9"))
+    assert not full(rig, OpenEpisode(task="math/9", eval=True))
+    assert not full(rig, OpenEpisode())
     rig.abort(first)
-    assert not rig.commands.full(OpenEpisode(task="math/9"))
+    assert not full(rig, OpenEpisode(task="math/9"))
 
 
 def test_the_lane_of_a_client_is_that_of_its_episodes(rig: LedgerRig) -> None:
     mix(rig, ahead=1)
     rig.ready("math/1"), rig.ready("math/1")
     rig.run(rig.commands.clients.join(Join("host", lane="math"), client="c", tenant="", at=rig.at))
-    assert rig.commands.full(OpenEpisode(task="x", client="c"))
-    assert not rig.commands.full(OpenEpisode(task="x", client="nobody"))
-    assert not rig.commands.full(OpenEpisode(task="x"))
+    assert full(rig, OpenEpisode(task="x", client="c"))
+    assert not full(rig, OpenEpisode(task="x"))
+
+
+def test_an_opening_whose_answer_was_lost_needs_no_room_and_neither_does_a_trial(rig: LedgerRig) -> None:
+    """It may be the very one that its lane is full of."""
+    mix(rig, ahead=1, group_size=1)
+    body = OpenEpisode(task="math/1", id="mine")
+    assert not full(rig, body)
+    rig.run(rig.commands.open_episode(body, episode="mine", at=rig.at, tenant=""))
+    assert not full(rig, body) and full(rig, OpenEpisode(task="math/1", id="other"))
+    assert not full(rig, OpenEpisode(task="math/1", trial=True))
 
 
 def test_what_is_left_of_a_task_keeps_nobody_out(rig: LedgerRig) -> None:
@@ -196,18 +218,27 @@ def test_what_is_left_of_a_task_keeps_nobody_out(rig: LedgerRig) -> None:
 def test_what_is_leased_makes_room(rig: LedgerRig) -> None:
     mix(rig, ahead=1)
     rig.ready("math/1"), rig.ready("math/1")
-    assert rig.commands.full(OpenEpisode(task="math/9"))
+    assert full(rig, OpenEpisode(task="math/9"))
     batch = rig.lease()
     assert batch is not None
-    assert not rig.commands.full(OpenEpisode(task="math/9"))
+    assert not full(rig, OpenEpisode(task="math/9"))
     rig.nack(batch)
-    assert rig.commands.full(OpenEpisode(task="math/9"))
+    assert full(rig, OpenEpisode(task="math/9"))
 
 
 def test_lanes_have_room_by_their_shares(rig: LedgerRig) -> None:
     mix(rig, {"math": 0.75, "code": 0.25}, ahead=8, group_size=4)
     assert wanted(rig) == {"lanes": {"code": 8, "math": 24}, "other": 0}
-    assert rig.commands.full(OpenEpisode(task="x/1"))
+    assert full(rig, OpenEpisode(task="x/1"))
+
+
+def test_groups_are_counted_by_the_sizes_that_hold_now(rig: LedgerRig) -> None:
+    mix(rig, ahead=1, group_size=3)
+    for _ in range(3):
+        rig.ready("math/1")
+    before = wanted(rig)
+    rig.state.regroup()
+    assert (wanted(rig), rig.state.queues.complete) == (before, 1)
 
 
 def test_pots_are_rebuilt_from_what_earlier_versions_have_kept(rig: LedgerRig) -> None:
@@ -217,6 +248,162 @@ def test_pots_are_rebuilt_from_what_earlier_versions_have_kept(rig: LedgerRig) -
     ready = [episode for episode in state.episodes.values() if episode.state == "ready"]
     pots.rebuild(state.unsettled.values(), ready, state.queues.pots(), rig.at)
     assert pots == state.pots
+
+
+def test_a_lane_of_which_every_group_is_discarded_lends_its_turns(rig: LedgerRig) -> None:
+    """However much of it becomes ready: whoever solves every task would otherwise hold up all the others."""
+    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    ready(rig, "math", 9)
+    for _ in range(29):
+        rig.ready("code/1", reward=1.0), rig.ready("code/1", reward=1.0), rig.ready("code/2")
+        assert leased(rig, 2, signal=True) == ""
+        rig.at += 1.0
+    assert rig.commands.next_end(Lease(model="m"), at=rig.at) == 1.0
+    rig.at += 1.0
+    for _ in range(4):
+        rig.ready("math/new", reward=0.0), rig.ready("math/new", reward=1.0)
+    assert leased(rig, 2, signal=True) == "mm"
+    rig.ready("code/3", reward=0.0), rig.ready("code/3", reward=1.0)
+    assert leased(rig, 1, signal=True) == "c"
+    assert leased(rig, 1, signal=True) == "m" and leased(rig, 1, signal=True) == ""
+
+
+def test_a_restart_grants_a_lane_its_whole_wait(rig: LedgerRig) -> None:
+    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    ready(rig, "math", 4)
+    rig.ready("code/1", reward=1.0), rig.ready("code/1", reward=1.0)
+    assert leased(rig, 2, signal=True) == ""
+    rig.at += 25.0
+    rig.restart()
+    rig.at += 29.0
+    assert leased(rig, 2) == ""
+    rig.at += 1.0
+    assert leased(rig, 2) == "mm"
+
+
+def test_a_lane_that_only_another_model_plays_lends_its_turns(rig: LedgerRig) -> None:
+    mix(rig, {"a": 0.5, "b": 0.5}, lane_wait_s=30.0)
+    ready(rig, "a", 4)
+    for _ in range(3):
+        rig.at += 10.0
+        rig.ready("b/1", model="n"), rig.ready("b/1", model="n")
+    assert leased(rig, 2, model="m") == "aa"
+    assert leased(rig, 1, model="n") == "b"
+
+
+def lacking(rig: LedgerRig, **asked: Any) -> tuple[str, ...]:
+    """The lanes that a lease finds too little of, and lets in."""
+    events = rig.run(rig.commands.lease(Lease(**asked), batch="none", at=rig.at))
+    assert {type(event) for event in events} <= {LanesLacking}
+    return events[0].lanes if events else ()
+
+
+@pytest.mark.parametrize("asked", [{"groups": 3}, {"group_size": 4}, {"model": "n"}, {"groups": 5, "unit": "episodes"}])
+def test_who_waits_while_nobody_plays_is_played_for(rig: LedgerRig, asked: dict[str, Any]) -> None:
+    """It wants more groups, or larger ones, than may be ahead, or another model's are ready."""
+    mix(rig, ahead=2)
+    rig.open(task="b/1")
+    ready(rig, "a", 1)
+    last = rig.open(task="a/2")
+    assert lacking(rig, **asked) == () and wanted(rig)["lanes"]["a"] == 1
+    rig.abort(last)
+    rig.ready("a/3"), rig.ready("a/3")
+    assert full(rig, OpenEpisode(task="a/9"))
+    assert lacking(rig, **asked) == ("a",) and lacking(rig, **asked) == ()
+    assert wanted(rig)["lanes"]["a"] == 4
+    ready(rig, "a", 1)
+    rig.restart()
+    assert wanted(rig)["lanes"]["a"] == 2
+    assert leased(rig) == "a"
+    assert wanted(rig)["lanes"]["a"] == 0
+
+
+def test_what_agents_have_left_behind_keeps_nobody_out_for_long(rig: LedgerRig) -> None:
+    """No client shows that they are gone, and their episodes idle out much later."""
+    mix(rig, ahead=1)
+    left = [rig.open(task="a/1"), rig.open(task="a/1")]
+    rig.at += 19.0
+    asked: dict[str, Any] = {"group_wait_s": 20.0}
+    assert lacking(rig, **asked) == ()
+    assert rig.commands.next_end(Lease(group_wait_s=20.0), at=rig.at) == 20.0
+    rig.at += 1.0
+    (call,) = rig.begin(left[0])
+    rig.open(task="a/1", eval=True)
+    assert lacking(rig, **asked) == ()
+    rig.finish(left[0], call)
+    rig.at += 20.0
+    rig.run(rig.commands.gate_close(GateClose("weights"), at=rig.at))
+    rig.at += 20.0
+    assert lacking(rig, **asked) == ()
+    rig.run(rig.commands.gate_open(GateOpen(1), at=rig.at))
+    assert lacking(rig, **asked) == ()
+    rig.at += 20.0
+    assert lacking(rig, **asked) == ("a",)
+    assert wanted(rig)["lanes"]["a"] == 2
+    rig.reward(left[0])
+    rig.ready("a/1")
+    assert leased(rig) == "a" and wanted(rig)["lanes"]["a"] == 1
+
+
+def test_of_lanes_with_shares_only_those_are_played_further_that_are_waited_for(rig: LedgerRig) -> None:
+    mix(rig, {"a": 0.5, "b": 0.5, "c": 0.0}, ahead=2, lane_wait_s=30.0)
+    ready(rig, "a", 1), ready(rig, "c", 1)
+    assert lacking(rig, groups=4) == ()
+    ready(rig, "b", 1)
+    rig.at += 29.0
+    assert lacking(rig, groups=4) == ("a",)
+    ready(rig, "a", 1)
+    assert lacking(rig, groups=4) == ("b",)
+    rig.at += 30.0
+    assert lacking(rig, groups=9) == ("a",)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whoever_goes_on_asking_is_served(data: st.DataObject) -> None:
+    """Whatever may be ahead, however large the groups of several trainers are, and whatever is discarded: agents that
+    play whenever there is room bring what each of them waits for."""
+    rig = LedgerRig()
+    weights = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any))
+    whole, lanes = sum(weights), "abcd"[: len(weights)]
+    shares = {lane: round(weight / whole, 9) for lane, weight in zip(lanes, weights, strict=True)}
+    mix(
+        rig, data.draw(st.sampled_from([None, shares])),
+        ahead=data.draw(st.integers(1, 9)), group_size=data.draw(st.sampled_from([None, 1, 2, 3])), lane_wait_s=30.0,
+    )  # fmt: skip
+    trainers = [
+        Lease(model=model, groups=data.draw(st.integers(1, 5)), group_size=data.draw(st.integers(1, 4)), min_group_size=
+              data.draw(st.sampled_from([None, 1])), signal=data.draw(st.booleans()), group_wait_s=20.0)
+        for model in "mn"[: data.draw(st.integers(1, 2))]
+    ]  # fmt: skip
+    flat = data.draw(st.sampled_from(lanes))
+    teach = {lane for lane in rig.state.mix.shares or lanes if rig.state.mix.shares.get(lane, 1.0)} - {flat}
+    number = 0
+
+    def play() -> None:
+        nonlocal number
+        for lane in lanes:
+            while rig.state.room(lane):
+                number += 1
+                reward = 1.0 if lane == flat else float(number % 2)
+                model = "mn"[number // 4 % len(trainers)]
+                rig.ready(f"{lane}/{number // 2 % 2}", model=model, reward=reward)
+
+    for trainer in trainers * 3:
+        if trainer.signal and not teach:
+            continue
+        for _ in range(100):
+            play()
+            rig.at += 5.0
+            while True:  # as the route looks again
+                batch = rig.id("batch")
+                events = rig.run(rig.commands.lease(trainer, batch=batch, at=rig.at))
+                if not events or batch in rig.state.batches:
+                    break
+            if events:
+                break
+        else:
+            pytest.fail(f"nothing for {trainer}")
 
 
 class Lanes(RuleBasedStateMachine):
@@ -246,7 +433,9 @@ class Lanes(RuleBasedStateMachine):
     @rule(groups=st.integers(1, 4))
     def leases(self, groups: int) -> None:
         have = {lane: self.whole(lane) for lane in self.exact}
-        waits = [lane for lane in self.exact if self.rig.at - self.rig.state.heard[lane] < 20.0]
+        state = self.rig.state
+        standing = state.standings.get("m", Standing())
+        waits = [lane for lane in self.exact if self.rig.at - standing.since(lane, state.waits_since) < 20.0]
         batch = self.rig.lease(groups=groups)
         if batch is None:
             assert sum(have.values()) < groups or any(have[lane] < groups for lane in waits)

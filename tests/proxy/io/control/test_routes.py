@@ -90,9 +90,7 @@ def expected(route: Route, kind: str, *, open_mode: bool) -> int | None:
         return None if route.scope == "trainer" else 403
     if route.scope != "agent":
         return 403
-    if route.name == "wanted":
-        return None
-    if route.name in ("open_episode", "join", "clients", "beat", "leave", "play", "get_play", "end_play"):
+    if route.name in ("wanted", "open_episode", "join", "clients", "beat", "leave", "play", "get_play", "end_play"):
         return None if kind in ("agent of the tenant", "agent of another tenant") else 403
     return None if kind in ("agent of the episode", "agent of the tenant") else 403
 

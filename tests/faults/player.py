@@ -1,0 +1,115 @@
+"""A client that plays data sets one after the other, by ajet's own SDK: it joins, beats, and asks what is missing.
+
+Several play the same ones. A play is never ended here, so whoever starts again goes through it once more and finds what
+is still missing of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from ajet_sdk.client import Client
+from ajet_sdk.clients import Membership
+from ajet_sdk.episodes import Episode, WorldFailed
+from ajet_sdk.errors import AjetError, from_body
+from ajet_sdk.operations import Talk
+from ajet_sdk.plays import PlayedRollouts, Progress
+from ajet_sdk.rollouts import How, Rollouts, name_of
+from ajet_sdk.routes import Join, OpenEpisode
+from tests.faults.agent import PATIENCE_S, Agent
+from tests.faults.notes import Notes
+
+TTL_S = 2.0
+GROUP = 3
+TASKS = ("math/0", "math/1", "code/0", "word/0")
+REPEAT = 2 * GROUP
+GONE = "episode_discarded"
+
+
+class Stopped(Exception):
+    """No more is to be played."""
+
+
+class Player(Agent):
+    """An agent whose episode may be discarded under it: its client was taken for gone."""
+
+    def __call__(self, task: Any, episode: Episode) -> None:
+        try:
+            self.turns(episode.id, episode.base_url, episode.api_key, str(task))
+        except openai.APIStatusError as error:
+            if error.code == GONE:
+                raise WorldFailed("its client was taken for gone") from error
+            raise
+
+    def reward(self, episode: str, reward: dict[str, Any]) -> None:
+        answer = self.http.post(f"{self.url}/ajet/v1/episodes/{episode}/rewards", json=reward)
+        if 400 <= answer.status_code < 500:
+            error = from_body(answer.status_code, answer.json())
+            if error.code == GONE:
+                raise WorldFailed("its client was taken for gone")
+        super().reward(episode, reward)
+
+    def fail(self, error: Exception) -> None:
+        if getattr(error, "code", None) == GONE:
+            self.notes.add("gone")
+        else:
+            super().fail(error)
+
+
+class Noted(Membership):
+    """Notes each id under which it joins, before anybody can have heard of it."""
+
+    notes: Notes
+
+    def _join(self) -> Talk[None]:
+        self.notes.add("joins", client=self._next, ttl_s=self._body.ttl_s)
+        return super()._join()
+
+
+class Kept(Rollouts):
+    """A run through a play that does not end it."""
+
+    source: PlayedRollouts
+
+    def __init__(self, *plan: Any) -> None:
+        super().__init__(*plan)
+        self.source.finish = self.source.begin  # type: ignore[method-assign]
+
+
+def run(url: str, name: str, client_name: str, notes: Path, stop: Path, revision: Path, whole: Path) -> None:
+    """What the process does, until the file `stop` is there. The folder `whole` has a file for each play that is."""
+    player = Player(url, name, notes)
+
+    def held() -> bool:
+        if stop.exists():
+            raise Stopped
+        return False
+
+    def told(number: int) -> Callable[[Progress], None]:
+        def progress(found: Progress) -> None:
+            if found.done == found.episodes:
+                Path(whole, str(number)).touch()
+
+        return progress
+
+    with Client(url, deadline=PATIENCE_S) as client:
+        member = Noted(client, Join(client_name, ttl_s=TTL_S), lambda: revision.read_text())
+        member.notes = player.notes
+        try:
+            with member:
+                done = [int(path.name) for path in whole.iterdir()]
+                for number in count(max(done, default=0)):
+                    for again in range(max(0, number - 1), number + 1):
+                        how = How(play=f"storm{again}", member=member, held=held, on_progress=told(again))
+                        Kept(client, player, TASKS, REPEAT, 1, OpenEpisode(None), name_of, None, how).run()
+        except Stopped:
+            pass
+        except AjetError as error:
+            player.notes.add("failed", why=repr(error)[:500])
+            sys.exit(1)

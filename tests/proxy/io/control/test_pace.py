@@ -1,0 +1,117 @@
+"""Openings that wait for room, with a room that is set by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ajet_proxy.io.control.pace import Pace
+
+
+class Lanes:
+    """`enter` takes a place of its lane's room, as an opening does."""
+
+    def __init__(self, **room: int | None) -> None:
+        self.room: dict[str, int | None] = dict(room)
+        self.looks = 0
+        self.pace = Pace(self.look)
+        self.entered: list[str] = []
+
+    def look(self, lane: str) -> int | None:
+        self.looks += 1
+        return self.room[lane]
+
+    async def enter(self, lane: str, who: str = "", hold_s: float = 30.0) -> bool:
+        may = await self.pace.enter(lane, hold_s)
+        room = self.room[lane]
+        if may and room is not None:
+            assert room > 0
+            self.room[lane] = room - 1
+            self.pace.changed()
+        self.entered += [who] if may else []
+        return may
+
+    def let_in(self, lane: str, room: int | None) -> None:
+        self.room[lane] = room
+        self.pace.changed()
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_where_there_is_room_nobody_waits() -> None:
+    lanes = Lanes(a=None, b=1)
+    assert await lanes.enter("a") and await lanes.enter("b")
+    assert not await lanes.enter("b", hold_s=0.01)
+    assert lanes.pace._waiting == {}
+
+
+async def test_who_came_first_goes_first_and_newcomers_stand_behind() -> None:
+    lanes = Lanes(a=0, b=0)
+    waiting = [asyncio.create_task(lanes.enter("a", who)) for who in "123"]
+    other = asyncio.create_task(lanes.enter("b", "other"))
+    await settled()
+    lanes.let_in("a", 2)
+    late = asyncio.create_task(lanes.enter("a", "late"))
+    await settled()
+    assert lanes.entered == ["1", "2"]
+    lanes.let_in("a", None)
+    await settled()
+    assert lanes.entered == ["1", "2", "3", "late"]
+    assert await asyncio.gather(*waiting, late) == [True] * 4
+    lanes.let_in("b", 1)
+    assert await other
+
+
+async def test_who_leaves_keeps_nobody_waiting() -> None:
+    lanes = Lanes(a=0)
+    first, second = (asyncio.create_task(lanes.enter("a", who)) for who in "12")
+    await settled()
+    lanes.let_in("a", 1)
+    first.cancel()
+    await settled()
+    lanes.pace.changed()
+    assert await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert lanes.pace._waiting == {}
+
+
+async def test_it_says_while_anybody_waits() -> None:
+    watched: list[bool] = []
+    pace = Pace(lambda lane: 0, watched.append)
+    waiting = [asyncio.create_task(pace.enter(lane, 30.0)) for lane in "ab"]
+    await settled()
+    assert (watched, pace.full()) == ([True], ["a", "b"])
+    pace.stop()
+    await asyncio.gather(*waiting)
+    assert (watched, pace.full()) == ([True, False], [])
+
+
+async def test_room_that_is_gone_again_is_waited_for() -> None:
+    lanes = Lanes(a=0)
+    waiting = asyncio.create_task(lanes.enter("a", "1"))
+    await settled()
+    lanes.let_in("a", 1)
+    lanes.room["a"] = 0
+    await settled()
+    assert not waiting.done()
+    lanes.let_in("a", 1)
+    assert await waiting
+
+
+async def test_whatever_happens_few_of_many_look_again() -> None:
+    lanes = Lanes(a=0)
+    waiting = [asyncio.create_task(lanes.enter("a", str(number))) for number in range(1000)]
+    await settled()
+    lanes.looks = 0
+    for _ in range(100):
+        lanes.pace.changed()
+    await settled()
+    assert lanes.looks == 100
+    lanes.pace.stop()
+    assert await asyncio.gather(*waiting) == [False] * 1000
+    assert not await lanes.enter("a")
