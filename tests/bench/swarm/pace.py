@@ -1,6 +1,7 @@
 """Episodes that are played for nothing, with and without a pace: 96 agents, and weights that may be one version behind.
 
 verl launches its own engine here. A step trains 16 episodes, so most of what 96 agents play is stale before its turn.
+Agents come when the trainer waits for them: until it is there, nobody holds them.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ def run(folder: Path, arm: str) -> Ran:
             "model": str(build(folder / "model")), "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE,
             "max_tokens": 256, "total_steps": STEPS, "save_freq": 0, "max_staleness": 1, **ARMS[arm],
         }  # fmt: skip
-        with (
-            TrainerProcess(folder, ours, {"actor_rollout_ref.actor.optim.lr": 1e-2}) as trainer,
-            Players(proxy.url, model="policy", group_size=SIZE, parallel=AGENTS),
-        ):
-            if trainer.wait(LIMIT_S) != 0:
-                raise TrainerFailed(trainer.words())
-            return {"lines": trainer.metrics(), "status": proxy.report()}
+        with TrainerProcess(folder, ours, {"actor_rollout_ref.actor.optim.lr": 1e-2}) as trainer:
+            trainer.until(lambda: trainer.phase() == "waiting for episodes", LIMIT_S)
+            with Players(proxy.url, model="policy", group_size=SIZE, parallel=AGENTS):
+                if trainer.wait(LIMIT_S) != 0:
+                    raise TrainerFailed(trainer.words())
+                return {"lines": trainer.metrics(), "status": proxy.report()}
 
 
 def wasted(ran: Ran) -> tuple[int, int]:
