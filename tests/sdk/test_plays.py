@@ -242,7 +242,7 @@ def test_it_is_said_once_why_a_run_waits(stub: ControlStub, play: str | None, mo
                                 rollouts.name_of, None, How(play=play, say=say))  # fmt: skip
         assert [item.ok for item in run.run()] == [True]
     (line,) = said
-    assert line.startswith("waiting: the proxy wants no more episodes of math for now.")
+    assert line.startswith("waiting: the proxy wants no more episodes of math for now, since as many wait")
 
 
 def test_where_the_proxy_holds_nobody_back_nothing_is_said(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
