@@ -120,8 +120,8 @@ def _turns(state: State, groups: int, at: float, model: str) -> Turns | None:
 
 def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
     """The lanes for which a lease waits in vain, once it has found too little: they are full, and nobody plays in them.
-    So it may be if a trainer wants more groups, or larger ones, than may be ahead, or another model's are ready, or
-    agents have died or hang without a client that would show it."""
+    So it may be if a trainer wants more groups, or larger ones, than may be ahead. Or another model's are ready, or
+    agents without a client have died or hang."""
     pots = state.pots
     full = [lane for lane in sorted(pots.playing | pots.waiting) if pots.load(lane) and state.room(lane) == 0]
     active = _active(state, at - body.group_wait_s) if full else frozenset[str]()

@@ -134,7 +134,7 @@ class Turns:
         self._due = self._deal()
 
     def lacks(self) -> Collection[str]:
-        """The lanes of which a group would be taken next, if they had one."""
+        """The lanes whose groups would be taken next, if they had any."""
         return self._weights if self._lends(self._due) else (self._due,)
 
     def _deal(self) -> str:
