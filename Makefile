@@ -20,7 +20,7 @@
 # make swarm       clients are killed, lanes share, rewards are edited while a model trains (SEEDS=N, OUT=DIR; docs/reports/swarm.md)
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
-# make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
+# make faults      kills proxy, trainers, agents and supervisor 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
 # make estimators  a step of every estimator, loss and mean of verl, written into docs/reference/estimators.md
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included

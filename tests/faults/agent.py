@@ -23,7 +23,9 @@ PATIENCE_S = 120.0
 TIMEOUT_S = 4.0
 """How long it waits for one answer, or a piece of one, before it gives up and asks again."""
 BROKEN = (openai.APIError, httpx.TransportError, httpx2.TransportError)  # openai speaks httpx2
-LANE, TASKS = "math", 3
+LANE, TASKS = "default", 3
+PAUSE_S = 0.3
+"""Nobody holds it back, so it rests for up to so long after an episode."""
 
 
 class Agent:
@@ -36,7 +38,7 @@ class Agent:
 
     def episode(self, count: int) -> None:
         """An episode that opens on its first call."""
-        episode, task = f"{self.name}-{count}", f"{LANE}/{self.dice.randrange(TASKS)}"
+        episode, task = f"{self.name}-{count}", f"task {self.dice.randrange(TASKS)}"
         self.turns(episode, f"{self.url}/e/{episode}/v1", "none", task)
 
     def turns(self, episode: str, base: str, key: str, task: str) -> None:
@@ -110,5 +112,6 @@ def run(url: str, name: str, notes: Path, stop: Path) -> None:
         count += 1
         try:
             agent.episode(count)
+            time.sleep(agent.dice.uniform(0, PAUSE_S))
         except (*BROKEN, httpx.HTTPStatusError):
             sys.exit(1)

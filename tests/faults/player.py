@@ -27,8 +27,8 @@ from tests.faults.notes import Notes
 
 TTL_S = 2.0
 GROUP = 3
-TASKS = ("math/0", "math/1", "code/0", "word/0")
-REPEAT = 2 * GROUP
+TASKS = ("math/0", "math/1", "math/2", "math/3", "code/0", "code/1", "code/2", "word/0", "word/1")
+REPEAT = GROUP
 GONE = "episode_discarded"
 
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.faults import agent
 from tests.faults.player import GROUP, REPEAT, TASKS, TTL_S
 
-SHARES = {"math": 0.5, "code": 0.3, "word": 0.2}
+SHARES = {"math": 0.4, "code": 0.3, "word": 0.2, agent.LANE: 0.1}
+"""Plays have tasks in the same proportion; the last lane is the stranger's."""
 LEAST, GROUPS = 2, 2
 """Episodes of the smallest group, and groups of a batch."""
 GONE_WITHIN_S = TTL_S + 1.0

@@ -233,6 +233,13 @@ class Groups(RuleBasedStateMachine):
             task = self.rig.state.episode(name).task or ""
             assert task in playing or self.rig.at - self.last[task] < 60.0
 
+    @rule(seconds=st.sampled_from([0.0, 3600.0, -3600.0]))
+    def the_daemon_restarts(self, seconds: float) -> None:
+        """Its machine's clock is then off by so much; each task has its whole wait again."""
+        self.rig.at += seconds
+        self.rig.restart()
+        self.last = dict.fromkeys(self.last, self.rig.at)
+
     @rule(batch=st.integers(0, 9))
     def a_batch_is_returned(self, batch: int) -> None:
         leased = sorted(self.rig.state.leased)
