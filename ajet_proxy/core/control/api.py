@@ -210,7 +210,9 @@ class _Handlers:
         return Answer(self._gate, self.commands.gate_open(self.body, at=self.at))
 
     def _gate(self) -> Body:
-        return {"gate": self.state.gate, "in_flight": self.state.calls["running"]}
+        model = self.body.model or ""
+        state = self.state.gate_state(model) if model else self.state.gate
+        return {"gate": state, "in_flight": self.state.in_flight(model)}
 
     def policy(self) -> Answer:
         return Answer(self._policy, self.commands.announce(self.body, at=self.at))
