@@ -366,7 +366,7 @@ def open_data_dir(config: Config) -> Path:
     return path
 
 
-def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
+def issue_key(config: Config, scope: str, tenant: str, ttl_s: float, model: str = "") -> str:
     """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
     chosen, now = SCOPES[SCOPES.index(scope)], Clock().now()
-    return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now))
+    return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now, model))

@@ -138,7 +138,8 @@ class Control:
                 tls.demand(http)
             most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
-            request = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
+            asked = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
+            request = api.of_own_model(asked)
             if route.name in RUN_ROUTES:
                 return await _response(http, await self._runs.answer(request))
             match route.name:
