@@ -523,7 +523,8 @@ def test_a_trainers_key_that_names_its_model_is_refused_for_others(caller: Calle
         ("POST", f"/batches/{other}/extend", {}), ("POST", f"/batches/{other}/ack", {"policy_version": 1}),
         ("POST", "/gate/close", {"model": "coder"}), ("POST", "/gate/open", {"policy_version": 1, "model": "coder"}),
         ("POST", "/policy", {"model": "coder", "version": 9}),
-        ("POST", "/evaluations", {"model": "coder", "episodes": 1}), ("GET", f"/evaluations/{evaluation}", None), ("POST", "/groups/flush", {}), ("POST", "/groups/flush", None),
+        ("POST", "/evaluations", {"model": "coder", "episodes": 1}),
+        ("GET", f"/evaluations/{evaluation}", None), ("POST", "/groups/flush", {}), ("POST", "/groups/flush", None),
     ]  # fmt: skip
     for method, path, body in asks:
         with pytest.raises(Forbidden, match="this key is for model 'planner' alone") as caught:
