@@ -117,8 +117,10 @@ class App:
         self._store = store = await self._open_store()
         state = store.state
         waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
-        gate = Gatekeeper(is_open=state.is_open, hold_s=config.gate_hold_s, waited=waited)
         engines = Engines(config.upstreams, state.upstreams, state.models)
+        gate = Gatekeeper(
+            is_open=lambda home: engines.passes(state.shut(), home), hold_s=config.gate_hold_s, waited=waited
+        )
         self._keys = keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         ledger_port = LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
         self._stack.callback(ledger_port.close)
@@ -364,7 +366,7 @@ def open_data_dir(config: Config) -> Path:
     return path
 
 
-def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
+def issue_key(config: Config, scope: str, tenant: str, ttl_s: float, model: str = "") -> str:
     """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
     chosen, now = SCOPES[SCOPES.index(scope)], Clock().now()
-    return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now))
+    return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now, model))

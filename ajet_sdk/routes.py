@@ -175,17 +175,20 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class GateClose:
-    """``POST gate/close``: hold new LLM requests; wait up to `wait_s` seconds for those in flight."""
+    """``POST gate/close``: hold new LLM requests of `model`; wait up to `wait_s` seconds for those in flight. Without a
+    model, the one that is announced is meant."""
 
     reason: str = "weights"
     wait_s: float = 600.0
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GateOpen:
-    """``POST gate/open``: let requests through again, now served by `policy_version`."""
+    """``POST gate/open``: let requests of `model` through again, now served by `policy_version`."""
 
     policy_version: int
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

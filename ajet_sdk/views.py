@@ -21,10 +21,11 @@ def status_view(status: Mapping[str, Any]) -> str:
     """Models and their gates, episodes by state with the sum that must hold, and whatever else the proxy counts."""
     lines = [f"ajet proxy {status.get('version', '')}".rstrip()]
     models = engines_by_model(status)
-    rows = [("model", "policy version", "gate", "upstreams")]
+    rows = [("model", "policy version", "gate", "in flight", "held", "upstreams")]
     for name, model in models.items():
         upstreams = ", ".join(map(str, model.get("upstreams") or ())) or "none"
-        rows.append((str(name), str(model.get("policy_version")), str(model.get("gate")), upstreams))
+        inside, held = str(model.get("in_flight", "-")), str(model.get("waiting", "-"))
+        rows.append((str(name), str(model.get("policy_version")), str(model.get("gate")), inside, held, upstreams))
     lines += ["", align(rows) if models else "no models yet: requests wait until a trainer announces its engines"]
     episodes = status.get("episodes") or {}
     terms = [(state, int(episodes.get(state, 0))) for state in EPISODE_STATES]

@@ -130,7 +130,7 @@ def answers_of_a_swarm() -> Mapping[str, Callable[[], bytes]]:
 
 def answers(rig: LedgerRig, ready: LedgerRig, old: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
     """What is asked, each as a function that makes the bytes of the answer."""
-    gate, metrics = Gatekeeper(is_open=lambda: True, hold_s=1.0), Metrics()
+    gate, metrics = Gatekeeper(is_open=lambda model: True, hold_s=1.0), Metrics()
     engines = Engines({"": ("http://a",)}, rig.state.upstreams, rig.state.models)
     store: Any = SimpleNamespace(state=rig.state, healthy=True, alerts=dict, limits=None)
 

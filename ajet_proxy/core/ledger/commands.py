@@ -364,19 +364,38 @@ class Commands:
         return (ev.PlayEnded(self._time(at), self.state.play(tenant, play).name, tenant),)
 
     def gate_close(self, body: GateClose, *, at: float) -> Events:
-        return () if self.state.gate_now.shut else (ev.GateClosed(self._time(at), body.reason),)
+        model = body.model or ""
+        if not model:
+            self._check_alone()
+        same = (model,) if model else ("", self.state.only_model())
+        closed = not self.state.shut().isdisjoint(same)
+        return () if closed else (ev.GateClosed(self._time(at), body.reason, model),)
 
     def gate_open(self, body: GateOpen, *, at: float) -> Events:
-        _check_version(body.policy_version, "policy_version")
-        if not self.state.gate_now.shut and self.state.default_version == body.policy_version:
+        """What was closed without a name, when one model was announced or none, may open without a name later."""
+        state, model, version = self.state, body.model or "", body.policy_version
+        _check_version(version, "policy_version")
+        if not model and not state.gate_now.shut:
+            self._check_alone()
+        meant = state.meant(model)
+        known = [state.default_version] if "" in meant else []
+        known += [state.policy_version(model)] if model else []
+        if state.shut().isdisjoint(meant) and all(one == version for one in known):
             return ()
-        return (ev.GateOpened(self._time(at), body.policy_version),)
+        return (ev.GateOpened(self._time(at), version, model),)
+
+    def _check_alone(self) -> None:
+        """`Conflict` unless it is clear whose gate is meant by a request that names no model."""
+        if len(self.state.served) > 1:
+            known = ", ".join(self.state.served)
+            message = f"several models are announced ({known[:200]}): say which one is meant"
+            raise Conflict(message, code="several_models", param="model")
 
     # -- time
 
     def expire(self, at: float) -> Events:
         """What time alone makes true, for at most `EXPIRED_AT_ONCE` episodes: the caller asks again. An episode is idle
-        only while none of its calls is in flight and the gate is open."""
+        only while none of its calls is in flight and no gate holds it."""
         at = self._time(at)
         out: list[Event] = [
             ev.BatchReturned(at, batch.id, "expired") for batch in self.state.leased.values() if batch.lease_until <= at
@@ -388,12 +407,20 @@ class Commands:
                 break
             if episode.id in ended:
                 continue
-            may_idle = episode.state == "open" and not episode.running and not self.state.gate_now.shut
             if at - episode.opened_at >= episode.wall_timeout:
                 out.append(ev.EpisodeDiscarded(at, episode.id, "wall_timeout"))
-            elif may_idle and at - max(episode.active_at, self.state.gate_now.since) >= episode.idle_timeout:
+            elif episode.state == "open" and not episode.running and self._is_idle(episode, at):
                 out.append(ev.EpisodeDiscarded(at, episode.id, "idle_timeout"))
         return tuple(out)
+
+    def _is_idle(self, episode: Episode, at: float) -> bool:
+        """Whether an open episode, none of whose calls is in flight, has been silent for too long. It is never while a
+        gate may hold it: that of a model that it plays; any, if nobody can say which these are."""
+        if at - episode.active_at < episode.idle_timeout:
+            return False
+        plays = episode.plays_models()
+        gate = self.state.gate_of(*(plays if plays <= self.state.served.keys() else ()))
+        return not gate.shut and at - gate.since >= episode.idle_timeout
 
     def restarted(self, at: float) -> Events:
         """At start, after the replay: calls in flight are gone."""

@@ -274,6 +274,11 @@ class Episode:
             return [self.model] if self.model in models else []
         return models[:1]
 
+    def plays_models(self) -> set[str]:
+        """The models that it was opened for, and those that it has asked."""
+        opened = {self.model, *(self.members or {}).values()}
+        return {entry.asked.model for entry in self.calls.values()} | {model for model in opened if model is not None}
+
     def wants(self, call: str) -> bool:
         """Whether `call` would be trained if it were whole. It would not in an evaluation, nor if it asks another model
         than the episode's (`trains`). As long as no model is named, that is the first call's."""

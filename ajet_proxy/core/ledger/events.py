@@ -246,11 +246,17 @@ class RunForgotten(Event, frozen=True):
 
 
 class GateClosed(Event, frozen=True):
+    """Requests of ``model`` are held. Without a name, all are: only one model was announced, or none."""
+
     reason: str
+    model: str = ""
 
 
 class GateOpened(Event, frozen=True):
+    """Requests of ``model`` pass again, served by ``policy_version``. Without a name it is the only one."""
+
     policy_version: int
+    model: str = ""
 
 
 class ClientJoined(Event, frozen=True):

@@ -77,14 +77,14 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
             demand, body.model, fits, teaches, out=unusable, fresh=fresh, order=order
         )
         if idle:
-            dropped += _dropped(episodes, idle, "no_reward", _named, at)
+            dropped += _dropped(episodes, idle, "no_reward", _named, at, apart=_rewarded)
             unusable |= idle
             continue
         if short:
-            dropped += _dropped(episodes, short, "incomplete_group", lambda _: few, at, apart=True)
+            dropped += _dropped(episodes, short, "incomplete_group", lambda _: few, at, apart=lambda _: True)
             unusable |= short
             continue
-        dropped += _dropped(episodes, flat, "filtered", lambda _: NO_SIGNAL, at, apart=True)
+        dropped += _dropped(episodes, flat, "filtered", lambda _: NO_SIGNAL, at, apart=lambda _: True)
         unusable |= flat
         if len(flat) >= most:
             continue
@@ -142,11 +142,10 @@ def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
 
 def _active(state: State, since: float) -> Collection[str]:
     """The lanes in which an agent has done something since then, or cannot because of the gate."""
+    gate = state.gate_of()
     return {
         one.lane for one in state.unsettled.values()
-        if not one.eval and (
-            one.running or state.gate_now.shut or max(one.active_at, state.gate_now.since) > since
-        )
+        if not one.eval and (one.running or gate.shut or max(one.active_at, gate.since) > since)
     }
 
 
@@ -175,6 +174,11 @@ def _fits(episodes: Mapping[str, Episode], idle: set[Share], most: int, share: S
     if episodes[name].state == "ready":
         idle.add(share)
     return False
+
+
+def _rewarded(episode: Episode) -> bool:
+    """Whether any of its models may learn from it."""
+    return any(episode.rewarded(model) for model in episode.shares)
 
 
 def _named(episode: Episode) -> str:
@@ -227,15 +231,15 @@ def _stale(state: State, body: Lease) -> Iterator[Share]:
 
 def _dropped(
     episodes: Mapping[str, Episode], shares: set[Share], reason: str, why: Callable[[Episode], str], at: float,
-    *, apart: bool = False,
+    *, apart: Callable[[Episode], bool] = lambda _: False,
 ) -> Iterator[ev.EpisodeDiscarded]:
-    """Ready episodes are dropped whole. If a model has trained its share of one, or each has its share `apart`, only
-    these `shares` are."""
+    """Ready episodes are dropped whole. If a model has trained its share of one, or each of its models has its share
+    `apart`, only these `shares` are."""
     for name in sorted({name for _, name in shares}):
         episode = episodes[name]
         if episode.state == "ready":
             mine = sorted(model for model in episode.shares if (model, name) in shares)
-            some = "" in episode.shares.values() or (apart and len(mine) < len(episode.shares))
+            some = "" in episode.shares.values() or (len(mine) < len(episode.shares) and apart(episode))
             models = mine if some else ()
             yield ev.EpisodeDiscarded(at, name, reason, why(episode), tuple(models))
 

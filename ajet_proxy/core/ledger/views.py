@@ -32,13 +32,15 @@ SHOWN = 50
 
 def status(state: State) -> dict[str, Any]:
     """The terms of the ledger identity, and what else costs nothing to know."""
-    gate = state.gate
+    gate = state.gate_of()
     return {
         "version": __version__,
         "now": state.now,
-        "gate": {"state": gate, "since": state.gate_now.since or None, "reason": state.gate_now.reason},
+        "gate": {"state": state.gate, "since": gate.since or None, "reason": gate.reason},
         "models": {
-            model: {"policy_version": served.version, "gate": gate, "upstreams": list(served.upstreams)}
+            model: {
+                "policy_version": served.version, "gate": state.gate_state(model), "upstreams": list(served.upstreams)
+            }
             for model, served in state.served.items()
         },
         "episodes": {"opened": state.opened, **{name: state.counts[name] for name in EPISODE_STATES}},

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -35,7 +36,7 @@ from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.aiohttp_internals import PATIENCE_S
 from ajet_proxy.io.http.audit import BEGUN, SUBJECT
 from ajet_proxy.io.intercept.tunnels import Interception
-from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper
+from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper, Requests
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import CONTENT_TYPE, Metrics
@@ -143,7 +144,8 @@ class Control:
                 tls.demand(http)
             most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
-            request = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
+            asked = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
+            request = api.of_own_model(asked)
             if route.name in RUN_ROUTES:
                 return await _response(http, await self._runs.answer(request))
             match route.name:
@@ -261,15 +263,16 @@ class Control:
         """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""
         wanted = parse(routes.GateClose, request.body)
         await self._ask(http, request)
+        behind = partial(self._engines.guards, wanted.model or "")
         if self._config.gate_mode == "pause":
-            await self._engine_control.pause(self._engines.all())
-        elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S)):
-            count = self._gate.in_flight
+            await self._engine_control.pause(self._engines.behind(wanted.model or ""))
+        elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S), behind):
+            count = self._gate.inside(behind)
             raise NotReady(
                 f"the gate is closing: {count} calls are still in flight; ask again", code="gate_closing",
                 retry_after=RETRY_AFTER_S,
             )
-        return web.json_response({"gate": "closed", "in_flight": self._gate.in_flight})
+        return web.json_response({"gate": "closed", "in_flight": self._gate.inside(behind)})
 
     async def _check_upstreams(self, request: api.Request) -> None:
         """Raises `BadRequest` for an engine at an address of ours."""
@@ -283,29 +286,25 @@ class Control:
     async def _open_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Let requests through, and wake the engines if they were frozen. Requests wait in a frozen engine until then.
         Where the trainer has woken its engine already, they need not wait for us. The new version is set before the
-        first token that it samples. Opening an open gate wakes the engines again."""
+        first token that it samples. Opening an open gate wakes the engines again, but none that another model keeps
+        frozen."""
         wanted = parse(routes.GateOpen, request.body)
         answer = await self._ask(http, request)
         if self._workers is not None:
             await self._workers.caught_up()
         faults: list[str] = []
         if self._config.gate_mode == "pause":
-            faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
+            frozen = {url for gate in self._store.state.shut() for url in self._engines.behind(gate)}
+            urls = tuple(url for url in self._engines.behind(wanted.model or "") if url not in frozen)
+            faults = await self._engine_control.resume(urls, wanted.policy_version)
         return web.json_response((answer.body() or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, http: web.Request, known: dict[str, Any]) -> dict[str, Any]:
         """The ledger's status, with what only this process knows: its engines and who waits. ``any_model`` has the
         engines for each model that has none of its own."""
-        models = dict(known["models"])
-        for name in filter(None, self._engines.names()):
-            version = self._store.state.policy_version(name)
-            models.setdefault(name, {"policy_version": version, "gate": self._store.state.gate})
-            models[name] = models[name] | {"upstreams": list(self._engines.of(name))}
-        gate, urls = self._store.state.gate, list(self._engines.of(""))
-        version = self._store.state.policy_version("")
-        others = {"any_model": {"policy_version": version, "gate": gate, "upstreams": urls}} if urls else {}
-        gate_now = {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting, "busy_s": self._gate.busy_s}
-        now: dict[str, Any] = {"requests": gate_now}
+        models = {name: self._model(name) for name in self._engines.names()}
+        others = {"any_model": models.pop("")} if "" in models else {}
+        now: dict[str, Any] = {"requests": _figures(self._gate)}
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
         now["alerts"] = [*self._store.alerts().values(), *self._held_alerts()]
@@ -326,6 +325,16 @@ class Control:
         for lane in self._pace.full() if shares else ():
             if not shares.get(lane):
                 yield f"agents wait to play lane {lane!r}, which has no share in the mix (ajet mix)"
+
+    def _model(self, name: str) -> dict[str, Any]:
+        """Which weights serve a model, its gate, and the requests that count as its own."""
+        state, gate = self._store.state, "open"
+        if not self._gate.is_open(name):
+            several = len(state.served) > 1
+            gate = ("closing" if self._gate.of(name).in_flight else "closed") if several else state.gate
+        urls = list(self._engines.of(name))
+        version = state.policy_version(name)
+        return {"policy_version": version, "gate": gate, "upstreams": urls} | _figures(self._gate.of(name))
 
     def _certificate(self) -> web.Response:
         """What a program must trust to be intercepted."""
@@ -370,6 +379,10 @@ class Control:
         )
         metrics = self._metrics if self._workers is None else await self._workers.metrics()
         return web.Response(body=metrics.render(read).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _figures(requests: Gatekeeper | Requests) -> dict[str, Any]:
+    return {"in_flight": requests.in_flight, "waiting": requests.waiting, "busy_s": requests.busy_s}
 
 
 def event_json(event: Event) -> dict[str, Any]:
