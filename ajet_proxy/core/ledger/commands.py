@@ -13,7 +13,7 @@ Next: ajet_proxy/io/storage/store.py
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 from ajet_proxy.core.conversation.history import Mark
@@ -393,9 +393,10 @@ class Commands:
 
     # -- time
 
-    def expire(self, at: float) -> Events:
+    def expire(self, at: float, held: Container[str] = ()) -> Events:
         """What time alone makes true, for at most `EXPIRED_AT_ONCE` episodes: the caller asks again. An episode is idle
-        only while none of its calls is in flight and no gate holds it."""
+        only while none of its calls is in flight and no gate holds it. A gate is known to hold those that are
+        `held`."""
         at = self._time(at)
         out: list[Event] = [
             ev.BatchReturned(at, batch.id, "expired") for batch in self.state.leased.values() if batch.lease_until <= at
@@ -409,7 +410,7 @@ class Commands:
                 continue
             if at - episode.opened_at >= episode.wall_timeout:
                 out.append(ev.EpisodeDiscarded(at, episode.id, "wall_timeout"))
-            elif episode.state == "open" and not episode.running and self._is_idle(episode, at):
+            elif episode.state == "open" and not (episode.running or episode.id in held) and self._is_idle(episode, at):
                 out.append(ev.EpisodeDiscarded(at, episode.id, "idle_timeout"))
         return tuple(out)
 

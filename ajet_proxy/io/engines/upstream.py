@@ -100,9 +100,9 @@ class Engines:
             return False
         return len(announced) < 2 or not set(self.of(gate)).isdisjoint(self.candidates(home))
 
-    def passes(self, shut: Iterable[str], home: str) -> bool:
-        """Whether what counts as of `home` may go while these gates are `shut`."""
-        return not any(self.guards(gate, home) for gate in shut)
+    def passes(self, shut: Callable[[], Iterable[str]], home: str) -> bool:
+        """Whether what counts as of `home` may go while the gates are shut that `shut` tells."""
+        return not any(self.guards(gate, home) for gate in shut())
 
     def all(self) -> tuple[str, ...]:
         """Every engine once."""

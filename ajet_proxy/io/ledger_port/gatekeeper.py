@@ -12,7 +12,7 @@ Invariant: `in_flight` is the number of ``enter`` blocks that are running, and n
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -64,6 +64,8 @@ class Gatekeeper:
         self._stopping = False
         self._all = Requests()
         self._of: defaultdict[str, Requests] = defaultdict(Requests)
+        self.held: Counter[str] = Counter()
+        """The episodes of those that wait, each with how many."""
 
     @property
     def in_flight(self) -> int:
@@ -93,17 +95,17 @@ class Gatekeeper:
 
     @asynccontextmanager
     async def enter(
-        self, model: Callable[[], str] = str, ready: Callable[[], bool] = lambda: True
+        self, model: Callable[[], str] = str, ready: Callable[[], bool] = lambda: True, episode: str = ""
     ) -> AsyncIterator[None]:
         """Enter once the gate is open and `ready` (e.g. an engine is known) holds; `NotReady` after `hold_s`. `model`
-        tells as whose the request counts, which may change while it waits."""
+        tells as whose the request counts, which may change while it waits. `episode` is whose request it is."""
 
         def passable() -> bool:
             return self.is_open(model()) and ready()
 
         began = perf_counter()
         if not passable():
-            await self._hold(passable, model)
+            await self._hold(passable, model, episode)
         now = perf_counter()
         self._waited(now - began)
         inside = (self._all, self._of[model()])
@@ -126,8 +128,9 @@ class Gatekeeper:
         came true."""
         return await self._until(lambda: self.inside(among) == 0, wait_s)
 
-    async def _hold(self, passable: Callable[[], bool], model: Callable[[], str]) -> None:
+    async def _hold(self, passable: Callable[[], bool], model: Callable[[], str], episode: str) -> None:
         held = (self._all, self._of[model()])
+        self.held[episode] += 1
         for requests in held:
             requests.waiting += 1
         try:
@@ -135,6 +138,9 @@ class Gatekeeper:
         finally:
             for requests in held:
                 requests.waiting -= 1
+            self.held[episode] -= 1
+            if not self.held[episode]:
+                del self.held[episode]
         if passable():
             return
         if self._stopping:

@@ -135,7 +135,7 @@ class LocalPort:
 
     @asynccontextmanager
     async def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AsyncIterator[None]:
-        async with self._come_in(model):
+        async with self._come_in(model, episode):
             self._discards.add(episode, on_discard)
             try:
                 yield
@@ -164,7 +164,7 @@ class LocalPort:
             if not (self._gate.is_open(self._engines.home(model)) and self._engines.candidates(model)):
                 # waiting takes memory
                 self._store.check(opening(episode=episode, calls=(), at=self._clock.now()))
-            async with self._come_in(model):
+            async with self._come_in(model, episode):
                 known = state.find(episode)
                 if named.identified_by in UNSURE and named.labels.reward is None and known and known.state != "open":
                     episode = self._current(named).episode or self._clock.new_id("ep")
@@ -304,9 +304,10 @@ class LocalPort:
         found = self._names.current(identity.episode, tenant, find, for_reward=identity.labels.reward is not None)
         return replace(identity, episode=found)
 
-    def _come_in(self, model: str) -> AbstractAsyncContextManager[None]:
+    def _come_in(self, model: str, episode: str) -> AbstractAsyncContextManager[None]:
         """Wait for the gate of the model that will serve a request for `model`."""
-        return self._gate.enter(partial(self._engines.home, model), lambda: bool(self._engines.candidates(model)))
+        home, ready = partial(self._engines.home, model), lambda: bool(self._engines.candidates(model))
+        return self._gate.enter(home, ready, episode)
 
     def _continued(
         self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]

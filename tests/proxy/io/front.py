@@ -123,7 +123,7 @@ class Front:
         self.url = ""
 
     def _passes(self, home: str) -> bool:
-        return self.engines.passes(self.store.state.shut(), home)
+        return self.engines.passes(self.store.state.shut, home)
 
     async def __aenter__(self) -> Front:
         app = web.Application(middlewares=[error_middleware])

@@ -124,6 +124,15 @@ def test_silence_counts_while_another_models_gate_is_shut() -> None:
     assert {rig.state_of(name) for name in (held, unknown, both)} == {"discarded"}
 
 
+def test_an_episode_whose_request_is_held_is_not_idle_whatever_model_it_asks() -> None:
+    rig = two()
+    episode = rig.open(model="m")
+    close(rig, "n")
+    rig.at += 100
+    assert rig.commands.expire(rig.at, {episode}) == ()
+    assert len(rig.commands.expire(rig.at)) == 1
+
+
 def test_a_gate_of_several_is_as_it_was_after_a_restart() -> None:
     rig = two()
     rig.begin("a", model="n")

@@ -16,7 +16,7 @@ def engines(fixed: dict[str, tuple[str, ...]], **announced: tuple[str, ...]) -> 
 def held_by(known: Engines, model: str) -> set[str]:
     """The gates that hold a request for `model`, of all that may be shut."""
     home = known.home(model)
-    return {gate for gate in ("", "planner", "coder", "absent") if not known.passes([gate], home)}
+    return {gate for gate in ("", "planner", "coder", "absent") if not known.passes({gate}.copy, home)}
 
 
 EVERY = {"", "planner", "coder", "absent"}

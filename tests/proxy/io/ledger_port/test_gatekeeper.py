@@ -198,6 +198,26 @@ async def test_each_model_is_held_counted_and_drained_by_itself(monkeypatch: pyt
     assert (gate.of("nobody").busy_s, gate.in_flight, gate.waiting) == (0.0, 0, 0)
 
 
+async def test_who_waits_is_known_by_episode() -> None:
+    door, gate = make()
+    door.open = False
+
+    async def ask(episode: str) -> None:
+        async with gate.enter(episode=episode):
+            assert episode not in gate.held
+
+    held = [asyncio.create_task(ask(episode)) for episode in ("a", "b", "a")]
+    await asyncio.sleep(0)
+    assert gate.held == {"a": 2, "b": 1}
+    held[0].cancel()
+    await asyncio.gather(held[0], return_exceptions=True)
+    assert gate.held == {"a": 1, "b": 1}
+    door.open = True
+    gate.changed()
+    await asyncio.gather(*held[1:])
+    assert gate.held == {}
+
+
 async def test_as_whose_a_request_counts_may_change_while_it_waits() -> None:
     home = ["a"]
     gate = Gatekeeper(is_open=lambda model: model != "a", hold_s=5.0)
