@@ -279,12 +279,13 @@ def playing(
 @click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
 @click.option("--call", metavar="ID", callback=text, help="Reward this call only.")
 @click.option("--agent", metavar="NAME", callback=text, help="Reward this agent's samples only.")
+@click.option("--model", metavar="NAME", callback=text, help="Reward only what this model sampled.")
 @click.option("--state", metavar="NAME", callback=text, help="The state in which the call was made; needs --call.")
 @click.option("--not-final", is_flag=True, help="Do not seal the episode, because more rewards will come.")
 @proxy_option
 def reward(
-    value: float, episode: str | None, call: str | None, agent: str | None, state: str | None, not_final: bool,
-    proxy: str | None,
+    value: float, episode: str | None, call: str | None, agent: str | None, model: str | None, state: str | None,
+    not_final: bool, proxy: str | None,
 ) -> None:
     """Give an episode a reward.
 
@@ -294,7 +295,7 @@ def reward(
     from ajet_sdk.routes import Reward, check_id
 
     with usage():
-        body = Reward(finite(value), call, agent, final=not not_final, state=state)
+        body = Reward(finite(value), call, agent, final=not not_final, state=state, model=model)
         found = check_id(current_episode(episode))
     with client_for(proxy) as client:
         client.drive(rewarding(client.target, found, body))

@@ -218,10 +218,11 @@ class EpisodeLife:
         final: bool = True,
         note: str | None = None,
         state: str | None = None,
+        model: str | None = None,
     ) -> Talk[None]:
-        """Gives a finite reward, to the whole episode or to one `call` or `agent` of it; a `final` one seals it.
-        `state` names the state in which `call` was made."""
-        reward = routes.Reward(value, call, agent, final, note=note, state=state)
+        """Gives a finite reward, to the whole episode or to one `call`, `agent` or `model` of it; a `final` one seals
+        it. `state` names the state in which `call` was made."""
+        reward = routes.Reward(value, call, agent, final, note=note, state=state, model=model)
         outcome = yield from rewarding(self._target, self.id, reward)
         if final or self.outcome is not None:
             self.outcome = outcome
@@ -395,11 +396,13 @@ def reward_own(
     final: bool = True,
     note: str | None = None,
     state: str | None = None,
+    model: str | None = None,
     episode: str | None = None,
     deadline: float = DEADLINE_S,
 ) -> Talk[None]:
     """Rewards the episode that this process belongs to (see `current_episode`); returns once the reward is on disk."""
-    found, reward = current_episode(episode), routes.Reward(value, call, agent, final, note=note, state=state)
+    found = current_episode(episode)
+    reward = routes.Reward(value, call, agent, final, note=note, state=state, model=model)
     yield from rewarding(replace(target, deadline=deadline), found, reward)
 
 

@@ -32,6 +32,7 @@ HEADER_EVAL = "X-AJet-Eval"
 HEADER_REWARD = "X-AJet-Reward"
 HEADER_REWARD_CALL = "X-AJet-Reward-Call"
 HEADER_REWARD_STATE = "X-AJet-Reward-State"
+HEADER_REWARD_MODEL = "X-AJet-Reward-Model"
 HEADER_FINAL = "X-AJet-Final"
 HEADER_CLIENT = "X-AJet-Client"
 HEADER_WIRE = "X-AJet-Wire"
@@ -93,7 +94,8 @@ class OpenEpisode:
 @dataclass(frozen=True, slots=True)
 class Reward:
     """``POST episodes/ID/rewards``. ``id`` makes it idempotent; without one the proxy makes one. ``value`` is at most
-    `MAX_REWARD`. ``state`` names the state in which ``call`` was made, so that it is compared with others in it."""
+    `MAX_REWARD`. ``state`` names the state in which ``call`` was made, so that it is compared with others in it. With
+    ``model`` it is only for what that model sampled."""
 
     value: float
     call: str | None = None
@@ -102,6 +104,7 @@ class Reward:
     id: str | None = None
     note: str | None = None
     state: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

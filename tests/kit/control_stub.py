@@ -230,7 +230,7 @@ class ControlStub:
                 return record
         if record["state"] == "discarded":
             raise Conflict(f"the episode is discarded: {record['reason']}")
-        scope = {"call": reward.call, "agent": reward.agent}
+        scope = {"call": reward.call, "agent": reward.agent, "model": reward.model}
         record["rewards"].append({"id": reward.id, "value": reward.value, "final": reward.final} | scope)
         record["reward"] = total(
             EpisodeReward(note=None, at=0.0, **{"call": None, "agent": None, **item}) for item in record["rewards"]

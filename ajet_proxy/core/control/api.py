@@ -155,6 +155,7 @@ class _Handlers:
         episode, body = self._own(), self.body
         _check_length("id", body.id, MAX_ID, least=1)
         _check_length("agent", body.agent, MAX_LABEL)
+        _check_length("model", body.model, MAX_LABEL, least=1)
         _check_length("state", body.state, MAX_LABEL, least=1)
         _check_length("note", body.note, MAX_WORDS)
         reward_id = self.new_id("rew") if body.id is None else body.id

@@ -195,6 +195,8 @@ class Commands:
             raise BadRequest(f"value must be a finite number of at most {MAX_REWARD:g}", param="value")
         if body.state is not None and body.call is None:
             raise BadRequest("state is that of a call: name the call too", param="state")
+        if body.model is not None and body.call is not None:
+            raise BadRequest("a call is of one model already: leave the model out", param="model")
         recorded = known.rewards.get(reward_id)
         if recorded is not None:
             if recorded.value != body.value:
@@ -205,7 +207,7 @@ class Commands:
         if body.call is not None and body.call not in known.calls:
             raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call", param="call")
         rewarded = ev.RewardGiven(
-            at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note, body.state
+            at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note, body.state, body.model
         )
         if body.final and known.state == "open":
             return (rewarded, ev.EpisodeSealed(at, episode))

@@ -225,7 +225,11 @@ class Episode:
         """Whether a reward concerns anything that `model` sampled in this merged episode."""
         turns = [turn for chain in self._sampled(model) for turn in chain.turns]
         known = {(call, agent) for turn in turns for call in (None, turn.call) for agent in (None, turn.agent)}
-        return any((one.call, one.agent) in known for one in self.rewards.values())
+        return any((one.call, one.agent) in known for one in self.rewards_of(model))
+
+    def rewards_of(self, model: str) -> list[EpisodeReward]:
+        """The rewards that may concern what `model` sampled: those of other models do not."""
+        return [one for one in self.rewards.values() if one.model in (None, model)]
 
     def _sampled(self, model: str) -> list[Chain]:
         """The timelines in which `model` sampled anything."""
@@ -236,7 +240,7 @@ class Episode:
         """The rewards of the agents that sampled with `model` in this merged episode. Those of the whole episode are in
         them, those of single calls are not."""
         agents = {chain.turns[0].agent for chain in self._sampled(model)}
-        rewards = [one for one in self.rewards.values() if one.call is None]
+        rewards = [one for one in self.rewards_of(model) if one.call is None]
         found = {agent: total(one for one in rewards if one.agent in (None, agent)) for agent in agents}
         return {agent: reward for agent, reward in found.items() if reward is not None}
 

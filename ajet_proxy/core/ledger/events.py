@@ -115,6 +115,7 @@ class RewardGiven(EpisodeEvent, frozen=True):
     note: str | None = None
     state: str | None = None
     """That of the call when it was made, in the agent's words."""
+    model: str | None = None
 
 
 class EpisodeSealed(EpisodeEvent, frozen=True):

@@ -28,6 +28,7 @@ from ajet_proxy.core.ledger.mix import Standing, Turns
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.queues import Demand, Groups, Share
 from ajet_proxy.core.ledger.state import State
+from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk.routes import Lease
 
 MOST = 250
@@ -40,7 +41,7 @@ LEASE_BYTES = 256 << 20
 NO_SIGNAL = "no_signal: all rewards of its group are equal"
 _TOKEN = 8
 """Its id and its logprob."""
-_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 110, 352, 55, 20
+_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 121, 352, 55, 20
 """The names of the fields, all numbers, and the lengths that stand before texts and lists; the frame's own, and a
 group's, are counted with each episode. A turn has two runs of its mask, and each version that sampled it a span."""
 _VALUE = 3
@@ -183,10 +184,17 @@ def _rewarded(episode: Episode) -> bool:
 
 def _named(episode: Episode) -> str:
     """The scopes of the rewards of an episode in which no whole call is rewarded; they may be misspelt."""
-    scopes = [f"agent {one.agent!r}" if one.call is None else f"call {one.call}" for one in episode.rewards.values()]
-    several = list(dict.fromkeys(scopes))
+    several = list(dict.fromkeys(_scope(one) for one in episode.rewards.values()))
     more = f" and {len(several) - NAMED} more" if len(several) > NAMED else ""
     return f"no whole call is of what was rewarded: {', '.join(several[:NAMED])}{more}"
+
+
+def _scope(reward: EpisodeReward) -> str:
+    """What a reward is limited to."""
+    if reward.call is not None:
+        return f"call {reward.call}"
+    limits = {"agent": reward.agent, "model": reward.model}
+    return " and ".join(f"{name} {value!r}" for name, value in limits.items() if value is not None)
 
 
 def _teaches(
@@ -200,13 +208,13 @@ def _teaches(
     so groups that have some are left to it.
     """
     members = [episodes[name] for name in names]
-    rewards = [one for member in members for one in member.rewards.values()]
+    rewards = [one for member in members for one in member.rewards_of(model)]
     if len(flat) >= most or len(members) == 1 or any(one.call is not None for one in rewards):
         return True
     if any(one.agent is not None for one in rewards):
         earned = [member.earned(model) for member in members]
     else:
-        earned = [{"": member.reward() or 0.0} for member in members]
+        earned = [{"": total(member.rewards_of(model)) or 0.0} for member in members]
     alone = 1 in Counter(agent for given in earned for agent in given).values()
     values = {("" if alone else agent, reward) for given in earned for agent, reward in given.items()}
     if len(values) > len({agent for agent, _ in values}):
@@ -250,7 +258,10 @@ def most_bytes(episode: Episode, model: str) -> int:
     turns = [turn for chain in chains for turn in chain.turns]
     return (
         _EPISODE + _text(episode.id, episode.named_task, episode.named_task, model)
-        + sum(_REWARD + _text(one.id, one.call, one.agent, one.note, one.state) for one in episode.rewards.values())
+        + sum(
+            _REWARD + _text(one.id, one.call, one.agent, one.note, one.state, one.model)
+            for one in episode.rewards_of(model)
+        )
         + sum(_SAMPLE + _TOKEN * chain.turns[-1].end + _text(episode.id, chain.turns[0].agent) for chain in chains)
         + sum(_TURN + _SPAN * len(turn.policy_versions) + _text(turn.call, turn.call) for turn in turns)
         + sum(_text(turn.finish_reason) + _VALUE * _text(turn.sampling) for turn in turns)

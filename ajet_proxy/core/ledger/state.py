@@ -426,7 +426,8 @@ class State(Serving):
         episode.active_at = event.at
         before = episode.reward()
         episode.rewards[event.id] = EpisodeReward(
-            event.id, event.value, event.call, event.agent, event.final, event.note, event.at, event.state
+            event.id, event.value, event.call, event.agent, event.final, event.note, event.at, event.state,
+            event.model,
         )
         if episode.state in ("ready", "recorded"):
             self._count(episode, before, event.at)

@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.state import State
+from ajet_sdk.errors import BadRequest
 from tests.kit.histories import folded
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
 
@@ -112,3 +115,74 @@ def test_what_a_trainer_is_given_does_not_depend_on_the_others(steps: Sequence[S
     """A dead one, a slow one and one that refuses what it leases hold up nobody."""
     for model in "mn":
         assert delivered(steps, model, "mn") == delivered(steps, model, model)
+
+
+# ---- rewards of one model
+
+
+def played(*rewards: dict[str, object]) -> LedgerRig:
+    """An episode in which agent `plans` asks both models and `codes` one, sealed with these rewards."""
+    rig = LedgerRig(watch=True)
+    episode = rig.open(task="t", members=BOTH)
+    for agent, model in (("plans", "m"), ("plans", "n"), ("codes", "n")):
+        rig.call(episode, model=model, agent=agent)
+    for reward in rewards:
+        rig.reward(episode, **{"final": False, **reward})  # type: ignore[arg-type]
+    rig.seal(episode)
+    return rig
+
+
+def learned(rig: LedgerRig, model: str) -> tuple[float, list[tuple[str, float | None]], list[object]]:
+    """What the trainer of `model` is given: the total, each sample's reward by agent, and the ids of the rewards."""
+    batch = rig.lease(model=model, group_size=1)
+    assert batch is not None
+    (group,) = views.batch(rig.state, batch).groups
+    (episode,) = group.episodes
+    samples = [(sample.agent, sample.reward) for sample in episode.samples]
+    return episode.reward, samples, [item["id"] for item in episode.rewards]
+
+
+def test_a_reward_of_a_model_is_for_what_it_sampled() -> None:
+    rig = played(
+        {"value": 1.0, "id": "all"}, {"value": 10.0, "model": "m", "id": "m"},
+        {"value": 100.0, "model": "n", "id": "n"}, {"value": 1000.0, "model": "n", "agent": "plans", "id": "both"},
+    )  # fmt: skip
+    assert learned(rig, "m") == (11.0, [("plans", 11.0)], ["all", "m"])
+    assert learned(rig, "n") == (1101.0, [("plans", 1101.0), ("codes", 101.0)], ["all", "n", "both"])
+    (name,) = rig.state.episodes
+    record = views.record(rig.state, name)
+    assert record["reward"] == 1111.0
+    assert [item.get("model") for item in record["rewards"]] == [None, "m", "n", "n"]
+
+
+def test_what_only_another_model_was_rewarded_for_teaches_nothing() -> None:
+    rig = played({"value": 1.0, "model": "m"})
+    assert rig.lease(model="n", group_size=1) is None
+    (episode,) = rig.state.episodes.values()
+    assert (episode.state, episode.shares) == ("ready", {"m": None})
+    assert learned(rig, "m")[0] == 1.0
+    wrong = played({"value": 1.0, "model": "x", "agent": "plans"}, {"value": 1.0, "agent": "y"})
+    assert wrong.lease(model="n", group_size=1) is None
+    (episode,) = wrong.state.episodes.values()
+    assert episode.detail == "no whole call is of what was rewarded: agent 'plans' and model 'x', agent 'y'"
+
+
+def test_the_signal_of_a_model_is_in_its_own_rewards() -> None:
+    rig = LedgerRig(watch=True)
+    for value in (0.0, 1.0):
+        episode = rig.open(task="t", members=BOTH)
+        for agent, model in BOTH.items():
+            rig.call(episode, model=model, agent=agent)
+        rig.reward(episode, 1.0, model="n", final=False)
+        rig.reward(episode, value, model="m")
+    assert rig.lease(model="n", group_size=2, signal=True) is None
+    assert rig.lease(model="m", group_size=2, signal=True) is not None
+
+
+def test_a_reward_of_a_call_names_no_model() -> None:
+    rig = LedgerRig()
+    episode = rig.open(members=BOTH)
+    call = rig.call(episode, model="m", agent="plans")
+    with pytest.raises(BadRequest, match="leave the model out") as caught:
+        rig.reward(episode, 1.0, call=call, model="m")
+    assert caught.value.param == "model"
