@@ -191,6 +191,8 @@ class EpisodeLife:
         """The policy version that served when the episode was opened."""
         self.revision = opened.revision
         """The code with which it is played, as the proxy was told; None: it was not."""
+        self.program_failed: str | None = None
+        """How the program that played it failed, in words: ``exit code 3``."""
 
     def env(self) -> dict[str, str]:
         """The variables that let a program in any language find its model and its episode (contract §3.5)."""

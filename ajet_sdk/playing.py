@@ -98,7 +98,6 @@ def run_and_tell(client: Client, program: Program, tasks: Sequence[str | Line], 
         )
         code = _code(screen)
     except KeyboardInterrupt:
-        say("interrupted: the open episodes are aborted")
         code = INTERRUPTED
     screen.end()
     _explain(screen.done, program, client)

@@ -96,6 +96,9 @@ class RunResults(tuple[RunResult, ...]):
         """How many rollouts came to what, in a line. Failures of the world are counted apart."""
         counts = Counter(item.outcome for item in self if not item.infra)
         parts = [f"{counts[outcome]} {outcome}" for outcome in ("rewarded", "aborted", "failed") if counts[outcome]]
+        if lost := Counter(item.discarded for item in self if item.ok and item.discarded and item.untold is None):
+            reasons = ", ".join(f"{number} as {reason}" for reason, number in sorted(lost.items()))
+            parts[0] += f" (the proxy discarded {reasons})"
         if world := [item for item in self if item.infra]:
             again = sum(item.again for item in world)
             parts.append(counted(world, "failure") + " of the world" + (f" ({again} played again)" if again else ""))

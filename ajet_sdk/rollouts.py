@@ -130,7 +130,10 @@ def result_of(
         outcome, reward, reason = "aborted", None, reason or "sealed without a reward"
     else:
         outcome, reward = "rewarded", settled.reward
-        if settled.discarded is not None:
+        if settled.discarded == "incomplete_call" and not lost:
+            ended = f"{episode.program_failed}, " if episode is not None and episode.program_failed else ""
+            reason = f"{ended}no call to a model: nothing to train"
+        elif settled.discarded is not None:
             reason = f"discarded by the proxy: {settled.discarded}" + (f" ({lost})" if lost else "")
     infra = settled.infra if settled is not None else episode is not None and isinstance(error, episode.infra)
     return RunResult(
@@ -258,7 +261,7 @@ class RolloutsPlan:
     def _ended(self, turn: Turn, result: RunResult, error: BaseException | None) -> RunResult:
         """`result`, and whether it is played again."""
         changed = isinstance(error, ProgramChanged)
-        again = self.source.ended(turn, result, time.monotonic(), changed=changed)
+        again = self.source.ended(turn, result, time.monotonic(), changed=changed) and not self._stopped
         if again:
             self._quiet_until = 0.0
         return replace(result, again=True) if again else result
@@ -320,8 +323,8 @@ class Rollouts(RolloutsPlan):
             for _, ended in self._workers:
                 while not ended.wait(HEARD_S):
                     pass
-        except BaseException:
-            self.stop()
+        except BaseException as error:
+            self.stop(say=isinstance(error, KeyboardInterrupt))
             raise
         if self._fault is not None:
             raise self._fault
@@ -329,11 +332,13 @@ class Rollouts(RolloutsPlan):
             self._how.on_progress(self._client.drive(self.source.finish(self._client.target)))
         return self.results
 
-    def stop(self) -> None:
+    def stop(self, *, say: bool = False) -> None:
         """Begins no more, aborts what is open, and waits a little for the workers to notice."""
         with self._lock:
             self._stopped = True
             still_open = list(self._open.values())
+        if say:
+            self._how.say(f"interrupted: {'the open episodes are aborted' if still_open else 'no episode was open'}")
         if self._on_stop is not None:
             self._on_stop()
         target = replace(self._client.target, deadline=STOP_DEADLINE_S)

@@ -196,6 +196,7 @@ class ProgramAgent:
         """Runs the program itself."""
         began = time.monotonic()
         code, value = self._run(self._program.argv, env, episode, LastNumber())
+        episode.program_failed = describe(code) if code != 0 else None
         if self._streak is not None:
             quick = code != 0 and time.monotonic() - began < QUICK_S
             self._streak.began(well=not quick or bool(episode.record().get("calls")))

@@ -152,6 +152,8 @@ def _tell(client: Client, episode: Episode, result: RunResult, calls: Calls, cop
     sampled = sum(int(one.get("sampled_tokens", 0)) for one in whole)
     ended = f"reward {result.reward:g}" if result.ok and result.reward is not None else f"{result.outcome}"
     why = f": {'the world failed: ' if result.infra else ''}{result.reason}" if result.reason else ""
+    if episode.program_failed is not None and episode.program_failed not in why:
+        why = f" ({episode.program_failed}){why}"
     copies.text(plain(f"{ended}{why}"))
     lost = f", {len(all_calls) - len(whole)} of them lost" if len(whole) < len(all_calls) else ""
     copies.text(f"{counted(all_calls, 'call')}{lost}, {sampled} tokens sampled. Nothing of this is trained")

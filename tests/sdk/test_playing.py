@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ajet_sdk import cli, plays, trial
+from ajet_sdk import cli, plays, rollouts, runner, trial
 from ajet_sdk.playing import result_line
+from ajet_sdk.processes import Child
 from ajet_sdk.results import RunResult
 from tests.kit.control_stub import ControlStub
 from tests.kit.proxy_process import PROXY, ProxyProcess
@@ -142,6 +144,40 @@ def test_a_result_takes_one_line() -> None:
     assert result_line(item, "[1/9] ") == "[1/9] a b\\x1b[0m #3  -  failed  1.2 s  the world failed: two lines"
 
 
+def test_a_program_that_does_not_begin_is_told_as_that(
+    ajet: Ajet, proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
+    code, out, _ = ajet("run", "--task", "t", "--", sys.executable, "/no/such/agent.py")
+    assert code == 0, "it was played, and rewarded"
+    assert "exit code 2, no call to a model: nothing to train\n" in out
+    assert out.endswith("1 episode: 1 rewarded (the proxy discarded 1 as incomplete_call), mean reward 0\n")
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_an_interrupt_says_what_was_open_and_promises_nothing(
+    ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch, tasks: str, is_open: bool
+) -> None:
+    running = threading.Event()
+
+    class Begun(Child):
+        def wait(self) -> int:
+            running.set()
+            return super().wait()
+
+    def interrupted(*_: object) -> bool:
+        assert not is_open or running.wait(20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "Child", Begun)
+    monkeypatch.setattr(rollouts, "start", (lambda thread: (thread.start(), interrupted())) if is_open else interrupted)
+    code, out, err = ajet("run", "--tasks", tasks, "--name", "mine", "--", "sh", "-c", "sleep 60")
+    assert code == 130
+    said = "the open episodes are aborted" if is_open else "no episode was open"
+    assert f"interrupted: {said}\n" in err
+    assert ("the run was interrupted" in out) == is_open and "played again" not in out
+
+
 # ---- ajet try
 
 
@@ -174,7 +210,7 @@ def test_a_trial_shows_each_call_and_what_came_of_it(
 def test_a_trial_shows_the_traceback(ajet: Ajet, proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
     code, out, err = ajet("try", "--task", "broken", "--", sys.executable, "-c", AGENT)
-    assert code == 0 and "RuntimeError: the checker is not there" in err and "reward 0\n" in out
+    assert code == 0 and "RuntimeError: the checker is not there" in err and "reward 0 (exit code 1)\n" in out
 
 
 def test_a_trial_without_a_call_has_shown_nothing(
@@ -183,6 +219,8 @@ def test_a_trial_without_a_call_has_shown_nothing(
     monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
     code, out, _ = ajet("try", "--", "true")
     assert code == 1 and "0 calls, 0 tokens sampled" in out
+    code, out, _ = ajet("try", "--", "sh", "-c", "exit 3")
+    assert code == 1 and "\nreward 0 (exit code 3)" in out
     code, out, _ = ajet("try", "--", "sh", "-c", "exit 75")
     assert code == 1 and "aborted: the world failed: exit code 75" in out
 

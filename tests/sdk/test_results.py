@@ -50,3 +50,11 @@ def test_what_cannot_be_trained_because_of_its_engine_is_told_apart() -> None:
     results = RunResults((REWARDED, blind, empty, ABORTED))
     assert (results.untold, results.kept) == ([blind], [REWARDED])
     assert results.table().endswith("3 rewarded, 1 aborted, mean reward 0.8333, 1 cannot be trained")
+
+
+def test_what_the_proxy_discarded_is_no_success_without_a_word() -> None:
+    empty = RunResult("t", 1, "ep-2", "rewarded", 0.0, "no call", 1.0, None, "incomplete_call")
+    results = RunResults((REWARDED, empty, empty, ABORTED))
+    assert results.summary() == (
+        "4 episodes: 3 rewarded (the proxy discarded 2 as incomplete_call), 1 aborted, mean reward 0.1667"
+    )

@@ -99,8 +99,8 @@ def test_a_program_of_the_users_own_is_found_behind_another_one(here: Path, monk
 
 
 def test_what_is_the_users_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/own")
-    assert [is_own(Path(path)) for path in ("agent.py", "/own/bin/x", "/usr/bin/env")] == [True, True, False]
+    monkeypatch.setenv("HOME", "/at/someone")
+    assert [is_own(Path(path)) for path in ("agent.py", "/at/someone/bin/x", "/usr/bin/env")] == [True, True, False]
     assert shown([here / "agent.py", Path("/usr/bin/env")]) == "agent.py, /usr/bin/env"
     assert shown([Path(name) for name in "abcdef"]) == "a, b, c, d and 2 more"
 

@@ -45,6 +45,9 @@ def test_it_opens_plays_rewards_watches_edits_starts_and_stops() -> None:
     used = {" ".join(command.split()[1:3]) if " train " in command else command.split()[1] for command in COMMANDS}
     assert used >= {
         "run", "reward", "abort", "status", "show", "top", "train start", "train stop", "train set", "train status",
-        "train log", "train metrics",
+        "train log", "train metrics", "try", "clients", "mix", "flush",
     }
+    for words in ("--tasks", "--watch", "abort --infra"):
+        assert any(words in command for command in COMMANDS), words
+    assert "Exit code 75" in PAGE and "mix.LANE" in PAGE
     assert Path(ROOT / "pyproject.toml").read_text().count('"*.md"') == 1
