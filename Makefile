@@ -1,6 +1,7 @@
 # make setup       builds .venv and .venv-engine (the other targets do it too, once)
 # make quickstart  trains a real language model from an unmodified agent, on this machine
 # make proof       repeats the quick start with several seeds (SEEDS=5) and against a control that does not learn
+# make tutorials   runs the six tutorials of docs/start on real vLLM and verl, into runs/tutorials (NAMES="math live": these)
 # make pictures    the owner's page as the README shows it, from the newest run in runs/ (RUN=DIR: another; needs Chromium)
 # make test        lint, types, and all tests in both environments but those of the next two
 # make test-fast   lint, types, and the tests of the core, the SDK and the pages: the edit loop
@@ -16,6 +17,7 @@
 # make sampling    how far a trainer's probabilities are from the engine's, by how agents sample (MODEL=DIR: another model than SmolLM2)
 # make step        seconds and memory of a training step on a fixed batch (MODEL=DIR: another model than SmolLM2; STEPS=N)
 # make credit      how fast a model learns from rewards on its turns, and from their sum (docs/reports/credit.md)
+# make swarm       clients are killed, lanes share, rewards are edited while a model trains (SEEDS=N, OUT=DIR; docs/reports/swarm.md)
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainers, agents and supervisor 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
@@ -23,7 +25,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit step conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm step conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +39,9 @@ quickstart: setup
 
 proof: setup
 	@.venv-engine/bin/ajet-trainer quickstart --proof $(if $(SEEDS),--seeds $(SEEDS))
+
+tutorials: setup
+	@.venv/bin/python -m tests.tutorials $(NAMES)
 
 pictures: setup
 	@.venv/bin/python -m tests.kit.pictures $(RUN)
@@ -89,6 +94,9 @@ sampling: setup
 
 credit: setup
 	@.venv-engine/bin/python -m tests.bench.credit $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT))
+
+swarm: setup
+	@.venv-engine/bin/python -m tests.bench.swarm $(PARTS) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT))
 
 step: setup
 	@.venv-engine/bin/python -m tests.bench.step $(if $(MODEL),--model $(MODEL)) $(if $(STEPS),--steps $(STEPS))

@@ -174,9 +174,10 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
 @click.option("--scope", type=click.Choice(["agent", "trainer", "operator", "admin"]), required=True,
               help="What the key may do.")
 @click.option("--tenant", default="", help="The tenant whose episodes an agent's key reaches.")
+@click.option("--model", default="", metavar="NAME", help="The only model that a trainer's key reaches.")
 @click.option("--ttl", type=click.FloatRange(0, TTL_MAX, min_open=True), default=30 * 86400.0, show_default=True,
               help="Lifetime in seconds.")
-def issue_key(file: str | None, scope: str, tenant: str, ttl: float, **flags: Any) -> None:
+def issue_key(file: str | None, scope: str, tenant: str, model: str, ttl: float, **flags: Any) -> None:
     """Print a signed key.
 
     The key is valid at the proxy that uses this data directory.
@@ -187,10 +188,12 @@ def issue_key(file: str | None, scope: str, tenant: str, ttl: float, **flags: An
 
     if math.isnan(ttl):
         raise click.UsageError("--ttl must be a number of seconds")
+    if model and scope != "trainer":
+        raise click.UsageError("--model is for a key of scope trainer")
     if not keyring.used(Path(config.data_dir)):
         click.echo(f"ajet-proxy: no proxy has used {config.data_dir} yet: the key is valid at one that will; for the "
                    "proxy of another user or of systemd, give its --data-dir", err=True)
-    click.echo(app.issue_key(config, scope, tenant, ttl))
+    click.echo(app.issue_key(config, scope, tenant, ttl, model))
 
 
 @cli.command("rotate-secret")

@@ -117,8 +117,9 @@ class App:
         self._store = store = await self._open_store()
         state = store.state
         waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
-        gate = Gatekeeper(is_open=state.is_open, hold_s=config.gate_hold_s, waited=waited)
         engines = Engines(config.upstreams, state.upstreams, state.models)
+        is_open = functools.partial(engines.passes, state.shut)
+        self._gate = gate = Gatekeeper(is_open=is_open, hold_s=config.gate_hold_s, waited=waited)
         self._keys = keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         ledger_port = LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
         self._stack.callback(ledger_port.close)
@@ -261,12 +262,12 @@ class App:
     async def _tick(self, limits: DaemonLimits, compactor: Compactor, watch: keyring.Watch) -> None:
         """Let timeouts and leases run out, and let what is over leave memory. Look for what an operator should know,
         and tell systemd's watchdog that the loop turns."""
-        store, clock = self._store, self._clock
+        store, clock, gate = self._store, self._clock, self._gate
         on: set[str] = set()
         while True:
             await asyncio.sleep(TICK_S)
             with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
-                while store.healthy and (events := store.commands.expire(clock.now())):
+                while store.healthy and (events := store.commands.expire(clock.now(), gate.held)):
                     store.post(events)
                     await asyncio.sleep(0)  # they come in turns
                 if store.healthy:
@@ -364,7 +365,7 @@ def open_data_dir(config: Config) -> Path:
     return path
 
 
-def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
+def issue_key(config: Config, scope: str, tenant: str, ttl_s: float, model: str = "") -> str:
     """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
     chosen, now = SCOPES[SCOPES.index(scope)], Clock().now()
-    return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now))
+    return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now, model))

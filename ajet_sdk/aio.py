@@ -292,7 +292,7 @@ async def run(
     async with Client(proxy_url, api_key, deadline=deadline) as client:
         own = membership(
             client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
-            revision=told(revision, code),
+            revision=told(code() if revision is None else revision, code),
         )
         how = How(wanted, play, epochs, retries, infra, lane, own)
         async with own:
@@ -334,7 +334,7 @@ class Rollouts(RolloutsPlan):
         while (begun := await asyncio.ensure_future(self._roll_out())) is not None:
             if begun is LATER:
                 await asyncio.sleep(WANTED_S)
-            else:
+            elif not isinstance(begun, Later):
                 await self._tell(*begun)
 
     async def _tell(self, begun: Begun, error: BaseException | None) -> None:
@@ -357,7 +357,7 @@ class Rollouts(RolloutsPlan):
             begun = await self._begun(turn, number) if self.source.serial else None
         begun = begun or await self._begun(turn, number)
         if not isinstance(begun, Begun):
-            return LATER
+            return begun
         error = begun.error if begun.episode is None else await self._play(turn.rollout, begun.episode)
         return begun, error
 
@@ -368,10 +368,9 @@ class Rollouts(RolloutsPlan):
             opened = await self._opened(body)
         except BaseException as caught:
             error = self._theirs(caught)
-            if self._comes_later(turn, error):
-                return LATER
-            return Begun(turn, number, body.task or "", started, error=error)
-        self.source.opened(turn, opened)
+            later = self._comes_later(turn, body, error, started)
+            return later or Begun(turn, number, body.task or "", started, error=error)
+        self._has_begun(turn, body, opened)
         episode = Episode(self._client, opened)
         episode.infra = self._infra
         return Begun(turn, number, body.task or "", started, episode)

@@ -279,12 +279,13 @@ def playing(
 @click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
 @click.option("--call", metavar="ID", callback=text, help="Reward this call only.")
 @click.option("--agent", metavar="NAME", callback=text, help="Reward this agent's samples only.")
+@click.option("--model", metavar="NAME", callback=text, help="Reward only what this model sampled.")
 @click.option("--state", metavar="NAME", callback=text, help="The state in which the call was made; needs --call.")
 @click.option("--not-final", is_flag=True, help="Do not seal the episode, because more rewards will come.")
 @proxy_option
 def reward(
-    value: float, episode: str | None, call: str | None, agent: str | None, state: str | None, not_final: bool,
-    proxy: str | None,
+    value: float, episode: str | None, call: str | None, agent: str | None, model: str | None, state: str | None,
+    not_final: bool, proxy: str | None,
 ) -> None:
     """Give an episode a reward.
 
@@ -294,7 +295,7 @@ def reward(
     from ajet_sdk.routes import Reward, check_id
 
     with usage():
-        body = Reward(finite(value), call, agent, final=not not_final, state=state)
+        body = Reward(finite(value), call, agent, final=not not_final, state=state, model=model)
         found = check_id(current_episode(episode))
     with client_for(proxy) as client:
         client.drive(rewarding(client.target, found, body))
@@ -355,7 +356,7 @@ def mix(
     A lane is a kind of task: what its name has before its first "/". Shares add up to 1:
     `ajet mix math=0.4 code=0.6`. It needs a key of scope trainer.
     """
-    from ajet_sdk.routes import Empty, SetMix, check_shares
+    from ajet_sdk.routes import SetMix, check_shares
     from ajet_sdk.views import mix_view
 
     if drop and shares:
@@ -366,7 +367,7 @@ def mix(
             check_shares(found)
     with client_for(proxy, LOOK_S) as client:
         if drop:
-            client.ask("drop_mix", Empty())
+            client.ask("drop_mix")
         if found is not None or ahead is not None or wait is not None:
             client.ask("set_mix", SetMix(found, ahead, lane_wait_s=wait))
         show_json_or(as_json, client.ask("mix").json(), mix_view)
@@ -384,7 +385,8 @@ def flush(lane: str | None, task: str | None, proxy: str | None) -> None:
     from ajet_sdk.routes import Flush
 
     with client_for(proxy, LOOK_S) as client:
-        client.ask("flush", Flush(lane, task))
+        ended = client.ask("flush", Flush(lane, task)).json()["tasks"]
+    click.echo(f"{ended} {'task' if ended == 1 else 'tasks'} ended")
 
 
 @ajet.command()

@@ -21,7 +21,7 @@ from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.episodes import Opened, opening
+from ajet_sdk.episodes import Opened, aborting, new_episode_id, opening
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
 from ajet_sdk.operations import DEADLINE_S, Talk, request
 
@@ -29,7 +29,9 @@ LEAVE_DEADLINE_S = 5.0
 BEATS = 3
 """So many in the time after which a silent client is gone."""
 OPENINGS = 3
-"""So often an episode is tried to be opened by a client that is gone each time that it has joined."""
+"""So often an episode is tried to be opened by a client that is gone each time that it has joined; or whose code has
+changed each time."""
+CHANGED = "the code changed while the episode was opened"
 GONE = ("client_gone", "unknown_client")
 """Codes of the errors by which a client learns that it is gone."""
 
@@ -116,9 +118,21 @@ class MembershipLife:
                 yield from request(target, "leave", id=self.id)
 
     def _opening(self, known: str | None, body: routes.OpenEpisode) -> Talk[Opened]:
-        """Opens an episode as the client `known`, and under the revision of now."""
-        named = body if known is None else replace(body, client=known, revision=self._revision())
-        return opening(self._client.target, named)
+        """Opens an episode as the client `known`, and under the revision of now. That may take long. If the code has
+        changed by then, the episode is given up, and another one is opened."""
+        target = self._client.target
+        if known is None:
+            return (yield from opening(target, body))
+        for left in reversed(range(OPENINGS)):
+            named = replace(body, client=known, revision=self._revision())
+            opened = yield from opening(target, named)
+            if not left or opened.revision == self._revision():
+                break
+            with suppress(AjetError):  # it idles out, if nothing else ends it
+                yield from aborting(target, opened.episode, CHANGED, "infra")
+            if body.id is not None:
+                body = replace(body, id=new_episode_id())
+        return opened
 
     def _lost(self, known: str | None) -> None:
         """The client `known` is gone, unless another thread knew it."""

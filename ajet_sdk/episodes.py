@@ -46,6 +46,7 @@ class Opened:
     policy_version: int
     task: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,14 @@ class Outcome:
     infra: bool = False
 
 
+def new_episode_id() -> str:
+    """An id by which an episode that is asked for again is opened once."""
+    return f"ep-{uuid.uuid4().hex}"
+
+
 def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
-    """Opens an episode. One of a play does not wait for room in its lane, since another lane may have some."""
-    reply = yield from request(target, "open_episode", body, waits=body.play is None)
+    """Opens an episode."""
+    reply = yield from request(target, "open_episode", body)
     answer = reply.json()
     try:
         return Opened(
@@ -76,6 +82,7 @@ def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
             policy_version=int(answer["policy_version"]),
             task=body.task,
             env={str(name): str(value) for name, value in (answer.get("env") or {}).items()},
+            revision=body.revision,
         )
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}") from error
@@ -182,6 +189,8 @@ class EpisodeLife:
         """The key of this one episode."""
         self.policy_version = opened.policy_version
         """The policy version that served when the episode was opened."""
+        self.revision = opened.revision
+        """The code with which it is played, as the proxy was told; None: it was not."""
 
     def env(self) -> dict[str, str]:
         """The variables that let a program in any language find its model and its episode (contract §3.5)."""
@@ -209,10 +218,11 @@ class EpisodeLife:
         final: bool = True,
         note: str | None = None,
         state: str | None = None,
+        model: str | None = None,
     ) -> Talk[None]:
-        """Gives a finite reward, to the whole episode or to one `call` or `agent` of it; a `final` one seals it.
-        `state` names the state in which `call` was made."""
-        reward = routes.Reward(value, call, agent, final, note=note, state=state)
+        """Gives a finite reward, to the whole episode or to one `call`, `agent` or `model` of it; a `final` one seals
+        it. `state` names the state in which `call` was made."""
+        reward = routes.Reward(value, call, agent, final, note=note, state=state, model=model)
         outcome = yield from rewarding(self._target, self.id, reward)
         if final or self.outcome is not None:
             self.outcome = outcome
@@ -386,11 +396,13 @@ def reward_own(
     final: bool = True,
     note: str | None = None,
     state: str | None = None,
+    model: str | None = None,
     episode: str | None = None,
     deadline: float = DEADLINE_S,
 ) -> Talk[None]:
     """Rewards the episode that this process belongs to (see `current_episode`); returns once the reward is on disk."""
-    found, reward = current_episode(episode), routes.Reward(value, call, agent, final, note=note, state=state)
+    found = current_episode(episode)
+    reward = routes.Reward(value, call, agent, final, note=note, state=state, model=model)
     yield from rewarding(replace(target, deadline=deadline), found, reward)
 
 

@@ -132,13 +132,12 @@ Talk = Generator[Send | Sleep, Reply | NoReply | None, T]
 
 
 def request(
-    target: Target, name: str, body: Any = None, *, id: str | None = None, query: Mapping[str, Any] | None = None,
-    waits: bool = True,
+    target: Target, name: str, body: Any = None, *, id: str | None = None, query: Mapping[str, Any] | None = None
 ) -> Talk[Reply]:
     """Asks the route called `name` until it is acknowledged.
 
-    `body` is one of the dataclasses of `ajet_sdk.routes` and is checked here first, by the proxy's own rules. Where a
-    lane is full, who `waits` goes on asking, and anybody else gets `NotReady`.
+    `body` is one of the dataclasses of `ajet_sdk.routes` and is checked here first, by the proxy's own rules. If a lane
+    has no room for an episode, this waits for as long as it takes, unless the body's ``hold_s`` says for how long.
     """
     send = _send(target, name, body, id, query)
     started, attempts = target.clock(), 0
@@ -154,7 +153,7 @@ def request(
         if not _may_pass(outcome):
             raise failure
         if failure.code == LANE_FULL:  # the proxy is well, and has it wait for training
-            if not waits:
+            if getattr(body, "hold_s", None) is not None:
                 raise failure
             started, left = target.clock(), target.deadline
         if left < LEAST_S:

@@ -16,7 +16,7 @@ from ajet_sdk.client import Client
 from ajet_sdk.output import INTERRUPTED, Copies, say
 from ajet_sdk.plays import Progress
 from ajet_sdk.results import RunResult, RunResults, plain
-from ajet_sdk.revision import of_program
+from ajet_sdk.revision import of_program, shown
 from ajet_sdk.runner import Program, proxy_variable, run_program
 from ajet_sdk.tasks import Line
 from ajet_sdk.untold import UNTOLD
@@ -29,6 +29,8 @@ class Screen:
         self.copies = Copies(named=named)
         self.done: list[RunResult] = []
         self.play = ""
+        self.code = ""
+        """What the revision of a play is read from, in words."""
         self.before: Progress | None = None
         self.now: Progress | None = None
         self._lines = lines
@@ -53,6 +55,8 @@ class Screen:
             say(f"{self.play} goes on where it was left: {found.done} of {found.episodes} played")
         else:
             say(f"{self.play}: {found.episodes} episodes")
+        if self.code:
+            say(f"the revision is that of {self.code}")
 
     def end(self) -> None:
         """The table, or for a data set a line that sums up."""
@@ -84,6 +88,9 @@ def run_and_tell(client: Client, program: Program, tasks: Sequence[str | Line], 
     play = how.get("play")
     screen = Screen(named=how["parallel"] > 1, lines=play is not None)
     screen.play = play or ""
+    if how["revision"] is None and not how["watch"]:  # which says it itself
+        files = of_program(program.argv, program.reward_cmd, program.cwd).files
+        screen.code = shown(files) if files else "the command's text"
     try:
         run_program(
             program, tasks, client=client, on_output=None if quiet else screen.copies, on_result=screen.result,

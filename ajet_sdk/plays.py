@@ -30,6 +30,8 @@ from ajet_sdk.turns import AGAIN_S, LATER, Later, Rollout, Turn, rollouts_at
 
 LOOK_S = 1.0
 """What was discarded elsewhere is seen after this time at the latest."""
+SHOWN = 3
+"""At most so many lanes are named in one line."""
 MAX_NAME, MAX_LANE = 120, 60
 """Characters of a play's own name, and of the lane in it."""
 
@@ -38,7 +40,8 @@ MAX_NAME, MAX_LANE = 120, 60
 class LanePlay:
     """The play of one lane, as the proxy last told it. `known` is when that was; `first` is the place from which on
     nothing had been played when this run, or its program, began. `opens` counts how often this run has opened what was
-    given back, and `due` is when that may be played next."""
+    given back, and `due` is when that may be played next. `full` says that it
+    had no room when an episode was last asked for."""
 
     lane: str
     play: str
@@ -47,6 +50,7 @@ class LanePlay:
     known: float = float("-inf")
     first: int = 0
     over: bool = False
+    full: bool = False
     opens: Counter[int] = field(default_factory=Counter)
     due: dict[int, float] = field(default_factory=dict)
 
@@ -57,6 +61,18 @@ class Progress:
 
     done: int
     episodes: int
+
+
+def no_room(lanes: Sequence[str]) -> str:
+    """That `lanes` are full, in words."""
+    named = ", ".join(lanes[:SHOWN]) + (" and others" if len(lanes) > SHOWN else "")
+    has = f"lane {named} has" if len(lanes) == 1 else f"lanes {named} have"
+    return f"{has} as many episodes open or ready as training wants; is a trainer running?"
+
+
+def play_over(error: BaseException) -> bool:
+    """Whether the proxy says that there is no such play any more, as when another runner has finished it."""
+    return isinstance(error, NotFound) and error.code == "unknown_play"
 
 
 class PlayedRollouts:
@@ -81,6 +97,8 @@ class PlayedRollouts:
             kind = lane_of(name(task)) if lane is None else lane
             known = self._lanes.setdefault(kind, LanePlay(kind, f"{self.name}:{as_part(kind, MAX_LANE)}"))
             known.tasks.append(task)
+        self._held: list[str] = []
+        self._elsewhere = 0
         self._loose: list[str] = []
         self._episodes: dict[tuple[str | None, int | None], str] = {}
 
@@ -101,14 +119,25 @@ class PlayedRollouts:
         """The place that is missing first, in the lane that is wanted most. None once all are had, or have failed too
         often."""
         wanted, later = (yield from self._wanted(target)), False
+        self._held, self._elsewhere = [], 0
         for lane in self._in_order(wanted):
             place = yield from self._missing(lane, target)
-            if isinstance(place, int) and wanted is not None and wanted[lane.lane] <= 0:
+            full, lane.full = lane.full or (wanted is not None and wanted[lane.lane] <= 0), False
+            if isinstance(place, int) and full:
+                self._held.append(lane.lane)
                 place = LATER
             if isinstance(place, int):
                 return self._turn(lane, place)
             later = later or place is LATER
+            self._elsewhere += 0 if lane.over else lane.told["opened"] - lane.told["done"]
         return LATER if later else None
+
+    def waits_for(self) -> str | None:
+        if self._episodes:
+            return None
+        if self._held:
+            return no_room(self._held)
+        return f"others have {self._elsewhere} episodes of it open" if self._elsewhere else None
 
     def _wanted(self, target: Target) -> Talk[Mapping[str, int] | None]:
         """How many episodes each lane wants now; None where the proxy does not say so."""
@@ -144,6 +173,8 @@ class PlayedRollouts:
         return LATER if left else None
 
     def _free(self, lane: LanePlay, now: float) -> int | None:
+        if lane.over:
+            return None
         for place in lane.told["given_back"]:
             if self._allowed(lane, place) and lane.due.get(place, 0.0) <= now:
                 return int(place)
@@ -174,9 +205,10 @@ class PlayedRollouts:
     def _lane(self, turn: Turn) -> LanePlay:
         return next(lane for lane in self._lanes.values() if lane.play == turn.play)
 
-    def put_back(self, turn: Turn) -> None:
+    def put_back(self, turn: Turn, *, full: bool = False) -> None:
         """Another runner may have it: look again."""
-        self._lane(turn).known = float("-inf")
+        lane = self._lane(turn)
+        lane.known, lane.full = float("-inf"), full
 
     def opened(self, turn: Turn, episode: Opened) -> None:
         lane, place = self._lane(turn), turn.place or 0
@@ -197,9 +229,8 @@ class PlayedRollouts:
             return False
         if result.outcome == "failed" and episode is not None:
             self._loose.append(episode)
-        if changed and lane.opens[place]:
-            lane.opens[place] -= 1
-        lane.due[place] = now if changed else now + AGAIN_S * 4 ** lane.opens[place]
+        lane.due[place] = now if changed else now + AGAIN_S * 4 ** max(0, lane.opens[place])
+        lane.opens[place] -= changed
         return changed or self._allowed(lane, place)
 
     def forgive(self) -> None:

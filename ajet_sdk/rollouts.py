@@ -15,26 +15,26 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from ajet_sdk import routes
+from ajet_sdk import episodes, routes
 from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, membership, name_taken
 from ajet_sdk.episodes import Episode, EpisodeLife, Opened, WorldFailed, aborting, opening, place_taken, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
-from ajet_sdk.operations import DEADLINE_S, Talk, request
-from ajet_sdk.plays import PlayedRollouts, Progress
+from ajet_sdk.operations import DEADLINE_S, LANE_FULL, Talk
+from ajet_sdk.patience import Patience
+from ajet_sdk.plays import PlayedRollouts, Progress, no_room, play_over
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.revision import of_agent, told
 from ajet_sdk.tasks import Line
-from ajet_sdk.turns import LATER, Later, OnceRollouts, Rollout, Source, Turn, WantedRollouts
+from ajet_sdk.turns import AT_ONCE, LATER, Later, OnceRollouts, Rollout, Source, Turn, WantedRollouts
 from ajet_sdk.untold import told as untold
 
 Agent = Callable[[Any, Episode], Any]
@@ -42,8 +42,9 @@ INTERRUPTED = "the run was interrupted"
 STOP_DEADLINE_S = 5.0
 WANTED_S = 1.0
 """How long it may take until it is seen that episodes are wanted. One that failed is wanted again, but not sooner."""
-HELD_S = 20.0
-"""After so long without anything to play it is said if the proxy holds episodes back."""
+HOLD_S = 15.0
+"""How long the proxy may hold an episode of a run for which there is no room. That of a play is refused at once: in
+another lane there may be some."""
 HEARD_S = 1.0
 """A signal that comes as a wait begins, or to another thread, wakes no wait: it is heard when that ends."""
 
@@ -56,6 +57,7 @@ class ProgramChanged(WorldFailed):
     """The program was ended because there is a newer one."""
 
 
+LOG = logging.getLogger("ajet")
 INFRA = (WorldFailed, ProxyUnreachable, NotReady)
 """Exceptions that are always the world's."""
 
@@ -69,7 +71,7 @@ def never_held() -> bool:
 class How:
     """How a run goes through its tasks; what `run` says of its arguments. `held` tells whether nothing may begin just
     now; it may raise what is to end the run. `member` is the membership of the client that plays. `on_progress` is told
-    how far a play is, at its beginning and its end, and `say` why a run waits for long."""
+    how far a play is, at its beginning and its end. `say` is told in words what the run waits for."""
 
     wanted: bool = False
     play: str | None = None
@@ -80,7 +82,7 @@ class How:
     member: Any = None
     held: Callable[[], bool] = never_held
     on_progress: Callable[[Progress], None] = lambda progress: None
-    say: Callable[[str], None] = lambda line: None
+    say: Callable[[str], None] = LOG.warning
 
     def __post_init__(self) -> None:
         if self.play is None and self.epochs != 1:
@@ -187,6 +189,9 @@ class RolloutsPlan:
         self._fault: BaseException | None = None
         self._quiet_until = 0.0
         self._forgiven = False
+        self._may_say_hold = True
+        """The proxy is not known to be one that knows no ``hold_s``."""
+        self._patience = Patience(how.say)
 
     def forgive(self) -> None:
         """The program is another one from now on. May be called by any thread."""
@@ -205,26 +210,50 @@ class RolloutsPlan:
         taken = yield from self.source.take(self._client.target)
         if taken is LATER:
             self._quiet_until = now + WANTED_S
+            self._patience.waits(None, self.source.waits_for(), now)
         return taken
 
     def _opening(self, turn: Turn) -> routes.OpenEpisode:
         """The request that opens the episode of `turn`, with a name where its place must be had once."""
+        hold_s = None if self._body.eval or not self._may_say_hold else HOLD_S if turn.play is None else 0.0
         return replace(
             self._body, task=self._name(turn.rollout.task), model=turn.model or self._body.model, place=turn.place,
-            play=turn.play, id=None if turn.play is None else f"ep-{uuid.uuid4().hex}",
+            play=turn.play, id=None if turn.play is None else episodes.new_episode_id(), hold_s=hold_s,
         )
 
-    def _comes_later(self, turn: Turn, caught: BaseException) -> bool:
-        """Whether an episode that could not be opened will be asked for again. Raises what ends the run."""
+    def _has_begun(self, turn: Turn, body: routes.OpenEpisode, opened: Opened) -> None:
+        """An episode is open for `turn`."""
+        self._patience.ends(self._lane(body), None)
+        self.source.opened(turn, opened)
+
+    def _lane(self, body: routes.OpenEpisode) -> str:
+        return self._how.lane or routes.lane_of(body.task or "")
+
+    def _comes_later(
+        self, turn: Turn, body: routes.OpenEpisode, caught: BaseException, started: float
+    ) -> Later | None:
+        """When an episode that could not be opened will be asked for again, if it will. Raises what ends the run.
+        `started` is when it was asked for."""
         if name_taken(caught):
             raise caught
+        if isinstance(caught, BadRequest) and caught.param == "hold_s":
+            self._may_say_hold = False
+            self.source.put_back(turn)
+            return AT_ONCE
+        if isinstance(caught, NotReady) and caught.code == LANE_FULL:
+            self.source.put_back(turn, full=True)
+            if turn.play is not None:
+                return AT_ONCE  # another lane may have room
+            self._patience.waits(lane := self._lane(body), no_room([lane]), started)
+            return LATER
         held = isinstance(caught, NotReady)
-        taken = place_taken(caught) or (turn.play is not None and isinstance(caught, Conflict))
+        taken = place_taken(caught) or (turn.play is not None and (isinstance(caught, Conflict) or play_over(caught)))
         if turn.play is not None and not held and not taken:
             raise caught
-        if held or taken:
-            self.source.put_back(turn)
-        return held or taken
+        if not (held or taken):
+            return None
+        self.source.put_back(turn)
+        return LATER
 
     def _ended(self, turn: Turn, result: RunResult, error: BaseException | None) -> RunResult:
         """`result`, and whether it is played again."""
@@ -280,7 +309,6 @@ class Rollouts(RolloutsPlan):
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         self._open: dict[str, Episode] = {}
-        self._played_at: float | None = time.monotonic()
 
     def run(self) -> RunResults:
         """Runs to the end; an exception in this thread, such as KeyboardInterrupt, stops the run first."""
@@ -291,7 +319,7 @@ class Rollouts(RolloutsPlan):
                 self._begin()
             for _, ended in self._workers:
                 while not ended.wait(HEARD_S):
-                    self._explain()
+                    pass
         except BaseException:
             self.stop()
             raise
@@ -300,24 +328,6 @@ class Rollouts(RolloutsPlan):
         if isinstance(self.source, PlayedRollouts):
             self._how.on_progress(self._client.drive(self.source.finish(self._client.target)))
         return self.results
-
-    def _explain(self) -> None:
-        """Says once why nothing is played, where that has lasted for a while and the proxy is the reason."""
-        if self._open:
-            self._played_at = time.monotonic()
-        if self._played_at is None or time.monotonic() - self._played_at < HELD_S or self._how.wanted:
-            return
-        self._played_at = None
-        with suppress(AjetError):
-            target = replace(self._client.target, deadline=STOP_DEADLINE_S)
-            told = self._client.drive(request(target, "wanted")).json()
-            full = sorted(lane for lane, number in told.get("lanes", {}).items() if not number)
-            if full or told.get("other") == 0:
-                lanes = f" of {', '.join(full)}" if full else ""
-                self._how.say(
-                    f"waiting: the proxy wants no more episodes{lanes} for now, since as many wait for a trainer as may"
-                    " be ahead of it. Is it running?"
-                )
 
     def stop(self) -> None:
         """Begins no more, aborts what is open, and waits a little for the workers to notice."""
@@ -352,7 +362,7 @@ class Rollouts(RolloutsPlan):
             while (begun := self._roll_out()) is not None:
                 if begun is LATER:
                     time.sleep(WANTED_S)
-                else:
+                elif isinstance(begun, Begun):
                     self._tell(begun)
         except BaseException as error:  # the caller's own: a task without a name, a callback that raised
             self._fault = error
@@ -386,17 +396,16 @@ class Rollouts(RolloutsPlan):
         return self._begun(turn, number)
 
     def _begun(self, turn: Turn, number: int) -> Begun | Later:
-        """`turn` with its episode, or what prevents that; `LATER` if it will be asked for again."""
+        """`turn` with its episode, or what prevents that, or when it will be asked for again."""
         started, body = time.monotonic(), self._opening(turn)
         try:
             opened = self._opened(body)
         except KeyboardInterrupt:
             raise
         except BaseException as caught:
-            if self._comes_later(turn, caught):
-                return LATER
-            return Begun(turn, number, body.task or "", started, error=caught)
-        self.source.opened(turn, opened)
+            later = self._comes_later(turn, body, caught, started)
+            return later or Begun(turn, number, body.task or "", started, error=caught)
+        self._has_begun(turn, body, opened)
         episode = Episode(self._client, opened)
         episode.infra = self._infra
         with self._lock:
@@ -482,7 +491,7 @@ def run(
     with Client(proxy_url, api_key, deadline=deadline) as client:
         own = membership(
             client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
-            revision=told(revision, code),
+            revision=told(code() if revision is None else revision, code),
         )
         how = How(wanted, play, epochs, retries, infra, lane, own)
         with own:

@@ -32,6 +32,7 @@ HEADER_EVAL = "X-AJet-Eval"
 HEADER_REWARD = "X-AJet-Reward"
 HEADER_REWARD_CALL = "X-AJet-Reward-Call"
 HEADER_REWARD_STATE = "X-AJet-Reward-State"
+HEADER_REWARD_MODEL = "X-AJet-Reward-Model"
 HEADER_FINAL = "X-AJet-Final"
 HEADER_CLIENT = "X-AJet-Client"
 HEADER_WIRE = "X-AJet-Wire"
@@ -70,7 +71,8 @@ class OpenEpisode:
     """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
     only if that is the next one of the model's evaluation, or is free in its ``play``. ``client`` plays it, under
     ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. ``id`` makes it idempotent; without
-    one the proxy makes one."""
+    one the proxy makes one. If its lane is full, the proxy may hold it for ``hold_s`` seconds (0: it refuses at once;
+    None: as long as it does by itself)."""
 
     task: str | None = None
     model: str | None = None
@@ -86,12 +88,14 @@ class OpenEpisode:
     play: str | None = None
     trial: bool = False
     id: str | None = None
+    hold_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
     """``POST episodes/ID/rewards``. ``id`` makes it idempotent; without one the proxy makes one. ``value`` is at most
-    `MAX_REWARD`. ``state`` names the state in which ``call`` was made, so that it is compared with others in it."""
+    `MAX_REWARD`. ``state`` names the state in which ``call`` was made, so that it is compared with others in it. With
+    ``model`` it is only for what that model sampled."""
 
     value: float
     call: str | None = None
@@ -100,6 +104,7 @@ class Reward:
     id: str | None = None
     note: str | None = None
     state: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,17 +178,20 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class GateClose:
-    """``POST gate/close``: hold new LLM requests; wait up to `wait_s` seconds for those in flight."""
+    """``POST gate/close``: hold new LLM requests of `model`; wait up to `wait_s` seconds for those in flight. Without a
+    model, the one that is announced is meant."""
 
     reason: str = "weights"
     wait_s: float = 600.0
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GateOpen:
-    """``POST gate/open``: let requests through again, now served by `policy_version`."""
+    """``POST gate/open``: let requests of `model` through again, now served by `policy_version`."""
 
     policy_version: int
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +296,7 @@ ROUTES: tuple[Route, ...] = (
     Route("flush", "POST", "/groups/flush", "trainer", Flush),
     Route("mix", "GET", "/mix", "trainer", None),
     Route("set_mix", "PUT", "/mix", "trainer", SetMix),
-    Route("drop_mix", "DELETE", "/mix", "trainer", Empty),
+    Route("drop_mix", "DELETE", "/mix", "trainer", None),
     Route("gate_close", "POST", "/gate/close", "trainer", GateClose),
     Route("gate_open", "POST", "/gate/open", "trainer", GateOpen),
     Route("policy", "POST", "/policy", "trainer", Policy),

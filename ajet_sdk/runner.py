@@ -36,8 +36,8 @@ from ajet_sdk.operations import Target
 from ajet_sdk.plays import Progress
 from ajet_sdk.processes import Child, Limits, describe
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.revision import of_program, told
-from ajet_sdk.rollouts import INTERRUPTED, RETRIES, How, ProgramChanged, Rollouts, name_of, never_held, start
+from ajet_sdk.revision import is_own, of_program, shown, told
+from ajet_sdk.rollouts import INTERRUPTED, RETRIES, How, ProgramChanged, Rollouts, name_of, start
 from ajet_sdk.tasks import Line
 from ajet_sdk.watching import QUICK_S, Streak, Watch
 
@@ -53,6 +53,8 @@ SECRETS = ("AJET_API_KEY", "AJET_ADMIN_SECRET", "AJET_UPSTREAM_KEY")
 END_GRACE_S = 5.0
 CHANGE_GRACE_S = 2.0
 """How long a program may take to end that has changed."""
+MOST_OTHERS = 5
+"""So many revisions in a row that nothing was played under say that the program changes its own code."""
 WATCH_S = 10.0
 _NUMBER = re.compile(r"(?<![\w.])(?<!\d,)[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\w|,\d)")
 
@@ -135,12 +137,17 @@ class ProgramAgent:
 
     def __init__(
         self, program: Program, client: Client, on_output: OnOutput | None = None, *, watch_s: float = WATCH_S,
-        streak: Streak | None = None,
+        streak: Streak | None = None, code: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`streak` is told how each program began."""
+        """`streak` is told how each program began. `code` tells the revision of now; None: that is not known. An
+        episode whose program may have begun with another one than it was opened under is given up."""
         self._program, self._client, self._on_output, self._watch_s = program, client, on_output, watch_s
-        self._streak = streak
+        self._streak, self._code = streak, code
         self._changed: set[str] = set()
+        self._begun: dict[str, tuple[float, Episode]] = {}
+        """Programs that may still be reading their code."""
+        self._others: set[str | None] = set()
+        """The revisions that were found in place of those looked for, since the last one that was as it should be."""
         self._lock = threading.Lock()
         self._running: dict[str, Child] = {}
         self._lost: dict[str, str] = {}
@@ -203,10 +210,30 @@ class ProgramAgent:
 
     def restart(self) -> None:
         """Ends every program that runs, because there is a newer one; their episodes are the world's failures."""
+        self._end_changed(list(self._running))
+
+    def _end_changed(self, episodes: Iterable[str]) -> None:
         with self._lock:
-            children = list(self._running.values())
-            self._changed.update(self._running)
-        _end_all(children, CHANGE_GRACE_S)
+            children = {episode: self._running[episode] for episode in episodes if episode in self._running}
+            self._changed.update(children)
+        _end_all(list(children.values()), CHANGE_GRACE_S)
+
+    def never_steady(self) -> bool:
+        """False; or `AjetError` if the code has changed each time that a program began."""
+        if len(self._others) >= MOST_OTHERS:
+            raise AjetError(
+                f"the code of the program changed {MOST_OTHERS} times in a row as it began. If it writes a file "
+                "that counts as its code, name the revision (--revision)"
+            )
+        return False
+
+    def _is_other(self, episode: Episode) -> bool:
+        """Whether the code is not that any more under which `episode` was opened."""
+        if episode.revision is None or (found := self._code()) == episode.revision:
+            return False
+        with self._lock:
+            self._others.add(found)
+        return True
 
     def _judge(self, episode: Episode, code: int, value: float | None, lacking: str | None) -> float | None:
         """The reward, unless there is none: then the episode is aborted, saying what is `lacking`. A program whose
@@ -244,13 +271,21 @@ class ProgramAgent:
                 raise Conflict(INTERRUPTED)
             child = Child(argv, env, on_line, cwd=self._program.cwd, files=self._program.files)
             self._running[episode.id] = child
+            self._begun[episode.id] = time.monotonic(), episode
+        if self._is_other(episode):
+            with self._lock:
+                self._changed.add(episode.id)
+            child.end(0.0)
         code = child.wait()
         with self._lock:
             del self._running[episode.id]
+            quick = self._begun.pop(episode.id, None) is not None
             lost, changed = self._lost.pop(episode.id, None), episode.id in self._changed
             self._changed.discard(episode.id)
-        if changed:
+        if changed or (quick and self._is_other(episode)):
             raise ProgramChanged("the program changed")
+        with self._lock:
+            self._others.clear()
         if lost is not None:
             raise Conflict(f"the proxy discarded the episode while its program ran: {lost}")
         if self._stopped.is_set():
@@ -260,16 +295,33 @@ class ProgramAgent:
         return code, reader.value
 
     def _watch(self) -> None:
-        """Ends programs whose episodes are discarded already."""
+        """Ends programs that have begun with other code, and those whose episodes are discarded already."""
+        looked = time.monotonic()
+        while not self._stopped.wait(min(self._watch_s, QUICK_S / 2)):
+            now = time.monotonic()
+            self._end_those_of_other_code(now)
+            if now - looked >= self._watch_s:
+                looked = now
+                self._end_discarded()
+
+    def _end_those_of_other_code(self, now: float) -> None:
+        with self._lock:
+            settled = [episode for began, episode in self._begun.values() if began + QUICK_S <= now]
+        others = [episode.id for episode in settled if self._is_other(episode)]
+        with self._lock:
+            for episode in settled:
+                self._begun.pop(episode.id, None)
+        self._end_changed(others)
+
+    def _end_discarded(self) -> None:
         target = replace(self._client.target, deadline=WATCH_S / 2)
-        while not self._stopped.wait(self._watch_s):
-            with self._lock:
-                running = list(self._running.items())
-            for episode, child in running:
-                with suppress(AjetError):
-                    record = self._client.drive(reading(target, episode, False))
-                    if record.get("state") == "discarded":
-                        self._end(child, episode, str(record.get("reason")))
+        with self._lock:
+            running = list(self._running.items())
+        for episode, child in running:
+            with suppress(AjetError):
+                record = self._client.drive(reading(target, episode, False))
+                if record.get("state") == "discarded":
+                    self._end(child, episode, str(record.get("reason")))
 
     def _end(self, child: Child, episode: str, reason: str) -> None:
         with self._lock:
@@ -333,13 +385,18 @@ def run_program(
         raise BadRequest("the program names no file of its own, so there is nothing to watch", param="watch")
     with ExitStack() as stack:
         own = client or stack.enter_context(Client())
+        now = told(revision, code)
+        runs = ProgramAgent(program, own, on_output, streak=streak, code=now)
+
+        def held() -> bool:
+            return runs.never_steady() or (streak is not None and streak.held())
+
         member = stack.enter_context(membership(
             own, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
-            revision=told(revision, code),
+            revision=now,
         ))  # fmt: skip
-        held = streak.held if streak is not None else never_held
         how = How(wanted, play, epochs, retries, (), lane, member, held, on_progress, say)
-        runs = stack.enter_context(ProgramAgent(program, own, on_output, streak=streak))
+        stack.enter_context(runs)
         rollouts = Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, how, on_stop=runs.stop)
         if watch and streak is not None:
             stack.enter_context(_watching(program, streak, rollouts, runs, say))
@@ -349,11 +406,15 @@ def run_program(
 def _watching(
     program: Program, streak: Streak, rollouts: Rollouts, runs: ProgramAgent, say: Callable[[str], None]
 ) -> Watch:
-    """Starts `program` anew whenever its code changes."""
+    """Starts `program` anew whenever its code changes, and says which files that is."""
     code = of_program(program.argv, program.reward_cmd, program.cwd)
+    say(f"watching {shown(code.files)}")
+    if not any(map(is_own, code.files)):
+        say("this is no file of the home folder or the current one: is the program's own code elsewhere?")
 
     def changed() -> None:
-        say(f"{code.name} has changed: the program begins anew")
+        named = shown(code.files) if len(code.files) == 1 else f"one of {shown(code.files)}"
+        say(f"{named} has changed: the program begins anew")
         streak.changed()
         rollouts.forgive()
         runs.restart()

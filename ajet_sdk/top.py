@@ -108,9 +108,12 @@ def _top(status: Mapping[str, Any], rates: Rates | None) -> Lines:
         head.append(f"{rates.tokens:,.0f} tokens/s, {rates.calls:.1f} calls/s")
     lines: Lines = [("head", " · ".join(head))]
     lines += [("alert", alert) for alert in status.get("alerts") or ()]
-    for name, model in engines_by_model(status).items():
-        engines = counted(model.get("upstreams") or (), "engine")
-        lines.append(("", f"{_cut(name)}  policy version {model.get('policy_version')}, {engines}"))
+    models = engines_by_model(status)
+    for name, model in models.items():
+        line = f"policy version {model.get('policy_version')}, {counted(model.get('upstreams') or (), 'engine')}"
+        if len(models) > 1 and "in_flight" in model:
+            line += f", gate {model.get('gate')}, {model['in_flight']} in flight, {model.get('waiting', 0)} held"
+        lines.append(("", f"{_cut(name)}  {line}"))
     episodes = status.get("episodes") or {}
     terms = " + ".join(f"{state} {episodes[state]}" for state in EPISODE_STATES if episodes.get(state))
     lines.append(("", f"opened {episodes.get('opened', 0)} = {terms or 0}"))

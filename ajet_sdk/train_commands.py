@@ -31,7 +31,7 @@ def run_argument(command: Any) -> Any:
     return click.argument("run", callback=run_name)(command)
 
 
-@click.group(no_args_is_help=False)
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 def train() -> None:
     """Drive training from afar: start, change, watch, stop.
 

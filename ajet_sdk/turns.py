@@ -44,12 +44,13 @@ class Turn:
 
 
 class Later(Enum):
-    """There is nothing to play now, and there may be later."""
+    """There is nothing to play now, and there may be later, or at once."""
 
     LATER = "later"
+    AT_ONCE = "at once"
 
 
-LATER = Later.LATER
+LATER, AT_ONCE = Later.LATER, Later.AT_ONCE
 
 
 class Source(Protocol):
@@ -58,8 +59,11 @@ class Source(Protocol):
     def take(self, target: Target) -> Talk[Turn | Later | None]:
         """The next turn; None at the end."""
 
-    def put_back(self, turn: Turn) -> None:
-        """No episode could be opened for `turn` yet."""
+    def put_back(self, turn: Turn, *, full: bool = False) -> None:
+        """No episode could be opened for `turn` yet; where its lane is `full`, others come first."""
+
+    def waits_for(self) -> str | None:
+        """Why the last turn that was asked for comes later, if that is nothing of this run's own."""
 
     def opened(self, turn: Turn, episode: Opened) -> None:
         """`turn` is being played."""
@@ -101,8 +105,11 @@ class OnceRollouts:
         return LATER if self._again else None
         yield  # what makes this an operation
 
-    def put_back(self, turn: Turn) -> None:
+    def put_back(self, turn: Turn, *, full: bool = False) -> None:
         self._again.append((0.0, turn))
+
+    def waits_for(self) -> str | None:
+        return None
 
     def opened(self, turn: Turn, episode: Opened) -> None:
         """Nothing is known by it."""
@@ -143,8 +150,11 @@ class WantedRollouts:
         once = self._all[place]
         return replace(once, index=once.index + around * self._repeat)
 
-    def put_back(self, turn: Turn) -> None:
+    def put_back(self, turn: Turn, *, full: bool = False) -> None:
         """The proxy knows."""
+
+    def waits_for(self) -> str | None:
+        return None
 
     def opened(self, turn: Turn, episode: Opened) -> None:
         """The proxy knows."""

@@ -21,10 +21,11 @@ def status_view(status: Mapping[str, Any]) -> str:
     """Models and their gates, episodes by state with the sum that must hold, and whatever else the proxy counts."""
     lines = [f"ajet proxy {status.get('version', '')}".rstrip()]
     models = engines_by_model(status)
-    rows = [("model", "policy version", "gate", "upstreams")]
+    rows = [("model", "policy version", "gate", "in flight", "held", "upstreams")]
     for name, model in models.items():
         upstreams = ", ".join(map(str, model.get("upstreams") or ())) or "none"
-        rows.append((str(name), str(model.get("policy_version")), str(model.get("gate")), upstreams))
+        inside, held = str(model.get("in_flight", "-")), str(model.get("waiting", "-"))
+        rows.append((str(name), str(model.get("policy_version")), str(model.get("gate")), inside, held, upstreams))
     lines += ["", align(rows) if models else "no models yet: requests wait until a trainer announces its engines"]
     episodes = status.get("episodes") or {}
     terms = [(state, int(episodes.get(state, 0))) for state in EPISODE_STATES]
@@ -45,6 +46,8 @@ def mix_view(mix: Mapping[str, Any]) -> str:
         rows.append((name, *(f"{lane[what]:g}" for what in ("share", "leased", "owed", "open", "ready"))))
     lines = ["" if mix["shares"] else "no lane has a share: groups are leased in the order in which they were complete"]
     lines += [align(rows)] if mix["lanes"] else []
+    if mix["shares"] and (left := [name for name, lane in mix["lanes"].items() if not lane["share"]]):
+        lines.append(f"not leased, since without a share: {', '.join(left)}")
     ahead = f"{mix['ahead']} groups of {mix['group_size']} may" if mix["ahead"] else "any number of groups may"
     lines.append(f"{ahead} be open or ready; a lane with nothing for {mix['lane_wait_s']:g} s lends its turns")
     return plain("\n".join(filter(None, lines)))

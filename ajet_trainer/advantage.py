@@ -98,7 +98,7 @@ def _rewarded_calls(episode: BatchEpisode) -> frozenset[str]:
     """The calls that have a reward of their own. A final reward of the whole episode takes back earlier final ones."""
     held: list[Mapping[str, Any]] = []
     for item in episode.rewards:
-        if item.get("final") and item.get("agent") is None and item.get("call") is None:
+        if item.get("final") and all(item.get(limit) is None for limit in ("agent", "call", "model")):
             held = [earlier for earlier in held if not earlier.get("final")]
         held.append(item)
     return frozenset(item["call"] for item in held if item.get("call") is not None)

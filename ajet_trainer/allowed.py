@@ -161,8 +161,13 @@ def toml_of(document: Mapping[str, Mapping[str, Any]]) -> str:
     """`document` as the text of a TOML file."""
     lines = []
     for table, content in document.items():
-        lines += [f"[{table}]", *(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in content.items())]
+        lines += [f"[{table}]", *(f"{_toml(name)} = {_toml(value)}" for name, value in content.items())]
     return "\n".join([*lines, ""])
+
+
+def _toml(value: Any) -> str:
+    """As JSON, in the form that TOML takes too: no character in two halves, and DEL escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _plain(value: Any) -> bool:

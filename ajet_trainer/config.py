@@ -255,6 +255,9 @@ def check(config: Config) -> Config:
     if config.min_group_size > config.group_size:
         said = f"a group has group_size = {config.group_size} episodes"
         raise ConfigError(f"min_group_size = {config.min_group_size} cannot be: {said}", param="min_group_size")
+    if 0 < config.pace < config.groups:
+        said = f"a batch has groups = {config.groups}, which nobody could play then"
+        raise ConfigError(f"ahead = {config.pace} cannot be: {said}", param="ahead")
     if type(config.keep_checkpoints) is not int or config.keep_checkpoints < 1:
         raise ConfigError(f"{KEEP} must be an integer above 0, not {config.keep_checkpoints!r}", param=KEEP)
     if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):

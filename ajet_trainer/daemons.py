@@ -103,6 +103,7 @@ class Daemons:
         links = [
             Link(
                 url,
+                model=config.model_name,
                 key=key,
                 tls=secured,
                 certified=bool(config.tls_cert),

@@ -61,7 +61,8 @@ class TlsRefused(ProxyUnreachable):
 
 
 class Link:
-    """A connection to one proxy. Times are in seconds; every method raises an `AjetError` when it has failed.
+    """A connection to one proxy, of the trainer of `model`. Times are in seconds; every method raises an `AjetError`
+    when it has failed.
 
     `answer_s` is how long a connection may take, and an answer beyond what the proxy was asked to wait. `certified`
     says that `tls` shows a certificate.
@@ -71,6 +72,7 @@ class Link:
         self,
         url: str,
         *,
+        model: str = "",
         key: str = "",
         deadline_s: float = 120.0,
         answer_s: float = ANSWER_S,
@@ -80,7 +82,7 @@ class Link:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url, self._model = url.rstrip("/"), model or None
         headers = {"Accept": f"{CONTENT_TYPE}, application/json", routes.HEADER_WIRE: f"{VERSION}, {VERSION - 1}"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
@@ -134,12 +136,21 @@ class Link:
         self._send(f"/batches/{quote(batch, safe='')}/extend", routes.Extend(lease_s))
 
     def close_gate(self, reason: str, wait_s: float) -> None:
-        """Returns once the proxy holds new requests and no call is in flight."""
-        self._send("/gate/close", routes.GateClose(reason, wait_s), wait_s=wait_s, deadline_s=wait_s)
+        """Returns once the proxy holds new requests for the model and no call of it is in flight."""
+        self._move("/gate/close", routes.GateClose(reason, wait_s, self._model), wait_s)
 
     def open_gate(self, policy_version: int) -> None:
         """Lets requests through again, served by `policy_version`."""
-        self._send("/gate/open", routes.GateOpen(policy_version))
+        self._move("/gate/open", routes.GateOpen(policy_version, self._model))
+
+    def _move(self, path: str, body: routes.GateClose | routes.GateOpen, wait_s: float = 0.0) -> None:
+        """Moves the gate of the model. An older proxy has one for all."""
+        try:
+            self._send(path, body, wait_s=wait_s, deadline_s=wait_s)
+        except BadRequest as error:
+            if error.param != "model" or body.model is None:
+                raise
+            self._send(path, replace(body, model=None), wait_s=wait_s, deadline_s=wait_s)
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on."""
@@ -150,12 +161,14 @@ class Link:
         self._send("/mix", mix, method="PUT")
 
     def busy_s(self) -> float | None:
-        """Seconds since the proxy's start in which an agent's request was under way, asked once. None from an older
-        proxy."""
+        """Seconds since the proxy's start in which an agent's request for the model was under way, asked once. An older
+        proxy tells those of any model, or None."""
         once = self.within(0.0)
         once._answer_s = min(BUSY_ANSWER_S, self._answer_s)
-        seconds: float | None = json.loads(once._send("/status") or b"{}").get("requests", {}).get("busy_s")
-        return seconds
+        status = json.loads(once._send("/status") or b"{}")
+        everybody: float | None = status.get("requests", {}).get("busy_s")
+        own: float | None = status.get("models", {}).get(self._model, {}).get("busy_s", everybody)
+        return own
 
     def evaluate(self, model: str, episodes: int, name: str) -> None:
         """So many evaluation episodes of `model` are wanted from now on, as the evaluation `name`."""

@@ -42,7 +42,9 @@ def _mixture(table: Mapping[str, Any], label: str, *, several: bool) -> Mixture:
     step = table.get(STEP, 0) if several else 0
     if several and (STEP not in table or type(step) is not int or step < 0):
         raise ConfigError(f"{label}mix: each table of a list needs its step, an integer of at least 0")
-    shares = {lane: share for lane, share in table.items() if not (several and lane == STEP)}
+    if not several and STEP in table:
+        raise ConfigError(f"{label}mix: step is of a list of tables: mix = [{{step = 0, LANE = SHARE}}, …]")
+    shares = {lane: share for lane, share in table.items() if lane != STEP}
     for lane, share in shares.items():
         if type(share) not in (int, float):
             raise ConfigError(f"{label}mix: the share of {lane!r} must be a number, not {share!r}")

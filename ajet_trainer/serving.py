@@ -17,6 +17,8 @@ from ajet_trainer.supervisor import Supervisor, environment
 
 ANSWER_S = 5.0
 """How long an answer may take: trainers are not looked after meanwhile."""
+LEAST_SECRET = 8
+"""Characters. A shorter word may be in any line."""
 
 
 def serve(proxy: str, allow: str, name: str | None, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -31,7 +33,7 @@ def serve(proxy: str, allow: str, name: str | None, environ: Mapping[str, str], 
     )
     called = name or re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())[:64] or "host"
     keeper = Supervisor(
-        allowed.read(allow), link, url, called, say=say, env=env, secrets=(key,) if key else ()
+        allowed.read(allow), link, url, called, say=say, env=env, secrets=secrets_in(environ, key)
     )
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -42,3 +44,9 @@ def serve(proxy: str, allow: str, name: str | None, environ: Mapping[str, str], 
         signal.signal(number, end)
     say(f"supervisor {called} keeps runs in {keeper.allowed.runs}")
     keeper.loop()
+
+
+def secrets_in(environ: Mapping[str, str], key: str) -> tuple[str, ...]:
+    """What no log shows that is read from afar: our `key`, and what trainers have in variables such as HF_TOKEN."""
+    named = (value for name, value in environ.items() if re.search(r"(KEY|TOKEN|SECRET|PASSWORD)$", name))
+    return tuple(sorted(value for value in {key, *named} if len(value) >= LEAST_SECRET))

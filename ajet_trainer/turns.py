@@ -194,17 +194,18 @@ def _punishments(episode: BatchEpisode) -> dict[str | None, float]:
 def _totals(rewards: Iterable[Mapping[str, Any]]) -> dict[str | None, float]:
     """What each call got, and under None what was given to no call. Final rewards replace earlier ones as contract §5.2
     says: those of their scope, or all if they are the whole episode's."""
-    finals: dict[tuple[str | None, str | None], float] = {}
+    finals: dict[tuple[str | None, ...], float] = {}
     sums: dict[str | None, float] = {}
     for item in rewards:
-        call, agent, value = item.get("call"), item.get("agent"), float(item["value"])
+        call, value = item.get("call"), float(item["value"])
+        scope = (call,) if call is not None else (None, item.get("agent"), item.get("model"))
         if not item.get("final"):
             sums[call] = sums.get(call, 0.0) + value
             continue
-        if call is None and agent is None:
+        if scope == (None, None, None):
             finals.clear()
-        finals[call, None if call else agent] = value
-    for (call, _), value in finals.items():
+        finals[scope] = value
+    for (call, *_), value in finals.items():
         sums[call] = sums.get(call, 0.0) + value
     return sums
 

@@ -175,7 +175,7 @@ def test_what_an_episode_s_record_says_of_rewards_and_timelines() -> None:
     rig.call("e", (7,), (8,))
     rig.call("e", (9,), (8,), agent="b")
     rig.reward("e", 1.0, call=first, agent="b", note="n", state="s", final=False)
-    rig.reward("e", 1.0)
+    rig.reward("e", 1.0, model="m")
     shown = views.record(rig.state, "e")
     rows = {words(row[0])[0]: words(row[1]) for row in tables(SECTIONS["5.3"])[0]}
     fits(inline(rows["rewards"][0]), shown["rewards"])
@@ -206,8 +206,10 @@ def test_the_overview_and_what_stands_within_the_status() -> None:
     shapes = {words(row[0])[0]: inline(words(row[1])[0]) for row in tables(SECTIONS["5.4"])[0] if "{" in row[1]}
     for name in ("gate", "groups", "batches", "calls", "tokens"):
         fits(shapes[name], [status[name]])
-    for name in ("models", "drift_by_model"):
-        fits(shapes[name], status[name].values())
+    figures = {"in_flight", "waiting", "busy_s"}  # which the process knows that holds the gate
+    assert figures == shapes["requests"].keys()
+    fits(shapes["models"], [figures | one.keys() for one in status["models"].values()])
+    fits(shapes["drift_by_model"], status["drift_by_model"].values())
 
 
 def test_what_is_shown_of_a_client() -> None:

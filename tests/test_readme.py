@@ -15,6 +15,7 @@ from tests.kit.proxy_process import ProxyProcess
 from tests.kit.readme import Block, blocks, commands, our_commands
 from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
+from tests.tutorials.pages import KINDS, NAMES
 
 PAGE = ROOT / "README.md"
 PAGES = (PAGE, *sorted((ROOT / "docs/start").glob("*.md")), *sorted((ROOT / "docs/guide").glob("*.md")))
@@ -39,15 +40,18 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 @pytest.mark.parametrize(
-    "block",
-    [pytest.param(block, id=f"{page.stem}-line{block.line}-{block.kind.replace(' ', '-')}") for page, block in CODE],
+    ("page", "block"),
+    [
+        pytest.param(page, block, id=f"{page.stem}-line{block.line}-{block.kind.replace(' ', '-')}")
+        for page, block in CODE
+    ],
 )
-def test_block(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
+def test_block(page: Path, block: Block, environment: dict[str, str], tmp_path: Path) -> None:
     if block.kind == "python test":
         run([sys.executable, "-c", block.text], environment, tmp_path)
     elif block.kind == "sh test":
         run(["bash", "-euo", "pipefail", "-c", block.text], environment, tmp_path)
-    elif block.kind == "sh host":
+    elif block.kind == "sh host" or (block.kind.startswith(KINDS) and page.stem in NAMES):
         for program, plain, flags in our_commands(block.text):
             check_flags(program, plain, flags)
     elif block.kind == "sh":

@@ -136,7 +136,7 @@ function tiles(status, rates) {
   const models = [...named.slice(0, 4), ...(status.any_model ? [[named.length ? "any other model" : "any model", status.any_model]] : [])];
   return h("div", { class: "tiles" },
     tile(status.gate.state, "gate", status.gate.state === "open" ? "good" : "wait"),
-    ...models.map(([name, model]) => tile(`v${model.policy_version}`, `${name}, ${(model.upstreams || []).length} ${(model.upstreams || []).length === 1 ? "engine" : "engines"}`)),
+    ...models.map(([name, model]) => tile(`v${model.policy_version}`, `${name}, ${(model.upstreams || []).length} ${(model.upstreams || []).length === 1 ? "engine" : "engines"}${models.length > 1 && model.in_flight !== undefined ? `, gate ${model.gate}, ${whole(model.in_flight)} in flight, ${whole(model.waiting)} held` : ""}`, models.length > 1 && model.gate !== "open" ? "wait" : null)),
     tile(rates ? whole(rates.tokens) : "…", "tokens a second"), tile(rates ? rates.calls.toFixed(1) : "…", "calls a second"),
     tile(whole(requests.in_flight || 0), "requests in flight"), tile(whole(requests.waiting || 0), "held at the gate", requests.waiting ? "wait" : null),
     tile(`${whole(status.groups.ready)} / ${whole(status.groups.leased)}`, "groups ready / leased"), tile(whole(status.groups.waiting), "groups incomplete"));

@@ -13,10 +13,12 @@ from ajet_trainer.quickstart.figures import ends, smoothed
 LEARNS, CONTROL, QUIET = "#2563eb", "#9a6b1f", "#6b7280"
 
 
-def reward_plot(rewards: Sequence[float], path: Path, subtitle: str) -> None:
+def reward_plot(
+    rewards: Sequence[float], path: Path, subtitle: str, title: str = "Guess the number: mean reward per step"
+) -> None:
     """The mean reward of each step as points, their moving mean as a line, and the level of the first third."""
     steps, level = range(1, len(rewards) + 1), fmean(ends(rewards)[0])
-    with picture(len(rewards), path, "Guess the number: mean reward per step", subtitle) as axes:
+    with picture(len(rewards), path, title, subtitle) as axes:
         axes.axhline(level, color=QUIET, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
         axes.annotate(
             "mean of the first third", (len(rewards), level), xytext=(0, 4), textcoords="offset points",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -45,8 +46,9 @@ class Players:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
+        give_up = time.monotonic() + 2.0
         for thread in self._threads:
-            thread.join(timeout=2.0)
+            thread.join(timeout=max(0.0, give_up - time.monotonic()))
 
     def _play_on(self) -> None:
         while not self._over.is_set():

@@ -182,7 +182,7 @@ class ControlStub:
         return told
 
     def _wanted(self) -> dict[str, Any]:
-        if self.plays:
+        if self.plays or self.lanes is not None:
             lanes = dict(self.lanes or {})
             told = {} if self.lanes is None else {"other": lanes.pop("", 1), "lanes": lanes}
             return {"eval": {}, "next": {}} | told
@@ -200,6 +200,8 @@ class ControlStub:
         if body.client is not None:
             self.live(body.client)
         if body.play is not None:
+            if body.play not in self.plays:
+                raise NotFound(f"no play {body.play}", code="unknown_play")
             play, place = self.plays[body.play], body.place or 0
             if not play.has_free(place):
                 raise Conflict("another has that place", code="place_taken")
@@ -228,7 +230,7 @@ class ControlStub:
                 return record
         if record["state"] == "discarded":
             raise Conflict(f"the episode is discarded: {record['reason']}")
-        scope = {"call": reward.call, "agent": reward.agent}
+        scope = {"call": reward.call, "agent": reward.agent, "model": reward.model}
         record["rewards"].append({"id": reward.id, "value": reward.value, "final": reward.final} | scope)
         record["reward"] = total(
             EpisodeReward(note=None, at=0.0, **{"call": None, "agent": None, **item}) for item in record["rewards"]

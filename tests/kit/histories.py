@@ -82,9 +82,12 @@ def _end(rig: LedgerRig, draw: Any) -> None:
 
 def _weights(rig: LedgerRig, draw: Any) -> None:
     commands, version = rig.commands, draw(st.integers(0, 3))
-    rig.announce(draw(st.sampled_from(["m", "n"])), version)
-    shut = draw(st.booleans())
-    rig.run(commands.gate_close(GateClose(), at=rig.at) if shut else commands.gate_open(GateOpen(version), at=rig.at))
+    rig.announce(draw(st.sampled_from(["m", "m", "n"])), version)
+    shut, model = draw(st.booleans()), draw(st.sampled_from([None, "m", "n"]))
+    if shut:
+        rig.run(commands.gate_close(GateClose(model=model), at=rig.at))
+    else:
+        rig.run(commands.gate_open(GateOpen(version, model), at=rig.at))
 
 
 def _time(rig: LedgerRig, draw: Any) -> None:

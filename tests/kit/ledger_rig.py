@@ -77,6 +77,7 @@ def picture(state: State) -> str:
         "clients": [
             one.to_json(state.now, one.heard_at) for one in (*state.clients.live.values(), *state.clients.gone.values())
         ],
+        "gates": {model: [gate.shut, gate.since, gate.reason] for model, gate in state.gates.items()},
         "runs": [structs.asdict(run) for run in state.runs.values()],
     }
     return json.dumps(seen, sort_keys=True)
@@ -99,6 +100,7 @@ def check(state: State) -> None:
     entries = [entry for episode in episodes for entry in episode.calls.values()]
     for name in ("running", "complete", "lost"):
         assert state.calls[name] == sum(entry.state == name for entry in entries)
+    assert dict(state.running) == Counter(entry.asked.model for entry in entries if entry.state == "running")
     assert state.captures.total() - state.captures["complete"] == state.calls["lost"]
     assert state.captures["complete"] >= state.calls["complete"]
     for episode in episodes:

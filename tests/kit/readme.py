@@ -6,6 +6,7 @@ The word after the language on a block's first line says it:
 ``python test``    run by `.venv`'s Python, in a fresh folder, with the environment of a running proxy
 ``sh test``        run by ``bash -euo pipefail``, likewise, with `.venv/bin` first on the path
 ``sh host``        shown for another machine: not run, but each ``ajet…`` command in it must know every flag it is given
+``sh tutorial``    of a tutorial: run by `tests/tutorials`, in a terminal of its own if it is ``sh terminal``
 ``sh``             only ``make`` lines: each target must exist
 other languages    not code (``text``, ``json``, ``toml``, ``mermaid``)
 =================  =====================================================================================================

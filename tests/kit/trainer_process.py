@@ -35,15 +35,19 @@ class TrainerProcess:
     """``with TrainerProcess(folder, {"model": …}, {verl keys}) as trainer``; `folder` keeps config, log and run."""
 
     def __init__(
-        self, folder: Path, ours: Mapping[str, Any], verl: Mapping[str, Any], *, lease_s: float | None = None
+        self, folder: Path, ours: Mapping[str, Any], verl: Mapping[str, Any], *, mix: Mapping[str, float] = {},
+        lease_s: float | None = None,
     ) -> None:
-        """With `lease_s`, leases are shorter than in every other trainer."""
+        """With `lease_s`, leases are shorter than in every other trainer; `mix` are the shares of lanes, if any."""
         self.run_dir = folder / "run"
         self.log = folder / "trainer.log"
         self._config = folder / "trainer.toml"
         self._program = [str(TRAINER)] if lease_s is None else [str(PYTHON), "-c", SHORTER.format(lease_s)]
         values = {"run_dir": str(self.run_dir), **ours}
-        lines = ["[trainer]", *(f"{k} = {json.dumps(v)}" for k, v in values.items()), "[verl]"]
+        lines = ["[trainer]", *(f"{k} = {json.dumps(v)}" for k, v in values.items())]
+        if mix:
+            lines += ["[mix]", *(f"{lane} = {share}" for lane, share in mix.items())]
+        lines += ["[verl]"]
         theirs = {"trainer.device": "cpu", **verl}
         self._config.write_text("\n".join([*lines, *(f"{k} = {json.dumps(v)}" for k, v in theirs.items()), ""]))
         self._process: subprocess.Popen[bytes] | None = None

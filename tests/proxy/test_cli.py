@@ -86,6 +86,7 @@ def test_version() -> None:
         (("export", ".", "--min-reward", "nan"), "--min-reward must be a number"),
         (("issue-key", "--scope", "root"), "--scope"),
         (("issue-key", "--scope", "agent", "--ttl", "0"), "--ttl"),
+        (("issue-key", "--scope", "agent", "--model", "m"), "--model"),
         (("issue-key", "--scope", "agent", "--ttl", "nan"), "--ttl"),
         (("issue-key", "--scope", "agent", "--ttl", "inf"), "--ttl"),
         (("revoke", "--key-id", "ajet-x"), "16 hexadecimal digits"),

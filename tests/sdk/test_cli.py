@@ -131,6 +131,8 @@ def test_reward_and_show(ajet: Ajet, stub: ControlStub, monkeypatch: pytest.Monk
     assert {**sent.body, "id": None} == {"value": -0.5, "final": False, "agent": "a", "call": "c", "id": None}
     assert ajet("reward", "0", "--episode", "ep-0", "--not-final", "--call", "c", "--state", "s")[0] == 0
     assert (stub.heard[-1].body["call"], stub.heard[-1].body["state"]) == ("c", "s")
+    assert ajet("reward", "0", "--episode", "ep-0", "--not-final", "--model", "m")[0] == 0
+    assert stub.heard[-1].body["model"] == "m"
     monkeypatch.setenv("AJET_EPISODE", "ep-0")
     monkeypatch.setenv("OPENAI_API_KEY", "ajet-ep-0")
     assert ajet("reward", "1")[0] == 0

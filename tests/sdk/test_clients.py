@@ -15,6 +15,7 @@ from ajet_sdk import aio, clients, errors, routes
 from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, own_name
 from ajet_sdk.operations import Send
+from ajet_sdk.revision import of_agent
 from ajet_sdk.runner import Program, run_program
 from tests.kit.control_stub import ControlStub, Say
 from tests.kit.ports import free_port
@@ -72,6 +73,26 @@ async def test_unnamed_runs_never_share_a_name_and_their_revision_is_of_the_agen
     assert first["name"] != second["name"]
     assert [one["state"] for one in joined(stub)] == ["gone", "gone"]
     assert {len(one["revision"]) for one in (*joined(stub), *stub.episodes.values())} == {16}
+
+
+async def test_a_function_that_is_loaded_stays_what_it_is_though_its_file_changes(
+    face: Any, stub: ControlStub, tmp_path: Path
+) -> None:
+    path = tmp_path / "player.py"
+    path.write_text("async def agent(task, episode):\n    return 1.0\n")
+    loaded: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), loaded)
+
+    async def edited(task: Any, episode: Any) -> float:
+        path.write_text(path.read_text() + "# more\n")
+        return float(await loaded["agent"](task, episode))
+
+    edited.__wrapped__ = loaded["agent"]  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ajet_sdk.rollouts.of_agent", lambda agent: of_agent(edited))
+        await face.run(edited, ["a", "b"], repeat=2, parallel=1)
+    (revision,) = {one["revision"] for one in stub.episodes.values()}
+    assert revision != of_agent(edited)()
 
 
 async def test_a_proxy_that_knows_no_clients_is_asked_as_before(face: Any, stub: ControlStub) -> None:

@@ -67,7 +67,8 @@ async def test_an_episode_from_opening_to_reward(face: Any, stub: ControlStub) -
 async def test_without_a_with_block(face: Any, stub: ControlStub) -> None:
     ep = await face.episode("t")
     await ep.reward(0.25, final=False, call="c", agent="a", note="n", state="s")
-    assert ep.outcome is None
+    await ep.reward(0.5, final=False, model="m")
+    assert (ep.outcome, stub.heard[-1].body["model"]) == (None, "m")
     assert (await ep.record(tokens=True))["state"] == "open"
     await ep.seal()
     await ep.seal()  # twice is once

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_proxy.core.ledger.plays import Play
-from ajet_sdk import aio, errors, plays, rollouts, turns
+from ajet_sdk import aio, errors, patience, plays, rollouts, turns
 from ajet_sdk.episodes import Opened, WorldFailed
 from ajet_sdk.plays import PlayedRollouts, Progress
 from ajet_sdk.results import RunResult
 from ajet_sdk.rollouts import How, said_by
-from ajet_sdk.routes import OpenEpisode
 from ajet_sdk.turns import LATER
 from tests.kit.control_stub import ControlStub, Say
 from tests.sdk.faces import FACES
@@ -56,6 +54,9 @@ async def test_a_data_set_is_played_epoch_by_epoch(face: Any, stub: ControlStub,
     assert [record["place"] for record in stub.episodes.values()] == list(range(8))
     assert sorted((item.task, item.index) for item in results) == [(task, index) for task in "ab" for index in range(4)]
     assert not stub.plays, "it is whole, and ends"
+
+
+OPEN = ajet_sdk.routes.OpenEpisode(None)  # type: ignore[attr-defined]
 
 
 class Killed(BaseException):
@@ -218,64 +219,6 @@ async def test_a_lane_of_which_nothing_is_wanted_waits(face: Any, stub: ControlS
     assert kept(stub) == {"code/1": 1, "math/1": 1}
 
 
-@pytest.mark.parametrize("play", [None, "d"])
-def test_it_is_said_once_why_a_run_waits(stub: ControlStub, play: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer that was killed holds agents for as long as it is away."""
-    monkeypatch.setattr(rollouts, "HELD_S", 0.0)
-    monkeypatch.setattr(rollouts, "HEARD_S", 0.01)
-    answer, said = stub.answer, list[str]()
-
-    def holding(heard: Any) -> Say:
-        if heard.path.endswith("/episodes") and not said:
-            return Say(503, {"error": {"message": "full", "type": "not_ready_error", "code": "lane_full"}},
-                       {"Retry-After": "0"})
-        return answer(heard)
-
-    def say(line: str) -> None:
-        stub.lanes = {"math": 1, "code": 1}
-        said.append(line)
-
-    stub.plays["known"] = Play("", "known", 1, 0)
-    stub.answer, stub.lanes = holding, {"math": 0, "code": 1}  # type: ignore[method-assign]
-    with ajet_sdk.Client() as client:
-        run = rollouts.Rollouts(client, lambda task, episode: 1.0, ["math/1"], 1, 1, OpenEpisode(None),
-                                rollouts.name_of, None, How(play=play, say=say))  # fmt: skip
-        assert [item.ok for item in run.run()] == [True]
-    (line,) = said
-    assert line.startswith("waiting: the proxy wants no more episodes of math for now, since as many wait")
-
-
-def test_where_the_proxy_holds_nobody_back_nothing_is_said(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "HELD_S", 0.0)
-    with ajet_sdk.Client() as client:
-        run = rollouts.Rollouts(client, lambda task, episode: 1.0, ["math/1"], 1, 1, OpenEpisode(None),
-                                rollouts.name_of, None, How(say=pytest.fail))  # fmt: skip
-        run._explain()
-
-
-async def test_a_lane_that_is_full_after_all_keeps_nobody_from_the_others(face: Any, stub: ControlStub) -> None:
-    """Another runner was faster."""
-    answer, full = stub.answer, {"math/1"}
-
-    def filling(heard: Any) -> Say:
-        if heard.path.endswith("/episodes") and heard.body["task"] in full:
-            stub.lanes = {"math": 0, "code": 1}
-            return Say(503, {"error": {"message": "full", "type": "not_ready_error", "code": "lane_full"}},
-                       {"Retry-After": "0"})
-        return answer(heard)
-
-    stub.answer, stub.lanes = filling, {"math": 2, "code": 1}  # type: ignore[method-assign]
-    running = asyncio.ensure_future(
-        asyncio.to_thread(asyncio.run, face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
-    )
-    while kept(stub) != {"code/1": 1}:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    full.clear()
-    stub.lanes = {"math": 1, "code": 0}
-    await running
-    assert kept(stub) == {"code/1": 1, "math/1": 1}
-
-
 async def test_a_lane_that_is_not_named_is_one_of_the_others(face: Any, stub: ControlStub) -> None:
     stub.lanes = {"math": 1, "": 3}
     await face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d")
@@ -288,6 +231,88 @@ async def test_an_evaluation_is_held_back_by_no_lane(face: Any, stub: ControlStu
     assert len(stub.episodes) == 2 and not stub.count("GET", "/wanted")
 
 
+def full(stub: ControlStub, *lanes: str) -> None:
+    """The proxy has no room for episodes of these lanes."""
+    answer = stub.answer
+
+    def refusing(heard: Any) -> Say:
+        if heard.path.endswith("/episodes") and heard.body["task"].partition("/")[0] in lanes:
+            return Say(503, {"error": {"message": "full", "type": "not_ready_error", "code": "lane_full"}})
+        return answer(heard)
+
+    stub.answer = refusing  # type: ignore[method-assign]
+
+
+async def test_a_lane_that_is_full_holds_no_other_up(face: Any, stub: ControlStub) -> None:
+    """Also where the proxy said before that it is wanted."""
+    stub.lanes, answer = {"math": 5, "code": 1}, stub.answer
+    full(stub, "math")
+    running = asyncio.ensure_future(
+        asyncio.to_thread(
+            asyncio.run, face.run(one, ["math/1", "code/1", "code/2"], repeat=1, parallel=1, play="d")
+        )
+    )
+    while kept(stub) != {"code/1": 1, "code/2": 1}:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    stub.answer = answer  # type: ignore[method-assign]
+    await running
+    assert kept(stub)["math/1"] == 1
+    asked = [heard.body for heard in stub.heard if heard.path.endswith("/episodes")]
+    assert {body["hold_s"] for body in asked} == {0}
+
+
+async def test_an_older_proxy_is_asked_without_saying_how_long_it_may_hold(face: Any, stub: ControlStub) -> None:
+    answer = stub.answer
+
+    def older(heard: Any) -> Say:
+        if heard.path.endswith("/episodes") and "hold_s" in heard.body:
+            return Say(400, {"error": {"message": "unknown field", "type": "invalid_request_error", "param": "hold_s"}})
+        return answer(heard)
+
+    stub.answer = older  # type: ignore[method-assign]
+    for play in (None, "d"):
+        results = await face.run(one, ["a", "b"], repeat=1, parallel=1, play=play)
+        assert [item.ok for item in results] == [True, True]
+    assert stub.count("POST", "/episodes") == 6, "each run has asked once in vain"
+
+
+@pytest.mark.parametrize("play", [None, "d"])
+async def test_a_run_says_what_it_waits_for(
+    face: Any, stub: ControlStub, play: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LONG_S", 0.05)
+    answer = stub.answer
+    full(stub, "math")
+    running = asyncio.ensure_future(
+        asyncio.to_thread(asyncio.run, face.run(one, ["math/1"], repeat=1, parallel=2, play=play))
+    )
+    while not caplog.messages:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    stub.answer = answer  # type: ignore[method-assign]
+    assert [item.ok for item in await running] == [True]
+    assert caplog.messages == [
+        "waiting: lane math has as many episodes open or ready as training wants; is a trainer running?"
+    ]
+
+
+def test_what_a_play_waits_for(stub: ControlStub) -> None:
+    stub.lanes = {"a": 0, "b": 0, "c": 0, "d": 0}
+    with ajet_sdk.Client() as client:
+        played, target = source([f"{lane}/1" for lane in "abcd"]), client.target
+        client.drive(played.begin(target))
+        assert client.drive(played.take(target)) is LATER
+        assert (played.waits_for() or "").startswith("lanes a, b, c and others have as many episodes open")
+        stub.lanes = {"": 1}
+        for _ in range(4):
+            turn: Any = client.drive(played.take(target))
+            client.drive(rollouts.opening(target, body_of(turn)))
+            played.put_back(turn)
+        assert client.drive(played.take(target)) is LATER
+        assert played.waits_for() == "others have 4 episodes of it open"
+        played.opened(turn, Opened("own", "", "", 0))
+        assert played.waits_for() is None
+
+
 async def test_two_runs_share_a_play(face: Any, stub: ControlStub) -> None:
     tasks = [f"t{number}" for number in range(20)]
     both = [
@@ -295,6 +320,34 @@ async def test_two_runs_share_a_play(face: Any, stub: ControlStub) -> None:
     ]
     await asyncio.gather(*both)
     assert kept(stub) == dict.fromkeys(tasks, 1) and not stub.plays
+
+
+async def test_a_play_that_another_run_finishes_ends_this_one_well(face: Any, stub: ControlStub) -> None:
+    """Whether this one hears of it as it looks, or as it opens an episode."""
+    for heard_by in ("/d@", "/episodes"):
+        stub.plays, stub.lanes = {}, {}
+        answer, finished, told = stub.answer, list[str](), list[Progress]()
+
+        def finishing(heard: Any, heard_by: str = heard_by, answer: Any = answer, finished: Any = finished) -> Say:
+            if not finished and heard_by in heard.path and len(kept(stub)) == 1:
+                finished.extend(stub.plays)
+                stub.plays = {}
+            said: Say = answer(heard)
+            return said
+
+        stub.episodes.clear()
+        stub.answer = finishing  # type: ignore[method-assign]
+        rolled = How(play="d", on_progress=told.append)
+        if face.name == "sync":
+            with ajet_sdk.Client() as client:
+                rollouts.Rollouts(
+                    client, lambda task, episode: 1.0, [*"abcdef"], 1, 1, OPEN, str, None, rolled
+                ).run()
+        else:
+            async with aio.Client() as its:
+                await aio.Rollouts(its, one, [*"abcdef"], 1, 1, OPEN, str, None, rolled).run()
+        stub.answer = answer  # type: ignore[method-assign]
+        assert finished and told[-1] == Progress(6, 6), heard_by
 
 
 async def test_an_opening_whose_answer_is_lost_is_asked_for_under_the_same_name(face: Any, stub: ControlStub) -> None:

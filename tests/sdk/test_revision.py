@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk.revision import Digest, of_agent, of_program, told
+from ajet_sdk.revision import MOST_BYTES, Digest, is_own, of_agent, of_program, shown, told
+
+FILES = (
+    "agent.py", "tool", "data.json", "package/__main__.py", "package/part.py", "app.jar", "Makefile", "main.go",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -22,6 +26,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tool").write_text("#!/bin/sh\n")
     (tmp_path / "tool").chmod(0o755)
     (tmp_path / "data.json").write_text("{}")
+    for name in ("app.jar", "Makefile", "main.go"):
+        (tmp_path / name).write_text("")
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__main__.py").write_text("print(2)\n")
     (tmp_path / "package/part.py").write_text("print(3)\n")
@@ -33,19 +39,35 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["python", "agent.py"], "agent.py"),
         (["/usr/bin/python3.12", "-u", "agent.py", "data.json"], "agent.py"),
-        (["python", "-m", "package", "agent.py"], "package/__main__.py"),
+        (["python", "-m", "package", "data.json"], "package/__main__.py"),
+        (["python", "-um", "package"], "package/__main__.py"),
+        (["python3", "-mpackage.part"], "package/part.py"),
+        (["python", "package", "data.json"], "package/__main__.py"),
         (["python", "-m", "package.part"], "package/part.py"),
         (["env", "A=1", "python", "agent.py"], "agent.py"),
         (["uv", "run", "agent.py"], "agent.py"),
         (["sh", "-c", "python agent.py --fast"], "agent.py"),
         (["./tool", "data.json"], "tool"),
+        (["bash", "-lc", "python agent.py > data.json"], "agent.py"),
+        (["bash", "-lc", "cd package; exec python part.py"], "package/part.py"),
+        (["sh", "-c", "cd package && python ../agent.py"], "agent.py"),
+        (["sh", "-c", "python -m package.part"], "package/part.py"), (["sh", "-c", "sh data.json"], "data.json"),
+        (["stdbuf", "-oL", "python", "agent.py"], "agent.py"),
+        (["taskset", "-c", "0", "./tool"], "tool"),
+        (["taskset", "-c", "0", "python", "agent.py"], "agent.py"),
+        (["nohup", "python", "-u", "agent.py"], "agent.py"),
+        (["xargs", "-a", "/dev/null", "python", "agent.py"], "agent.py"),
+        (["java", "-jar", "app.jar"], "app.jar"),
+        (["make", "play"], "Makefile"),
+        (["go", "run", "main.go"], "main.go"), (["go", "run", "."], "main.go"),
+        (["timeout", "5", "bash", "-c", "./tool"], "tool"),
     ],
 )
 def test_where_the_code_of_a_program_is(here: Path, argv: Sequence[str], file: str) -> None:
     digest, before = of_program(argv), of_program(argv)()
     assert digest() == before is not None
     assert len(before) == 16
-    for other in ("agent.py", "tool", "data.json", "package/__main__.py", "package/part.py"):
+    for other in FILES:
         (here / other).write_text((here / other).read_text() + "# more\n")
         assert (digest() != before) == (other == file), other
         before = digest()
@@ -55,6 +77,32 @@ def test_code_that_stands_in_the_command_is_its_own_revision(here: Path) -> None
     one, two = of_program(["python", "-c", "print(1)"])(), of_program(["python", "-c", "print(2)"])()
     assert None not in (one, two) and one != two
     assert of_program(["sh", "-c", "echo 'open"])() is not None
+
+
+def test_arguments_that_look_like_code_count_too(here: Path) -> None:
+    (here / "big.py").touch()
+    os.truncate("big.py", MOST_BYTES + 1)
+    digest = of_program(["python", "agent.py", "--config", "c.yaml", "./tool", "big.py", "data.json", "agent.py", "\0"])
+    assert [path.name for path in digest.files] == ["agent.py", "tool"]
+    (here / "c.yaml").write_text("a: 1")
+    digest = of_program(["./tool", "--config", "c.yaml"])
+    assert [path.name for path in digest.files] == ["tool", "c.yaml"]
+    assert of_program(["python", "big.py"]).files == (Path("big.py"),)
+
+
+def test_a_program_of_the_users_own_is_found_behind_another_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(here))
+    monkeypatch.chdir("/")
+    assert of_program(["timeout", "9", "tool"]).files == (here / "tool",)
+    assert of_program(["tool"]).files == (here / "tool",)
+
+
+def test_what_is_the_users_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/own")
+    assert [is_own(Path(path)) for path in ("agent.py", "/own/bin/x", "/usr/bin/env")] == [True, True, False]
+    assert shown([here / "agent.py", Path("/usr/bin/env")]) == "agent.py, /usr/bin/env"
+    assert shown([Path(name) for name in "abcdef"]) == "a, b, c, d and 2 more"
 
 
 def test_an_interpreter_without_a_script_is_the_program(here: Path) -> None:

@@ -28,6 +28,7 @@ OF = {
     "str": TEXT,
     "Mapping[str, Any]": st.dictionaries(TEXT, JSON, max_size=3),
     "Mapping[str, str]": st.dictionaries(TEXT, TEXT, max_size=3),
+    "Mapping[str, float]": st.dictionaries(TEXT, st.floats(0.0, 1.0), max_size=3),
     "tuple[str, ...]": st.lists(TEXT, max_size=3).map(tuple),
 }
 BODIES = sorted({route.body for route in routes.ROUTES if route.body is not None}, key=lambda kind: kind.__name__)

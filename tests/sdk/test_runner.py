@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_sdk import errors
+from ajet_sdk import clients, errors, runner
+from ajet_sdk.processes import Child
 from ajet_sdk.results import RunResult
 from ajet_sdk.runner import LastNumber, Program, ProgramAgent, number_in, proxy_variable, reaching, run_program
 from ajet_sdk.tasks import Line
@@ -279,7 +280,11 @@ def test_a_program_begins_anew_when_its_file_changes(stub: ControlStub, tmp_path
     began = time.monotonic()
     results = run_program(program, ["a", "b"], parallel=2, retries=0, watch=True, play="d", say=lines.append)
     assert time.monotonic() - began < 40
-    assert lines == ["agent.sh has changed: the program begins anew"]
+    assert lines == [
+        f"watching {file}",
+        "this is no file of the home folder or the current one: is the program's own code elsewhere?",
+        f"{file} has changed: the program begins anew",
+    ]  # fmt: skip
     told = sorted((item.task, item.outcome, item.reason, item.infra, item.again) for item in results)
     assert told == [
         ("a", "aborted", "the program changed", True, True), ("a", "rewarded", None, False, False),
@@ -287,6 +292,101 @@ def test_a_program_begins_anew_when_its_file_changes(stub: ControlStub, tmp_path
     ]  # fmt: skip
     old = [record for record in stub.episodes.values() if record["state"] == "discarded"]
     assert [(record["detail"], record["cause"]) for record in old] == [("the program changed", "infra")] * 2
+
+
+@pytest.fixture
+def script(stub: ControlStub, tmp_path: Path) -> Path:
+    """A program's file, at a proxy that knows clients, so that each episode says its revision."""
+    stub.clients = {}
+    path = tmp_path / "agent.sh"
+    path.write_text("exit 1")
+    return path
+
+
+def revisions(stub: ControlStub) -> list[tuple[str, bool, float | None]]:
+    """Of each episode its state, whether its revision is that of the last one, and its reward."""
+    records = list(stub.episodes.values())
+    return [(one["state"], one["revision"] == records[-1]["revision"], one["reward"]) for one in records]
+
+
+@pytest.mark.parametrize("play", [None, "d"])
+def test_code_that_changes_while_an_episode_is_opened_plays_another_one(
+    stub: ControlStub, script: Path, play: str | None
+) -> None:
+    opens = stub._open
+
+    def slowly(body: Any) -> dict[str, Any]:
+        answer = opens(body)
+        if len(stub.episodes) == 1:
+            script.write_text("exit 0")
+        return answer
+
+    stub._open = slowly  # type: ignore[method-assign]
+    (item,) = run_program(Program(("sh", str(script))), ["a"], play=play)
+    assert (item.reward, item.episode) == (1.0, "ep-1"), "nothing had failed, and nothing is played again"
+    assert revisions(stub) == [("discarded", False, None), ("ready", True, 1.0)]
+    assert (stub.episodes["ep-0"]["detail"], stub.episodes["ep-0"]["cause"]) == (clients.CHANGED, "infra")
+    ids = [heard.body.get("id") for heard in stub.heard if heard.path.endswith("/episodes")]
+    assert play is None or len(set(ids)) == 2
+
+
+def edited_once(script: Path, monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
+    """The file is edited just before, or after, the first program begins."""
+    done: list[int] = []
+
+    class Edited(Child):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            if before and not done:
+                script.write_text("exit 0")
+            super().__init__(*args, **more)
+
+        def wait(self) -> int:
+            if not before and not done:
+                script.write_text("exit 0")
+            done.append(1)
+            return super().wait()
+
+    monkeypatch.setattr(runner, "Child", Edited)
+
+
+@pytest.mark.parametrize("how", [{}, {"play": "d"}, {"play": "d", "watch": True}])
+@pytest.mark.parametrize("before", [True, False])
+def test_code_that_changes_as_its_program_begins_is_sealed_under_no_other_revision(
+    stub: ControlStub, script: Path, monkeypatch: pytest.MonkeyPatch, before: bool, how: Any
+) -> None:
+    edited_once(script, monkeypatch, before=before)
+    first, second = run_program(Program(("sh", str(script))), ["a"], retries=0, **how)
+    assert (first.reason, first.infra, first.again, second.reward) == ("the program changed", True, True, 1.0)
+    assert revisions(stub) == [("discarded", False, None), ("ready", True, 1.0)]
+
+
+def test_a_program_that_lasts_is_looked_at_once_it_has_read_its_code(
+    stub: ControlStub, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "QUICK_S", 0.2)
+    script.write_text("sleep 60")
+    edited_once(script, monkeypatch, before=False)
+    began = time.monotonic()
+    first, second = run_program(Program(("sh", str(script))), ["a"])
+    assert time.monotonic() - began < 40
+    assert (first.reason, first.again, second.reward) == ("the program changed", True, 1.0)
+
+
+def test_what_it_does_later_is_under_the_code_that_it_began_with(
+    stub: ControlStub, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "QUICK_S", 0.2)
+    script.write_text(f"sleep 1.5; echo '# more' >> {script}; exit 0\n")
+    (item,) = run_program(Program(("sh", str(script))), ["a"])
+    assert item.reward == 1.0
+
+
+def test_a_program_that_writes_its_own_code_ends_the_run(stub: ControlStub, script: Path) -> None:
+    script.write_text(f"echo '# more' >> {script}; exit 0\n")
+    with pytest.raises(errors.AjetError, match="changed 5 times in a row as it began"):
+        run_program(Program(("sh", str(script))), ["a"])
+    (item,) = run_program(Program(("sh", str(script))), ["a"], revision="r1")
+    assert item.reward == 1.0
 
 
 def test_a_program_that_fails_at_once_again_and_again_waits_for_its_file(stub: ControlStub, tmp_path: Path) -> None:
@@ -303,7 +403,7 @@ def test_a_program_that_fails_at_once_again_and_again_waits_for_its_file(stub: C
         program, [f"t{number}" for number in range(20)], parallel=2, watch=True, play="d", say=say,
         on_output=lambda episode, stream, line: noise.append(line),
     )
-    assert len(lines) == 2 and b"broken\n" in noise
+    assert len(lines) == 4 and b"broken\n" in noise
     failed = [item for item in results if item.reward == 0.0]
     assert 3 <= len(failed) <= 4, "those that had begun as the third one failed end too"
     assert [item.reward for item in results].count(1.0) >= 16

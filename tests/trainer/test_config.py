@@ -151,3 +151,10 @@ def test_a_key_that_is_gone_says_what_holds_instead(name: str, tmp_path: Path, f
         with pytest.raises(ConfigError) as error:
             load(str(path), words, environ)
         assert error.value.message == f"{label} {said}"
+
+
+def test_agents_may_be_ahead_by_a_batch_at_least(file: Path) -> None:
+    with pytest.raises(ConfigError, match="ahead = 1 cannot be: a batch has groups = 2"):
+        load(str(file), ["ahead=1"])
+    assert load(str(file), ["ahead=0"]).pace == 0
+    assert load(str(file), ["ahead=2"]).pace == 2

@@ -201,6 +201,40 @@ def test_a_first_meeting_shows_whether_the_key_is_a_trainers() -> None:
         link(handler(403), Clock()).meet()
 
 
+def test_the_gate_and_the_busy_time_are_those_of_the_model() -> None:
+    seen: list[object] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content) if request.method == "POST" else None)
+        told = {"requests": {"busy_s": 9.0}, "models": {"planner": {"busy_s": 2.5}}}
+        return httpx.Response(200, json=told)
+
+    mine = link(handler, Clock(), model="planner")
+    mine.close_gate("weights", 5.0)
+    mine.open_gate(4)
+    assert seen == [{"wait_s": 5.0, "model": "planner"}, {"policy_version": 4, "model": "planner"}]
+    assert (mine.busy_s(), link(handler, Clock(), model="coder").busy_s()) == (2.5, 9.0)
+
+
+def test_an_older_proxy_has_one_gate_for_all() -> None:
+    seen: list[object] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        if "model" in json.loads(request.content):
+            return httpx.Response(400, json=BadRequest("unknown field 'model'", param="model").to_body())
+        return httpx.Response(200, json={})
+
+    link(handler, Clock(), model="planner").open_gate(4)
+    assert seen == [{"policy_version": 4, "model": "planner"}, {"policy_version": 4}]
+
+    def refuses(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(400, json=BadRequest("no", param="policy_version").to_body())
+
+    with pytest.raises(BadRequest):
+        link(refuses, Clock(), model="planner").open_gate(-1)
+
+
 def test_an_older_proxy_does_not_tell_how_long_requests_were_under_way() -> None:
     told = {"requests": {"in_flight": 0, "busy_s": 2.5}}
     assert link(lambda _: httpx.Response(200, json=told), Clock()).busy_s() == 2.5

@@ -27,7 +27,6 @@ def written(tmp_path: Path, text: str) -> Any:
     [
         ('[trainer]\nmodel = "m"\n', ()),
         ('[trainer]\nmodel = "m"\n[mix]\nmath = 0.4\ncode = 0.6\n', (Mixture(0, {"math": 0.4, "code": 0.6}),)),
-        ('[mix]\nstep = 1\n[trainer]\nmodel = "m"\n', (Mixture(0, {"step": 1.0}),)),
         ('mix = [{step = 0, math = 1}, {step = 2, math = 0.4, code = 0.6}]\n[trainer]\nmodel = "m"\n', SCHEDULE),
         ('[trainer]\nmodel="m"\n[[mix]]\nstep=0\nmath=1\n[[mix]]\nstep=2\nmath=0.4\ncode=0.6\n', SCHEDULE),
     ],
@@ -42,6 +41,7 @@ def test_a_file_says_the_shares_for_the_run_or_by_step(
     ("given", "said"),
     [
         (0.5, "a table of lanes"), ("math", "a table of lanes"), ([], "a table of lanes"), ([1], "a table of lanes"),
+        ({"step": 0, "math": 1}, "step is of a list"),
         ({}, "1 to 100 lanes"), ({"math": 0.5}, "add up to 1"), ({"math": "much"}, "'math' must be a number"),
         ({"math": True}, "'math' must be a number"), ({"math": 2, "code": -1}, "from 0 to 1"),
         ({"math": float("nan")}, "from 0 to 1"), ([{"math": 1}], "its step"), ([{"step": -1, "math": 1}], "its step"),
@@ -81,7 +81,7 @@ def test_a_run_without_a_mix_sets_the_pace_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "pace"),
-    [({}, 2), ({"ahead": 0}, 0), ({"overlap": 3}, 6), ({"overlap": 0}, 2), ({"overlap": 3, "ahead": 1}, 1)],
+    [({}, 2), ({"ahead": 0}, 0), ({"overlap": 3}, 6), ({"overlap": 0}, 2), ({"overlap": 3, "ahead": 4}, 4)],
 )
 def test_agents_may_be_ahead_by_the_batches_that_overlap(tmp_path: Path, options: dict[str, Any], pace: int) -> None:
     assert Setting(tmp_path, 1, **options).config.pace == pace

@@ -20,6 +20,7 @@ from ajet_sdk.runs import LEARNING_RATE, flat, merged
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import held
 from ajet_trainer.allowed import read
+from ajet_trainer.serving import secrets_in
 from ajet_trainer.supervisor import Supervisor, environment
 from tests.kit.source import ROOT
 
@@ -390,3 +391,9 @@ def test_what_trainers_inherit() -> None:
     assert environment(env) == {"PATH": "/bin", "AJET_TRAINER_KEY": "k"}
     with pytest.raises(ConfigError, match="AJET_TRAINER_GROUPS: a run's configuration says it"):
         environment({"AJET_TRAINER_GROUPS": "3"})
+
+
+def test_no_log_shows_what_a_variable_keeps_secret() -> None:
+    environ = {"HF_TOKEN": "hf_0123456789", "API_KEY": "", "MY_SECRET": "short", "PATH": "/usr/local/bin"}
+    assert secrets_in(environ, "the trainer's key") == ("hf_0123456789", "the trainer's key")
+    assert secrets_in({}, "") == ()

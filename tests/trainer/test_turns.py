@@ -122,15 +122,21 @@ def test_calls_of_older_daemons_stand_in_the_order_of_their_samples() -> None:
 
 GIVEN = st.lists(
     st.tuples(
-        st.integers(-4, 4).map(float), st.booleans(), st.sampled_from([None, "c0", "c1"]), st.sampled_from([None, "a"])
+        st.integers(-4, 4).map(float), st.booleans(), st.sampled_from([None, "c0", "c1"]), st.sampled_from([None, "a"]),
+        st.sampled_from([None, "m"]),
     ), min_size=1, max_size=8,
 )  # fmt: skip
 
 
 @given(GIVEN)
-def test_a_session_gets_what_the_proxy_says_it_got(given: list[tuple[float, bool, str | None, str | None]]) -> None:
+def test_a_session_gets_what_the_proxy_says_it_got(
+    given: list[tuple[float, bool, str | None, str | None, str | None]],
+) -> None:
     """Final rewards included, which replace earlier ones."""
-    rewards = [EpisodeReward(f"r{n}", v, call, agent, f, None, 0.0) for n, (v, f, call, agent) in enumerate(given)]
+    rewards = [
+        EpisodeReward(f"r{n}", v, call, agent, f, None, 0.0, model=model)
+        for n, (v, f, call, agent, model) in enumerate(given)
+    ]
     expected = total(rewards)
     one = replace(sample("e/0", turns=2), agent="a", calls=("c0", "c1"), reward=expected)
     spans = tuple((call, start, end) for call, (_, start, end) in zip(one.calls, one.spans, strict=True))

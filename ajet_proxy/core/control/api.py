@@ -11,7 +11,7 @@ of its tenant; scope ``admin`` reaches all. Whether a scope reaches a route at a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_proxy.core.identity.headers import MAX_LABEL
@@ -29,6 +29,10 @@ MAX_RECORDS = 1000
 MAX_ID = 200
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
+OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "evaluate"))
+"""Routes whose body names a model."""
+OF_ALL_MODELS = frozenset(("flush", "supervise"))
+"""Routes of trainers that change what other models learn, too."""
 _TOKENS: Mapping[str, Tokens] = {"0": "none", "1": "all", "timelines": "timelines"}
 Body = dict[str, Any] | None
 
@@ -55,12 +59,32 @@ class Answer:
     status: int = 200
 
 
+def of_own_model(request: Request) -> Request:
+    """`request` as one for the model of its key, if that has one and the request names none. Raises `Forbidden` if it
+    is for another's."""
+    own, body = request.claims.model, {} if request.body is None else request.body
+    if not own or not isinstance(body, Mapping):
+        return request
+    if request.route in OF_ALL_MODELS:
+        raise Forbidden(f"this key is for model {own!r} alone, and this concerns others too", code="foreign_model")
+    if request.route not in OF_A_MODEL:
+        return request
+    _check_own(own, own if body.get("model") is None else body["model"])
+    return replace(request, body={**body, "model": own})
+
+
+def _check_own(own: str, model: Any) -> None:
+    """`Forbidden` for a key whose `own` model is another one."""
+    if own not in ("", model):
+        raise Forbidden(f"this key is for model {own!r} alone", code="foreign_model", param="model")
+
+
 def handle(
     commands: Commands, request: Request, *, at: float, new_id: Callable[[str], str], keys: Callable[[str, str], str],
     base: str,
 ) -> Answer:
     """The answer to `request`. `keys` makes the key of a tenant's episode; `base` is the caller's URL of this proxy."""
-    kind = route(request.route).body
+    request, kind = of_own_model(request), route(request.route).body
     body = None if kind is None else parse(kind, request.body)
     handler: Callable[[], Answer] = getattr(_Handlers(commands, request, body, at, new_id, keys, base), request.route)
     return handler()
@@ -131,6 +155,7 @@ class _Handlers:
         episode, body = self._own(), self.body
         _check_length("id", body.id, MAX_ID, least=1)
         _check_length("agent", body.agent, MAX_LABEL)
+        _check_length("model", body.model, MAX_LABEL, least=1)
         _check_length("state", body.state, MAX_LABEL, least=1)
         _check_length("note", body.note, MAX_WORDS)
         reward_id = self.new_id("rew") if body.id is None else body.id
@@ -173,13 +198,19 @@ class _Handlers:
         return Answer(lambda: {"batch": batch}, events)
 
     def ack(self) -> Answer:
-        return Answer(self._batch, self.commands.ack(self.request.id, self.body, at=self.at))
+        return Answer(self._batch, self.commands.ack(self._own_batch(), self.body, at=self.at))
 
     def nack(self) -> Answer:
-        return Answer(self._batch, self.commands.nack(self.request.id, at=self.at))
+        return Answer(self._batch, self.commands.nack(self._own_batch(), at=self.at))
 
     def extend(self) -> Answer:
-        return Answer(self._batch, self.commands.extend(self.request.id, self.body, at=self.at))
+        return Answer(self._batch, self.commands.extend(self._own_batch(), self.body, at=self.at))
+
+    def _own_batch(self) -> str:
+        """The batch in the path, if it exists and is of a model that the caller may train."""
+        batch = self.state.batch(self.request.id)
+        _check_own(self.request.claims.model, batch.model)
+        return batch.id
 
     def _batch(self) -> Body:
         batch = self.state.batch(self.request.id)
@@ -188,7 +219,8 @@ class _Handlers:
     def flush(self) -> Answer:
         _check_length("lane", self.body.lane, MAX_LABEL)
         _check_length("task", self.body.task, MAX_LABEL)
-        return Answer(dict, self.commands.flush(self.body, at=self.at))
+        ended = len(self.state.pots.unended(self.body.lane, self.body.task))
+        return Answer(lambda: {"tasks": ended}, self.commands.flush(self.body, at=self.at))
 
     # -- the mix
 
@@ -210,7 +242,9 @@ class _Handlers:
         return Answer(self._gate, self.commands.gate_open(self.body, at=self.at))
 
     def _gate(self) -> Body:
-        return {"gate": self.state.gate, "in_flight": self.state.calls["running"]}
+        model = self.body.model or ""
+        state = self.state.gate_state(model) if model else self.state.gate
+        return {"gate": state, "in_flight": self.state.in_flight(model)}
 
     def policy(self) -> Answer:
         return Answer(self._policy, self.commands.announce(self.body, at=self.at))
@@ -235,9 +269,12 @@ class _Handlers:
         known = self.state.evaluation(name)
         if known is None:
             raise NotFound(f"no evaluation {name}, or there is a later one of its model", code="unknown_evaluation")
+        _check_own(self.request.claims.model, known.model)
         return Answer(known.to_json)
 
     def wanted(self) -> Answer:
+        self._whole_tenant("it does not say what is wanted")
+
         def show() -> Body:
             missing = self.state.wanted()
             nexts = {model: self.state.evaluations[model].next for model in missing}

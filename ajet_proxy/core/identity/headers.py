@@ -31,6 +31,7 @@ from ajet_sdk.routes import (
     HEADER_PREFIX,
     HEADER_REWARD,
     HEADER_REWARD_CALL,
+    HEADER_REWARD_MODEL,
     HEADER_REWARD_STATE,
     HEADER_TASK,
     HEADER_WIRE,
@@ -44,7 +45,7 @@ HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", "x-ses
 MAX_LABEL = 1000
 _KNOWN = {name.lower(): name for name in (
     HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
-    HEADER_REWARD_STATE, HEADER_FINAL, HEADER_CLIENT, HEADER_WIRE,
+    HEADER_REWARD_STATE, HEADER_REWARD_MODEL, HEADER_FINAL, HEADER_CLIENT, HEADER_WIRE,
 )}  # fmt: skip
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
@@ -116,12 +117,13 @@ class Headers:
     def _reward(self) -> Reward | None:
         text = self.sent.get(HEADER_REWARD.lower())
         call, state = self._text(HEADER_REWARD_CALL), self._text(HEADER_REWARD_STATE)
-        final = self._flag(HEADER_FINAL)
+        final, model = self._flag(HEADER_FINAL), self._text(HEADER_REWARD_MODEL)
         if state is not None and call is None:
             raise BadRequest(f"{HEADER_REWARD_STATE} needs {HEADER_REWARD_CALL}", param=HEADER_REWARD_STATE)
         if text is None:
-            if final or call is not None:
-                raise BadRequest(f"{HEADER_FINAL} and {HEADER_REWARD_CALL} need {HEADER_REWARD}", param=HEADER_REWARD)
+            if final or call is not None or model is not None:
+                needy = f"{HEADER_FINAL}, {HEADER_REWARD_CALL} and {HEADER_REWARD_MODEL}"
+                raise BadRequest(f"{needy} need {HEADER_REWARD}", param=HEADER_REWARD)
             return None
         if any(name.lower() == HEADER_REWARD.lower() and value != text for name, value in self.sent.items()):
             raise BadRequest(f"{HEADER_REWARD} is there twice, with two values", param=HEADER_REWARD)
@@ -134,7 +136,7 @@ class Headers:
                 f"{HEADER_REWARD} must be a finite number of at most {MAX_REWARD:g}, not {text[:80]!r}",
                 param=HEADER_REWARD,
             )
-        return Reward(value=value, call=call, final=final, state=state)
+        return Reward(value=value, call=call, final=final, state=state, model=model)
 
 
 def is_text(value: str) -> bool:

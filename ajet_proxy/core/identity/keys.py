@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -40,13 +40,14 @@ SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin", "operator")
 
 class Claims(Struct, frozen=True):
     """What a key says: its scope, its tenant, the one episode it is limited to (None: all of the tenant's), when it
-    expires, and when it was issued. Both times are Unix seconds."""
+    expires, and when it was issued. Both times are Unix seconds. A trainer's may be limited to one ``model``."""
 
     scope: Scope
     tenant: str = ""
     episode: str | None = None
     expires: float = float("inf")
     issued: float = 0.0
+    model: str = ""
 
 
 EVERYTHING = Claims(scope="admin")
@@ -90,7 +91,8 @@ class Keys:
     def issue(self, claims: Claims) -> str:
         """The key that says `claims`."""
         expires = None if claims.expires == float("inf") else claims.expires
-        fields = [SCOPES.index(claims.scope), claims.tenant, claims.episode, expires, claims.issued]
+        fields: list[Any] = [SCOPES.index(claims.scope), claims.tenant, claims.episode, expires, claims.issued]
+        fields += [claims.model] if claims.model else []
         payload = _encode(json.dumps(fields, separators=(",", ":")).encode())
         return f"{KEY_PREFIX}{payload}.{_sign(self.ring.secrets[0], payload)}"
 
@@ -104,8 +106,8 @@ class Keys:
         given, made = _bytes(signature), (_bytes(_sign(secret, payload)) for secret in self.ring.secrets)
         if not any(hmac.compare_digest(given, signed) for signed in made):
             raise Unauthorized("this API key was not issued by this proxy", code="invalid_api_key")
-        scope, tenant, episode, expires, *issued = json.loads(_decode(payload))  # the first keys had no time of issue
-        claims = Claims(SCOPES[scope], tenant, episode, float("inf") if expires is None else expires, *issued)
+        scope, tenant, episode, expires, *more = json.loads(_decode(payload))  # the first keys had no time of issue
+        claims = Claims(SCOPES[scope], tenant, episode, float("inf") if expires is None else expires, *more)
         if now >= claims.expires:
             raise Unauthorized("this API key has expired", code="expired_api_key")
         if self.ring.revoked(key, claims):

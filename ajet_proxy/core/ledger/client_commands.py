@@ -57,6 +57,8 @@ class ClientCommands:
         at = max(at, self.state.now)
         if not 0 < body.ttl_s <= MAX_TTL_S:
             raise BadRequest(f"ttl_s must be more than 0, and at most {MAX_TTL_S:g}", param="ttl_s")
+        if "/" in (body.lane or ""):
+            raise BadRequest("a lane has no '/': that is what ends it in a task's name", param="lane")
         if body.replaces_older and body.lane is None:
             raise BadRequest("replaces_older needs the lane in which it replaces", param="lane")
         if (known := self.state.clients.find(client)) is not None:

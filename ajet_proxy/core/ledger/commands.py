@@ -13,7 +13,7 @@ Next: ajet_proxy/io/storage/store.py
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 from ajet_proxy.core.conversation.history import Mark
@@ -97,15 +97,6 @@ class Commands:
                 client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
             ),
         )
-
-    def lane(self, body: OpenEpisode) -> str | None:
-        """The lane that needs room for such an episode. None if it needs none: it is an evaluation, or it is there, and
-        its answer was lost. Then it may be the very one that its lane is full of."""
-        if body.eval or body.trial or (body.id is not None and self.state.find(body.id) is not None):
-            return None
-        client = None if body.client is None else self.state.clients.find(body.client)
-        given = None if client is None else client.lane
-        return lane_of(body.task or "") if given is None else given
 
     def _evaluation(self, body: OpenEpisode, plays: str | None) -> str | None:
         """The evaluation that an episode belongs to which opens so, if there is one."""
@@ -204,6 +195,8 @@ class Commands:
             raise BadRequest(f"value must be a finite number of at most {MAX_REWARD:g}", param="value")
         if body.state is not None and body.call is None:
             raise BadRequest("state is that of a call: name the call too", param="state")
+        if body.model is not None and body.call is not None:
+            raise BadRequest("a call is of one model already: leave the model out", param="model")
         recorded = known.rewards.get(reward_id)
         if recorded is not None:
             if recorded.value != body.value:
@@ -214,7 +207,7 @@ class Commands:
         if body.call is not None and body.call not in known.calls:
             raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call", param="call")
         rewarded = ev.RewardGiven(
-            at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note, body.state
+            at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note, body.state, body.model
         )
         if body.final and known.state == "open":
             return (rewarded, ev.EpisodeSealed(at, episode))
@@ -302,7 +295,8 @@ class Commands:
         return min((end - at for end in (*ends, *lending) if end > at), default=math.inf)
 
     def flush(self, body: Flush, *, at: float) -> Events:
-        return (ev.GroupsFlushed(self._time(at), body.lane, body.task),)
+        pots = self.state.pots.unended(body.lane, body.task)
+        return (ev.GroupsFlushed(self._time(at), body.lane, body.task),) if pots else ()
 
     # -- the mix
 
@@ -312,7 +306,8 @@ class Commands:
         check_mix(body)
         event = ev.MixSet(
             self._time(at), known.shares if body.shares is None else body.shares,
-            known.ahead if body.ahead is None else body.ahead or None, body.group_size or known.group_size,
+            known.ahead if body.ahead is None else body.ahead or None,
+            known.group_size if body.group_size is None else body.group_size or None,
             known.lane_wait_s if body.lane_wait_s is None else body.lane_wait_s,
         )
         same = (event.shares, event.ahead, event.group_size, event.lane_wait_s)
@@ -371,19 +366,39 @@ class Commands:
         return (ev.PlayEnded(self._time(at), self.state.play(tenant, play).name, tenant),)
 
     def gate_close(self, body: GateClose, *, at: float) -> Events:
-        return () if self.state.gate_now.shut else (ev.GateClosed(self._time(at), body.reason),)
+        model = body.model or ""
+        if not model:
+            self._check_alone()
+        same = (model,) if model else ("", self.state.only_model())
+        closed = not self.state.shut().isdisjoint(same)
+        return () if closed else (ev.GateClosed(self._time(at), body.reason, model),)
 
     def gate_open(self, body: GateOpen, *, at: float) -> Events:
-        _check_version(body.policy_version, "policy_version")
-        if not self.state.gate_now.shut and self.state.default_version == body.policy_version:
+        """What was closed without a name, when one model was announced or none, may open without a name later."""
+        state, model, version = self.state, body.model or "", body.policy_version
+        _check_version(version, "policy_version")
+        if not model and not state.gate_now.shut:
+            self._check_alone()
+        meant = state.meant(model)
+        known = [state.default_version] if "" in meant else []
+        known += [state.policy_version(model)] if model else []
+        if state.shut().isdisjoint(meant) and all(one == version for one in known):
             return ()
-        return (ev.GateOpened(self._time(at), body.policy_version),)
+        return (ev.GateOpened(self._time(at), version, model),)
+
+    def _check_alone(self) -> None:
+        """`Conflict` unless it is clear whose gate is meant by a request that names no model."""
+        if len(self.state.served) > 1:
+            known = ", ".join(self.state.served)
+            message = f"several models are announced ({known[:200]}): say which one is meant"
+            raise Conflict(message, code="several_models", param="model")
 
     # -- time
 
-    def expire(self, at: float) -> Events:
+    def expire(self, at: float, held: Container[str] = ()) -> Events:
         """What time alone makes true, for at most `EXPIRED_AT_ONCE` episodes: the caller asks again. An episode is idle
-        only while none of its calls is in flight and the gate is open."""
+        only while none of its calls is in flight and no gate holds it. A gate is known to hold those that are
+        `held`."""
         at = self._time(at)
         out: list[Event] = [
             ev.BatchReturned(at, batch.id, "expired") for batch in self.state.leased.values() if batch.lease_until <= at
@@ -395,12 +410,20 @@ class Commands:
                 break
             if episode.id in ended:
                 continue
-            may_idle = episode.state == "open" and not episode.running and not self.state.gate_now.shut
             if at - episode.opened_at >= episode.wall_timeout:
                 out.append(ev.EpisodeDiscarded(at, episode.id, "wall_timeout"))
-            elif may_idle and at - max(episode.active_at, self.state.gate_now.since) >= episode.idle_timeout:
+            elif episode.state == "open" and not (episode.running or episode.id in held) and self._is_idle(episode, at):
                 out.append(ev.EpisodeDiscarded(at, episode.id, "idle_timeout"))
         return tuple(out)
+
+    def _is_idle(self, episode: Episode, at: float) -> bool:
+        """Whether an open episode, none of whose calls is in flight, has been silent for too long. It is never while a
+        gate may hold it: that of a model that it plays; any, if nobody can say which these are."""
+        if at - episode.active_at < episode.idle_timeout:
+            return False
+        plays = episode.plays_models()
+        gate = self.state.gate_of(*(plays if plays <= self.state.served.keys() else ()))
+        return not gate.shut and at - gate.since >= episode.idle_timeout
 
     def restarted(self, at: float) -> Events:
         """At start, after the replay: calls in flight are gone."""
@@ -420,6 +443,12 @@ class Commands:
         if entry is None:
             raise NotFound(f"episode {episode} has no call {call}", code="unknown_call")
         return entry
+
+
+def paced_lane(events: Sequence[Event]) -> str | None:
+    """The lane in which `events` open an episode that needs room there; None if they open none, or an evaluation."""
+    opened = (event for event in events if isinstance(event, ev.EpisodeOpened) and not event.eval)
+    return next((one.lane or lane_of(one.task or "") for one in opened), None)
 
 
 def _is_first(episode: Episode, turn: Turn) -> bool:

@@ -225,7 +225,11 @@ class Episode:
         """Whether a reward concerns anything that `model` sampled in this merged episode."""
         turns = [turn for chain in self._sampled(model) for turn in chain.turns]
         known = {(call, agent) for turn in turns for call in (None, turn.call) for agent in (None, turn.agent)}
-        return any((one.call, one.agent) in known for one in self.rewards.values())
+        return any((one.call, one.agent) in known for one in self.rewards_of(model))
+
+    def rewards_of(self, model: str) -> list[EpisodeReward]:
+        """The rewards that may concern what `model` sampled: those of other models do not."""
+        return [one for one in self.rewards.values() if one.model in (None, model)]
 
     def _sampled(self, model: str) -> list[Chain]:
         """The timelines in which `model` sampled anything."""
@@ -236,7 +240,7 @@ class Episode:
         """The rewards of the agents that sampled with `model` in this merged episode. Those of the whole episode are in
         them, those of single calls are not."""
         agents = {chain.turns[0].agent for chain in self._sampled(model)}
-        rewards = [one for one in self.rewards.values() if one.call is None]
+        rewards = [one for one in self.rewards_of(model) if one.call is None]
         found = {agent: total(one for one in rewards if one.agent in (None, agent)) for agent in agents}
         return {agent: reward for agent, reward in found.items() if reward is not None}
 
@@ -273,6 +277,11 @@ class Episode:
         if self.model is not None:
             return [self.model] if self.model in models else []
         return models[:1]
+
+    def plays_models(self) -> set[str]:
+        """The models that it was opened for, and those that it has asked."""
+        opened = {self.model, *(self.members or {}).values()}
+        return {entry.asked.model for entry in self.calls.values()} | {model for model in opened if model is not None}
 
     def wants(self, call: str) -> bool:
         """Whether `call` would be trained if it were whole. It would not in an evaluation, nor if it asks another model

@@ -115,6 +115,7 @@ class RewardGiven(EpisodeEvent, frozen=True):
     note: str | None = None
     state: str | None = None
     """That of the call when it was made, in the agent's words."""
+    model: str | None = None
 
 
 class EpisodeSealed(EpisodeEvent, frozen=True):
@@ -246,11 +247,17 @@ class RunForgotten(Event, frozen=True):
 
 
 class GateClosed(Event, frozen=True):
+    """Requests of ``model`` are held. Without a name, all are: only one model was announced, or none."""
+
     reason: str
+    model: str = ""
 
 
 class GateOpened(Event, frozen=True):
+    """Requests of ``model`` pass again, served by ``policy_version``. Without a name it is the only one."""
+
     policy_version: int
+    model: str = ""
 
 
 class ClientJoined(Event, frozen=True):

@@ -28,6 +28,7 @@ from ajet_proxy.core.ledger.mix import Standing, Turns
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.queues import Demand, Groups, Share
 from ajet_proxy.core.ledger.state import State
+from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk.routes import Lease
 
 MOST = 250
@@ -40,7 +41,7 @@ LEASE_BYTES = 256 << 20
 NO_SIGNAL = "no_signal: all rewards of its group are equal"
 _TOKEN = 8
 """Its id and its logprob."""
-_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 110, 352, 55, 20
+_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 121, 352, 55, 20
 """The names of the fields, all numbers, and the lengths that stand before texts and lists; the frame's own, and a
 group's, are counted with each episode. A turn has two runs of its mask, and each version that sampled it a span."""
 _VALUE = 3
@@ -58,7 +59,8 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     large = f"a group of {size} like it is too large for a lease"
     fresh = None if body.max_staleness is None else partial(_fresh, state, body.max_staleness)
     demand = _demand(state, body, size, at)
-    order = partial(_turns, state, body.groups, at) if state.mix.shares else _any_order
+    most = -(-body.groups // size) if demand.by_episode else body.groups
+    order = partial(_turns, state, most, at) if state.mix.shares else _any_order
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
@@ -77,14 +79,14 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
             demand, body.model, fits, teaches, out=unusable, fresh=fresh, order=order
         )
         if idle:
-            dropped += _dropped(episodes, idle, "no_reward", _named, at)
+            dropped += _dropped(episodes, idle, "no_reward", _named, at, apart=_rewarded)
             unusable |= idle
             continue
         if short:
-            dropped += _dropped(episodes, short, "incomplete_group", lambda _: few, at, apart=True)
+            dropped += _dropped(episodes, short, "incomplete_group", lambda _: few, at, apart=lambda _: True)
             unusable |= short
             continue
-        dropped += _dropped(episodes, flat, "filtered", lambda _: NO_SIGNAL, at, apart=True)
+        dropped += _dropped(episodes, flat, "filtered", lambda _: NO_SIGNAL, at, apart=lambda _: True)
         unusable |= flat
         if len(flat) >= most:
             continue
@@ -122,8 +124,8 @@ def _turns(state: State, groups: int, at: float, model: str) -> Turns:
 
 def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
     """The lanes for which a lease waits in vain, once it has found too little: they are full, and nobody plays in them.
-    So it may be if a trainer wants more groups, or larger ones, than may be ahead. Or another model's are ready, or
-    agents without a client have died or hang."""
+    A trainer may want more groups than may be ahead, or larger ones. Another model's may be ready. Or agents have died,
+    or hang, without a client that would show it."""
     pots = state.pots
     full = [lane for lane in sorted(pots.playing | pots.waiting) if pots.load(lane) and state.room(lane) == 0]
     active = _active(state, at - body.group_wait_s) if full else frozenset[str]()
@@ -143,11 +145,10 @@ def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
 
 def _active(state: State, since: float) -> Collection[str]:
     """The lanes in which an agent has done something since then, or cannot because of the gate."""
+    gate = state.gate_of()
     return {
         one.lane for one in state.unsettled.values()
-        if not one.eval and (
-            one.running or state.gate_now.shut or max(one.active_at, state.gate_now.since) > since
-        )
+        if not one.eval and (one.running or gate.shut or max(one.active_at, gate.since) > since)
     }
 
 
@@ -158,7 +159,7 @@ def _short(
     short, less = set[Share](), {(name, Pot.of(state.episodes[episode])) for name, episode in out}
     for name in state.queues.models() if model is None else (model,):
         for pot in demand.ended:
-            if state.queues.length(name, pot) % demand.size or (less and (name, pot) in less):
+            if 0 < state.queues.length(name, pot) % demand.size < demand.least or (less and (name, pot) in less):
                 shares = ((name, episode) for episode in state.queues.members(name, pot))
                 usable = [share for share in shares if share not in out and fits(share)]
                 left = len(usable) % demand.size
@@ -178,12 +179,24 @@ def _fits(episodes: Mapping[str, Episode], idle: set[Share], most: int, share: S
     return False
 
 
+def _rewarded(episode: Episode) -> bool:
+    """Whether any of its models may learn from it."""
+    return any(episode.rewarded(model) for model in episode.shares)
+
+
 def _named(episode: Episode) -> str:
     """The scopes of the rewards of an episode in which no whole call is rewarded; they may be misspelt."""
-    scopes = [f"agent {one.agent!r}" if one.call is None else f"call {one.call}" for one in episode.rewards.values()]
-    several = list(dict.fromkeys(scopes))
+    several = list(dict.fromkeys(_scope(one) for one in episode.rewards.values()))
     more = f" and {len(several) - NAMED} more" if len(several) > NAMED else ""
     return f"no whole call is of what was rewarded: {', '.join(several[:NAMED])}{more}"
+
+
+def _scope(reward: EpisodeReward) -> str:
+    """What a reward is limited to."""
+    if reward.call is not None:
+        return f"call {reward.call}"
+    limits = {"agent": reward.agent, "model": reward.model}
+    return " and ".join(f"{name} {value!r}" for name, value in limits.items() if value is not None)
 
 
 def _teaches(
@@ -197,13 +210,13 @@ def _teaches(
     so groups that have some are left to it.
     """
     members = [episodes[name] for name in names]
-    rewards = [one for member in members for one in member.rewards.values()]
+    rewards = [one for member in members for one in member.rewards_of(model)]
     if len(flat) >= most or len(members) == 1 or any(one.call is not None for one in rewards):
         return True
     if any(one.agent is not None for one in rewards):
         earned = [member.earned(model) for member in members]
     else:
-        earned = [{"": member.reward() or 0.0} for member in members]
+        earned = [{"": total(member.rewards_of(model)) or 0.0} for member in members]
     alone = 1 in Counter(agent for given in earned for agent in given).values()
     values = {("" if alone else agent, reward) for given in earned for agent, reward in given.items()}
     if len(values) > len({agent for agent, _ in values}):
@@ -228,15 +241,15 @@ def _stale(state: State, body: Lease) -> Iterator[Share]:
 
 def _dropped(
     episodes: Mapping[str, Episode], shares: set[Share], reason: str, why: Callable[[Episode], str], at: float,
-    *, apart: bool = False,
+    *, apart: Callable[[Episode], bool] = lambda _: False,
 ) -> Iterator[ev.EpisodeDiscarded]:
-    """Ready episodes are dropped whole. If a model has trained its share of one, or each has its share `apart`, only
-    these `shares` are."""
+    """Ready episodes are dropped whole. If a model has trained its share of one, or each of its models has its share
+    `apart`, only these `shares` are."""
     for name in sorted({name for _, name in shares}):
         episode = episodes[name]
         if episode.state == "ready":
             mine = sorted(model for model in episode.shares if (model, name) in shares)
-            some = "" in episode.shares.values() or (apart and len(mine) < len(episode.shares))
+            some = "" in episode.shares.values() or (len(mine) < len(episode.shares) and apart(episode))
             models = mine if some else ()
             yield ev.EpisodeDiscarded(at, name, reason, why(episode), tuple(models))
 
@@ -247,7 +260,10 @@ def most_bytes(episode: Episode, model: str) -> int:
     turns = [turn for chain in chains for turn in chain.turns]
     return (
         _EPISODE + _text(episode.id, episode.named_task, episode.named_task, model)
-        + sum(_REWARD + _text(one.id, one.call, one.agent, one.note, one.state) for one in episode.rewards.values())
+        + sum(
+            _REWARD + _text(one.id, one.call, one.agent, one.note, one.state, one.model)
+            for one in episode.rewards_of(model)
+        )
         + sum(_SAMPLE + _TOKEN * chain.turns[-1].end + _text(episode.id, chain.turns[0].agent) for chain in chains)
         + sum(_TURN + _SPAN * len(turn.policy_versions) + _text(turn.call, turn.call) for turn in turns)
         + sum(_text(turn.finish_reason) + _VALUE * _text(turn.sampling) for turn in turns)

@@ -46,13 +46,15 @@ class Mix(Struct, frozen=True):
         if self.ahead is None:
             return None
         share = self.shares.get(lane, 0.0) if self.shares else 1.0
-        return math.ceil(self.ahead * share - 1e-9) * (self.group_size or group_size)
+        groups = math.ceil(self.ahead * share - 1e-9)
+        more = groups > 0 and sum(map(bool, self.shares.values())) > 2  # than its share may a batch deal it
+        return (groups + more) * (self.group_size or group_size)
 
 
 def check_mix(asked: SetMix) -> None:
     """`BadRequest` for what no mix can be."""
     for name, value, least, most in (
-        ("ahead", asked.ahead, 0, MAX_AHEAD), ("group_size", asked.group_size, 1, MAX_AHEAD),
+        ("ahead", asked.ahead, 0, MAX_AHEAD), ("group_size", asked.group_size, 0, MAX_AHEAD),
         ("lane_wait_s", asked.lane_wait_s, 0, MAX_LANE_WAIT_S),
     ):
         if value is not None and not least <= value <= most:
@@ -134,7 +136,7 @@ class Turns:
         self._due = self._deal()
 
     def lacks(self) -> Collection[str]:
-        """The lanes whose groups would be taken next, if they had any."""
+        """The lanes whose group would be taken next, if they had one."""
         return self._weights if self._lends(self._due) else (self._due,)
 
     def _deal(self) -> str:

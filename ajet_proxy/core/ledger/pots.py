@@ -116,10 +116,16 @@ class Pots:
 
     def flush(self, lane: str | None, task: str | None) -> None:
         """What is ready now of these pots (None: of all) is waited for no longer."""
-        for pot, gathering in self.gatherings.items():
-            if lane in (None, pot.lane) and task in (None, pot.task) and gathering.ready:
-                gathering.flushed = True
-                self._flushed.add(pot)
+        for pot in self.unended(lane, task):
+            self.gatherings[pot].flushed = True
+            self._flushed.add(pot)
+
+    def unended(self, lane: str | None, task: str | None) -> list[Pot]:
+        """Which of these pots (None: all) have something ready and are not flushed."""
+        return [
+            pot for pot, one in self.gatherings.items()
+            if lane in (None, pot.lane) and task in (None, pot.task) and one.ready and not one.flushed
+        ]
 
     def ended(self, before: float) -> set[Pot]:
         """The pots that are quiet and had no episode opened after `before`, and those that are flushed."""

@@ -57,7 +57,7 @@ class Archive(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """While it is shut, requests for the model wait so that weights can change. Only the trainer moves it. It stays
+    """While it is shut, requests for a model wait so that its weights can change. Only its trainer moves it. It stays
     shut over a restart of the proxy, because the weights may be half written. ``since`` is when it was last moved, in
     Unix seconds; ``reason`` is why the trainer closed it, in its own words."""
 
@@ -145,6 +145,10 @@ class State(Serving):
         self.orders = 0
         """How often it was said what is leased: the mix, and what nothing more is waited for."""
         self.gate_now = Gate()
+        """The gate that was moved without naming a model. All requests pass it."""
+        self.gates: dict[str, Gate] = {}
+        self.running: Counter[str] = Counter()
+        """How many calls of each model are in flight, if any are."""
         self.lineage = Lineage()
         self.reward_curves = RewardCurves()
         self.evaluations: dict[str, Evaluation] = {}
@@ -239,16 +243,41 @@ class State(Serving):
         """Whether no call of `episode`, which is in memory, has come to anything."""
         return all(entry.state == "lost" for entry in self.episodes[episode].calls.values())
 
-    def is_open(self) -> bool:
-        """Whether requests may go to the engines."""
-        return not self.gate_now.shut
+    def shut(self) -> set[str]:
+        """Whose gates are shut; "" is the one that was closed without naming a model."""
+        own = {model for model, gate in self.gates.items() if gate.shut}
+        return own | {""} if self.gate_now.shut else own
+
+    def meant(self, model: str) -> tuple[str, ...]:
+        """Whose gates open for `model`: with its own also the one without a name, if no other model is announced. Who
+        names none means the only one; all of them, if none is announced."""
+        if model:
+            return (model,) if self.served.keys() - {model} else ("", model)
+        return "", *(filter(None, [self.only_model()]) if self.served else self.gates)
+
+    def gate_of(self, *models: str) -> Gate:
+        """What holds requests of `models` (none: of any model). If nothing does, the gate that was moved last."""
+        gates = [self.gate_now, *(gate for model, gate in self.gates.items() if not models or model in models)]
+        return next((gate for gate in gates if gate.shut), max(gates, key=lambda gate: gate.since))
+
+    def gate_state(self, model: str) -> GateState:
+        """How requests of an announced model find the gate. ``closing``: closed to newcomers while calls are still in
+        flight; ``closed``: nothing is in flight."""
+        if not self.gate_of(model).shut:
+            return "open"
+        return "closing" if self.in_flight(model) else "closed"
 
     @property
     def gate(self) -> GateState:
-        """``closing``: closed to newcomers while calls are still in flight; ``closed``: nothing is in flight."""
-        if not self.gate_now.shut:
+        """The same of all gates together: ``closing`` if any is, else ``closed`` if any is."""
+        shut = self.shut()
+        if not shut:
             return "open"
-        return "closing" if self.calls["running"] else "closed"
+        return "closing" if any(self.in_flight(model) for model in shut) else "closed"
+
+    def in_flight(self, model: str) -> int:
+        """How many calls the gate of `model` waits for, as far as the ledger knows: all, if it is the only one."""
+        return self.calls["running"] if "" in self.meant(model) else self.running[model]
 
     def only_model(self) -> str:
         """The model that a request means if it names none: the only one that was announced, else ""."""
@@ -347,6 +376,7 @@ class State(Serving):
             self.lineage.add_request(episode.id, event.body_hash, event.idempotency_key)
         episode.running += len(event.calls)
         self.calls["running"] += len(event.calls)
+        self.running[event.model] += len(event.calls)
 
     def _call_finished(self, event: ev.CallFinished) -> None:
         episode, turn = self.episodes[event.episode], event.call.turn
@@ -384,6 +414,9 @@ class State(Serving):
         self.calls[state] += 1
         if entry.state == "running":
             episode.running -= 1
+            self.running[entry.asked.model] -= 1
+            if not self.running[entry.asked.model]:
+                del self.running[entry.asked.model]
         entry.state = state
         episode.active_at = at
         self._settle(episode, at)
@@ -393,7 +426,8 @@ class State(Serving):
         episode.active_at = event.at
         before = episode.reward()
         episode.rewards[event.id] = EpisodeReward(
-            event.id, event.value, event.call, event.agent, event.final, event.note, event.at, event.state
+            event.id, event.value, event.call, event.agent, event.final, event.note, event.at, event.state,
+            event.model,
         )
         if episode.state in ("ready", "recorded"):
             self._count(episode, before, event.at)
@@ -591,16 +625,22 @@ class State(Serving):
         del self.runs[event.run]
 
     def _gate_closed(self, event: ev.GateClosed) -> None:
-        self.gate_now = self.gate_now if self.gate_now.shut else Gate(True, event.at, event.reason)
+        gate = Gate(True, event.at, event.reason)
+        if event.model:
+            self.gates[event.model] = known if (known := self.gates.get(event.model, Gate())).shut else gate
+        elif not self.gate_now.shut:
+            self.gate_now = gate
 
     def _gate_opened(self, event: ev.GateOpened) -> None:
-        """The version is that of the only model. With several models, only `PolicyAnnounced` says which."""
-        self.gate_now = Gate(False, event.at) if self.gate_now.shut else self.gate_now
-        self.default_version = event.policy_version
+        """Without a name, the version is that of the only model: with several, only `PolicyAnnounced` says whose."""
+        meant, model = self.meant(event.model), event.model or self.only_model()
         self.policy_updates += 1
-        if len(self.served) == 1:
-            ((model, served),) = self.served.items()
-            self.served[model] = Served(event.policy_version, served.upstreams)
+        if "" in meant:
+            self.default_version = event.policy_version
+            self.gate_now = Gate(False, event.at) if self.gate_now.shut else self.gate_now
+        if model in self.served:
+            self.served[model] = Served(event.policy_version, self.served[model].upstreams)
+        self.gates.update({name: Gate(False, event.at) for name in meant if self.gates.get(name, Gate()).shut})
 
     def _client_joined(self, event: ev.ClientJoined) -> None:
         self.clients.joined(event)

@@ -26,6 +26,8 @@ from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import check_name, line_digest, tables
 
 SILENT_S = 10.0
+FORGOTTEN_S = 3600.0
+"""A silent supervisor of no run is forgotten after so long."""
 MAX_LINES = 1000
 MAX_BYTES = 1 << 20
 MAX_LINE = 8192
@@ -170,6 +172,9 @@ class Supervisors:
             if any(type(line.get("step")) is not int for line in report.metrics):
                 raise BadRequest(f"runs.{name}: a line of metrics needs its step", param="runs")
         self.heard[said.name] = Heard(said.instance, at)
+        wanted = {run.supervisor for run in runs.values()}
+        for name in [name for name, one in self.heard.items() if name not in wanted and at - one.at > FORGOTTEN_S]:
+            del self.heard[name]
         for name in self.runs.keys() - runs.keys():
             del self.runs[name]
         for name, report in reports.items():

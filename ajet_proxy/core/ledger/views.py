@@ -32,13 +32,15 @@ SHOWN = 50
 
 def status(state: State) -> dict[str, Any]:
     """The terms of the ledger identity, and what else costs nothing to know."""
-    gate = state.gate
+    gate = state.gate_of()
     return {
         "version": __version__,
         "now": state.now,
-        "gate": {"state": gate, "since": state.gate_now.since or None, "reason": state.gate_now.reason},
+        "gate": {"state": state.gate, "since": gate.since or None, "reason": gate.reason},
         "models": {
-            model: {"policy_version": served.version, "gate": gate, "upstreams": list(served.upstreams)}
+            model: {
+                "policy_version": served.version, "gate": state.gate_state(model), "upstreams": list(served.upstreams)
+            }
             for model, served in state.served.items()
         },
         "episodes": {"opened": state.opened, **{name: state.counts[name] for name in EPISODE_STATES}},
@@ -60,12 +62,13 @@ def status(state: State) -> dict[str, Any]:
 
 
 def wanted(state: State) -> dict[str, Any]:
-    """How many episodes each lane wants now, and any ``other`` lane; nothing where no lane is held back."""
+    """How many episodes each lane wants now that has a share, or any ``other`` lane. Without shares, those are named in
+    which most is open or ready. Nothing where no lane is held back."""
     other = state.room("")
     if other is None:
         return {}
-    known = sorted(state.mix.shares or state.pots.playing | state.pots.waiting)
-    return {"lanes": {lane: state.room(lane) for lane in known}, "other": other}
+    named = sorted(state.mix.shares) or [lane["lane"] for lane in lanes(state)]
+    return {"lanes": {lane: state.room(lane) for lane in sorted(named)}, "other": other}
 
 
 def mix(state: State) -> dict[str, Any]:
@@ -290,8 +293,9 @@ def ready_episodes(state: State) -> Iterator[BatchEpisode]:
 
 
 def delivered(episode: Episode, model: str, rewarded: int | None) -> BatchEpisode:
-    """What `model` learns from an episode that had only its first `rewarded` rewards when it was leased."""
-    rewards = tuple(episode.rewards.values())[:rewarded]
+    """What `model` learns from an episode that had only its first `rewarded` rewards when it was leased. Rewards of
+    other models are left out."""
+    rewards = tuple(one for one in tuple(episode.rewards.values())[:rewarded] if one.model in (None, model))
     samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
     return BatchEpisode(
         episode=episode.id,

@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReward:
-    """One reward as it was given. A `call` or an `agent` limits the samples it counts for. `state` is that in which the
-    call was made."""
+    """One reward as it was given. A `call`, an `agent` or a `model` limits the samples it counts for. `state` is that
+    in which the call was made."""
 
     id: str
     value: float
@@ -20,21 +20,22 @@ class EpisodeReward:
     note: str | None
     at: float
     state: str | None = None
+    model: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         out = {"id": self.id, "value": self.value, "final": self.final, "at": self.at}
-        scope = {"call": self.call, "agent": self.agent, "note": self.note, "state": self.state}
+        scope = {"call": self.call, "agent": self.agent, "model": self.model, "note": self.note, "state": self.state}
         return out | {name: value for name, value in scope.items() if value is not None}
 
 
 def total(rewards: Iterable[EpisodeReward]) -> float | None:
     """The sum of `rewards`; None if there are none. A final reward replaces earlier final ones: those given to the same
-    call or agent, or all of them if it is the whole episode's."""
+    call, or agent and model, or all of them if it is the whole episode's."""
     rewards = list(rewards)
-    finals: dict[tuple[str | None, str | None], float] = {}
+    finals: dict[tuple[str | None, str | None, str | None], float] = {}
     for reward in rewards:
-        scope = (reward.call, reward.agent if reward.call is None else None)
-        if reward.final and scope == (None, None):
+        scope = (None, reward.agent, reward.model) if reward.call is None else (reward.call, None, None)
+        if reward.final and scope == (None, None, None):
             finals.clear()
         if reward.final:
             finals[scope] = reward.value

@@ -3,7 +3,7 @@
 Invariant: a sample's mask is 1 exactly where one of its calls sampled. Its logprobs are the engine's there and 0.0
 elsewhere. Its policy versions, and how it was sampled, count those same tokens in order. Its turns tell the order in
 which the calls of an agent began, whatever samples they came into. A sample's reward is made of the rewards that
-concern it: those without a scope, those of its agent, and those of a call it holds.
+concern it: those without a scope, those of its agent and its model, and those of a call it holds.
 
 A sample is named ``EPISODE/INDEX``, counted in the order of first calls, so that equal sets of calls give equal names.
 
@@ -114,8 +114,8 @@ def _uncertain(turns: Iterable[Turn]) -> int:
 
 
 def _reward(turns: Sequence[Turn], rewards: Iterable[EpisodeReward]) -> float | None:
-    calls, agent = {turn.call for turn in turns}, turns[0].agent
-    mine = [reward for reward in rewards if reward.agent in (None, agent)]
+    calls, agent, model = {turn.call for turn in turns}, turns[0].agent, turns[0].model
+    mine = [reward for reward in rewards if reward.agent in (None, agent) and reward.model in (None, model)]
     return total(reward for reward in mine if reward.call is None or reward.call in calls)
 
 

@@ -54,10 +54,15 @@ READ: tuple[Metric, ...] = (
     Metric("ajet_policy_version", "gauge", "Weights that serve a model; *: each that has no engines of its own.",
            ("model",)),
     Metric("ajet_engines", "gauge", "Engines known for a model; *: for each that has none of its own.", ("model",)),
-    Metric("ajet_gate_open", "gauge", "1 while requests pass the gate."),
+    Metric("ajet_gate_open", "gauge", "1 while requests pass the gate; with several models, each its own."),
     Metric("ajet_requests_in_flight", "gauge", "Requests inside the gate."),
     Metric("ajet_requests_waiting", "gauge", "Requests held at the gate."),
     Metric("ajet_busy_seconds_total", "counter", "Seconds in which any request was inside the gate."),
+    Metric("ajet_model_gate_open", "gauge", "1 while requests of a model pass; *: those of no such model.", ("model",)),
+    Metric("ajet_model_requests_in_flight", "gauge", "Requests of a model inside its gate.", ("model",)),
+    Metric("ajet_model_requests_waiting", "gauge", "Requests of a model held at its gate.", ("model",)),
+    Metric("ajet_model_busy_seconds_total", "counter", "Seconds in which any request of a model was inside its gate.",
+           ("model",)),
     Metric("ajet_journal_healthy", "gauge", "0 while the journal cannot write."),
     Metric("ajet_intake_open", "gauge", "0 while a limit keeps new work out."),
     Metric("ajet_disk_bytes", "gauge", "Size of journal and archive."),
@@ -77,15 +82,20 @@ def read(
 ) -> Iterator[tuple[Metric, Values]]:
     """Every row of `READ` that has values now. `workers` gives the process of each worker by its number."""
     state, limits = store.state, store.limits
+    requests = {name or "*": gate.of(name) for name in engines.names()}
     figures = {
         "ajet_build_info": _by_label({__version__: 1}),
         **ledger_figures(state),
         "ajet_policy_version": _by_label({name or "*": state.policy_version(name) for name in engines.names()}),
         "ajet_engines": _by_label({name or "*": len(engines.of(name)) for name in engines.names()}),
-        "ajet_gate_open": _one(not state.gate_now.shut),
+        "ajet_gate_open": _one(not state.shut()),
         "ajet_requests_in_flight": _one(gate.in_flight),
         "ajet_requests_waiting": _one(gate.waiting),
         "ajet_busy_seconds_total": _one(gate.busy_s),
+        "ajet_model_gate_open": _by_label({name or "*": gate.is_open(name) for name in engines.names()}),
+        "ajet_model_requests_in_flight": _by_label({name: one.in_flight for name, one in requests.items()}),
+        "ajet_model_requests_waiting": _by_label({name: one.waiting for name, one in requests.items()}),
+        "ajet_model_busy_seconds_total": _by_label({name: one.busy_s for name, one in requests.items()}),
         "ajet_alerts": _one(len(store.alerts())),
         "ajet_journal_healthy": _one(store.healthy),
         "ajet_intake_open": _one(limits is None or not limits.refused()),

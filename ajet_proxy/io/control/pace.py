@@ -14,10 +14,10 @@ from itertools import islice
 
 class Pace:
     """`room` tells how many more episodes of a lane may be opened now; None is any number. Call `changed` when that may
-    have changed."""
+    have changed, as long as `watch` says that anybody waits."""
 
-    def __init__(self, room: Callable[[str], int | None]) -> None:
-        self._room = room
+    def __init__(self, room: Callable[[str], int | None], watch: Callable[[bool], None] = lambda waits: None) -> None:
+        self._room, self._watch = room, watch
         self._waiting: dict[str, deque[asyncio.Event]] = {}
         self._stopping = False
 
@@ -26,6 +26,8 @@ class Pace:
         than `hold_s`, or if nobody is held any more."""
         if lane not in self._waiting and self._room(lane) != 0:
             return True
+        if not self._waiting:
+            self._watch(True)
         turn, waiting = asyncio.Event(), self._waiting.setdefault(lane, deque())
         waiting.append(turn)
         try:
@@ -41,7 +43,14 @@ class Pace:
             waiting.remove(turn)
             if not waiting:
                 del self._waiting[lane]
+            if not self._waiting:
+                self._watch(False)
+            self.changed()  # whom it keeps out no longer, if it goes away
         return False
+
+    def full(self) -> list[str]:
+        """The lanes in which somebody waits."""
+        return sorted(self._waiting)
 
     def changed(self) -> None:
         """Something happened: those who have room now go on."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from ajet_proxy.core.control import api
 from ajet_proxy.core.control.runs import RUN_ROUTES
 from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.commands import paced_lane
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.control.pace import Pace
@@ -34,7 +36,7 @@ from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.aiohttp_internals import PATIENCE_S
 from ajet_proxy.io.http.audit import BEGUN, SUBJECT
 from ajet_proxy.io.intercept.tunnels import Interception
-from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper
+from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper, Requests
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import CONTENT_TYPE, Metrics
@@ -54,6 +56,8 @@ KEY_TTL_S = 7 * 86400.0
 MAX_OPENING = 64 << 10
 """What an episode was opened with is kept as long as it is."""
 PIECE = 1 << 18
+PAUSE = 4.0
+"""A lease that looked in vain looks again no sooner than after so many times as long: others need the processor too."""
 HOLD_S = 15.0
 """An episode that a lane has no room for is held so long, and then refused, before its client takes us for dead."""
 
@@ -80,8 +84,7 @@ class Control:
         self._metrics = metrics
         self._config = config
         self._stopping = asyncio.Event()
-        self._pace = Pace(store.state.room)
-        store.listen(lambda _: self._pace.changed())
+        self._pace = Pace(store.state.room, self._watch)
         self._runs = RunsPort(store, clock)
 
     def stop(self) -> None:
@@ -141,12 +144,13 @@ class Control:
                 tls.demand(http)
             most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
-            request = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
+            asked = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
+            request = api.of_own_model(asked)
             if route.name in RUN_ROUTES:
                 return await _response(http, await self._runs.answer(request))
             match route.name:
                 case "open_episode":
-                    await self._hold(request)
+                    return await self._open_episode(http, request)
                 case "lease":
                     return await self._lease(http, request)
                 case "gate_close":
@@ -219,8 +223,9 @@ class Control:
         wanted = parse(routes.Lease, request.body)
         deadline = self._clock.now() + min(max(wanted.wait_s, 0.0), MAX_WAIT_S)
         while True:
-            seen = self._store.state.leasable()
+            seen, began = self._store.state.leasable(), self._clock.now()
             answer = self._decide(request, "")
+            took = self._clock.now() - began
             if answer.events:
                 await self._store.commit(answer.events)
             if answer.status != 204:
@@ -232,32 +237,42 @@ class Control:
                 return web.Response(status=204)
             again = self._store.commands.next_end(wanted, at=self._clock.now())
             await self._until_stop(self._store.leasable(seen, min(left, again)))
+            await asyncio.sleep(min(left, PAUSE * took))
         batch = http[SUBJECT] = str((answer.body() or {})["batch"])
         data = await asyncio.to_thread(lambda: frame.encode_batch(views.batch(self._store.state, batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
 
-    async def _hold(self, request: api.Request) -> None:
-        """Wait until the lane has room for the episode that is asked for; `NotReady` after a while. Who plays a play is
-        told at once: another lane of it may have room."""
-        body = parse(routes.OpenEpisode, request.body)
-        lane, hold_s = self._store.commands.lane(body), min(HOLD_S, self._config.gate_hold_s)
-        if lane is not None and not await self._pace.enter(lane, 0.0 if body.play is not None else hold_s):
-            said = f"lane {lane!r} has as many groups open or ready as may be ahead of what is leased"
-            raise NotReady(said, code="lane_full", retry_after=1.0)
+    async def _open_episode(self, http: web.Request, request: api.Request) -> web.StreamResponse:
+        """An episode is opened once its lane has room for it. What is wrong with it is said before, and who has it
+        already has it again."""
+        lane = paced_lane(self._decide(request, "").events)
+        if lane is not None:
+            asked = parse(routes.OpenEpisode, request.body).hold_s
+            hold_s = min(HOLD_S if asked is None else max(0.0, asked), HOLD_S, self._config.gate_hold_s)
+            if not await self._pace.enter(lane, hold_s):
+                said = f"lane {lane!r} has as many groups open or ready as may be ahead of what is leased"
+                raise NotReady(said, code="lane_full", retry_after=1.0)
+        try:
+            answer = await self._ask(http, request)
+        finally:
+            self._pace.changed()  # the room is somebody else's, if it was not taken
+        http[SUBJECT] = (answer.body() or {}).get("episode", "")
+        return await _response(http, answer)
 
     async def _close_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""
         wanted = parse(routes.GateClose, request.body)
         await self._ask(http, request)
+        behind = partial(self._engines.guards, wanted.model or "")
         if self._config.gate_mode == "pause":
-            await self._engine_control.pause(self._engines.all())
-        elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S)):
-            count = self._gate.in_flight
+            await self._engine_control.pause(self._engines.behind(wanted.model or ""))
+        elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S), behind):
+            count = self._gate.inside(behind)
             raise NotReady(
                 f"the gate is closing: {count} calls are still in flight; ask again", code="gate_closing",
                 retry_after=RETRY_AFTER_S,
             )
-        return web.json_response({"gate": "closed", "in_flight": self._gate.in_flight})
+        return web.json_response({"gate": "closed", "in_flight": self._gate.inside(behind)})
 
     async def _check_upstreams(self, request: api.Request) -> None:
         """Raises `BadRequest` for an engine at an address of ours."""
@@ -271,35 +286,55 @@ class Control:
     async def _open_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Let requests through, and wake the engines if they were frozen. Requests wait in a frozen engine until then.
         Where the trainer has woken its engine already, they need not wait for us. The new version is set before the
-        first token that it samples. Opening an open gate wakes the engines again."""
+        first token that it samples. Opening an open gate wakes the engines again, but none that another model keeps
+        frozen."""
         wanted = parse(routes.GateOpen, request.body)
         answer = await self._ask(http, request)
         if self._workers is not None:
             await self._workers.caught_up()
         faults: list[str] = []
         if self._config.gate_mode == "pause":
-            faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
+            frozen = {url for gate in self._store.state.shut() for url in self._engines.behind(gate)}
+            urls = tuple(url for url in self._engines.behind(wanted.model or "") if url not in frozen)
+            faults = await self._engine_control.resume(urls, wanted.policy_version)
         return web.json_response((answer.body() or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, http: web.Request, known: dict[str, Any]) -> dict[str, Any]:
         """The ledger's status, with what only this process knows: its engines and who waits. ``any_model`` has the
         engines for each model that has none of its own."""
-        models = dict(known["models"])
-        for name in filter(None, self._engines.names()):
-            version = self._store.state.policy_version(name)
-            models.setdefault(name, {"policy_version": version, "gate": self._store.state.gate})
-            models[name] = models[name] | {"upstreams": list(self._engines.of(name))}
-        gate, urls = self._store.state.gate, list(self._engines.of(""))
-        version = self._store.state.policy_version("")
-        others = {"any_model": {"policy_version": version, "gate": gate, "upstreams": urls}} if urls else {}
-        gate_now = {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting, "busy_s": self._gate.busy_s}
-        now: dict[str, Any] = {"requests": gate_now}
+        models = {name: self._model(name) for name in self._engines.names()}
+        others = {"any_model": models.pop("")} if "" in models else {}
+        now: dict[str, Any] = {"requests": _figures(self._gate)}
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
-        now["alerts"] = list(self._store.alerts().values())
+        now["alerts"] = [*self._store.alerts().values(), *self._held_alerts()]
         if self._interception is not None:
             now["intercept"] = self._interception.to_json(URL(self._base_url(http)).host)
         return known | {"models": models} | others | now
+
+    def _watch(self, waits: bool) -> None:
+        """While anybody `waits` for room, each event may make some."""
+        (self._store.listen if waits else self._store.unlisten)(self._look)
+
+    def _look(self, _events: Sequence[Event]) -> None:
+        self._pace.changed()
+
+    def _held_alerts(self) -> Iterator[str]:
+        """Lanes in which agents wait for room that nobody makes."""
+        shares = self._store.state.mix.shares
+        for lane in self._pace.full() if shares else ():
+            if not shares.get(lane):
+                yield f"agents wait to play lane {lane!r}, which has no share in the mix (ajet mix)"
+
+    def _model(self, name: str) -> dict[str, Any]:
+        """Which weights serve a model, its gate, and the requests that count as its own."""
+        state, gate = self._store.state, "open"
+        if not self._gate.is_open(name):
+            several = len(state.served) > 1
+            gate = ("closing" if self._gate.of(name).in_flight else "closed") if several else state.gate
+        urls = list(self._engines.of(name))
+        version = state.policy_version(name)
+        return {"policy_version": version, "gate": gate, "upstreams": urls} | _figures(self._gate.of(name))
 
     def _certificate(self) -> web.Response:
         """What a program must trust to be intercepted."""
@@ -344,6 +379,10 @@ class Control:
         )
         metrics = self._metrics if self._workers is None else await self._workers.metrics()
         return web.Response(body=metrics.render(read).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _figures(requests: Gatekeeper | Requests) -> dict[str, Any]:
+    return {"in_flight": requests.in_flight, "waiting": requests.waiting, "busy_s": requests.busy_s}
 
 
 def event_json(event: Event) -> dict[str, Any]:

@@ -79,13 +79,39 @@ class Engines:
         return tuple(map(base_url, urls))
 
     def candidates(self, model: str) -> tuple[str, ...]:
-        """Where a request for `model` can go; empty while no engine at all is known."""
-        return self.of(model) or self.all()
+        """Where a request for `model` can go; empty while no engine at all is known, or none of an announced model."""
+        return self.of(model) or (() if model in self._models() else self.all())
+
+    def home(self, model: str) -> str:
+        """As whose a request for `model` counts: that of a model with engines of its own, of the only one that is
+        announced, or "" for any other."""
+        if model in self._fixed or model in (announced := self._models()):
+            return model
+        return announced[0] if len(announced) == 1 else ""
+
+    def guards(self, gate: str, home: str) -> bool:
+        """Whether the gate of a model, or the one without a name, holds what counts as of `home`. It holds the model's
+        own. Where no other model is announced, it holds all. What names no announced model may be answered by any
+        engine that it can reach, and so is held by the gates of their models."""
+        announced = self._models()
+        if gate in ("", home):
+            return True
+        if home in announced or (announced and gate not in announced):
+            return False
+        return len(announced) < 2 or not set(self.of(gate)).isdisjoint(self.candidates(home))
+
+    def passes(self, shut: Callable[[], Iterable[str]], home: str) -> bool:
+        """Whether what counts as of `home` may go while the gates are shut that `shut` tells."""
+        return not any(self.guards(gate, home) for gate in shut())
 
     def all(self) -> tuple[str, ...]:
         """Every engine once."""
         urls = [url for name in self.names() for url in self.of(name)]
         return tuple(dict.fromkeys(urls))
+
+    def behind(self, gate: str) -> tuple[str, ...]:
+        """The engines whose weights change while a gate is shut: a model's own, or all where no other is announced."""
+        return self.of(gate) if gate and set(self._models()) - {gate} else self.all()
 
     def names(self) -> tuple[str, ...]:
         """The models that have engines of their own; ``""`` among them stands for any model."""

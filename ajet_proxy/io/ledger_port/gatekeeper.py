@@ -1,18 +1,21 @@
-"""The gate as requests meet it: hold while weights change, count who is inside.
+"""The gates as requests meet them: hold while weights change, count who is inside.
 
-The ledger says whether the gate is open (it is journaled and survives a restart); this module only makes requests wait
-for it. Requests are held, not refused: an agent never learns that the weights changed. A request that waited `hold_s`
-gives up with a 503, so that a dead trainer cannot hold agents forever.
+The ledger says which gates are open (it is journaled and survives a restart); this module only makes requests wait for
+them. Requests are held, not refused: an agent never learns that the weights changed. A request that waited `hold_s`
+gives up with a 503, so that a dead trainer cannot hold agents forever. Each model has a gate, and a request counts as
+one model's (`ajet_proxy.io.engines.upstream.Engines.home`).
 
-Invariant: `in_flight` is the number of ``enter`` blocks that are running, and none starts while the gate is not open.
-`busy_s` never falls, and grows exactly while `in_flight` is not 0.
+Invariant: `in_flight` is the number of ``enter`` blocks that are running, and none starts while its gate is not open.
+`busy_s` never falls, and grows exactly while `in_flight` is not 0. The same holds for each model.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from time import perf_counter
 
 from ajet_sdk.errors import NotReady
@@ -20,26 +23,65 @@ from ajet_sdk.errors import NotReady
 RETRY_AFTER_S = 5.0
 
 
-class Gatekeeper:
-    """Holds requests while `is_open` is False. Call `changed` when what `is_open` reads has changed."""
+@dataclass(slots=True)
+class Requests:
+    """Those of one model, or all: how many are inside, and how many wait."""
 
-    def __init__(
-        self, *, is_open: Callable[[], bool], hold_s: float, waited: Callable[[float], None] = lambda seconds: None
-    ) -> None:
-        """`waited` is told, for each request that came in, how many seconds it was held."""
-        self._is_open = is_open
-        self._hold_s = hold_s
-        self._waited = waited
-        self._change = asyncio.Event()
-        self._stopping = False
-        self.in_flight = 0
-        self.waiting = 0
-        self._busy_before = self._busy_since = 0.0
+    in_flight: int = 0
+    waiting: int = 0
+    _busy_before: float = 0.0
+    _busy_since: float = 0.0
 
     @property
     def busy_s(self) -> float:
         """Seconds since the start in which anybody was inside."""
         return self._busy_before + (perf_counter() - self._busy_since if self.in_flight else 0.0)
+
+    def come(self, now: float) -> None:
+        if self.in_flight == 0:
+            self._busy_since = now
+        self.in_flight += 1
+
+    def go(self) -> None:
+        busy_s = self.busy_s
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self._busy_before = busy_s
+
+
+class Gatekeeper:
+    """Holds the requests of a model while `is_open` is False for it. Call `changed` when what `is_open` reads has
+    changed."""
+
+    def __init__(
+        self, *, is_open: Callable[[str], bool], hold_s: float, waited: Callable[[float], None] = lambda seconds: None
+    ) -> None:
+        """`waited` is told, for each request that came in, how many seconds it was held."""
+        self.is_open = is_open
+        self._hold_s = hold_s
+        self._waited = waited
+        self._change = asyncio.Event()
+        self._stopping = False
+        self._all = Requests()
+        self._of: defaultdict[str, Requests] = defaultdict(Requests)
+        self.held: Counter[str] = Counter()
+        """The episodes of those that wait, each with how many."""
+
+    @property
+    def in_flight(self) -> int:
+        return self._all.in_flight
+
+    @property
+    def waiting(self) -> int:
+        return self._all.waiting
+
+    @property
+    def busy_s(self) -> float:
+        return self._all.busy_s
+
+    def of(self, model: str) -> Requests:
+        """What counts as of `model`; of "", what is no model's."""
+        return self._of.get(model, Requests())
 
     def changed(self) -> None:
         """Wake everyone who waits, to look again."""
@@ -52,44 +94,59 @@ class Gatekeeper:
         self.changed()
 
     @asynccontextmanager
-    async def enter(self, ready: Callable[[], bool] = lambda: True) -> AsyncIterator[None]:
-        """Enter once the gate is open and `ready` (e.g. an engine is known) holds; `NotReady` after `hold_s`."""
+    async def enter(
+        self, model: Callable[[], str] = str, ready: Callable[[], bool] = lambda: True, episode: str = ""
+    ) -> AsyncIterator[None]:
+        """Enter once the gate is open and `ready` (e.g. an engine is known) holds; `NotReady` after `hold_s`. `model`
+        tells as whose the request counts, which may change while it waits. `episode` is whose request it is."""
 
         def passable() -> bool:
-            return self._is_open() and ready()
+            return self.is_open(model()) and ready()
 
         began = perf_counter()
         if not passable():
-            await self._hold(passable)
+            await self._hold(passable, model, episode)
         now = perf_counter()
         self._waited(now - began)
-        if self.in_flight == 0:
-            self._busy_since = now
-        self.in_flight += 1
+        inside = (self._all, self._of[model()])
+        for requests in inside:
+            requests.come(now)
         try:
             yield
         finally:
-            busy_s = self.busy_s
-            self.in_flight -= 1
-            if self.in_flight == 0:
-                self._busy_before = busy_s
+            for requests in inside:
+                requests.go()
+            if inside[1].in_flight == 0:
                 self.changed()
 
-    async def drained(self, wait_s: float) -> bool:
-        """Wait up to `wait_s` seconds until nobody is inside. Returns whether that came true."""
-        return await self._until(lambda: self.in_flight == 0, wait_s)
+    def inside(self, among: Callable[[str], bool] = lambda model: True) -> int:
+        """How many requests are inside of the models `among` which to look."""
+        return sum(requests.in_flight for model, requests in self._of.items() if among(model))
 
-    async def _hold(self, passable: Callable[[], bool]) -> None:
-        self.waiting += 1
+    async def drained(self, wait_s: float, among: Callable[[str], bool] = lambda model: True) -> bool:
+        """Wait up to `wait_s` seconds until nobody is inside of the models `among` which to look. Returns whether that
+        came true."""
+        return await self._until(lambda: self.inside(among) == 0, wait_s)
+
+    async def _hold(self, passable: Callable[[], bool], model: Callable[[], str], episode: str) -> None:
+        held = (self._all, self._of[model()])
+        self.held[episode] += 1
+        for requests in held:
+            requests.waiting += 1
         try:
             await self._until(lambda: self._stopping or passable(), self._hold_s)
         finally:
-            self.waiting -= 1
+            for requests in held:
+                requests.waiting -= 1
+            self.held[episode] -= 1
+            if not self.held[episode]:
+                del self.held[episode]
         if passable():
             return
         if self._stopping:
             raise NotReady("the proxy is stopping", code="stopping", retry_after=RETRY_AFTER_S)
-        what = "no engine has been announced yet" if self._is_open() else "the gate is closed while weights change"
+        shut = not self.is_open(model())
+        what = "the gate is closed while weights change" if shut else "no engine has been announced yet"
         raise NotReady(what, code="gate_closed", retry_after=RETRY_AFTER_S)
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> bool:

@@ -135,7 +135,7 @@ class LocalPort:
 
     @asynccontextmanager
     async def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AsyncIterator[None]:
-        async with self._come_in(model):
+        async with self._come_in(model, episode):
             self._discards.add(episode, on_discard)
             try:
                 yield
@@ -161,9 +161,10 @@ class LocalPort:
                 tenant=_tenant(identity, episode, known), metadata=metadata, client=identity.labels.client,
                 **request.sent,
             )
-            if state.gate != "open" or not self._engines.candidates(model):  # waiting takes memory
+            if not (self._gate.is_open(self._engines.home(model)) and self._engines.candidates(model)):
+                # waiting takes memory
                 self._store.check(opening(episode=episode, calls=(), at=self._clock.now()))
-            async with self._come_in(model):
+            async with self._come_in(model, episode):
                 known = state.find(episode)
                 if named.identified_by in UNSURE and named.labels.reward is None and known and known.state != "open":
                     episode = self._current(named).episode or self._clock.new_id("ep")
@@ -171,7 +172,7 @@ class LocalPort:
                 begun = Begun(
                     calls=tuple(self._clock.new_id("call") for _ in range(request.choices)), episode=episode,
                     model=model, episode_model=chosen, agent=agent, started_at=self._clock.now(),
-                    policy_version=state.policy_version(model), gate_since=state.gate_now.since,
+                    policy_version=state.policy_version(model), gate_since=self._gate_since(model),
                 )
                 unseen = retries > 0 and self._unseen.explains(name, known)
                 events = opening(episode=episode, calls=begun.calls, at=begun.started_at, unseen=unseen)
@@ -184,6 +185,12 @@ class LocalPort:
         finally:
             if not (entered or retries):
                 self._unseen.refused(name, self._clock.now())
+
+    def _gate_since(self, model: str) -> float:
+        """When a gate was last moved that holds requests for `model`."""
+        home, gates = self._engines.home(model), self._state.gates.items()
+        own = (gate.since for name, gate in gates if self._engines.guards(name, home))
+        return max(self._state.gate_now.since, *own, 0.0)
 
     @contextmanager
     def _running(self, begun: Begun, on_discard: OnDiscard) -> Iterator[None]:
@@ -297,8 +304,10 @@ class LocalPort:
         found = self._names.current(identity.episode, tenant, find, for_reward=identity.labels.reward is not None)
         return replace(identity, episode=found)
 
-    def _come_in(self, model: str) -> AbstractAsyncContextManager[None]:
-        return self._gate.enter(ready=lambda: bool(self._engines.candidates(model)))
+    def _come_in(self, model: str, episode: str) -> AbstractAsyncContextManager[None]:
+        """Wait for the gate of the model that will serve a request for `model`."""
+        home, ready = partial(self._engines.home, model), lambda: bool(self._engines.candidates(model))
+        return self._gate.enter(home, ready, episode)
 
     def _continued(
         self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]

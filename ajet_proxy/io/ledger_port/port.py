@@ -39,7 +39,7 @@ class CallRequest(Struct, frozen=True):
 
 class Begun(Struct, frozen=True):
     """Calls that have begun. ``episode_model`` is the model that their episode was opened for, if it was for one.
-    ``gate_since`` is when the gate was last opened or closed, 0 if never."""
+    ``gate_since`` is when its model's gate was last opened or closed, 0 if never."""
 
     calls: tuple[str, ...]
     episode: str

@@ -73,7 +73,7 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, msgpa
 READING: dict[str, Any] = {"use_list": False, "strict_map_key": False, "unicode_errors": "surrogatepass"}
 DERIVED = frozenset((
     "settings", "archive", "episodes", "leaving", "leaving_batches", "unsettled", "leased", "episode_by_call",
-    "_handlers",
+    "running", "_handlers",
 ))
 """What `State` holds besides what is written as it is."""
 
@@ -172,6 +172,8 @@ def _derive(state: State) -> None:
     """Set what follows from the rest, and from settings that may have changed."""
     for episode in state.episodes.values():
         state.episode_by_call.update(dict.fromkeys(episode.calls, episode.id))
+        if episode.running:
+            state.running.update(entry.asked.model for entry in episode.calls.values() if entry.state == "running")
         if episode.state in ("open", "sealed"):
             state.unsettled[episode.id] = episode
     state.leased = {name: batch for name, batch in state.batches.items() if batch.state == "leased"}

@@ -51,6 +51,7 @@ def test_a_tiny_model_learns_through_proxy_vllm_and_verl(tmp_path: Path) -> None
     settled = episodes["trained"] + status["discarded"].get("filtered", 0)
     assert settled == sum(line["episodes"] + line["rejected_episodes"] for line in metrics)
     assert episodes["opened"] == sum(count for state, count in episodes.items() if state != "opened")
-    assert json.loads((trainer.run_dir / "phase.json").read_text()) == {"phase": "done", "step": STEPS, "of": STEPS}
+    phase = json.loads((trainer.run_dir / "phase.json").read_text())
+    assert phase == {"phase": "done", "step": STEPS, "of": STEPS, "config": metrics[-1]["config"]}
     assert living(below, 20) == []
     assert "Traceback" not in trainer.log.read_text()

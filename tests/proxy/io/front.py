@@ -33,7 +33,7 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import NotReady
-from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode
+from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode, Policy
 from ajet_sdk.sample import Call
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -107,10 +107,10 @@ class Front:
         self.metrics = Metrics()
         self.budget = MemoryBudget(self.metrics)
         self.keys = Keys(b"k" * 32, admin_secret=admin_secret)
-        self.gate = Gatekeeper(is_open=lambda: self.store.state.gate == "open", hold_s=hold_s)
+        self.gate = Gatekeeper(is_open=self._passes, hold_s=hold_s)
         self.fixed: dict[str, tuple[str, ...]] = {"": upstreams} if upstreams else {}
         state = self.store.state
-        engines = Engines(self.fixed, state.upstreams, state.models)
+        self.engines = engines = Engines(self.fixed, state.upstreams, state.models)
         self.ledger_port = LocalPort(
             store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -121,6 +121,9 @@ class Front:
         self._hung_up = asyncio.Event()
         self.front = self._make(ledger_port=self.ledger_port, engines=engines)
         self.url = ""
+
+    def _passes(self, home: str) -> bool:
+        return self.engines.passes(self.store.state.shut, home)
 
     async def __aenter__(self) -> Front:
         app = web.Application(middlewares=[error_middleware])
@@ -182,11 +185,14 @@ class Front:
         self.store.post(self.store.commands.open_episode(opening, episode=episode, at=at, tenant=tenant))
         return self.keys.issue(Claims("agent", tenant, episode))
 
-    def close_gate(self) -> None:
-        self.store.post(self.store.commands.gate_close(GateClose(), at=self.clock.now()))
+    def announce(self, model: str, version: int, *upstreams: str) -> None:
+        self.store.post(self.store.commands.announce(Policy(model, version, upstreams), at=self.clock.now()))
 
-    def open_gate(self, policy_version: int) -> None:
-        self.store.post(self.store.commands.gate_open(GateOpen(policy_version), at=self.clock.now()))
+    def close_gate(self, model: str | None = None) -> None:
+        self.store.post(self.store.commands.gate_close(GateClose(model=model), at=self.clock.now()))
+
+    def open_gate(self, policy_version: int, model: str | None = None) -> None:
+        self.store.post(self.store.commands.gate_open(GateOpen(policy_version, model), at=self.clock.now()))
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.store.durable if isinstance(event, kind)]

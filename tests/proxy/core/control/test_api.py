@@ -406,7 +406,9 @@ def test_shares_that_are_none_change_nothing(caller: Caller, shares: Any) -> Non
 
 def test_groups_are_flushed(caller: Caller) -> None:
     caller.rig.ready("math/1")
-    assert caller.post("/groups/flush", {"lane": "math", "task": "math/1"}) == {}
+    assert caller.post("/groups/flush", {"lane": "none"}) == {"tasks": 0}
+    assert caller.post("/groups/flush", {"lane": "math", "task": "math/1"}) == {"tasks": 1}
+    assert caller.post("/groups/flush") == {"tasks": 0}
     assert caller.rig.lease(min_group_size=1) is not None
     for name in ("lane", "task"):
         with pytest.raises(BadRequest, match=name):
@@ -497,3 +499,56 @@ def test_an_abort_tells_whose_failure_it_was(caller: Caller) -> None:
     assert (record["detail"], record["cause"]) == ("no network", "infra")
     with pytest.raises(BadRequest, match="cause must be one of agent, infra"):
         caller.post(f"/episodes/{episode}/abort", {"cause": "weather"})
+
+
+# ---- a trainer's key that names its model
+
+PLANNER = Claims("trainer", model="planner")
+
+
+def of_two_models(caller: Caller) -> tuple[str, str]:
+    """The batch of the planner, and that of the coder."""
+    for model in ("planner", "coder"):
+        caller.rig.announce(model, 1)
+        for _ in range(2):
+            caller.rig.ready(model=model)
+    batches = [caller.rig.lease(model=model) for model in ("planner", "coder")]
+    assert batches[0] is not None and batches[1] is not None
+    return batches[0], batches[1]
+
+
+def test_a_trainers_key_that_names_its_model_is_refused_for_others(caller: Caller) -> None:
+    own, other = of_two_models(caller)
+    evaluation = caller.rig.evaluate("coder")
+    asks: list[tuple[str, str, Any]] = [
+        ("POST", "/batches/lease", {"model": "coder"}), ("POST", f"/batches/{other}/nack", {}),
+        ("POST", f"/batches/{other}/extend", {}), ("POST", f"/batches/{other}/ack", {"policy_version": 1}),
+        ("POST", "/gate/close", {"model": "coder"}), ("POST", "/gate/open", {"policy_version": 1, "model": "coder"}),
+        ("POST", "/policy", {"model": "coder", "version": 9}),
+        ("POST", "/evaluations", {"model": "coder", "episodes": 1}),
+        ("GET", f"/evaluations/{evaluation}", None), ("POST", "/groups/flush", {}), ("POST", "/groups/flush", None),
+    ]  # fmt: skip
+    for method, path, body in asks:
+        with pytest.raises(Forbidden, match="this key is for model 'planner' alone") as caught:
+            caller.ask(method, path, body, claims=PLANNER)
+        assert caught.value.code == "foreign_model"
+    assert caller.post(f"/batches/{own}/extend", {}, claims=PLANNER)["state"] == "leased"
+    assert caller.post(f"/batches/{own}/ack", {"policy_version": 2}, claims=PLANNER)["state"] == "trained"
+    with pytest.raises(NotFound):
+        caller.post("/batches/none/extend", {}, claims=PLANNER)
+
+
+def test_a_trainers_key_says_which_model_is_meant_where_none_is_named(caller: Caller) -> None:
+    of_two_models(caller)
+    for model in ("coder", "coder", "planner", "planner"):
+        caller.rig.ready(model=model)
+    leased = caller.post("/batches/lease", {}, claims=PLANNER)
+    assert caller.rig.state.batches[leased["batch"]].model == "planner"
+    assert caller.post("/gate/close", None, claims=PLANNER) == {"gate": "closed", "in_flight": 0}
+    assert caller.rig.state.shut() == {"planner"}
+    caller.post("/gate/open", {"policy_version": 2}, claims=PLANNER)
+    caller.post("/policy", {"version": 3}, claims=PLANNER)
+    assert [caller.rig.state.policy_version(model) for model in ("planner", "coder")] == [3, 1]
+    with pytest.raises(BadRequest, match="JSON object"):
+        caller.post("/gate/close", [], claims=PLANNER)
+    assert caller.ask("GET", "/status", claims=PLANNER)["models"].keys() == {"planner", "coder"}

@@ -30,6 +30,7 @@ ADMIN = "correct horse battery staple"
 claims = st.builds(
     Claims, scope=st.sampled_from(SCOPES), tenant=st.text(max_size=20), episode=st.none() | st.text(max_size=20),
     expires=st.floats(min_value=1, max_value=4e9) | st.just(float("inf")), issued=st.floats(min_value=0, max_value=4e9),
+    model=st.text(max_size=20),
 )
 
 

@@ -14,7 +14,7 @@ from ajet_proxy.core.ledger import client_commands, clients, commands, views
 from ajet_proxy.core.ledger.clients import KEPT_REVISIONS, RATE_EPISODES
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
-from ajet_sdk.routes import GateClose
+from ajet_sdk.routes import GateClose, Join
 from tests.kit.histories import everything
 from tests.kit.ledger_rig import LedgerRig
 
@@ -487,3 +487,10 @@ class Swarm(RuleBasedStateMachine):
 
 TestSwarm = Swarm.TestCase
 TestSwarm.settings = settings(max_examples=150, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow])
+
+
+def test_a_lane_ends_where_a_tasks_name_goes_on() -> None:
+    rig = LedgerRig()
+    with pytest.raises(BadRequest, match="no '/'") as caught:
+        rig.commands.clients.join(Join("host", lane="a/b"), client="c", tenant="", at=rig.at)
+    assert caught.value.param == "lane"

@@ -104,10 +104,11 @@ def test_the_version_at_the_gate_is_that_of_the_one_model(rig: LedgerRig) -> Non
     close(rig)
     unlock(rig, 4)
     assert rig.state.policy_version("m") == 4
+    close(rig)
     rig.announce("n", 1)
     unlock(rig, 5)
+    assert rig.state.gate == "open", "what was closed without a name may open without one"
     assert [rig.state.policy_version(model) for model in ("m", "n")] == [4, 1]
-
 
 
 # ---- time

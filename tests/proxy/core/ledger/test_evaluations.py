@@ -213,3 +213,13 @@ def test_a_place_is_taken_in_its_turn_or_not_at_all(rig: LedgerRig) -> None:
         rig.open(eval=True, model="m", place=0)
     assert (caught.value.code, caught.value.param) == ("place_taken", "place")
     rig.open(eval=True, model="m", place=1)
+
+
+def test_a_name_that_comes_again_is_another_evaluation(rig: LedgerRig) -> None:
+    rig.announce("n", 3)
+    rig.evaluate("m", 2, "again")
+    before = plays(rig, None)
+    rig.evaluate("m", 1, "other")
+    rig.evaluate("n", 1, "again")
+    rig.reward(before, 1.0)
+    assert told(rig, "again")["rewards"] == []

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.commands import paced_lane
 from ajet_proxy.core.ledger.events import LanesLacking
 from ajet_proxy.core.ledger.pots import Pots
 from ajet_sdk.errors import BadRequest
@@ -100,6 +101,9 @@ def test_what_is_set_stays_and_what_is_the_same_changes_nothing(rig: LedgerRig) 
     assert rig.state.standings is before
     assert mix(rig, {"math": 1.0}) == 1
     assert rig.state.standings == {}
+    assert mix(rig, group_size=0) == 1
+    assert views.mix(rig.state)["group_size"] == 2
+    assert mix(rig, group_size=3) == 1
     shown = views.mix(rig.state)
     del shown["lanes"]
     assert shown == {"shares": {"math": 1.0}, "ahead": 0, "group_size": 3, "lane_wait_s": 5.0}
@@ -148,7 +152,8 @@ def test_what_does_not_fit_is_formed_anew_in_its_lane(rig: LedgerRig) -> None:
 
 
 def full(rig: LedgerRig, body: OpenEpisode) -> bool:
-    lane = rig.commands.lane(body)
+    """Whether an opening would have to wait."""
+    lane = paced_lane(rig.commands.open_episode(body, episode=body.id or "new", at=rig.at, tenant=""))
     return lane is not None and rig.state.room(lane) == 0
 
 
@@ -164,6 +169,7 @@ def test_without_a_pace_any_number_is_wanted(rig: LedgerRig) -> None:
 def test_a_lane_is_full_when_so_many_are_open_or_ready(rig: LedgerRig) -> None:
     mix(rig, ahead=2)
     assert wanted(rig) == {"lanes": {}, "other": 4}
+    assert paced_lane(()) is None
     first = rig.open(task="math/1")
     rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1")
     assert wanted(rig) == {"lanes": {"code": 2, "math": 2}, "other": 4}
@@ -181,7 +187,6 @@ def test_the_lane_of_a_client_is_that_of_its_episodes(rig: LedgerRig) -> None:
     rig.ready("math/1"), rig.ready("math/1")
     rig.run(rig.commands.clients.join(Join("host", lane="math"), client="c", tenant="", at=rig.at))
     assert full(rig, OpenEpisode(task="x", client="c"))
-    assert not full(rig, OpenEpisode(task="x", client="nobody"))
     assert not full(rig, OpenEpisode(task="x"))
 
 
@@ -224,6 +229,15 @@ def test_lanes_have_room_by_their_shares(rig: LedgerRig) -> None:
     mix(rig, {"math": 0.75, "code": 0.25}, ahead=8, group_size=4)
     assert wanted(rig) == {"lanes": {"code": 8, "math": 24}, "other": 0}
     assert full(rig, OpenEpisode(task="x/1"))
+
+
+def test_groups_are_counted_by_the_sizes_that_hold_now(rig: LedgerRig) -> None:
+    mix(rig, ahead=1, group_size=3)
+    for _ in range(3):
+        rig.ready("math/1")
+    before = wanted(rig)
+    rig.state.regroup()
+    assert (wanted(rig), rig.state.queues.complete) == (before, 1)
 
 
 def test_pots_are_rebuilt_from_what_earlier_versions_have_kept(rig: LedgerRig) -> None:

@@ -119,16 +119,29 @@ def test_until_a_lease_a_reward_can_be_corrected(rig: LedgerRig) -> None:
     assert str(rig.state.episodes[many].detail).endswith("'a4' and 2 more")
 
 
-def test_a_share_that_nobody_rewarded_goes_alone(rig: LedgerRig) -> None:
+@pytest.mark.parametrize("first", ["m", "n"])
+def test_a_share_that_nobody_rewarded_goes_alone(rig: LedgerRig, first: str) -> None:
     episode = rig.open(task="t", members={"planner": "m", "critic": "n"})
     for agent, model in (("planner", "m"), ("critic", "n")):
         rig.call(episode, model=model, agent=agent)
     rig.reward(episode, 1.0, agent="critic")
+    if first == "m":
+        assert leased(rig, model="m", group_size=1) == []
+        assert (rig.state_of(episode), rig.state.episodes[episode].shares) == ("ready", {"n": None})
     batch = rig.lease(model="n", group_size=1) or ""
     assert leased(rig, model="m", group_size=1) == []
     rig.ack(batch)
     assert leased(rig, model="m", group_size=1) == []
     assert (rig.state_of(episode), rig.state.episodes[episode].shares) == ("trained", {"n": ""})
+
+
+def test_an_episode_that_nobody_rewarded_ends_whole_whoever_leases_first(rig: LedgerRig) -> None:
+    episode = rig.open(task="t", members={"planner": "m", "critic": "n"})
+    for agent, model in (("planner", "m"), ("critic", "n")):
+        rig.call(episode, model=model, agent=agent)
+    rig.reward(episode, 1.0, agent="nobody")
+    assert leased(rig, model="m", group_size=1) == []
+    assert (rig.state_of(episode), rig.state.episodes[episode].reason) == ("discarded", "no_reward")
 
 
 def unrewarded(episodes: int, tasks: int) -> LedgerRig:

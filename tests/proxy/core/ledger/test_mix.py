@@ -147,7 +147,7 @@ def test_what_lanes_owe_adds_up_and_stays_within_a_batch(
         ({"shares": {"": 1.0}}, "shares"), ({"shares": {"a/b": 1.0}}, "shares"),
         ({"shares": {"a" * 1001: 1.0}}, "shares"),
         ({"shares": {str(number): 1 / (MAX_LANES + 1) for number in range(MAX_LANES + 1)}}, "shares"),
-        ({"ahead": -1}, "ahead"), ({"ahead": MAX_AHEAD + 1}, "ahead"), ({"group_size": 0}, "group_size"),
+        ({"ahead": -1}, "ahead"), ({"ahead": MAX_AHEAD + 1}, "ahead"), ({"group_size": -1}, "group_size"),
         ({"lane_wait_s": -1.0}, "lane_wait_s"), ({"lane_wait_s": float("inf")}, "lane_wait_s"),
     ],
 )  # fmt: skip
@@ -165,9 +165,17 @@ def test_shares_may_be_rounded() -> None:
 
 def test_the_room_of_a_lane_is_its_share_of_what_may_be_ahead() -> None:
     mix = Mix({"a": 0.75, "b": 0.2, "c": 0.05, "d": 0.0}, ahead=8, group_size=4)
-    assert [mix.room(lane, 2) for lane in "abcdx"] == [24, 8, 4, 0, 0]
+    assert [mix.room(lane, 2) for lane in "abcdx"] == [28, 12, 8, 0, 0]
+    assert [Mix({"a": 0.75, "b": 0.25}, ahead=8).room(lane, 2) for lane in "abc"] == [12, 4, 0]
     assert Mix(ahead=3).room("x", 2) == 6
     assert Mix({"a": 1.0}).room("a", 2) is None
+
+
+@given(mixes(), st.integers(1, 12), st.integers(0, 100))
+def test_a_lane_has_room_for_all_that_a_batch_deals_it(shares: dict[str, float], groups: int, before: int) -> None:
+    turns = dealt(shares, before + groups)[before:]
+    mix = Mix(shares, ahead=groups)
+    assert all(turns.count(lane) <= (mix.room(lane, 1) or 0) for lane in shares)
 
 
 def test_weights_are_the_decimal_numbers_that_are_meant() -> None:

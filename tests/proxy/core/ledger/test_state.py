@@ -195,10 +195,13 @@ class AnythingHappens(RuleBasedStateMachine):
     def trains(self, model: str, version: int) -> None:
         self.rig.announce(model, version)
 
-    @rule(version=st.integers(0, 3), shut=st.booleans())
-    def moves_the_gate(self, version: int, shut: bool) -> None:
-        commands, at = self.rig.commands, self.rig.at
-        self.rig.run(commands.gate_close(GateClose(), at=at) if shut else commands.gate_open(GateOpen(version), at=at))
+    @rule(version=st.integers(0, 3), shut=st.booleans(), model=st.one_of(st.none(), MODELS))
+    def moves_the_gate(self, version: int, shut: bool, model: str | None) -> None:
+        run, commands, at = self.rig.run, self.rig.commands, self.rig.at
+        if shut:
+            self.attempt(lambda: run(commands.gate_close(GateClose(model=model), at=at)))
+        else:
+            self.attempt(lambda: run(commands.gate_open(GateOpen(version, model), at=at)))
 
     @rule(seconds=st.sampled_from([-50.0, 1.0, 1.0, 20.0, 60.0, 600.0]))
     def time_passes(self, seconds: float) -> None:
@@ -360,7 +363,7 @@ def test_opening_the_gate_names_the_version_of_the_one_model() -> None:
     rig = LedgerRig(watch=True)
     for models, versions in ((("m",), [7]), (("m", "n"), [7, 1])):
         rig.announce(models[-1], 1)
-        rig.run(rig.commands.gate_open(GateOpen(len(models) + 6), at=rig.at))
+        rig.run([ev.GateOpened(rig.at, len(models) + 6)])
         assert [rig.state.policy_version(model) for model in models] == versions
     assert rig.state.policy_version("other") == 8
 
@@ -483,9 +486,9 @@ def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the
 
 def test_the_gate_is_open_until_it_is_shut() -> None:
     rig = LedgerRig()
-    assert rig.state.is_open()
+    assert rig.state.shut() == set()
     rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
-    assert not rig.state.is_open()
+    assert rig.state.shut() == {""}
 
 
 def test_the_gate_is_closing_while_calls_are_in_flight() -> None:

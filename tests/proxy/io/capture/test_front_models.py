@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import send
-from tests.proxy.io.front import CHAT, Front
+from tests.proxy.io.front import CHAT, Front, until
 
 BODY = {"model": "stub", "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -31,3 +33,23 @@ async def test_a_model_that_is_served_by_name_stays_what_was_asked_for() -> None
             ("policy", False), ("judge", False), ("policy", True),
         ]  # fmt: skip
         assert len(other.llm_requests()) == 1
+
+
+async def test_a_call_waits_at_the_gate_of_the_model_that_will_serve_it() -> None:
+    async with EngineStub(models=("planner",)) as one, EngineStub(models=("coder",)) as two, Front() as front:
+        for model, stub in (("planner", one), ("coder", two)):
+            front.announce(model, 1, stub.url)
+        front.open("ep", members={"plans": "planner", "codes": "coder"})
+        front.close_gate("planner")
+        held = asyncio.create_task(
+            send(f"{front.url}/e/ep{CHAT}", body={**BODY, "model": "gpt-4o"}, headers={"X-AJet-Agent": "plans"})
+        )
+        await until(lambda: front.gate.of("planner").waiting == 1)
+        free = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers={"X-AJet-Agent": "codes"})
+        assert (free.status, front.gate.of("coder").busy_s > 0, len(one.llm_requests())) == (200, True, 0)
+        since = front.store.state.gates["planner"].since
+        front.open_gate(2, "planner")
+        assert (await held).status == 200
+        versions = [(call.model, [version for version, _ in call.policy_versions]) for call in front.calls]
+        assert versions == [("coder", [1]), ("planner", [2])]
+        assert front.store.state.gates["planner"].since >= since

@@ -51,7 +51,7 @@ def announce(store: MemoryStore, version: int) -> None:
 
 def port_of(store: MemoryStore) -> LocalPort:
     ledger, clock = store.state, Clock()
-    gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
+    gate = Gatekeeper(is_open=lambda model: True, hold_s=1.0)
     engines = Engines({}, ledger.upstreams, ledger.models)
     return LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=Metrics())  # type: ignore[arg-type,return-value]
 

@@ -80,6 +80,17 @@ async def test_who_leaves_keeps_nobody_waiting() -> None:
     assert lanes.pace._waiting == {}
 
 
+async def test_it_says_while_anybody_waits() -> None:
+    watched: list[bool] = []
+    pace = Pace(lambda lane: 0, watched.append)
+    waiting = [asyncio.create_task(pace.enter(lane, 30.0)) for lane in "ab"]
+    await settled()
+    assert (watched, pace.full()) == ([True], ["a", "b"])
+    pace.stop()
+    await asyncio.gather(*waiting)
+    assert (watched, pace.full()) == ([True, False], [])
+
+
 async def test_room_that_is_gone_again_is_waited_for() -> None:
     lanes = Lanes(a=0)
     waiting = asyncio.create_task(lanes.enter("a", "1"))

@@ -22,7 +22,7 @@ from ajet_proxy.io.storage.store import Store
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.routes import ROUTES, Route
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import Client, eventually, identity_holds, serving
+from tests.proxy.serving import Answer, Client, eventually, identity_holds, serving
 
 SECRET = "a secret of the operator"
 BODIES: dict[str, Any] = {
@@ -90,9 +90,7 @@ def expected(route: Route, kind: str, *, open_mode: bool) -> int | None:
         return None if route.scope == "trainer" else 403
     if route.scope != "agent":
         return 403
-    if route.name == "wanted":
-        return None
-    if route.name in ("open_episode", "join", "clients", "beat", "leave", "play", "get_play", "end_play"):
+    if route.name in ("wanted", "open_episode", "join", "clients", "beat", "leave", "play", "get_play", "end_play"):
         return None if kind in ("agent of the tenant", "agent of another tenant") else 403
     return None if kind in ("agent of the episode", "agent of the tenant") else 403
 
@@ -383,12 +381,54 @@ async def test_requests_wait_until_a_trainer_announces_its_engine(tmp_path: Path
         assert status["models"]["stub"]["upstreams"] == [stub.url]
 
 
+async def test_the_gate_of_one_model_holds_nobody_else(tmp_path: Path) -> None:
+    async with (
+        EngineStub(models=("one",)) as one, EngineStub(models=("two",)) as two,
+        serving(tmp_path, upstream=(f"one={one.url}", f"two={two.url}")) as client,
+    ):
+        for model in ("one", "two"):
+            await client.control("POST", "/policy", {"model": model, "version": 1})
+        several = await client.control("POST", "/gate/close", {})
+        assert (several.status, several.json["error"]["code"]) == (409, "several_models")
+        assert two.paused is not None
+        two.paused.clear()
+        inside = asyncio.create_task(chat(client, "inside", "two"))
+        await eventually(lambda: asked(two))
+        closed = await client.control("POST", "/gate/close", {"model": "one", "wait_s": 0})
+        assert closed.json == {"gate": "closed", "in_flight": 0}
+        held = asyncio.create_task(chat(client, "held", "one"))
+        await eventually(lambda: waits(client, "one"))
+        status = await client.status()
+        assert [(one["gate"], one["in_flight"], one["waiting"]) for one in status["models"].values()] == [
+            ("closed", 0, 1), ("open", 1, 0)
+        ]
+        assert status["models"]["two"]["busy_s"] > 0 == status["models"]["one"]["busy_s"]
+        two.paused.set()
+        assert (await inside).status == 200
+        assert (await chat(client, "another", "two")).status == 200
+        opened = await client.control("POST", "/gate/open", {"policy_version": 2, "model": "one"})
+        assert opened.json["gate"] == "open"
+        assert (await held).status == 200
+        versions = {name: one["policy_version"] for name, one in (await client.status())["models"].items()}
+        assert versions == {"one": 2, "two": 1}
+
+
+async def chat(client: Client, episode: str, model: str) -> Answer:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+    return await client.ask("POST", f"/e/{episode}/v1/chat/completions", body)
+
+
+async def waits(client: Client, model: str) -> bool:
+    return bool((await client.status())["models"][model]["waiting"])
+
+
 async def test_the_status_names_the_engines_of_any_model(tmp_path: Path, stub: EngineStub) -> None:
     async with serving(tmp_path, upstream=(stub.url,)) as client:
         await client.control("POST", "/gate/open", {"policy_version": 4})
         status = await client.status()
         assert status["models"] == {}
-        assert status["any_model"] == {"policy_version": 4, "gate": "open", "upstreams": [stub.url]}
+        nobody = {"in_flight": 0, "waiting": 0, "busy_s": 0.0}
+        assert status["any_model"] == {"policy_version": 4, "gate": "open", "upstreams": [stub.url]} | nobody
     async with serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
         assert "any_model" not in await client.status()
 

@@ -48,7 +48,7 @@ async def test_a_lease_that_waits_is_told_of_a_flush(client: Client) -> None:
     alone = await rewarded(client, "t")
     waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"min_group_size": 1, "wait_s": 30}))
     await asyncio.sleep(0.1)
-    assert (await client.control("POST", "/groups/flush")).json == {}
+    assert (await client.control("POST", "/groups/flush")).json == {"tasks": 1}
     batch = decode_batch((await waiting).body)
     assert [one.episode for group in batch.groups for one in group.episodes] == [alone]
 
@@ -128,6 +128,62 @@ async def test_of_many_that_wait_so_many_are_let_in_as_there_is_room_for(client:
     assert len(set(await asyncio.gather(*waiting))) == 8
 
 
+async def test_what_is_wrong_is_said_before_anything_is_held(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
+    await opened(client, "a/1")
+    for body, code in (
+        ({"play": "none", "place": 0}, "unknown_play"), ({"client": "none"}, "unknown_client"),
+        ({"place": 3}, "place_taken"),
+    ):  # fmt: skip
+        refused = await client.control("POST", "/episodes", {"task": "a/2"} | body)
+        assert refused.json["error"]["code"] == code
+
+
+async def test_who_has_an_episode_already_is_not_held_by_it(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
+    for _ in range(2):
+        answer = await client.control("POST", "/episodes", {"task": "a/1", "id": "mine"})
+        assert (answer.status, answer.json["episode"]) == (200, "mine")
+
+
+async def test_an_opening_may_ask_not_to_be_held(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
+    await opened(client, "a/1")
+    refused = await client.control("POST", "/episodes", {"task": "a/2", "hold_s": 0})
+    assert refused.json["error"]["code"] == "lane_full"
+    assert (await client.control("POST", "/episodes", {"task": "a/2", "hold_s": -1.0})).status == 503
+
+
+async def test_room_that_was_not_taken_is_the_next_ones(client: Client) -> None:
+    """The first in line finds its place taken once it is let in."""
+    await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
+    await client.control("POST", "/plays", {"name": "d", "episodes": 1})
+    first = await opened(client, "a/1")
+    body = {"task": "a/1", "play": "d", "place": 0}
+    taken = [asyncio.create_task(client.control("POST", "/episodes", body)) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    last = asyncio.create_task(opened(client, "a/1"))
+    await asyncio.sleep(0.1)
+    await client.control("POST", f"/episodes/{first}/abort")
+    await asyncio.wait(taken, return_when=asyncio.FIRST_COMPLETED)
+    (winner,) = (one.result() for one in taken if one.done())
+    await client.control("DELETE", "/plays/d")
+    await client.control("POST", f"/episodes/{winner.json['episode']}/abort")
+    assert await last
+    assert sorted(one.status for one in await asyncio.gather(*taken)) == [200, 404]
+
+
+async def test_a_lane_without_a_share_in_which_agents_wait_is_an_alert(client: Client) -> None:
+    await client.control("PUT", "/mix", {"shares": {"a": 1.0}, "ahead": 1})
+    waiting = asyncio.create_task(opened(client, "b/1"))
+    await asyncio.sleep(0.2)
+    (alert,) = (await client.status())["alerts"]
+    assert alert == "agents wait to play lane 'b', which has no share in the mix (ajet mix)"
+    await client.control("PUT", "/mix", {"ahead": 0})
+    await waiting
+    assert (await client.status())["alerts"] == []
+
+
 async def test_a_client_that_leaves_while_it_is_held_opens_nothing(client: Client) -> None:
     await client.control("PUT", "/mix", {"ahead": 1})
     first = [await opened(client, "a/1") for _ in range(2)]
@@ -181,4 +237,7 @@ async def test_the_command_shows_and_changes_the_mix(client: Client) -> None:
     ]  # fmt: skip
     code, said = await ajet(client, "mix", "--any", "--json")
     assert (code, json.loads(said)["shares"], json.loads(said)["ahead"]) == (0, {}, 3)
-    assert await ajet(client, "flush", "--lane", "math") == (0, "")
+    assert await ajet(client, "flush", "--lane", "math") == (0, "0 tasks ended\n")
+    await rewarded(client, "other/1")
+    await client.control("PUT", "/mix", {"shares": {"math": 1.0}})
+    assert "not leased, since without a share: other" in (await ajet(client, "mix"))[1]

@@ -105,3 +105,32 @@ async def test_an_engine_that_cannot_be_paused_is_a_clear_error(tmp_path: Path) 
         answer = await client.control("POST", "/gate/close", {})
         assert answer.status == 502
         assert "http://127.0.0.1:9" in answer.json["error"]["message"]
+
+
+async def test_each_of_several_models_has_its_own_engines_frozen_and_woken(tmp_path: Path) -> None:
+    async with (
+        EngineStub(models=("one",)) as one, EngineStub(models=("two",)) as two,
+        serving(tmp_path, upstream=(f"one={one.url}", f"two={two.url}"), gate_mode="pause") as client,
+    ):
+        for model in ("one", "two"):
+            await client.control("POST", "/policy", {"model": model, "version": 1})
+        await client.control("POST", "/gate/close", {"model": "one"})
+        assert ([r.path for r in one.requests], two.requests) == (["/pause"], [])
+        await client.control("POST", "/gate/close", {"model": "two"})
+        await client.control("POST", "/gate/open", {"policy_version": 2, "model": "two"})
+        assert [r.path for r in two.requests] == ["/pause", "/update_weight_version", "/resume"]
+        assert [r.path for r in one.requests] == ["/pause"]
+
+
+async def test_an_engine_of_two_models_stays_frozen_until_both_are_done(tmp_path: Path) -> None:
+    async with (
+        EngineStub(models=("one", "two")) as stub,
+        serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client,
+    ):
+        for model in ("one", "two"):
+            await client.control("POST", "/policy", {"model": model, "version": 1})
+            await client.control("POST", "/gate/close", {"model": model})
+        assert (await client.control("POST", "/gate/open", {"policy_version": 2, "model": "two"})).status == 200
+        assert [r.path for r in stub.requests] == ["/pause", "/pause"]
+        await client.control("POST", "/gate/open", {"policy_version": 2, "model": "one"})
+        assert stub.requests[-1].path == "/resume"

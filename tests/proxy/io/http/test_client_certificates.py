@@ -73,7 +73,7 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 async def test_every_route_of_a_trainer_takes_key_and_certificate(site: Site, route: Any) -> None:
     path = PREFIX + route.path.replace("{id}", "none")
     bodies = {"policy": {"model": "m", "version": 1}, "gate_open": {"policy_version": 1}, "ack": {"policy_version": 1},
-              "evaluate": {"model": "m", "episodes": 1}}  # fmt: skip
+              "evaluate": {"model": "m", "episodes": 1}, "supervise": {"name": "s", "instance": "i"}}  # fmt: skip
     shown, body = site.trainers.sign("trainer-1"), bodies.get(route.name)
     for key in (site.key("trainer"), SECRET):
         status, answer = await site.ask(route.method, path, key=key, body=body)

@@ -17,7 +17,7 @@ class Door:
 
 def make(hold_s: float = 5.0) -> tuple[Door, Gatekeeper]:
     door = Door()
-    return door, Gatekeeper(is_open=lambda: door.open, hold_s=hold_s)
+    return door, Gatekeeper(is_open=lambda model: door.open, hold_s=hold_s)
 
 
 async def visit(gate: Gatekeeper, log: list[str], name: str, leave: asyncio.Event | None = None) -> None:
@@ -88,7 +88,7 @@ async def test_the_seconds_in_which_anybody_is_inside_are_counted_once_and_never
 async def test_how_long_each_was_held_is_told() -> None:
     told: list[float] = []
     door = Door()
-    gate = Gatekeeper(is_open=lambda: door.open, hold_s=5.0, waited=told.append)
+    gate = Gatekeeper(is_open=lambda model: door.open, hold_s=5.0, waited=told.append)
     async with gate.enter():
         assert len(told) == 1
     door.open = False
@@ -166,3 +166,72 @@ async def test_when_the_proxy_stops_those_held_are_sent_away() -> None:
     door.open = True
     async with gate.enter():
         pass
+
+
+async def test_each_model_is_held_counted_and_drained_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shut = [0.0], {"a"}
+    monkeypatch.setattr(gatekeeper, "perf_counter", lambda: now[0])
+    gate = Gatekeeper(is_open=lambda model: model not in shut, hold_s=5.0)
+    leave, inside = asyncio.Event(), asyncio.Event()
+
+    async def ask(model: str) -> None:
+        async with gate.enter(lambda: model):
+            inside.set()
+            await leave.wait()
+
+    held, free = asyncio.create_task(ask("a")), asyncio.create_task(ask("b"))
+    await inside.wait()
+    now[0] = 3.0
+    assert [(one.in_flight, one.waiting, one.busy_s) for one in (gate.of("a"), gate.of("b"), gate)] == [
+        (0, 1, 0.0), (1, 0, 3.0), (1, 1, 3.0),
+    ]  # fmt: skip
+    assert await gate.drained(0.0, lambda model: model == "a")
+    assert not await gate.drained(0.0, lambda model: model == "b")
+    assert (gate.inside(), gate.inside(lambda model: model == "a")) == (1, 0)
+    drained = asyncio.create_task(gate.drained(5.0, lambda model: model == "b"))
+    leave.set()
+    await free
+    assert await drained
+    shut.clear()
+    gate.changed()
+    await held
+    assert (gate.of("nobody").busy_s, gate.in_flight, gate.waiting) == (0.0, 0, 0)
+
+
+async def test_who_waits_is_known_by_episode() -> None:
+    door, gate = make()
+    door.open = False
+
+    async def ask(episode: str) -> None:
+        async with gate.enter(episode=episode):
+            assert episode not in gate.held
+
+    held = [asyncio.create_task(ask(episode)) for episode in ("a", "b", "a")]
+    await asyncio.sleep(0)
+    assert gate.held == {"a": 2, "b": 1}
+    held[0].cancel()
+    await asyncio.gather(held[0], return_exceptions=True)
+    assert gate.held == {"a": 1, "b": 1}
+    door.open = True
+    gate.changed()
+    await asyncio.gather(*held[1:])
+    assert gate.held == {}
+
+
+async def test_as_whose_a_request_counts_may_change_while_it_waits() -> None:
+    home = ["a"]
+    gate = Gatekeeper(is_open=lambda model: model != "a", hold_s=5.0)
+    entered = asyncio.Event()
+
+    async def ask() -> None:
+        async with gate.enter(lambda: home[0]):
+            assert (gate.of("a").waiting, gate.of("b").in_flight) == (0, 1)
+            entered.set()
+
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    assert gate.of("a").waiting == 1
+    home[0] = "b"
+    gate.changed()
+    await asking
+    assert entered.is_set()

@@ -1,0 +1,170 @@
+"""A gate for each model: who is held by whose, and that one model is served as if there were no others."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.state import Gate
+from ajet_sdk.errors import Conflict
+from ajet_sdk.routes import GateClose, GateOpen
+from tests.kit.histories import folded
+from tests.kit.ledger_rig import LedgerRig, picture
+
+
+def close(rig: LedgerRig, model: str | None = None) -> tuple[Event, ...]:
+    events = rig.commands.gate_close(GateClose("weights", model=model), at=rig.at)
+    rig.run(events)
+    return events
+
+
+def unlock(rig: LedgerRig, version: int, model: str | None = None) -> tuple[Event, ...]:
+    events = rig.commands.gate_open(GateOpen(version, model), at=rig.at)
+    rig.run(events)
+    return events
+
+
+def two(version: int = 1) -> LedgerRig:
+    rig = LedgerRig(watch=True)
+    for model in ("m", "n"):
+        rig.announce(model, version)
+    return rig
+
+
+def test_a_model_is_closed_and_opened_while_the_other_stays_as_it_is() -> None:
+    rig = two()
+    assert close(rig, "m") == (ev.GateClosed(rig.at, "weights", "m"),)
+    assert close(rig, "m") == ()
+    assert (rig.state.shut(), rig.state.gate_state("m"), rig.state.gate_state("n")) == ({"m"}, "closed", "open")
+    assert unlock(rig, 1, "n") == ()
+    assert unlock(rig, 2, "m") == (ev.GateOpened(rig.at, 2, "m"),)
+    assert unlock(rig, 2, "m") == ()
+    assert [rig.state.policy_version(model) for model in ("m", "n", "other")] == [2, 1, 0]
+    assert rig.state.gate == "open"
+
+
+def test_who_names_no_model_is_told_to_where_there_are_several() -> None:
+    rig = two()
+    before = picture(rig.state)
+    for ask in (close, lambda rig: unlock(rig, 2)):
+        with pytest.raises(Conflict, match=r"several models are announced \(m, n\)") as caught:
+            ask(rig)
+        assert (caught.value.code, caught.value.param) == ("several_models", "model")
+    assert picture(rig.state) == before
+
+
+def test_a_gate_waits_for_the_calls_of_its_own_model() -> None:
+    rig = two()
+    (mine,), (other,) = rig.begin("a", model="m"), rig.begin("b", model="n")
+    close(rig, "m")
+    assert (rig.state.gate_state("m"), rig.state.gate, rig.state.in_flight("m")) == ("closing", "closing", 1)
+    rig.finish("a", mine)
+    assert (rig.state.gate_state("m"), rig.state.gate, rig.state.in_flight("n")) == ("closed", "closed", 1)
+    rig.finish("b", other)
+    assert rig.state.running == {}
+
+
+def test_with_one_model_its_gate_is_that_of_all_requests_whether_it_is_named_or_not() -> None:
+    for closes, opens in product((None, "m"), repeat=2):
+        rig = LedgerRig(watch=True)
+        rig.announce("m", 1)
+        (call,) = rig.begin("a", model="judge")
+        close(rig, closes)
+        assert close(rig, None) == ()
+        assert (rig.state.gate, rig.state.gate_state("m")) == ("closing", "closing")
+        rig.finish("a", call)
+        assert (rig.state.gate, rig.state.gate_state("m")) == ("closed", "closed")
+        unlock(rig, 2, opens)
+        assert (rig.state.gate, rig.state.policy_version("m"), rig.state.policy_version("judge")) == ("open", 2, 2)
+        assert unlock(rig, 2, opens) == ()
+
+
+def test_before_any_model_is_announced_a_gate_holds_everybody() -> None:
+    rig = LedgerRig(watch=True)
+    close(rig, "m")
+    assert (rig.state.gate, rig.state.shut()) == ("closed", {"m"})
+    unlock(rig, 1)
+    assert (rig.state.gate, rig.state.gates) == ("open", {"m": Gate(False, rig.at)})
+    close(rig)
+    rig.announce("m", 1)
+    unlock(rig, 1, "m")
+    assert rig.state.gate == "open"
+
+
+def test_what_was_closed_without_a_name_stays_shut_when_one_of_several_opens() -> None:
+    rig = LedgerRig(watch=True)
+    rig.announce("m", 1)
+    close(rig)
+    rig.announce("n", 1)
+    unlock(rig, 2, "n")
+    assert rig.state.shut() == {""}
+    unlock(rig, 3)
+    assert (rig.state.shut(), rig.state.policy_version("m"), rig.state.policy_version("n")) == (set(), 1, 2)
+
+
+def test_silence_counts_while_another_models_gate_is_shut() -> None:
+    rig = two()
+    held, free = rig.open(model="m"), rig.open(model="n")
+    unknown, both = rig.open(), rig.open(members={"x": "m", "y": "n"})
+    close(rig, "m")
+    rig.at += 100
+    rig.expire()
+    assert [rig.state_of(name) for name in (held, free, unknown, both)] == ["open", "discarded", "open", "open"]
+    unlock(rig, 2, "m")
+    rig.at += 99
+    rig.expire()
+    assert {rig.state_of(name) for name in (held, unknown, both)} == {"open"}
+    rig.at += 1
+    rig.expire()
+    assert {rig.state_of(name) for name in (held, unknown, both)} == {"discarded"}
+
+
+def test_an_episode_whose_request_is_held_is_not_idle_whatever_model_it_asks() -> None:
+    rig = two()
+    episode = rig.open(model="m")
+    close(rig, "n")
+    rig.at += 100
+    assert rig.commands.expire(rig.at, {episode}) == ()
+    assert len(rig.commands.expire(rig.at)) == 1
+
+
+def test_a_gate_of_several_is_as_it_was_after_a_restart() -> None:
+    rig = two()
+    rig.begin("a", model="n")
+    close(rig, "m")
+    rig.restart()
+    assert (rig.state.shut(), rig.state.running) == ({"m"}, {})
+    assert picture(folded(rig.events)) == picture(rig.state)
+
+
+WHAT = st.sampled_from(["close", "open", "call", "end", "wait"])
+STEPS = st.lists(st.tuples(WHAT, st.sampled_from(["m", "n"]), st.integers(1, 9)), max_size=30)
+
+
+def played(steps: list[tuple[str, str, int]], only: str | None = None) -> tuple[object, ...]:
+    """What `m` sees of two models' trainers and agents; of its own alone, if `only` those of a model move."""
+    rig, running, seen = two(), dict[str, list[str]](m=[], n=[]), list[object]()
+    for what, model, version in steps:
+        rig.at += 1.0
+        if only in (None, model):
+            if what == "close":
+                close(rig, model)
+            elif what == "open":
+                unlock(rig, version, model)
+            elif what == "call":
+                running[model] += rig.begin(f"of-{model}", model=model)
+            elif what == "end" and running[model]:
+                rig.lose(f"of-{model}", running[model].pop())
+        state = rig.state
+        seen.append((state.gate_state("m"), state.gate_of("m"), state.policy_version("m"), state.in_flight("m")))
+    return tuple(seen)
+
+
+@given(STEPS)
+def test_nothing_that_another_model_does_changes_a_models_gate(steps: list[tuple[str, str, int]]) -> None:
+    assert played(steps) == played(steps, only="m")

@@ -1,0 +1,80 @@
+"""Stands for ``ajet-trainer`` where a tutorial is tested: the real run, with a learner that learns nothing.
+
+    python -m tests.tutorials.scripted_trainer ENGINE run --config FILE
+
+Configuration, mix, leases, admission, the gate, acknowledgements and metrics are the trainer's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from ajet_trainer.batch import Row
+from ajet_trainer.config import Config, digest, load
+from ajet_trainer.daemons import Daemons, Keeper
+from ajet_trainer.progress import Progress
+from ajet_trainer.step import Run
+from ajet_trainer.trained_batches import TrainedBatches
+
+TRAIN_S = 0.3
+
+
+class Learner:
+    """Takes rows and gives versions. `engine` is the base URL of the scripted engine."""
+
+    colocated = several_temperatures = True
+    temperature = 1.0
+    by_turn = shaping = None
+
+    def __init__(self, engine: str, max_tokens: int) -> None:
+        self.engine, self.max_tokens, self.version = engine, max_tokens, 0
+
+    def train(self, rows: Sequence[Row]) -> dict[str, float]:
+        time.sleep(TRAIN_S)
+        self.version += 1
+        return {}
+
+    def upstreams(self) -> Sequence[str]:
+        return (self.engine,)
+
+    def save(self, batches: Mapping[str, Any]) -> None:
+        pass
+
+    def tune(self, config: Config) -> None:
+        pass
+
+    def push(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        pass
+
+
+def main(engine: str, config_file: str) -> None:
+    def say(line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+
+    config = load(config_file, (), os.environ)
+    progress = Progress(config.run_dir, config.total_steps, say, digest(config))
+    daemons = Daemons.of(config, say)
+    daemons.meet()
+    with closing(daemons), Keeper(daemons) as keeper:
+        run = Run(config, daemons, Learner(engine, config.max_tokens), TrainedBatches(), keeper, progress)
+        try:
+            run.start()
+            run.loop()
+            progress.phase("done")
+        finally:
+            run.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[4])
