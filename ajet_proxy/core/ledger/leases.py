@@ -59,7 +59,8 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     large = f"a group of {size} like it is too large for a lease"
     fresh = None if body.max_staleness is None else partial(_fresh, state, body.max_staleness)
     demand = _demand(state, body, size, at)
-    order = partial(_turns, state, -(-body.groups // size) if demand.by_episode else body.groups, at)
+    most = -(-body.groups // size) if demand.by_episode else body.groups
+    order = partial(_turns, state, most, at) if state.mix.shares else _any_order
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
@@ -107,11 +108,13 @@ def _demand(state: State, body: Lease, size: int, at: float) -> Demand:
     return Demand(body.groups, size, body.unit == "episodes", body.min_group_size or 1, state.pots.ended(before))
 
 
-def _turns(state: State, groups: int, at: float, model: str) -> Turns | None:
-    """The turns of the lanes, from now on; None if they have no shares."""
+def _any_order(model: str) -> None:
+    """Lanes have no turns."""
+
+
+def _turns(state: State, groups: int, at: float, model: str) -> Turns:
+    """The turns of the lanes, which have shares, from now on."""
     mix, standing = state.mix, state.standings.get(model, Standing())
-    if not mix.shares:
-        return None
 
     def lends(lane: str) -> bool:
         return at - standing.since(lane, state.waits_since) >= mix.lane_wait_s
@@ -132,12 +135,11 @@ def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
     lacks = set[str]()
     demand = _demand(state, body, body.group_size or state.settings.group_size, at)
     for model in state.queues.models() if body.model is None else (body.model,):
-        if (turns := _turns(state, body.groups, at, model)) is not None:
-            left = state.queues.groups(model, demand)
-            while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
-                turns.take(lane)
-                left[lane] -= 1
-            lacks.update(turns.lacks())
+        turns, left = _turns(state, body.groups, at, model), state.queues.groups(model, demand)
+        while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
+            turns.take(lane)
+            left[lane] -= 1
+        lacks.update(turns.lacks())
     return tuple(lane for lane in idle if lane in lacks)
 
 

@@ -414,7 +414,7 @@ class Lanes(RuleBasedStateMachine):
         self.rig = LedgerRig(watch=True)
         self.turns: list[str] = []
         self.lacked = False
-        self.heard = dict.fromkeys("abcde", 0.0)
+        self.heard = dict.fromkeys("abcde", self.rig.at)
 
     @initialize(weights=st.lists(st.integers(1, 9), min_size=1, max_size=4))
     def shares(self, weights: list[int]) -> None:
