@@ -35,7 +35,7 @@ from ajet_proxy.io.control import gauges
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import Metrics
-from ajet_sdk.routes import MAX_LANES, Lease, OpenEpisode, SetMix
+from ajet_sdk.routes import MAX_LANES, Lease, SetMix
 from tests.bench import table
 from tests.kit.ledger_rig import LedgerRig, matched
 
@@ -114,7 +114,7 @@ def answers_of_a_swarm() -> Mapping[str, Callable[[], bytes]]:
 
     return {
         "wanted": wanted,
-        "whether a lane is full": lambda: repr(rig.commands.full(OpenEpisode("t", client="c7"))).encode(),
+        "the room of a lane": lambda: repr(rig.state.room(LANES[7])).encode(),
         "a lease of 8 groups": lambda: lease(rig),
         "a lease of 8 groups, half of them past half of max_staleness": lambda: lease(old, max_staleness=6),
         "a lease of 8 groups that waits for a lane": lambda: lease(waiting),
