@@ -31,12 +31,11 @@ from typing import Any
 
 from ajet_proxy.core.control.api import Request, handle
 from ajet_proxy.core.identity.keys import EVERYTHING
-from ajet_proxy.core.ledger.commands import paced_lane
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import Metrics
-from ajet_sdk.routes import MAX_LANES, Lease, OpenEpisode, SetMix
+from ajet_sdk.routes import MAX_LANES, Lease, SetMix
 from tests.bench import table
 from tests.kit.ledger_rig import LedgerRig, matched
 
@@ -110,17 +109,12 @@ def answers_of_a_swarm() -> Mapping[str, Callable[[], bytes]]:
         answer = handle(rig.commands, request, at=rig.at, new_id=rig.id, keys=lambda *_: "", base="")
         return json.dumps(answer.body()).encode()
 
-    def full() -> bytes:
-        body = OpenEpisode("t", client="c7")
-        lane = paced_lane(rig.commands.open_episode(body, episode="new", at=rig.at, tenant=""))
-        return repr(rig.state.room(lane or "")).encode()
-
     def lease(of: LedgerRig, **more: Any) -> bytes:
         return repr(of.commands.lease(replace(asked_for, **more), batch="b", at=of.at)).encode()
 
     return {
         "wanted": wanted,
-        "whether a lane is full": full,
+        "the room of a lane": lambda: repr(rig.state.room(LANES[7])).encode(),
         "a lease of 8 groups": lambda: lease(rig),
         "a lease of 8 groups, half of them past half of max_staleness": lambda: lease(old, max_staleness=6),
         "a lease of 8 groups that waits for a lane": lambda: lease(waiting),

@@ -23,6 +23,7 @@ from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, 
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose, lacking
 from ajet_proxy.core.ledger.mix import Standing, check_mix
+from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
@@ -445,10 +446,12 @@ class Commands:
         return entry
 
 
-def paced_lane(events: Sequence[Event]) -> str | None:
-    """The lane in which `events` open an episode that needs room there; None if they open none, or an evaluation."""
+def paced_pot(events: Sequence[Event]) -> Pot | None:
+    """The pot in which `events` open an episode that needs room in its lane; None if they open none, or an
+    evaluation."""
     opened = (event for event in events if isinstance(event, ev.EpisodeOpened) and not event.eval)
-    return next((one.lane or lane_of(one.task or "") for one in opened), None)
+    pots = (Pot(one.lane or lane_of(one.task or ""), one.task or "", one.revision or "") for one in opened)
+    return next(pots, None)
 
 
 def _is_first(episode: Episode, turn: Turn) -> bool:

@@ -114,6 +114,11 @@ class Pots:
         for lane in lanes:
             self.vain[lane] += self.load(lane)
 
+    def lacking(self, pot: Pot) -> int:
+        """How many episodes the group lacks that was begun in a pot; 0 if none is."""
+        gathering = self.gatherings.get(pot)
+        return 0 if gathering is None else -(gathering.open + gathering.waiting) % self.size
+
     def flush(self, lane: str | None, task: str | None) -> None:
         """What is ready now of these pots (None: of all) is waited for no longer."""
         for pot in self.unended(lane, task):

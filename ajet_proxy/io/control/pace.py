@@ -1,4 +1,7 @@
-"""Openings that wait for room in their lanes: first come, first served.
+"""Openings that wait for room in their lanes: who completes a group goes first, then who came first.
+
+Where a hundred agents wait to play a dozen tasks, the room for two groups would else go to some episodes of each task.
+None of them makes a group, and they grow old until the others come.
 
 A thousand clients may wait at once. So whatever happens in the ledger wakes as many of a lane as there is room for, and
 nobody else looks again.
@@ -8,45 +11,62 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import chain, count, islice
+
+from ajet_proxy.core.ledger.pots import Pot
+
+Turns = deque[tuple[int, asyncio.Event]]
+"""Those who wait, numbered in the order in which they came."""
 
 
 class Pace:
-    """`room` tells how many more episodes of a lane may be opened now; None is any number. Call `changed` when that may
-    have changed, as long as `watch` says that anybody waits."""
+    """`room` tells how many more episodes of a lane may be opened now; None is any number. `lacking` tells how many
+    episodes the group lacks that was begun in a pot, if one was. Call `changed` when that may have changed, as long as
+    `watch` says that anybody waits."""
 
-    def __init__(self, room: Callable[[str], int | None], watch: Callable[[bool], None] = lambda waits: None) -> None:
-        self._room, self._watch = room, watch
-        self._waiting: dict[str, deque[asyncio.Event]] = {}
+    def __init__(
+        self, room: Callable[[str], int | None], lacking: Callable[[Pot], int] = lambda pot: 0,
+        watch: Callable[[bool], None] = lambda waits: None,
+    ) -> None:
+        self._room, self._lacking, self._watch = room, lacking, watch
+        self._waiting: dict[str, dict[Pot, Turns]] = {}
+        self._numbers = count()
         self._stopping = False
 
-    async def enter(self, lane: str, hold_s: float) -> bool:
-        """Returns once an episode of `lane` may be opened, which its caller does at once. False if that took longer
+    async def enter(self, pot: Pot, hold_s: float) -> bool:
+        """Returns once an episode of `pot` may be opened, which its caller does at once. False if that took longer
         than `hold_s`, or if nobody is held any more."""
+        lane = pot.lane
         if lane not in self._waiting and self._room(lane) != 0:
             return True
         if not self._waiting:
             self._watch(True)
-        turn, waiting = asyncio.Event(), self._waiting.setdefault(lane, deque())
-        waiting.append(turn)
+        turn = next(self._numbers), asyncio.Event()
+        self._waiting.setdefault(lane, {}).setdefault(pot, deque()).append(turn)
         try:
             async with asyncio.timeout(hold_s):
                 while not self._stopping:
-                    await turn.wait()
-                    turn.clear()
+                    await turn[1].wait()
+                    turn[1].clear()
                     if self._room(lane) != 0:
                         return True
         except TimeoutError:
             pass
         finally:
-            waiting.remove(turn)
-            if not waiting:
-                del self._waiting[lane]
-            if not self._waiting:
-                self._watch(False)
+            self._leave(pot, turn)
             self.changed()  # whom it keeps out no longer, if it goes away
         return False
+
+    def _leave(self, pot: Pot, turn: tuple[int, asyncio.Event]) -> None:
+        pots = self._waiting[pot.lane]
+        pots[pot].remove(turn)
+        if not pots[pot]:
+            del pots[pot]
+        if not pots:
+            del self._waiting[pot.lane]
+        if not self._waiting:
+            self._watch(False)
 
     def full(self) -> list[str]:
         """The lanes in which somebody waits."""
@@ -54,12 +74,23 @@ class Pace:
 
     def changed(self) -> None:
         """Something happened: those who have room now go on."""
-        for lane, waiting in self._waiting.items():
-            for turn in islice(waiting, self._room(lane)):
-                turn.set()
+        for lane, pots in self._waiting.items():
+            if (room := self._room(lane)) != 0:
+                for _, turn in islice(self._in_order(pots), room):
+                    turn.set()
+
+    def _in_order(self, pots: dict[Pot, Turns]) -> Iterator[tuple[int, asyncio.Event]]:
+        """Those of a lane who wait: as many as the groups lack that were begun, then pot by pot."""
+        first = sorted(pots.items(), key=lambda item: item[1][0][0])
+        begun = [(turns, self._lacking(pot)) for pot, turns in first]
+        return chain(
+            chain.from_iterable(islice(turns, lacking) for turns, lacking in begun),
+            chain.from_iterable(islice(turns, lacking, None) for turns, lacking in begun),
+        )
 
     def stop(self) -> None:
         """Nobody is held from now on."""
         self._stopping = True
-        for turn in (turn for waiting in self._waiting.values() for turn in waiting):
-            turn.set()
+        for pots in self._waiting.values():
+            for _, turn in chain.from_iterable(pots.values()):
+                turn.set()

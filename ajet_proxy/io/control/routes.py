@@ -24,7 +24,7 @@ from ajet_proxy.core.control import api
 from ajet_proxy.core.control.runs import RUN_ROUTES
 from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.commands import paced_lane
+from ajet_proxy.core.ledger.commands import paced_pot
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.control.pace import Pace
@@ -84,7 +84,7 @@ class Control:
         self._metrics = metrics
         self._config = config
         self._stopping = asyncio.Event()
-        self._pace = Pace(store.state.room, self._watch)
+        self._pace = Pace(store.state.room, lambda pot: store.state.pots.lacking(pot), self._watch)
         self._runs = RunsPort(store, clock)
 
     def stop(self) -> None:
@@ -245,12 +245,12 @@ class Control:
     async def _open_episode(self, http: web.Request, request: api.Request) -> web.StreamResponse:
         """An episode is opened once its lane has room for it. What is wrong with it is said before, and who has it
         already has it again."""
-        lane = paced_lane(self._decide(request, "").events)
-        if lane is not None:
+        pot = paced_pot(self._decide(request, "").events)
+        if pot is not None:
             asked = parse(routes.OpenEpisode, request.body).hold_s
             hold_s = min(HOLD_S if asked is None else max(0.0, asked), HOLD_S, self._config.gate_hold_s)
-            if not await self._pace.enter(lane, hold_s):
-                said = f"lane {lane!r} has as many groups open or ready as may be ahead of what is leased"
+            if not await self._pace.enter(pot, hold_s):
+                said = f"lane {pot.lane!r} has as many groups open or ready as may be ahead of what is leased"
                 raise NotReady(said, code="lane_full", retry_after=1.0)
         try:
             answer = await self._ask(http, request)

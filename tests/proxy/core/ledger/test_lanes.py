@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.commands import paced_lane
+from ajet_proxy.core.ledger.commands import paced_pot
 from ajet_proxy.core.ledger.events import LanesLacking
-from ajet_proxy.core.ledger.pots import Pots
+from ajet_proxy.core.ledger.pots import Pot, Pots
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import GateClose, GateOpen, Join, Lease, OpenEpisode, SetMix
 from tests.kit.ledger_rig import LedgerRig
@@ -153,8 +153,8 @@ def test_what_does_not_fit_is_formed_anew_in_its_lane(rig: LedgerRig) -> None:
 
 def full(rig: LedgerRig, body: OpenEpisode) -> bool:
     """Whether an opening would have to wait."""
-    lane = paced_lane(rig.commands.open_episode(body, episode=body.id or "new", at=rig.at, tenant=""))
-    return lane is not None and rig.state.room(lane) == 0
+    pot = paced_pot(rig.commands.open_episode(body, episode=body.id or "new", at=rig.at, tenant=""))
+    return pot is not None and rig.state.room(pot.lane) == 0
 
 
 def wanted(rig: LedgerRig) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def test_without_a_pace_any_number_is_wanted(rig: LedgerRig) -> None:
 def test_a_lane_is_full_when_so_many_are_open_or_ready(rig: LedgerRig) -> None:
     mix(rig, ahead=2)
     assert wanted(rig) == {"lanes": {}, "other": 4}
-    assert paced_lane(()) is None
+    assert paced_pot(()) is None
     first = rig.open(task="math/1")
     rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1")
     assert wanted(rig) == {"lanes": {"code": 2, "math": 2}, "other": 4}
@@ -212,6 +212,21 @@ def test_what_is_left_of_a_task_keeps_nobody_out(rig: LedgerRig) -> None:
     assert wanted(rig)["lanes"]["math"] == 0
     mix(rig, group_size=3)
     assert wanted(rig)["lanes"]["math"] == 3
+
+
+def test_a_group_that_was_begun_lacks_episodes_until_it_is_whole(rig: LedgerRig) -> None:
+    mix(rig, group_size=3)
+    body = OpenEpisode(task="math/1", revision="r")
+    pot = paced_pot(rig.commands.open_episode(body, episode="new", at=rig.at, tenant=""))
+    assert pot is not None
+    lacking = [rig.state.pots.lacking(pot)]
+    for _ in range(3):
+        opened = rig.open(task="math/1", revision="r")
+        lacking.append(rig.state.pots.lacking(pot))
+    assert pot == Pot.of(rig.state.episode(opened))
+    rig.ready("math/1"), rig.abort(opened)
+    lacking.append(rig.state.pots.lacking(pot))
+    assert lacking == [0, 2, 1, 0, 1]
 
 
 def test_what_is_leased_makes_room(rig: LedgerRig) -> None:

@@ -6,28 +6,33 @@ import asyncio
 
 import pytest
 
+from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.io.control.pace import Pace
+
+SIZE = 3
 
 
 class Lanes:
-    """`enter` takes a place of its lane's room, as an opening does."""
+    """`enter` takes a place of its lane's room, as an opening does, in a group of `SIZE` episodes."""
 
     def __init__(self, **room: int | None) -> None:
         self.room: dict[str, int | None] = dict(room)
         self.looks = 0
-        self.pace = Pace(self.look)
+        self.lacking: dict[str, int] = {}
+        self.pace = Pace(self.look, lambda pot: self.lacking.get(pot.task, 0))
         self.entered: list[str] = []
 
     def look(self, lane: str) -> int | None:
         self.looks += 1
         return self.room[lane]
 
-    async def enter(self, lane: str, who: str = "", hold_s: float = 30.0) -> bool:
-        may = await self.pace.enter(lane, hold_s)
+    async def enter(self, lane: str, who: str = "", hold_s: float = 30.0, task: str = "t") -> bool:
+        may = await self.pace.enter(Pot(lane, task, ""), hold_s)
         room = self.room[lane]
         if may and room is not None:
             assert room > 0
             self.room[lane] = room - 1
+            self.lacking[task] = (self.lacking.get(task, 0) - 1) % SIZE
             self.pace.changed()
         self.entered += [who] if may else []
         return may
@@ -66,6 +71,30 @@ async def test_who_came_first_goes_first_and_newcomers_stand_behind() -> None:
     assert await other
 
 
+async def test_who_completes_a_group_goes_before_who_begins_another() -> None:
+    lanes = Lanes(a=0)
+    names = ["x1", "y1", "z1", "x2", "y2", "z2", "x3", "y3", "z3", "x4"]
+    waiting = [asyncio.create_task(lanes.enter("a", name, task=name[0])) for name in names]
+    await settled()
+    lanes.lacking["y"] = 2
+    for _ in names:
+        lanes.let_in("a", 1)
+        await settled()
+    assert lanes.entered == ["y1", "y2", "x1", "x2", "x3", "z1", "z2", "z3", "y3", "x4"]
+    assert all(await asyncio.gather(*waiting))
+
+
+async def test_room_for_several_goes_to_few_groups() -> None:
+    lanes = Lanes(a=0)
+    waiting = [asyncio.create_task(lanes.enter("a", f"{task}{at}", task=task)) for at in range(4) for task in "xyz"]
+    await settled()
+    lanes.let_in("a", 6)
+    await settled()
+    assert sorted(lanes.entered) == ["x0", "x1", "x2", "x3", "y0", "y1"]
+    lanes.let_in("a", None)
+    assert all(await asyncio.gather(*waiting))
+
+
 async def test_who_leaves_keeps_nobody_waiting() -> None:
     lanes = Lanes(a=0)
     first, second = (asyncio.create_task(lanes.enter("a", who)) for who in "12")
@@ -82,8 +111,8 @@ async def test_who_leaves_keeps_nobody_waiting() -> None:
 
 async def test_it_says_while_anybody_waits() -> None:
     watched: list[bool] = []
-    pace = Pace(lambda lane: 0, watched.append)
-    waiting = [asyncio.create_task(pace.enter(lane, 30.0)) for lane in "ab"]
+    pace = Pace(lambda lane: 0, watch=watched.append)
+    waiting = [asyncio.create_task(pace.enter(Pot(lane, "t", ""), 30.0)) for lane in "ab"]
     await settled()
     assert (watched, pace.full()) == ([True], ["a", "b"])
     pace.stop()
