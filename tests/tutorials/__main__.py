@@ -35,7 +35,8 @@ from tests.tutorials.pages import NAMES, hosts_of, play
 from tests.tutorials.stories import STORIES
 
 MODEL = Path(".ajet/models/smollm2-135m-instruct")
-SHORT_STEPS = {"math": 2, "cocktail": 2, "live": 4, "critic": 2, "laptop": 2}
+SHORT_STEPS = {"math": 2, "cocktail": 2, "critic": 2, "laptop": 2}
+"""The steps that a data set is enough for when it is played once."""
 TUNNEL = 2222
 
 

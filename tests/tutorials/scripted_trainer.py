@@ -21,7 +21,7 @@ from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 
-TRAIN_S = 0.3
+TRAIN_S = 0.5
 
 
 class Learner:

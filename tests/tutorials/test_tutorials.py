@@ -64,13 +64,11 @@ def test_live(tmp_path: Path) -> None:
     shown = played("live", tmp_path)
     found = table(shown, "revision")
     assert len(found) == 2
-    (before, trained_before, first), (after, trained_after, second) = found.values()
-    assert int(trained_before) >= 8 and int(trained_after) >= 8
-    assert int(before) % 4 == 0, "no group holds both"
+    (_, trained_before, first), (_, trained_after, second) = found.values()
+    assert int(trained_before) >= 16 and int(trained_after) > 0, "two steps under the old code, and then the new one"
     assert float(first) < 0.5 < float(second)
     steps = [json.loads(line) for line in (tmp_path / "runs/tutorials/live/metrics.jsonl").read_text().splitlines()]
-    assert [step["step"] for step in steps] == [1, 2, 3, 4], "the trainer went on"
-    assert int(after) >= int(trained_after)
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6, 7, 8], "the trainer went on"
 
 
 def test_critic(tmp_path: Path) -> None:
