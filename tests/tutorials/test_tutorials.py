@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet_trainer.config import load
 from tests.kit.hosts import lacking
 from tests.kit.pages import broken_links
 from tests.kit.proxy_process import PROXY
@@ -99,3 +100,14 @@ def test_every_tutorial_has_a_page_that_leads_to_the_next() -> None:
         assert re.search(rf"^Next: \[[^\]]+\]\({following}\.md\)\.$", page_of(name).read_text(), re.MULTILINE)
     pages = [FOLDER / "README.md", *(FOLDER / name / "README.md" for name in NAMES)]
     assert [fault for page in pages for fault in broken_links(page, page.read_text())] == []
+
+
+@pytest.mark.parametrize("name", ["math", "cocktail", "critic", "laptop"])
+def test_what_is_played_is_what_is_trained(name: str) -> None:
+    """Or agents would wait for an engine that has ended with its trainer, or a trainer for agents."""
+    page = page_of(name).read_text()
+    epochs, repeat = (int(re.findall(rf"--{option} (\d+)", page)[0]) for option in ("epochs", "repeat"))
+    source = FOLDER / ("math" if name == "laptop" else name)
+    tasks = sum(len(file.read_text().splitlines()) for file in source.glob("*.jsonl"))
+    config = load(str(FOLDER / name / "run.toml"))
+    assert (repeat, tasks * epochs) == (config.group_size, config.total_steps * config.groups)
