@@ -30,7 +30,7 @@ from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, membership
 from ajet_sdk.episodes import Episode, WorldFailed, reading
-from ajet_sdk.errors import AjetError, BadRequest, Conflict
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.interception import Interception
 from ajet_sdk.operations import Target
 from ajet_sdk.plays import Progress
@@ -199,8 +199,19 @@ class ProgramAgent:
         episode.program_failed = describe(code) if code != 0 else None
         if self._streak is not None:
             quick = code != 0 and time.monotonic() - began < QUICK_S
-            self._streak.began(well=not quick or bool(episode.record().get("calls")))
+            if not quick:
+                self._streak.began(well=True)
+            elif (calls := self._calls_now(episode)) is not None:
+                self._streak.began(well=calls > 0)
         return code, value
+
+    def _calls_now(self, episode: Episode) -> int | None:
+        """How many calls the episode has made; None if the proxy is away, so that a program cannot do well."""
+        try:
+            record = self._client.drive(reading(replace(self._client.target, deadline=0.0), episode.id, False))
+        except (ProxyUnreachable, NotReady):
+            return None
+        return len(record.get("calls") or ())
 
     def stop(self) -> None:
         """Ends every program that runs, and lets none begin; their episodes are aborted."""

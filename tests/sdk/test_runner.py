@@ -19,7 +19,7 @@ from ajet_sdk.processes import Child
 from ajet_sdk.results import RunResult
 from ajet_sdk.runner import LastNumber, Program, ProgramAgent, number_in, proxy_variable, reaching, run_program
 from ajet_sdk.tasks import Line
-from tests.kit.control_stub import ControlStub
+from tests.kit.control_stub import DROP, ControlStub
 
 PYTHON = sys.executable
 NO_LINE = "no line of its output is a number"
@@ -415,6 +415,21 @@ def test_without_a_watch_such_a_program_ends_the_run(stub: ControlStub) -> None:
         run_program(program, [f"t{number}" for number in range(20)], play="d")
     assert len(stub.episodes) == 3
     assert len(run_program(program, [f"t{number}" for number in range(5)])) == 5
+
+
+def test_programs_that_fail_while_the_proxy_is_away_say_nothing_of_their_code(stub: ControlStub) -> None:
+    nexts, away = stub.next_fault, set[str]()
+
+    def fault(heard: Any) -> Any:
+        found = nexts(heard)
+        if heard.method == "GET" and "/episodes/" in heard.path and heard.path not in away:
+            away.add(heard.path)
+            return DROP
+        return found
+
+    stub.next_fault = fault  # type: ignore[method-assign]
+    results = run_program(Program(("sh", "-c", "exit 1")), [f"t{number}" for number in range(5)], play="d")
+    assert [item.reward for item in results] == [0.0] * 5 and len(away) == 5
 
 
 def test_what_has_no_file_cannot_be_watched(stub: ControlStub) -> None:
