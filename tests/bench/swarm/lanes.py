@@ -33,7 +33,7 @@ def run(site: Site, folder: Path) -> Ran:
 
         def tick(seconds: float) -> None:
             if len(training.times) >= STOPS and "stopped" not in notes:
-                client.signal(signal.SIGINT)
+                client.signal(signal.SIGTERM)
                 notes["stopped"] = len(training.times)
             if len(training.times) >= STARTS and "started" not in notes:
                 notes["before"] = training.ask("GET", "/mix")["lanes"]
