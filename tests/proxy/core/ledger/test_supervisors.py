@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.ledger.supervisors import (
+    FORGOTTEN_S,
     MAX_BYTES,
     MAX_LINE,
     MAX_LINES,
@@ -50,6 +51,15 @@ def test_nobody_is_believed_who_was_never_heard_or_is_silent() -> None:
     assert shown["reason"] == "supervisor s was last heard 11 s ago"
     assert (made.alive(SILENT_S), made.alive(SILENT_S + 1)) == (["s"], [])
     assert made.runs_now(RUN, SILENT_S + 1)
+
+
+def test_a_supervisor_of_no_run_is_forgotten_once_it_is_silent_for_long() -> None:
+    made = said(0.0)
+    made.hear(Supervise("idle", "i"), RUNS, 1.0)
+    made.hear(Supervise("other", "i"), RUNS, 1.0 + FORGOTTEN_S)
+    assert set(made.heard) == {"s", "idle", "other"}
+    made.hear(Supervise("other", "i"), RUNS, 2.0 + FORGOTTEN_S)
+    assert set(made.heard) == {"s", "other"}
 
 
 def test_the_second_of_one_name_is_refused_while_the_first_is_heard() -> None:
