@@ -311,6 +311,8 @@ class Rollouts(RolloutsPlan):
     async def run(self) -> RunResults:
         if isinstance(self.source, PlayedRollouts):
             self._how.on_progress(await self._client.drive(self.source.begin(self._client.target)))
+        if self._joins_first:
+            await self._how.member.join()
         await self._run()
         if isinstance(self.source, PlayedRollouts):
             self._how.on_progress(await self._client.drive(self.source.finish(self._client.target)))

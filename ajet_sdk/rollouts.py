@@ -267,6 +267,12 @@ class RolloutsPlan:
         return replace(result, again=True) if again else result
 
     @property
+    def _joins_first(self) -> bool:
+        """Whether this client joins before it knows that there is anything to open. A dead client of its name may have
+        open what is waited for, until this one takes its place."""
+        return self._how.member is not None and not isinstance(self.source, OnceRollouts)
+
+    @property
     def results(self) -> RunResults:
         """What is done so far, in the order in which it was begun."""
         return RunResults(tuple(self._done[number] for number in sorted(self._done)))
@@ -318,6 +324,8 @@ class Rollouts(RolloutsPlan):
         try:
             if isinstance(self.source, PlayedRollouts):
                 self._how.on_progress(self._client.drive(self.source.begin(self._client.target)))
+            if self._joins_first:
+                self._how.member.join()
             for _ in range(self._parallel):
                 self._begin()
             for _, ended in self._workers:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from ajet_sdk import Client, errors
+from ajet_sdk.routes import SetMix
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
@@ -155,3 +156,26 @@ def test_the_daemon_is_killed_while_it_is_played(engine: str, tasks: Path, tmp_p
             out, _ = process.communicate(timeout=300)
         assert process.returncode == 0, out
         check_whole(proxy.url)
+
+
+def test_who_starts_again_takes_its_own_place_though_its_lane_is_full(engine: str, tasks: Path, tmp_path: Path) -> None:
+    """What the dead one has open fills the lane. Its time is 30 s, and the new one does not wait for that."""
+    tasks.write_text("".join(tasks.read_text().splitlines(keepends=True)[:3]))
+    argv, env = command("", tasks)
+    hanging = tmp_path / "hanging.py"
+    hanging.write_text("import time; time.sleep(600)")
+    with ProxyProcess(engine, tmp_path / "data") as proxy, Client(proxy.url) as client:
+        env["AJET_PROXY_URL"] = proxy.url
+        client.ask("set_mix", SetMix(ahead=1, group_size=2))
+        with subprocess.Popen([*argv[:-1], str(hanging)], env=env, stderr=subprocess.DEVNULL) as first:
+            while client.ask("status").json()["episodes"]["open"] < 2:
+                assert first.poll() is None
+                time.sleep(0.02)
+            first.kill()
+        with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as second:
+            until = time.monotonic() + 60
+            while not (gone := [one for one in client.ask("clients").json()["clients"] if one["state"] == "gone"]):
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            second.kill()
+        assert [one["reason"] for one in gone] == ["replaced"]

@@ -55,8 +55,10 @@ class Killer:
 
 
 def longest_wait(ran: Ran) -> float:
-    """Seconds for which a step waited for episodes, at most."""
-    return float(max(line["timing"].get("wait", 0.0) for line in ran["lines"]))
+    """Seconds for which a step waited for episodes, at most. The first one waits for the first client, too, and that
+    does not count."""
+    first, *others = (line["timing"].get("wait", 0.0) for line in ran["lines"])
+    return float(max(first - min(one["joined_at"] for one in ran["clients"]) + ran["began"], *others))
 
 
 def slowest(ran: Ran) -> float:
@@ -149,7 +151,9 @@ def picture(
     steps = range(1, len(bands) + 1)
     with plot.picture(len(bands), path, "Clients that are killed, and clients that are not", subtitle) as axes:
         low, high = ([min(1.02, max(0.0, one[side])) for one in bands] for side in (0, 1))
-        axes.fill_between(steps, low, high, color=plot.CONTROL, alpha=0.15, linewidth=0, label="95 % of the control")
+        if len(control) > 1:
+            shown = {"color": plot.CONTROL, "alpha": 0.15, "linewidth": 0, "label": "95 % of the control"}
+            axes.fill_between(steps, low, high, **shown)
         for runs, color, label in (
             (control, plot.CONTROL, "control"), (disturbed, plot.LEARNS, "one of three clients killed every 10 s"),
         ):
