@@ -84,7 +84,7 @@ class Control:
         self._metrics = metrics
         self._config = config
         self._stopping = asyncio.Event()
-        self._pace = Pace(store.state.room, lambda pot: store.state.pots.lacking(pot), self._watch)
+        self._pace = Pace(store.state.room, store.state.pots.lacking, self._watch)
         self._runs = RunsPort(store, clock)
 
     def stop(self) -> None:
@@ -245,8 +245,8 @@ class Control:
     async def _open_episode(self, http: web.Request, request: api.Request) -> web.StreamResponse:
         """An episode is opened once its lane has room for it. What is wrong with it is said before, and who has it
         already has it again."""
-        pot = paced_pot(self._decide(request, "").events)
-        if pot is not None:
+        paced = self._store.state.mix.ahead is not None
+        if paced and (pot := paced_pot(self._decide(request, "").events)) is not None:
             asked = parse(routes.OpenEpisode, request.body).hold_s
             hold_s = min(HOLD_S if asked is None else max(0.0, asked), HOLD_S, self._config.gate_hold_s)
             if not await self._pace.enter(pot, hold_s):
