@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +19,10 @@ from ajet_sdk import Client, __version__, cli
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.ports import free_port
+from tests.sdk.conftest import Ajet
 from tests.sdk.test_processes import until_dead
 
 AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
-Ajet = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def ajet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ajet:
-    """Runs the command in this process: exit code, standard output, standard error."""
-    for name in ("AJET_PROXY_URL", "AJET_API_KEY", "AJET_EPISODE", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ajet", *argv])
-        monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # those of the tests stay
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture

@@ -19,12 +19,6 @@ from ajet_sdk.revision import of_agent
 from ajet_sdk.runner import Program, run_program
 from tests.kit.control_stub import ControlStub, Say
 from tests.kit.ports import free_port
-from tests.sdk.faces import FACES
-
-
-@pytest.fixture(params=FACES, ids=lambda face: face.name)
-def face(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.fixture

@@ -13,14 +13,8 @@ from ajet_sdk.episodes import Outcome, current_episode, finite, reason_of
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
 from tests.kit.ports import free_port
-from tests.sdk.faces import FACES
 
 ENV = ("AJET_PROXY_URL", "AJET_API_KEY", "AJET_EPISODE", "AJET_TASK", "OPENAI_API_KEY")
-
-
-@pytest.fixture(params=FACES, ids=lambda face: face.name)
-def face(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.fixture

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ajet_sdk import cli, plays, rollouts, runner, trial
+from ajet_sdk import plays, rollouts, runner, trial
 from ajet_sdk.playing import result_line
 from ajet_sdk.processes import Child
 from ajet_sdk.results import RunResult
 from tests.kit.control_stub import ControlStub
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.stub_process import stub_process
+from tests.sdk.conftest import Ajet
 
-Ajet = Callable[..., tuple[int, str, str]]
 AGENT = """
 import json, os, sys, urllib.request
 def ask(messages):
@@ -34,23 +33,6 @@ ask(messages)
 if os.environ["AJET_TASK"] == "broken":
     raise RuntimeError("the checker is not there")
 """
-
-
-@pytest.fixture
-def ajet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ajet:
-    """Runs the command in this process: exit code, standard output, standard error."""
-    for name in ("AJET_PROXY_URL", "AJET_API_KEY", "AJET_EPISODE", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ajet", *argv])
-        monkeypatch.setattr(signal, "signal", lambda number, handler: None)
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capfd.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture

@@ -17,12 +17,6 @@ from ajet_sdk.results import RunResult
 from ajet_sdk.rollouts import How, said_by
 from ajet_sdk.turns import LATER
 from tests.kit.control_stub import ControlStub, Say
-from tests.sdk.faces import FACES
-
-
-@pytest.fixture(params=FACES, ids=lambda face: face.name)
-def face(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.fixture

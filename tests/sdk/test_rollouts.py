@@ -21,12 +21,6 @@ from ajet_sdk.routes import OpenEpisode
 from ajet_sdk.turns import rollouts_at
 from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.ports import free_port
-from tests.sdk.faces import FACES
-
-
-@pytest.fixture(params=FACES, ids=lambda face: face.name)
-def face(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.fixture

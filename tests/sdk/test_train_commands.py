@@ -11,10 +11,8 @@ import pytest
 
 from ajet_sdk import train_commands
 from ajet_sdk.train_commands import figures, lines, literal
-from tests.sdk.test_cli import Ajet, ajet
+from tests.sdk.conftest import Ajet
 from tests.trainer.test_supervisor_kills import RATE, Site
-
-__all__ = ["ajet"]
 
 
 @pytest.fixture

@@ -1,0 +1,37 @@
+"""Both faces of the SDK, and its command in this process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ajet_sdk import cli
+from tests.sdk.faces import FACES
+
+Ajet = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(params=FACES, ids=lambda face: face.name)
+def face(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def ajet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ajet:
+    """Runs the command in this process: exit code, standard output, standard error."""
+    for name in ("AJET_PROXY_URL", "AJET_API_KEY", "AJET_EPISODE", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ajet", *argv])
+        monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # those of the tests stay
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capfd.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return run
