@@ -16,13 +16,15 @@ import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import astuple, replace
+
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose, lacking
-from ajet_proxy.core.ledger.mix import Standing, check_mix
+from ajet_proxy.core.ledger.mix import Mix, Standing, check_mix
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
@@ -305,21 +307,20 @@ class Commands:
         """What is given is changed; the same again changes nothing."""
         known = self.state.mix
         check_mix(body)
-        event = ev.MixSet(
-            self._time(at), known.shares if body.shares is None else body.shares,
+        mix = Mix(
+            known.shares if body.shares is None else body.shares,
             known.ahead if body.ahead is None else body.ahead or None,
             known.group_size if body.group_size is None else body.group_size or None,
             known.lane_wait_s if body.lane_wait_s is None else body.lane_wait_s,
         )
-        same = (event.shares, event.ahead, event.group_size, event.lane_wait_s)
-        return () if same == (known.shares, known.ahead, known.group_size, known.lane_wait_s) else (event,)
+        return self._mixed(mix, at)
 
     def drop_mix(self, *, at: float) -> Events:
         """No lane has a share any more: groups are leased as they were complete."""
-        known = self.state.mix
-        if not known.shares:
-            return ()
-        return (ev.MixSet(self._time(at), {}, known.ahead, known.group_size, known.lane_wait_s),)
+        return self._mixed(replace(self.state.mix, shares={}), at)
+
+    def _mixed(self, mix: Mix, at: float) -> Events:
+        return () if mix == self.state.mix else (ev.MixSet(self._time(at), *astuple(mix)),)
 
     # -- weights
 

@@ -53,14 +53,12 @@ _CHARACTER = 4
 def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDiscarded], tuple[str, Groups] | None]:
     """What is dropped at `at`; and a model and its first groups. These are all that are asked for, if they fit into one
     frame. None if there are fewer, or if `MOST` were dropped."""
-    size, episodes = body.group_size or state.settings.group_size, state.episodes
+    demand, episodes = _demand(state, body, at), state.episodes
     behind = f"more than {body.max_staleness} versions behind"
     few = f"nobody plays its task any more, and {body.min_group_size or 1} make a group"
-    large = f"a group of {size} like it is too large for a lease"
+    large = f"a group of {demand.size} like it is too large for a lease"
     fresh = None if body.max_staleness is None else partial(_fresh, state, body.max_staleness)
-    demand = _demand(state, body, size, at)
-    most = -(-body.groups // size) if demand.by_episode else body.groups
-    order = partial(_turns, state, most, at) if state.mix.shares else _any_order
+    order = partial(_turns, state, demand, at) if state.mix.shares else _any_order
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
@@ -102,8 +100,9 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     return dropped, None
 
 
-def _demand(state: State, body: Lease, size: int, at: float) -> Demand:
+def _demand(state: State, body: Lease, at: float) -> Demand:
     """What a lease asks of the queues. Without a ``min_group_size`` only what is flushed has ended."""
+    size = body.group_size or state.settings.group_size
     before = -math.inf if body.min_group_size is None else at - body.group_wait_s
     return Demand(body.groups, size, body.unit == "episodes", body.min_group_size or 1, state.pots.ended(before))
 
@@ -112,9 +111,10 @@ def _any_order(model: str) -> None:
     """Lanes have no turns."""
 
 
-def _turns(state: State, groups: int, at: float, model: str) -> Turns:
+def _turns(state: State, demand: Demand, at: float, model: str) -> Turns:
     """The turns of the lanes, which have shares, from now on."""
     mix, standing = state.mix, state.standings.get(model, Standing())
+    groups = -(-demand.groups // demand.size) if demand.by_episode else demand.groups
 
     def lends(lane: str) -> bool:
         return at - standing.since(lane, state.waits_since) >= mix.lane_wait_s
@@ -133,9 +133,9 @@ def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
     if not idle or not state.mix.shares:
         return idle
     lacks = set[str]()
-    demand = _demand(state, body, body.group_size or state.settings.group_size, at)
+    demand = _demand(state, body, at)
     for model in state.queues.models() if body.model is None else (body.model,):
-        turns, left = _turns(state, body.groups, at, model), state.queues.groups(model, demand)
+        turns, left = _turns(state, demand, at, model), state.queues.groups(model, demand)
         while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
             turns.take(lane)
             left[lane] -= 1
