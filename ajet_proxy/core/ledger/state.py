@@ -19,12 +19,13 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
-from ajet_proxy.core.ledger.mix import Mix, Standing, Turns
+from ajet_proxy.core.ledger.mix import Mix, Standing
 from ajet_proxy.core.ledger.plays import Key, Play
 from ajet_proxy.core.ledger.pots import Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.runs import WantedRun
+from ajet_proxy.core.ledger.shares import Shares
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
@@ -98,7 +99,7 @@ class Serving:
         return tuple(self.served)
 
 
-class State(Serving):
+class State(Serving, Shares):
     """Everything the daemon remembers. Read it freely; only `apply` changes it.
 
     An archived episode is not part of the state. It stays in ``leaving`` until it is known to be in the archive
@@ -490,43 +491,6 @@ class State(Serving):
     def _touched(self, event: ev.EpisodeTouched) -> None:
         self.episodes[event.episode].active_at = event.at
 
-    def _leased(self, event: ev.BatchLeased) -> None:
-        batch = self.batches[event.batch] = self.leased[event.batch] = LeasedBatch(
-            event.batch, event.model, event.lease_until, event.policy_version, event.groups, self.leases
-        )
-        self.leases += 1
-        self.pots.vain.clear()
-        if self.mix.shares:
-            standing = self._standing(event.model)
-            turns = Turns(self.mix.shares, standing, len(event.groups))
-            for _, names in event.groups:
-                turns.take(lane := self.episodes[names[0]].lane)
-                standing.fruitless.pop(lane, None)
-        for episode in map(self.episodes.__getitem__, batch.episodes()):
-            batch.rewards_at_lease[episode.id] = len(episode.rewards)
-            self._share(episode, batch.model, batch.id, event.at)
-
-    def _extended(self, event: ev.LeaseExtended) -> None:
-        self.batches[event.batch].lease_until = event.lease_until
-
-    def _returned(self, event: ev.BatchReturned) -> None:
-        batch = self.leased.pop(event.batch)
-        batch.state = "returned"
-        for episode in map(self.episodes.__getitem__, batch.episodes()):
-            self._share(episode, batch.model, None, event.at)
-            if event.reason == "nack":
-                episode.taken.discard(batch.model)
-
-    def _trained(self, event: ev.BatchTrained) -> None:
-        batch = self.batches[event.batch]
-        for episode in map(self.episodes.__getitem__, batch.episodes()):
-            if (why := event.filtered.get(episode.id)) is None:
-                self._share(episode, batch.model, "", event.at)
-            else:
-                self._filtered(episode, batch.model, why, event.at)
-        batch.state = "trained"
-        self.leased.pop(batch.id, None)
-
     def _archived(self, event: ev.EpisodesArchived) -> None:
         for name in event.episodes:
             episode = self.leaving[name] = self.episodes.pop(name)
@@ -538,53 +502,6 @@ class State(Serving):
                 self.unsent.discard(call)
         for name in event.batches:
             self.leaving_batches[name] = self.batches.pop(name)
-
-    def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
-        """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does."""
-        if episode.shares.pop(model) is None:
-            self._drop(episode, model, at)
-        episode.taken.discard(model)
-        self.queues.forget(model, episode.id)
-        if episode.shares:
-            self._add_up(episode, at)
-        else:
-            self._move(episode, "discarded", at, "filtered", why)
-
-    def _share(self, episode: Episode, model: str, share: str | None, at: float) -> None:
-        """If the share is ready, it stands in its queue. Otherwise its trainer has had it."""
-        if episode.shares[model] is None:
-            self._unqueue(episode, model)
-        episode.shares[model] = share
-        if share is None:
-            self._queue(episode, model)
-        else:
-            episode.taken.add(model)
-        self._add_up(episode, at)
-
-    def _queue(self, episode: Episode, model: str) -> None:
-        """The share of `model` is ready."""
-        pot = Pot.of(episode)
-        self.queues.add(model, pot, episode.id, episode.oldest(model))
-        self.pots.came(pot)
-
-    def _unqueue(self, episode: Episode, model: str) -> None:
-        """The share of `model` is ready no more."""
-        pot = Pot.of(episode)
-        self.queues.remove(model, pot, episode.id)
-        self.pots.went(pot)
-
-    def _drop(self, episode: Episode, model: str, at: float) -> None:
-        """The ready share of `model` is discarded."""
-        self._unqueue(episode, model)
-        if episode.lane in self.mix.shares:
-            self._standing(model).fruitless.setdefault(episode.lane, at)
-
-    def _standing(self, model: str) -> Standing:
-        return self.standings.setdefault(model, Standing())
-
-    def _add_up(self, episode: Episode, at: float) -> None:
-        if (state := episode.share_state()) != episode.state:
-            self._move(episode, state, at)
 
     def _announced(self, event: ev.PolicyAnnounced) -> None:
         known = self.served.get(event.model, Served(0, ()))
