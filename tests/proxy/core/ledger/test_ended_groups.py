@@ -198,6 +198,7 @@ class Groups(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.rig = LedgerRig(watch=True)
+        self.rig.at = 1e6  # however often a clock goes back an hour, it stays after 1970
         self.open: list[str] = []
         self.last: dict[str, float] = {}
 
