@@ -416,7 +416,7 @@ class Swarm(RuleBasedStateMachine):
             return
         self.until[client] = self.rig.at + self.names[client][1]
 
-    @rule(data=st.data(), seconds=st.sampled_from([4.0, 4.9, 19.0]))
+    @rule(data=st.data(), seconds=st.sampled_from([4.0, 4.875, 19.0]))
     def beats_in_time(self, data: st.DataObject, seconds: float) -> None:
         for _ in range(2):
             self.time_passes(seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from fractions import Fraction
 from typing import Any
@@ -392,21 +393,19 @@ def test_whoever_goes_on_asking_is_served(data: st.DataObject) -> None:
     ]  # fmt: skip
     flat = data.draw(st.sampled_from(lanes))
     teach = {lane for lane in rig.state.mix.shares or lanes if rig.state.mix.shares.get(lane, 1.0)} - {flat}
-    number = 0
+    chance = random.Random(data.draw(st.integers(0, 99)))
 
     def play() -> None:
-        nonlocal number
         for lane in lanes:
             while rig.state.room(lane):
-                number += 1
-                reward = 1.0 if lane == flat else float(number % 2)
-                model = "mn"[number // 4 % len(trainers)]
-                rig.ready(f"{lane}/{number // 2 % 2}", model=model, reward=reward)
+                reward = 1.0 if lane == flat else float(chance.randrange(2))
+                model = "mn"[chance.randrange(len(trainers))]
+                rig.ready(f"{lane}/{chance.randrange(2)}", model=model, reward=reward)
 
     for trainer in trainers * 3:
         if trainer.signal and not teach:
             continue
-        for _ in range(100):
+        for _ in range(400):
             play()
             rig.at += 5.0
             while True:  # as the route looks again
