@@ -1,4 +1,4 @@
-"""``ajet-trainer serve`` whose trainers are scripted (`tests.kit.scripted_trainer`).
+"""``ajet-trainer serve`` whose trainers are scripted (`tests.kit.scripted_trainer`), and soon started again.
 
     python -m tests.kit.scripted_supervisor PROXY ALLOW
 """
@@ -11,11 +11,16 @@ from functools import partial
 from unittest.mock import patch
 
 from ajet_sdk.output import say
-from ajet_trainer import serving
+from ajet_trainer import serving, supervisor
 from ajet_trainer.supervisor import Supervisor
 
+BACKOFF_MAX_S = 8.0
+"""A trainer that is killed before its first step, again and again, is away no longer than a harness waits for it."""
 COMMAND = (sys.executable, "-m", "tests.kit.scripted_trainer")
 
 if __name__ == "__main__":
-    with patch.object(serving, "Supervisor", partial(Supervisor, command=COMMAND)):
+    with (
+        patch.object(serving, "Supervisor", partial(Supervisor, command=COMMAND)),
+        patch.object(supervisor, "BACKOFF_MAX_S", BACKOFF_MAX_S),
+    ):
         serving.serve(sys.argv[1], sys.argv[2], "s", os.environ, say)
