@@ -1,0 +1,1 @@
+"""A team of two models that learn in one episode (`make team`)."""

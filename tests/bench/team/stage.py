@@ -1,0 +1,144 @@
+"""One run of a team: a daemon, two attached engines, and a trainer for each model, on one host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from ajet_trainer import trained_rows
+from tests.bench.swarm.stage import VERL, Ran
+from tests.bench.team.models import MODELS, build
+from tests.kit.proxy_process import ProxyProcess
+from tests.kit.source import ROOT
+from tests.kit.trainer_process import TrainerFailed, TrainerProcess
+from tests.kit.vllm_process import vllm_server
+
+PYTHON = ROOT / ".venv/bin/python"
+RATE = 2e-3
+GROUPS, SIZE, PARALLEL = 4, 16, 64
+LIMIT_S = 900.0
+EPISODE = ("episode", "state", "reason", "reward", "models", "shares")
+
+
+@contextmanager
+def engines(folder: Path) -> Iterator[Mapping[str, str]]:
+    """A vLLM for each model, by name. A trainer gives it other weights."""
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(vllm_server(build(folder, name, 0), folder / f"{name}.log", name=name))
+            for name in MODELS
+        }
+
+
+class Memory:
+    """The most memory that this process and all below it had at once, in bytes, as far as anybody looked."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._next = 0.0
+
+    def look(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 20.0
+        total = 0
+        for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+            try:
+                total += process.memory_full_info().pss
+            except psutil.Error:
+                continue
+        self.most = max(self.most, total)
+
+
+def run(urls: Mapping[str, str], folder: Path, learn: Sequence[str], seed: int, steps: int) -> Ran:
+    """Both models are trained for so many `steps`, those that do not `learn` with a learning rate of 0."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    more = [word for name in MODELS[1:] for word in ("--upstream", f"{name}={urls[name]}")]
+    first = f"{MODELS[0]}={urls[MODELS[0]]}"
+    memory, began = Memory(), time.monotonic()
+    with ExitStack() as stack:
+        proxy = stack.enter_context(ProxyProcess(first, folder / "proxy", options=[*more, "--gate-mode=pause"]))
+        trainers = {
+            name: stack.enter_context(_trainer(proxy.url, urls[name], folder, name, seed, steps, name in learn))
+            for name in MODELS
+        }
+        for trainer in trainers.values():
+            trainer.until(lambda one=trainer: one.phase() == "waiting for episodes", LIMIT_S)  # type: ignore[misc]
+        started = time.monotonic()
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
+        with (folder / "game.log").open("wb") as log:
+            game = subprocess.Popen(
+                [str(PYTHON), "-m", "tests.bench.team.game", str(SIZE), str(PARALLEL)], cwd=ROOT,
+                env=clean | {"AJET_PROXY_URL": proxy.url}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        stack.callback(_end, game)
+        while any(trainer.process.poll() is None for trainer in trainers.values()):
+            if time.monotonic() - started > LIMIT_S:
+                raise TrainerFailed("\n".join(trainer.words() for trainer in trainers.values()))
+            if game.poll() is not None:
+                raise TrainerFailed((folder / "game.log").read_text()[-2000:])
+            memory.look()
+            time.sleep(0.1)
+        if any(trainer.process.returncode for trainer in trainers.values()):
+            raise TrainerFailed("\n".join(trainer.words() for trainer in trainers.values()))
+        played = time.monotonic() - started
+        _end(game)
+        return {
+            "lines": {name: trainer.metrics() for name, trainer in trainers.items()},
+            "rows": {name: _episodes_of(trainer.run_dir) for name, trainer in trainers.items()},
+            "episodes": list(_episodes(proxy.url)), "status": proxy.report(), "memory": memory.most,
+            "held": _held(proxy.url), "seconds": {"start": started - began, "steps": played},
+        }  # fmt: skip
+
+
+def _trainer(
+    proxy: str, engine: str, folder: Path, name: str, seed: int, steps: int, learns: bool
+) -> TrainerProcess:
+    (folder / name).mkdir()
+    ours = {
+        "model": str(build(folder, name, seed)), "model_name": name, "engine_urls": [engine], "proxy_url": proxy,
+        "groups": GROUPS, "group_size": SIZE, "max_tokens": 2048, "total_steps": steps, "save_freq": 20,
+    }  # fmt: skip
+    return TrainerProcess(folder / name, ours, VERL | {"actor_rollout_ref.actor.optim.lr": RATE if learns else 0.0})
+
+
+def _end(game: subprocess.Popen[bytes]) -> None:
+    if game.poll() is None:
+        game.send_signal(signal.SIGKILL)
+        game.wait()
+
+
+def _episodes_of(run_dir: Path) -> list[list[str]]:
+    """The episodes that each step trained."""
+    return [
+        sorted({one.row.episode for one in trained_rows.read(run_dir, step)[0]})
+        for step in sorted(trained_rows.steps(run_dir))
+    ]
+
+
+def _episodes(url: str) -> Iterator[dict[str, Any]]:
+    query: dict[str, Any] = {"limit": 1000}
+    with httpx.Client(base_url=f"{url}/ajet/v1", trust_env=False, timeout=60.0) as client:
+        while True:
+            answer = client.get("/episodes", params=query).raise_for_status().json()
+            yield from ({name: one.get(name) for name in EPISODE} for one in answer["episodes"])
+            if "next" not in answer:
+                return
+            query["before"] = answer["next"]
+
+
+def _held(url: str) -> list[str]:
+    """What the metrics say of waits at gates."""
+    text = httpx.get(f"{url}/metrics", trust_env=False, timeout=60.0).text
+    return [line for line in text.splitlines() if line.startswith(("ajet_gate_wait", "ajet_gate_"))]
