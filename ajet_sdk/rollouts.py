@@ -463,8 +463,7 @@ def run(
     name: Callable[[Any], str] = name_of,
     model: str | None = None,
     agent_name: str | None = None,
-    members: Mapping[str, str] | None = None,
-    teachers: Mapping[str, str] | None = None,
+    members: Mapping[str, str] | None = None, teachers: Mapping[str, str] | None = None,
     eval: bool = False,
     wanted: bool = False,
     play: str | None = None,
@@ -476,9 +475,7 @@ def run(
     lane: str | None = None,
     revision: str | None = None,
     replace_older: bool = False,
-    proxy_url: str | None = None,
-    api_key: str | None = None,
-    deadline: float = DEADLINE_S,
+    proxy_url: str | None = None, api_key: str | None = None, deadline: float = DEADLINE_S,
 ) -> RunResults:
     """Runs ``agent(task, episode)`` `repeat` times for each task, up to `parallel` at once, each in its own thread.
 
@@ -486,9 +483,7 @@ def run(
     that it left without a reward is aborted. Whatever the agent raises aborts its episode and is recorded in the
     results. `name` turns a task into its name; `on_result` is called as each rollout ends, by the thread that ran it. A
     list in which a task has no name is refused before any task is begun. KeyboardInterrupt aborts the open episodes and
-    is raised again.
-
-    `members`, `teachers` and the other arguments about models are those of `ajet_sdk.episode`.
+    is raised again. `model`, `members` and `teachers` are those of `ajet_sdk.episode`.
 
     With `wanted` (and `eval`), only the evaluation episodes are played that a trainer wants, and this ends by an
     interrupt alone. Each evaluation goes through the tasks from the first on. Programs that share one go through them

@@ -40,6 +40,7 @@ from tests.kit.source import PACKAGES, modules, tree
 from tests.proxy.serving import Client, serving
 
 SECTIONS = sections(CONTRACT.read_text())
+TEAM = {"members": {"a": "stub"}, "teachers": {"b": "judge"}}
 Fields = Mapping[str, bool]
 """Names of fields, and whether each must be there."""
 
@@ -89,9 +90,8 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
         seen[f"{method} {path.partition('?')[0]}"].append(answer.json.keys())
         return answer.json
 
-    team = {"members": {"a": "stub"}, "teachers": {"b": "judge"}}
     for _ in range(2):
-        id = (await ask("POST", "/episodes", {**team, "task": "t"}))["episode"]
+        id = (await ask("POST", "/episodes", TEAM | {"task": "t"}))["episode"]
         await client.chat(id, X_AJet_Agent="a")
         await ask("POST", "/episodes/{id}/heartbeat", id=id)
         await ask("POST", "/episodes/{id}/rewards", {"value": 1.0, "final": False}, id=id)

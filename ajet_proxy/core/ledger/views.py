@@ -258,7 +258,7 @@ def _models(episode: Episode) -> dict[str, dict[str, Any]]:
     for model, came in episode.learned.items():
         if isinstance(came, str):
             out[model].update(share="filtered", reason=came)
-        elif out[model].get("share") == "trained":
+        else:
             out[model]["policy_version"] = came
     return out
 
