@@ -114,6 +114,7 @@ class _Handlers:
         for name in ("task", "model", "agent"):
             _check_length(name, getattr(body, name), MAX_LABEL)
         _check_length("revision", body.revision, MAX_CLIENT_TEXT)
+        _check_team(body)
         self._whole_tenant("it opens no other")
         episode = check_id(self.new_id("ep") if body.id is None else body.id, "id")
         key = self.keys(claims.tenant, episode)
@@ -125,11 +126,12 @@ class _Handlers:
                 "episode": episode, "task": body.task, "base_url": f"{self.base}/e/{episode}/v1", "api_key": key,
                 "policy_version": version, "env": environment(self.base, episode, key, body.task),
             }
-            if body.members:
-                out["members"] = {
-                    name: {"model": model, "policy_version": state.policy_version(model)}
-                    for name, model in body.members.items()
-                }
+            for kind in ("members", "teachers"):
+                if given := getattr(body, kind):
+                    out[kind] = {
+                        name: {"model": model, "policy_version": state.policy_version(model)}
+                        for name, model in given.items()
+                    }
             return out
 
         return Answer(show, events)
@@ -367,6 +369,20 @@ def environment(base: str, episode: str, key: str, task: str | None) -> dict[str
         "AJET_EPISODE": episode,
         "AJET_TASK": task or "",
     }
+
+
+def _check_team(body: routes.OpenEpisode) -> None:
+    """Refuses members and teachers that cannot be told apart, or have no name or model."""
+    members, teachers = body.members or {}, body.teachers or {}
+    for kind, given in (("members", members), ("teachers", teachers)):
+        for text in (*given, *given.values()):
+            _check_length(kind, text, MAX_LABEL, least=1)
+    for name, model in teachers.items():
+        if name in members:
+            raise BadRequest(f"{name!r} is a member and a teacher: which of them?", param="teachers")
+        if model in (body.model, *members.values()):
+            message = f"the calls of teacher {name!r} are never trained, and others learn as {model!r}: name another"
+            raise BadRequest(message, param="teachers")
 
 
 def _check_length(name: str, value: str | None, most: int, *, least: int = 0) -> None:

@@ -98,6 +98,7 @@ class Commands:
                 eval=body.eval or body.trial, idle_timeout=idle, wall_timeout=wall, tenant=tenant,
                 metadata=body.metadata, identified_by=identified_by, members=body.members, evaluation=evaluation,
                 client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
+                teachers=body.teachers,
             ),
         )
 
@@ -105,7 +106,7 @@ class Commands:
         """The evaluation that an episode belongs to which opens so, if there is one."""
         model = body.model or plays or self.state.only_model()
         found = None
-        if body.eval and not body.trial and not body.members and model in self.state.wanted():
+        if body.eval and not body.trial and (body.model or not body.members) and model in self.state.wanted():
             found = self.state.evaluations[model]
         if body.place is not None and (found is None or found.next != body.place):
             message = f"place {body.place} is not the next one of an evaluation: ask again what is wanted"

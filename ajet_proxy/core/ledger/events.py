@@ -52,6 +52,8 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     play: str | None = None
     """The data set that it plays, and at which place."""
     place: int | None = None
+    teachers: Mapping[str, str] | None = None
+    """As `members`, and never trained."""
 
 
 class TaskNamed(EpisodeEvent, frozen=True):

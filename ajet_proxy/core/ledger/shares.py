@@ -59,8 +59,10 @@ class Shares:
         batch = self.batches[event.batch]
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             if (why := event.filtered.get(episode.id)) is None:
+                episode.learned[batch.model] = event.policy_version
                 self._share(episode, batch.model, "", event.at)
             else:
+                episode.learned[batch.model] = f"filtered: {why}"
                 self._filtered(episode, batch.model, why, event.at)
         batch.state = "trained"
         self.leased.pop(batch.id, None)

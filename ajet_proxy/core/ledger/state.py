@@ -320,6 +320,10 @@ class State(Serving, Shares):
     def alerts(self) -> dict[str, str]:
         """What an operator should look at, by subject."""
         lines = {f"drift of model {model!r}": drift.alert(model) for model, drift in self.drifts.items()}
+        for model in sorted(self.queues.models()) if self.served else ():
+            if model not in self.served:
+                line = f"episodes wait for a trainer of model {model!r}, and none has announced it"
+                lines[f"trainer of {model!r}"] = line
         return {about: line for about, line in lines.items() if line is not None}
 
     def arrived(self, episodes: Iterable[str], batches: Iterable[str]) -> None:
@@ -335,7 +339,7 @@ class State(Serving, Shares):
             opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
             identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
             evaluation=event.evaluation, client=event.client, revision=event.revision, given_lane=event.lane,
-            play=event.play, place=event.place,
+            play=event.play, place=event.place, teachers=event.teachers,
         )
         if event.play is not None and event.place is not None:
             play = self.plays[event.tenant, event.play]
@@ -480,6 +484,7 @@ class State(Serving, Shares):
     def _discarded(self, event: ev.EpisodeDiscarded) -> None:
         episode = self.episodes[event.episode]
         for model in event.models:
+            episode.learned[model] = f"{event.reason}: {event.detail}"
             self._filtered(episode, model, event.reason, event.at)
         if not event.models:
             for model in [model for model, share in episode.shares.items() if share is None]:

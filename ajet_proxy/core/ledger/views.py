@@ -149,6 +149,7 @@ def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
     rewards, entries = tuple(episode.rewards.values()), [(call, copy(entry)) for call, entry in episode.calls.items()]
     out = summary(episode)
     out["rewards"] = [reward.to_json() for reward in rewards]
+    out["models"] = _models(episode)
     out["calls"] = (_call(call, entry, episode.id, text.get(call)) for call, entry in entries)
     out["drift"] = {
         model: {"turns": turns, "broken_by": dict(broken)} for model, (turns, broken) in by_model(timelines).items()
@@ -179,8 +180,9 @@ def summary(episode: Episode) -> dict[str, Any]:
     }
     extra = {
         "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
-        "ended_at": episode.ended_at, "members": episode.members, "metadata": episode.metadata or None,
-        "tenant": episode.tenant or None, "shares": _shares(episode), "stored": episode.stored,
+        "ended_at": episode.ended_at, "members": episode.members, "teachers": episode.teachers,
+        "metadata": episode.metadata or None, "tenant": episode.tenant or None, "shares": _shares(episode),
+        "stored": episode.stored,
         "evaluation": episode.evaluation, "cause": episode.cause, "client": episode.client,
         "revision": episode.revision, "play": episode.play,
         "place": None if episode.play is None else episode.place,
@@ -233,9 +235,32 @@ def _shares(episode: Episode) -> dict[str, str] | None:
     """For each of several models, the state of its share; None for an episode without members."""
     if not episode.members:
         return None
-    return {
-        model: "ready" if share is None else "leased" if share else "trained" for model, share in episode.shares.items()
+    return {model: _share(share) for model, share in episode.shares.items()}
+
+
+def _share(share: str | None) -> str:
+    return "ready" if share is None else "leased" if share else "trained"
+
+
+def _models(episode: Episode) -> dict[str, dict[str, Any]]:
+    """For each model, what it sampled in the episode, and what came of that: the sum of who learned what from it."""
+    turns = episode.turns()
+    asked = (*(entry.asked.model for entry in episode.calls.values()), *(turn.model for turn in turns))
+    out: dict[str, dict[str, Any]] = {
+        model: {"calls": 0, "sampled_tokens": 0, "reward": total(episode.rewards_of(model))}
+        for model in dict.fromkeys((*asked, *episode.shares, *episode.learned))
     }
+    for turn in turns:
+        out[turn.model]["calls"] += 1
+        out[turn.model]["sampled_tokens"] += turn.sampled
+    for model, share in episode.shares.items() if episode.state != "discarded" else ():
+        out[model]["share"] = _share(share)
+    for model, came in episode.learned.items():
+        if isinstance(came, str):
+            out[model].update(share="filtered", reason=came)
+        else:
+            out[model]["policy_version"] = came
+    return out
 
 
 def _call(name: str, entry: CallEntry, episode: str, text: bytes | None) -> dict[str, Any]:

@@ -246,6 +246,7 @@ class Control:
         """An episode is opened once its lane has room for it. What is wrong with it is said before, and who has it
         already has it again."""
         paced = self._store.state.mix.ahead is not None
+        self._check_engines(request)
         if paced and (pot := paced_pot(self._decide(request, "").events)) is not None:
             asked = parse(routes.OpenEpisode, request.body).hold_s
             hold_s = min(HOLD_S if asked is None else max(0.0, asked), HOLD_S, self._config.gate_hold_s)
@@ -258,6 +259,17 @@ class Control:
             self._pace.changed()  # the room is somebody else's, if it was not taken
         http[SUBJECT] = (answer.body() or {}).get("episode", "")
         return await _response(http, answer)
+
+    def _check_engines(self, request: api.Request) -> None:
+        """`NotReady` if a member or teacher has a model that no engine serves: it is misspelt, or its trainer has yet
+        to announce it."""
+        body = parse(routes.OpenEpisode, request.body)
+        agents = {model: name for name, model in {**(body.members or {}), **(body.teachers or {})}.items()}
+        if (model := self._engines.lacks(agents)) is not None:
+            self._decide(request, "")  # what is wrong with the request is said first
+            known = ", ".join(map(repr, self._engines.names()))
+            said = f"no engine serves {model!r}, the model of {agents[model]!r}; there are engines for {known}"
+            raise NotReady(said, code="no_engine", retry_after=1.0)
 
     async def _close_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""

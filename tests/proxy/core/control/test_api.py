@@ -94,6 +94,30 @@ def test_opening_an_episode_over_several_models(caller: Caller) -> None:
     assert caller.post("/episodes", {"model": "n"})["policy_version"] == 8
 
 
+def test_opening_an_episode_with_a_teacher(caller: Caller) -> None:
+    caller.rig.announce("m", 7)
+    answer = caller.post("/episodes", {"members": {"solver": "m"}, "teachers": {"tutor": "t"}})
+    assert answer["teachers"] == {"tutor": {"model": "t", "policy_version": 0}}
+    assert caller.rig.state.episodes[answer["episode"]].teachers == {"tutor": "t"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"members": {"": "m"}}, "members", "1 to 1000"), ({"members": {"a": ""}}, "members", "1 to 1000"),
+        ({"members": {"a" * 1001: "m"}}, "members", "1 to 1000"), ({"teachers": {"a": "m" * 1001}}, "teachers", "1 to"),
+        ({"members": {"a": "m"}, "teachers": {"a": "n"}}, "teachers", "'a' is a member and a teacher"),
+        ({"members": {"a": "m"}, "teachers": {"b": "m"}}, "teachers", "others learn as 'm'"),
+        ({"model": "m", "teachers": {"b": "m"}}, "teachers", "others learn as 'm'"),
+    ],
+)  # fmt: skip
+def test_a_team_that_cannot_be_told_apart(caller: Caller, body: Any, param: str, words: str) -> None:
+    with pytest.raises(BadRequest, match=words) as caught:
+        caller.post("/episodes", body)
+    assert caught.value.param == param
+    assert not caller.rig.state.episodes
+
+
 def test_a_key_for_one_episode_opens_no_other(caller: Caller) -> None:
     with pytest.raises(Forbidden):
         caller.post("/episodes", {}, claims=Claims("agent", "", "mine"))
