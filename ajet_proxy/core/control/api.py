@@ -191,6 +191,7 @@ class _Handlers:
     # -- batches
 
     def lease(self) -> Answer:
+        self._check_model()
         batch = self.new_id("batch")
         events = self.commands.lease(self.body, batch=batch, at=self.at)
         if not any(isinstance(event, ev.BatchLeased) for event in events):
@@ -236,10 +237,15 @@ class _Handlers:
     # -- weights
 
     def gate_close(self) -> Answer:
+        self._check_model()
         return Answer(self._gate, self.commands.gate_close(self.body, at=self.at))
 
     def gate_open(self) -> Answer:
+        self._check_model()
         return Answer(self._gate, self.commands.gate_open(self.body, at=self.at))
+
+    def _check_model(self) -> None:
+        _check_length("model", self.body.model, MAX_LABEL)
 
     def _gate(self) -> Body:
         model = self.body.model or ""
@@ -247,6 +253,7 @@ class _Handlers:
         return {"gate": state, "in_flight": self.state.in_flight(model)}
 
     def policy(self) -> Answer:
+        self._check_model()
         return Answer(self._policy, self.commands.announce(self.body, at=self.at))
 
     def _policy(self) -> Body:
@@ -258,7 +265,7 @@ class _Handlers:
 
     def evaluate(self) -> Answer:
         name = check_id(self.new_id("eval") if self.body.id is None else self.body.id, "id")
-        _check_length("model", self.body.model, MAX_LABEL)
+        self._check_model()
         events = self.commands.evaluate(self.body, evaluation=name, at=self.at)
         known = self.state.evaluation(name)
         version = self.state.policy_version(self.body.model) if known is None else known.policy_version

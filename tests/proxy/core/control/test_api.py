@@ -552,3 +552,13 @@ def test_a_trainers_key_says_which_model_is_meant_where_none_is_named(caller: Ca
     with pytest.raises(BadRequest, match="JSON object"):
         caller.post("/gate/close", [], claims=PLANNER)
     assert caller.ask("GET", "/status", claims=PLANNER)["models"].keys() == {"planner", "coder"}
+
+
+def test_a_model_is_named_in_a_thousand_characters(caller: Caller) -> None:
+    name = "m" * 1001
+    for path, body in (
+        ("/gate/close", {}), ("/gate/open", {"policy_version": 1}), ("/evaluations", {"episodes": 1}),
+        ("/policy", {"version": 1}), ("/batches/lease", {}),
+    ):  # fmt: skip
+        with pytest.raises(BadRequest, match="model must have 0 to 1000 characters"):
+            caller.post(path, body | {"model": name})
