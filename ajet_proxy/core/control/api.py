@@ -29,7 +29,7 @@ MAX_RECORDS = 1000
 MAX_ID = 200
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
-OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "evaluate"))
+OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "evaluate", "set_mix"))
 """Routes whose body names a model."""
 OF_ALL_MODELS = frozenset(("flush", "supervise"))
 """Routes of trainers that change what other models learn, too."""
@@ -226,13 +226,26 @@ class _Handlers:
     # -- the mix
 
     def mix(self) -> Answer:
-        return Answer(lambda: mix(self.state))
+        return self._mix(self._asked_model())
 
     def set_mix(self) -> Answer:
-        return Answer(lambda: mix(self.state), self.commands.set_mix(self.body, at=self.at))
+        self._check_model()
+        return self._mix(self.body.model, self.commands.set_mix(self.body, at=self.at))
 
     def drop_mix(self) -> Answer:
-        return Answer(lambda: mix(self.state), self.commands.drop_mix(at=self.at))
+        model = self._asked_model()
+        return self._mix(model, self.commands.drop_mix(model, at=self.at))
+
+    def _asked_model(self) -> str:
+        """The model in the query, or that of the key."""
+        own = self.request.claims.model
+        model = self.request.query.get("model", own)
+        _check_own(own, model)
+        _check_length("model", model, MAX_LABEL)
+        return model
+
+    def _mix(self, model: str | None, events: tuple[Event, ...] = ()) -> Answer:
+        return Answer(lambda: mix(self.state, model or self.state.whose_mix()), events)
 
     # -- weights
 

@@ -163,6 +163,8 @@ class Episode:
     """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
     taken: set[str] = field(default_factory=set)
     """The models whose trainer has had their share, and has not said that it trained nothing of it."""
+    aims: tuple[str, ...] = ()
+    """The models that it may train, as far as that is known while it is open."""
     reward_number: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
     stored: str | None = None
@@ -277,6 +279,12 @@ class Episode:
         if self.model is not None:
             return [self.model] if self.model in models else []
         return models[:1]
+
+    def aimed(self) -> tuple[str, ...]:
+        """The models that it may train, by what was said when it was opened, or by its first call."""
+        first = next((entry.asked.model for entry in self.calls.values()), None)
+        named = self.members.values() if self.members else [self.model or first]
+        return tuple(dict.fromkeys(model for model in named if model is not None))
 
     def plays_models(self) -> set[str]:
         """The models that it was opened for, and those that it has asked."""
