@@ -77,10 +77,10 @@ class Pace:
 
     def changed(self) -> None:
         """Something happened: those who have room now go on."""
-        for where, pots in sorted(self._waiting.items(), key=lambda item: min(one[0][0] for one in item[1].values())):
-            if (room := self._room(*where)) != 0:
-                for _, turn in islice(self._in_order(pots, where[1]), room):
-                    turn.set()
+        some = [(where, room) for where in self._waiting if (room := self._room(*where)) != 0]
+        for where, room in sorted(some, key=lambda one: min(turns[0][0] for turns in self._waiting[one[0]].values())):
+            for _, turn in islice(self._in_order(self._waiting[where], where[1]), room):
+                turn.set()
 
     def _in_order(self, pots: dict[Pot, Turns], models: tuple[str, ...]) -> Iterator[tuple[int, asyncio.Event]]:
         """Those of a lane who wait: as many as the groups lack that were begun, then pot by pot."""
