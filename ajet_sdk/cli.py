@@ -380,10 +380,12 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
 @click.option("--ahead", type=click.IntRange(0), metavar="GROUPS", help="Groups open or ready at most. 0: any number.")
 @click.option("--wait", type=float, metavar="SECONDS", help="How long a lane with nothing is waited for.")
 @click.option("--any", "drop", is_flag=True, help="No shares any more: what is complete first is leased first.")
+@click.option("--model", callback=text, help="Of this model, where several learn.")
 @click.option("--json", "as_json", is_flag=True, help="Print the proxy's answer as JSON.")
 @proxy_option
 def mix(
-    shares: tuple[str, ...], ahead: int | None, wait: float | None, drop: bool, as_json: bool, proxy: str | None
+    shares: tuple[str, ...], ahead: int | None, wait: float | None, drop: bool, model: str | None, as_json: bool,
+    proxy: str | None,
 ) -> None:
     """Show or change how lanes share what is trained.
 
@@ -399,12 +401,13 @@ def mix(
         found = shares_of(shares)
         if found is not None:
             check_shares(found)
+    which = {} if model is None else {"model": model}
     with client_for(proxy, LOOK_S) as client:
         if drop:
-            client.ask("drop_mix")
+            client.ask("drop_mix", **which)
         if found is not None or ahead is not None or wait is not None:
-            client.ask("set_mix", SetMix(found, ahead, lane_wait_s=wait))
-        show_json_or(as_json, client.ask("mix").json(), mix_view)
+            client.ask("set_mix", SetMix(found, ahead, lane_wait_s=wait, model=model))
+        show_json_or(as_json, client.ask("mix", **which).json(), mix_view)
 
 
 @ajet.command()

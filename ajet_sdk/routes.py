@@ -155,12 +155,13 @@ class Flush:
 class SetMix:
     """``PUT mix``: what is given is changed. The `shares` of lanes add up to 1. A lane with all of the share may have
     `ahead` groups open or ready (0: any number), each of `group_size` episodes. A lane with nothing for `lane_wait_s`
-    seconds lends its turns."""
+    seconds lends its turns. A named `model` has a mix of its own from then on."""
 
     shares: Mapping[str, float] | None = None
     ahead: int | None = None
     group_size: int | None = None
     lane_wait_s: float | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

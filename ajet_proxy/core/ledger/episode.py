@@ -166,6 +166,8 @@ class Episode:
     """The models whose trainer has had their share, and has not said that it trained nothing of it."""
     learned: dict[str, int | str] = field(default_factory=dict)
     """What came of a model's share: the policy version that learned from it, or why none does."""
+    aims: tuple[str, ...] = ()
+    """The models that it may train, as far as that is known while it is open."""
     reward_number: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
     stored: str | None = None
@@ -283,6 +285,13 @@ class Episode:
         if self.model is not None:
             return [self.model] if self.model in models else []
         return models[:1]
+
+    def aimed(self) -> tuple[str, ...]:
+        """The models that it may train, by what was said when it was opened, or by its first call."""
+        taught = self._teaching()
+        first = next((one.asked.model for one in self.calls.values() if one.asked.model not in taught), None)
+        named = self.members.values() if self.members else [self.model or first]
+        return tuple(dict.fromkeys(model for model in named if model is not None))
 
     def plays_models(self) -> set[str]:
         """The models that it was opened for, and those that it has asked."""

@@ -63,39 +63,60 @@ def status(state: State) -> dict[str, Any]:
 
 def wanted(state: State) -> dict[str, Any]:
     """How many episodes each lane wants now that has a share, or any ``other`` lane. Without shares, those are named in
-    which most is open or ready. Nothing where no lane is held back."""
-    other = state.room("")
+    which most is open or ready. Nothing where no lane is held back. Of several models, the one that wants most
+    counts."""
+    models = state.aims(None, None)
+    other = state.room("", models)
     if other is None:
         return {}
-    named = sorted(state.mix.shares) or [lane["lane"] for lane in lanes(state)]
-    return {"lanes": {lane: state.room(lane) for lane in sorted(named)}, "other": other}
+    names = dict.fromkeys(model if model in state.own else "" for model in models or ("",))
+    named = {
+        lane for name in names
+        for lane in state.directed(name).mix.shares or [row["lane"] for row in lanes(state, name)]
+    }
+    return {"lanes": {lane: state.room(lane, models) for lane in sorted(named)}, "other": other}
 
 
-def mix(state: State) -> dict[str, Any]:
-    """The mix, with how each lane stands that has a share, and those of the others in which most is open or ready."""
-    mix = state.mix
+def mix(state: State, model: str = "") -> dict[str, Any]:
+    """The mix that holds for a model, with how each lane stands that has a share, and those of the others in which most
+    is open or ready."""
+    name = model if model in state.own else ""
+    mix = state.directed(name).mix
     return {
         "shares": dict(mix.shares), "ahead": mix.ahead or 0, "lane_wait_s": mix.lane_wait_s,
         "group_size": mix.group_size or state.settings.group_size,
-        "lanes": {lane.pop("lane"): lane for lane in lanes(state)},
+        "lanes": {lane.pop("lane"): lane for lane in lanes(state, name)},
     }
 
 
-def lanes(state: State) -> list[dict[str, Any]]:
-    """How lanes stand: ``leased`` are groups since the shares were set, ``owed`` those that a lane has lent, or
-    borrowed if below 0; ``open`` and ``ready`` are episodes."""
-    shares, pots, standings = state.mix.shares, state.pots, state.standings.values()
-    others = (pots.playing.keys() | pots.waiting.keys()) - shares.keys()
-    most = heapq.nsmallest(SHOWN, others, key=lambda lane: (-pots.playing[lane] - pots.waiting[lane], lane))
+def lanes(state: State, name: str = "") -> list[dict[str, Any]]:
+    """How lanes stand in the mix of that name. ``leased`` are groups since the shares were set, ``owed`` those that a
+    lane has lent, or borrowed if below 0. ``open`` and ``ready`` are episodes."""
+    known = state.directed(name)
+    shares, load = known.mix.shares, known.load
+    standings = [
+        one for model, one in state.standings.items() if (model == name if name else model not in state.own)
+    ]
+    others = (load.playing.keys() | load.waiting.keys()) - shares.keys()
+    most = heapq.nsmallest(SHOWN, others, key=lambda lane: (-load.playing[lane] - load.waiting[lane], lane))
     return [
         {
             "lane": lane, "share": shares.get(lane, 0.0),
             "leased": sum(standing.leased.get(lane, 0) for standing in standings),
             "owed": sum(standing.owed.get(lane, 0) for standing in standings),
-            "open": pots.playing[lane], "ready": pots.waiting[lane],
+            "open": load.playing[lane], "ready": load.waiting[lane],
         }
         for lane in (*sorted(shares), *most)
     ]
+
+
+def _all_lanes(state: State) -> list[dict[str, Any]]:
+    """The lanes of each mix, with its ``model`` if several are in use."""
+    tables = {name: lanes(state, name) for name in ("", *state.own)}
+    used = {name: rows for name, rows in tables.items() if rows}
+    if len(used) < 2:
+        return [row for rows in used.values() for row in rows]
+    return [row | ({"model": name} if name else {}) for name, rows in used.items() for row in rows]
 
 
 def overview(state: State, at: float) -> dict[str, Any]:
@@ -110,7 +131,7 @@ def overview(state: State, at: float) -> dict[str, Any]:
             for kind, curve in state.reward_curves.curves.items()
         },
         "tasks": list(state.reward_curves.tasks(SHOWN)),
-        "lanes": lanes(state)[:SHOWN],
+        "lanes": _all_lanes(state)[:SHOWN],
         "quiet": [_idle(episode, at) for episode in idle],
         "leases": [
             {

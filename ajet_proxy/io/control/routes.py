@@ -24,7 +24,7 @@ from ajet_proxy.core.control import api
 from ajet_proxy.core.control.runs import RUN_ROUTES
 from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.commands import paced_pot
+from ajet_proxy.core.ledger.commands import paced
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.control.pace import Pace
@@ -84,7 +84,7 @@ class Control:
         self._metrics = metrics
         self._config = config
         self._stopping = asyncio.Event()
-        self._pace = Pace(store.state.room, store.state.pots.lacking, self._watch)
+        self._pace = Pace(store.state.room, store.state.lacking, self._watch)
         self._runs = RunsPort(store, clock)
 
     def stop(self) -> None:
@@ -245,12 +245,14 @@ class Control:
     async def _open_episode(self, http: web.Request, request: api.Request) -> web.StreamResponse:
         """An episode is opened once its lane has room for it. What is wrong with it is said before, and who has it
         already has it again."""
-        paced = self._store.state.mix.ahead is not None
         self._check_engines(request)
-        if paced and (pot := paced_pot(self._decide(request, "").events)) is not None:
+        state = self._store.state
+        where = paced(state, self._decide(request, "").events) if state.paced() else None
+        if where is not None:
+            pot, models = where
             asked = parse(routes.OpenEpisode, request.body).hold_s
             hold_s = min(HOLD_S if asked is None else max(0.0, asked), HOLD_S, self._config.gate_hold_s)
-            if not await self._pace.enter(pot, hold_s):
+            if not await self._pace.enter(pot, hold_s, models):
                 said = f"lane {pot.lane!r} has as many groups open or ready as may be ahead of what is leased"
                 raise NotReady(said, code="lane_full", retry_after=1.0)
         try:
@@ -333,9 +335,9 @@ class Control:
 
     def _held_alerts(self) -> Iterator[str]:
         """Lanes in which agents wait for room that nobody makes."""
-        shares = self._store.state.mix.shares
-        for lane in self._pace.full() if shares else ():
-            if not shares.get(lane):
+        for lane, models in self._pace.full():
+            mixes = [one.mix for one in self._store.state.directions(models)]
+            if all(mix.shares and not mix.shares.get(lane) for mix in mixes):
                 yield f"agents wait to play lane {lane!r}, which has no share in the mix (ajet mix)"
 
     def _model(self, name: str) -> dict[str, Any]:
