@@ -323,3 +323,32 @@ def test_a_trainer_that_never_comes_holds_up_nobody_elses(data: st.DataObject) -
         if chance.random() < 0.8:
             rig.ack(batch)
         rig.at += 1.0
+
+
+def test_which_models_an_episode_may_train_by_what_was_said_of_it() -> None:
+    rig = LedgerRig(watch=True)
+    named, team_of, said = rig.open(model="m"), rig.open(members=BOTH), rig.open()
+    nobody, evaluation = rig.open(), rig.open(eval=True)
+    rig.begin(said, model="n"), rig.begin(named, model="n")
+    known = [rig.state.episodes[name].aimed() for name in (named, team_of, said, nobody, evaluation)]
+    assert known == [("m",), ("m", "n"), ("n",), (), ()]
+    assert known == [rig.state.episodes[name].aims for name in (named, team_of, said, nobody, evaluation)]
+    mix(rig, "m", ahead=1)
+    assert rig.state.own["m"].load.playing == {"default": 2} and rig.state.load.playing == {"default": 3}
+
+
+def test_agents_may_be_held_by_the_mix_of_a_model_alone() -> None:
+    rig = two()
+    assert not rig.state.paced()
+    mix(rig, "m", ahead=1)
+    assert rig.state.paced()
+
+
+def test_who_waits_for_any_model_opens_the_lanes_that_each_waits_for() -> None:
+    rig = two()
+    for model in ("m", "n"):
+        mix(rig, model, ahead=2, shares={"a": 0.5, "b": 0.5})
+        rig.ready("a/1", model=model), rig.ready("a/1", model=model)
+    assert lacking(rig, groups=4) == []
+    rig.ready("b/1", model="n"), rig.ready("b/1", model="n")
+    assert lacking(rig, groups=4) == [("n", ("a",))]
