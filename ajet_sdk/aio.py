@@ -148,6 +148,7 @@ def episode(
     idle_timeout: float | None = None,
     wall_timeout: float | None = None,
     members: Mapping[str, str] | None = None,
+    teachers: Mapping[str, str] | None = None,
     client: str | None = None,
     revision: str | None = None,
     proxy_url: str | None = None,
@@ -156,7 +157,8 @@ def episode(
 ) -> Opening:
     """See `ajet_sdk.episode`; the answer is for ``await`` or ``async with``."""
     body = routes.OpenEpisode(
-        task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members, client=client, revision=revision
+        task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members, client=client, revision=revision,
+        teachers=teachers,
     )
     return Opening(Client(proxy_url, api_key, deadline=deadline), body)
 
@@ -272,6 +274,8 @@ async def run(
     name: Callable[[Any], str] = name_of,
     model: str | None = None,
     agent_name: str | None = None,
+    members: Mapping[str, str] | None = None,
+    teachers: Mapping[str, str] | None = None,
     eval: bool = False,
     wanted: bool = False,
     play: str | None = None,
@@ -288,7 +292,8 @@ async def run(
     deadline: float = DEADLINE_S,
 ) -> RunResults:
     """See `ajet_sdk.run`; the agent is a coroutine function, and `parallel` of them run at once in this event loop."""
-    body, code = routes.OpenEpisode(None, model, agent_name, eval), of_agent(agent)
+    body = routes.OpenEpisode(None, model, agent_name, eval, members=members, teachers=teachers)
+    code = of_agent(agent)
     async with Client(proxy_url, api_key, deadline=deadline) as client:
         own = membership(
             client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,

@@ -69,6 +69,20 @@ def label(context: click.Context, option: click.Parameter, value: str | None) ->
     return text(context, option, value)
 
 
+def models(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Agents, each with its model, of words such as ``planner=MODEL``."""
+    out: dict[str, str] = {}
+    for value in values:
+        name, equals, model = value.partition("=")
+        if not (name and equals and model):
+            raise click.BadParameter(f"it must be AGENT=MODEL, not {value!r}")
+        if name in out:
+            raise click.BadParameter(f"agent {name!r} has a model already: {out[name]!r}")
+        text(context, option, value)
+        out[name] = model
+    return out
+
+
 def proxy_option(command: F) -> F:
     return click.option("--proxy", metavar="URL", help=PROXY_HELP)(command)
 
@@ -113,6 +127,14 @@ def program_options(command: F) -> F:
         click.option(
             "--model", metavar="NAME", callback=text,
             help="Answer every call with this model, except calls to models that the proxy serves by name.",
+        ),
+        click.option(
+            "--agent-model", "members", metavar="AGENT=MODEL", multiple=True, callback=models,
+            help="This agent learns as this model. The program asks for AGENT as its model. Repeat it for others.",
+        ),
+        click.option(
+            "--teacher", "teachers", metavar="AGENT=MODEL", multiple=True, callback=models,
+            help="Likewise, and what this agent samples is never trained.",
         ),
         click.option(
             "--intercept", is_flag=True,
@@ -168,7 +190,7 @@ def run(
     task: str | None, tasks: str | None, repeat: int, epochs: int, parallel: int, retries: int, watch: bool,
     is_eval: bool, wanted: bool, quiet: bool, client_name: str | None, lane: str | None, revision: str | None,
     replace_older: bool, reward_cmd: str | None, reward_from: str | None, agent: str | None, model: str | None,
-    intercept: bool, proxy: str | None, program: tuple[str, ...],
+    members: dict[str, str], teachers: dict[str, str], intercept: bool, proxy: str | None, program: tuple[str, ...],
 ) -> int:
     """Run an unmodified program once per episode, and reward it.
 
@@ -189,7 +211,8 @@ def run(
     play = None if tasks is None or wanted else client_name or play_name(program, Path(tasks))
     with usage():
         files = allow_files(most)
-    how = {"repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval, "wanted": wanted}
+    how: dict[str, Any] = {"repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval}
+    how |= team(members, teachers) | {"wanted": wanted}
     how |= {"play": play, "epochs": epochs, "retries": retries, "watch": watch}
     how |= {"client_name": client_name, "lane": lane, "revision": revision, "replace_older": replace_older}
     with playing(program, reward_cmd, reward_from, intercept, proxy, files) as (client, what):
@@ -200,8 +223,8 @@ def run(
 @click.option("--task", default="try", show_default=True, callback=text, help="What the program attempts.")
 @program_options
 def try_(
-    task: str, reward_cmd: str | None, reward_from: str | None, agent: str | None, model: str | None, intercept: bool,
-    proxy: str | None, program: tuple[str, ...],
+    task: str, reward_cmd: str | None, reward_from: str | None, agent: str | None, model: str | None,
+    members: dict[str, str], teachers: dict[str, str], intercept: bool, proxy: str | None, program: tuple[str, ...],
 ) -> int:
     """Play one episode that is never trained, and show what happens.
 
@@ -215,10 +238,21 @@ def try_(
 
     if not task:
         raise click.UsageError("--task is empty: an unset variable?")
+    both = team(members, teachers)
     with usage():
         files = allow_files(1)
     with playing(program, reward_cmd, reward_from, intercept, proxy, files) as (client, what):
-        return try_and_tell(client, what, task, model=model, agent=agent)
+        return try_and_tell(client, what, task, model=model, agent=agent, team=both)
+
+
+def team(members: dict[str, str], teachers: dict[str, str]) -> dict[str, dict[str, str] | None]:
+    """The ``members`` and ``teachers`` of an episode; None where there are none."""
+    if both := members.keys() & teachers:
+        raise click.UsageError(f"--teacher: agent {min(both)!r} has an --agent-model already")
+    for agent, model in teachers.items():
+        if model in members.values():
+            raise click.UsageError(f"--teacher: an --agent-model learns as {model!r}, so {agent!r} needs another")
+    return {"members": members or None, "teachers": teachers or None}
 
 
 def _check_run(
@@ -346,10 +380,12 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
 @click.option("--ahead", type=click.IntRange(0), metavar="GROUPS", help="Groups open or ready at most. 0: any number.")
 @click.option("--wait", type=float, metavar="SECONDS", help="How long a lane with nothing is waited for.")
 @click.option("--any", "drop", is_flag=True, help="No shares any more: what is complete first is leased first.")
+@click.option("--model", callback=text, help="Of this model, where several learn.")
 @click.option("--json", "as_json", is_flag=True, help="Print the proxy's answer as JSON.")
 @proxy_option
 def mix(
-    shares: tuple[str, ...], ahead: int | None, wait: float | None, drop: bool, as_json: bool, proxy: str | None
+    shares: tuple[str, ...], ahead: int | None, wait: float | None, drop: bool, model: str | None, as_json: bool,
+    proxy: str | None,
 ) -> None:
     """Show or change how lanes share what is trained.
 
@@ -365,12 +401,13 @@ def mix(
         found = shares_of(shares)
         if found is not None:
             check_shares(found)
+    which = {} if model is None else {"model": model}
     with client_for(proxy, LOOK_S) as client:
         if drop:
-            client.ask("drop_mix")
+            client.ask("drop_mix", **which)
         if found is not None or ahead is not None or wait is not None:
-            client.ask("set_mix", SetMix(found, ahead, lane_wait_s=wait))
-        show_json_or(as_json, client.ask("mix").json(), mix_view)
+            client.ask("set_mix", SetMix(found, ahead, lane_wait_s=wait, model=model))
+        show_json_or(as_json, client.ask("mix", **which).json(), mix_view)
 
 
 @ajet.command()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -88,11 +88,11 @@ def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
         raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}") from error
 
 
-def wanting(target: Target, model: str | None) -> Talk[tuple[str, int] | None]:
-    """A model that wants evaluation episodes now, and is `model` if that is given, with the next place of its
+def wanting(target: Target, models: Collection[str]) -> Talk[tuple[str, int] | None]:
+    """A model that wants evaluation episodes now, and is one of `models` if there are any, with the next place of its
     evaluation; None if none does."""
     answer = _told(target, (yield from request(target, "wanted")))
-    wanted = (name for name, missing in answer["eval"].items() if missing > 0 and model in (None, name))
+    wanted = (name for name, missing in answer["eval"].items() if missing > 0 and (not models or name in models))
     return next(((name, int(answer["next"][name])) for name in wanted), None)
 
 
@@ -351,6 +351,7 @@ def episode(
     idle_timeout: float | None = None,
     wall_timeout: float | None = None,
     members: Mapping[str, str] | None = None,
+    teachers: Mapping[str, str] | None = None,
     client: str | None = None,
     revision: str | None = None,
     proxy_url: str | None = None,
@@ -361,13 +362,16 @@ def episode(
 
     `eval` episodes are recorded and never trained. Episodes of one `task` form the group that their advantages are
     relative to; without a task, the first prompt is the task. With `model` every call goes to that one, whatever name
-    the agent asks for, unless the proxy serves that other model by name (a judge). `deadline` is how long an operation
-    may try to be acknowledged. `client` is the id of the client that plays it, and `revision` names the code with which
-    it does. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and ``AJET_API_KEY``.
+    the agent asks for, unless the proxy serves that other model by name (a judge). `members` maps names of agents to
+    models, and each model learns from the episode. `teachers` does too, and these learn nothing. An agent may ask for
+    such a name as its model. `deadline` is how long an operation may try to be acknowledged. `client` is the id of the
+    client that plays it, and `revision` names the code with which it does. `proxy_url` and `api_key` default to
+    ``AJET_PROXY_URL`` and ``AJET_API_KEY``.
     """
     own = Client(proxy_url, api_key, deadline=deadline)
     body = routes.OpenEpisode(
-        task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members, client=client, revision=revision
+        task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members, client=client, revision=revision,
+        teachers=teachers,
     )
     try:
         return Episode(own, own.drive(opening(own.target, body)), owns_client=True)

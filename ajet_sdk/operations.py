@@ -32,6 +32,8 @@ ATTEMPT_S = 30.0
 """How long one request waits for a connection, and then for its answer."""
 LANE_FULL = "lane_full"
 """The code by which a proxy refuses an episode that is too far ahead of training."""
+NO_ENGINE = "no_engine"
+"""The code by which it refuses an episode of a model that no engine serves yet."""
 LEAST_S = 0.001
 """Less time than this before the deadline is none."""
 BACKOFF_FIRST_S = 0.1
@@ -152,9 +154,9 @@ def request(
         left = target.deadline - (target.clock() - started)
         if not _may_pass(outcome):
             raise failure
+        if failure.code in (LANE_FULL, NO_ENGINE) and getattr(body, "hold_s", None) is not None:
+            raise failure
         if failure.code == LANE_FULL:  # the proxy is well, and has it wait for training
-            if getattr(body, "hold_s", None) is not None:
-                raise failure
             started, left = target.clock(), target.deadline
         if left < LEAST_S:
             raise _gave_up(failure, send, attempts, target.deadline)

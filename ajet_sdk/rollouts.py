@@ -28,7 +28,7 @@ from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, membership, name_taken
 from ajet_sdk.episodes import Episode, EpisodeLife, Opened, WorldFailed, aborting, opening, place_taken, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
-from ajet_sdk.operations import DEADLINE_S, LANE_FULL, Talk
+from ajet_sdk.operations import DEADLINE_S, LANE_FULL, NO_ENGINE, Talk
 from ajet_sdk.patience import Patience
 from ajet_sdk.plays import PlayedRollouts, Progress, no_room, play_over
 from ajet_sdk.results import RunResult, RunResults
@@ -218,7 +218,8 @@ class RolloutsPlan:
 
     def _opening(self, turn: Turn) -> routes.OpenEpisode:
         """The request that opens the episode of `turn`, with a name where its place must be had once."""
-        hold_s = None if self._body.eval or not self._may_say_hold else HOLD_S if turn.play is None else 0.0
+        paced = not self._body.eval or self._body.members or self._body.teachers
+        hold_s = None if not (paced and self._may_say_hold) else HOLD_S if turn.play is None else 0.0
         return replace(
             self._body, task=self._name(turn.rollout.task), model=turn.model or self._body.model, place=turn.place,
             play=turn.play, id=None if turn.play is None else episodes.new_episode_id(), hold_s=hold_s,
@@ -250,6 +251,8 @@ class RolloutsPlan:
             self._patience.waits(lane := self._lane(body), no_room([lane]), started)
             return LATER
         held = isinstance(caught, NotReady)
+        if isinstance(caught, NotReady) and caught.code == NO_ENGINE:
+            self._patience.waits(self._lane(body), caught.message, started)
         taken = place_taken(caught) or (turn.play is not None and (isinstance(caught, Conflict) or play_over(caught)))
         if turn.play is not None and not held and not taken:
             raise caught
@@ -283,7 +286,7 @@ def source_of(
 ) -> Source:
     """Where the turns of a run come from."""
     if how.wanted:
-        return WantedRollouts(tasks, repeat, body.model)
+        return WantedRollouts(tasks, repeat, [body.model] if body.model else list((body.members or {}).values()))
     if how.play is None:
         return OnceRollouts(tasks, repeat, how.retries)
     return PlayedRollouts(
@@ -460,6 +463,7 @@ def run(
     name: Callable[[Any], str] = name_of,
     model: str | None = None,
     agent_name: str | None = None,
+    members: Mapping[str, str] | None = None, teachers: Mapping[str, str] | None = None,
     eval: bool = False,
     wanted: bool = False,
     play: str | None = None,
@@ -471,9 +475,7 @@ def run(
     lane: str | None = None,
     revision: str | None = None,
     replace_older: bool = False,
-    proxy_url: str | None = None,
-    api_key: str | None = None,
-    deadline: float = DEADLINE_S,
+    proxy_url: str | None = None, api_key: str | None = None, deadline: float = DEADLINE_S,
 ) -> RunResults:
     """Runs ``agent(task, episode)`` `repeat` times for each task, up to `parallel` at once, each in its own thread.
 
@@ -481,7 +483,7 @@ def run(
     that it left without a reward is aborted. Whatever the agent raises aborts its episode and is recorded in the
     results. `name` turns a task into its name; `on_result` is called as each rollout ends, by the thread that ran it. A
     list in which a task has no name is refused before any task is begun. KeyboardInterrupt aborts the open episodes and
-    is raised again.
+    is raised again. `model`, `members` and `teachers` are those of `ajet_sdk.episode`.
 
     With `wanted` (and `eval`), only the evaluation episodes are played that a trainer wants, and this ends by an
     interrupt alone. Each evaluation goes through the tasks from the first on. Programs that share one go through them
@@ -500,7 +502,8 @@ def run(
     it follows from their names. `revision` names the code of agent and reward; unset, that is a digest of the file of
     `agent`. With `replace_older`, what waits in the lane and was played under another revision is discarded.
     """
-    body, code = routes.OpenEpisode(None, model, agent_name, eval), of_agent(agent)
+    body = routes.OpenEpisode(None, model, agent_name, eval, members=members, teachers=teachers)
+    code = of_agent(agent)
     with Client(proxy_url, api_key, deadline=deadline) as client:
         own = membership(
             client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,

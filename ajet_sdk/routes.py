@@ -33,6 +33,7 @@ HEADER_REWARD = "X-AJet-Reward"
 HEADER_REWARD_CALL = "X-AJet-Reward-Call"
 HEADER_REWARD_STATE = "X-AJet-Reward-State"
 HEADER_REWARD_MODEL = "X-AJet-Reward-Model"
+HEADER_REWARD_AGENT = "X-AJet-Reward-Agent"
 HEADER_FINAL = "X-AJet-Final"
 HEADER_CLIENT = "X-AJet-Client"
 HEADER_WIRE = "X-AJet-Wire"
@@ -72,7 +73,8 @@ class OpenEpisode:
     only if that is the next one of the model's evaluation, or is free in its ``play``. ``client`` plays it, under
     ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. ``id`` makes it idempotent; without
     one the proxy makes one. If its lane is full, the proxy may hold it for ``hold_s`` seconds (0: it refuses at once;
-    None: as long as it does by itself)."""
+    None: as long as it does by itself). ``members`` and ``teachers`` map names of agents to their models; what members
+    sampled is trained, and what teachers did never is."""
 
     task: str | None = None
     model: str | None = None
@@ -89,6 +91,7 @@ class OpenEpisode:
     trial: bool = False
     id: str | None = None
     hold_s: float | None = None
+    teachers: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +155,13 @@ class Flush:
 class SetMix:
     """``PUT mix``: what is given is changed. The `shares` of lanes add up to 1. A lane with all of the share may have
     `ahead` groups open or ready (0: any number), each of `group_size` episodes. A lane with nothing for `lane_wait_s`
-    seconds lends its turns."""
+    seconds lends its turns. A named `model` has a mix of its own from then on."""
 
     shares: Mapping[str, float] | None = None
     ahead: int | None = None
     group_size: int | None = None
     lane_wait_s: float | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

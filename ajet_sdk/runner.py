@@ -365,6 +365,8 @@ def run_program(
     parallel: int = 1,
     model: str | None = None,
     agent: str | None = None,
+    members: Mapping[str, str] | None = None,
+    teachers: Mapping[str, str] | None = None,
     eval: bool = False,
     wanted: bool = False,
     play: str | None = None,
@@ -391,7 +393,8 @@ def run_program(
     up, and played again. Where there is a `play` or a `watch`, a program that fails as soon as it begins ends the run,
     or waits for the file to change. `say` is told of it in words.
     """
-    body, code = routes.OpenEpisode(None, model, agent, eval), of_program(program.argv, program.reward_cmd, program.cwd)
+    body = routes.OpenEpisode(None, model, agent, eval, members=members, teachers=teachers)
+    code = of_program(program.argv, program.reward_cmd, program.cwd)
     streak = Streak(parallel, waits=watch, say=say) if watch or play is not None else None
     if watch and not code.files:
         raise BadRequest("the program names no file of its own, so there is nothing to watch", param="watch")

@@ -157,10 +157,15 @@ def _lanes(overview: Mapping[str, Any], width: int) -> Lines:
         return []
     name = max(LEAST, min(NAME, width - 40))
     rows = [
-        (_cut(lane["lane"], name), f"{lane['share']:g}", str(lane["leased"]), str(lane["owed"]), str(lane["open"]),
+        (_cut(_of(lane), name), f"{lane['share']:g}", str(lane["leased"]), str(lane["owed"]), str(lane["open"]),
          str(lane["ready"])) for lane in lanes
     ]
     return _table(("lane", "share", "leased", "lent", "open", "ready"), rows)
+
+
+def _of(lane: Mapping[str, Any]) -> str:
+    """A lane, with its model where several have a mix of their own."""
+    return f"{lane['lane']} ({lane['model']})" if "model" in lane else str(lane["lane"])
 
 
 def _tasks(overview: Mapping[str, Any], width: int) -> Lines:

@@ -102,11 +102,14 @@ def _indented(label: str, text: str, *, last: bool) -> str:
     return f"  {label:>3}  " + text.replace("\n", "\n       ")
 
 
-def try_and_tell(client: Client, program: Program, task: str, *, model: str | None, agent: str | None) -> int:
-    """Plays one episode of `program`, and shows it; the exit code."""
+def try_and_tell(
+    client: Client, program: Program, task: str, *, model: str | None, agent: str | None, team: Mapping[str, Any]
+) -> int:
+    """Plays one episode of `program`, and shows it; the exit code. `team` has its ``members`` and ``teachers``."""
     copies = Copies(named=False)
     with ProgramAgent(program, client, copies) as runs:
-        body = routes.OpenEpisode(task, model, agent, trial=True)
+        hold_s = 0.0 if any(team.values()) else None  # no wait for engines that may never come
+        body = routes.OpenEpisode(task, model, agent, trial=True, hold_s=hold_s, **team)
         episode = Episode(client, client.drive(opening(client.target, body)))
         episode.infra = INFRA
         copies.text(f"episode {episode.id} of task {plain(task)}, policy version {episode.policy_version}")

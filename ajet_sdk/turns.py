@@ -8,7 +8,7 @@ A rollout that the world failed, and not the policy, is played again, but not at
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol
@@ -132,13 +132,14 @@ class WantedRollouts:
 
     serial: ClassVar[bool] = True
 
-    def __init__(self, tasks: Iterable[Any], repeat: int, model: str | None) -> None:
-        self._all, self._repeat, self._model = tuple(rollouts_at(tasks, repeat)), repeat, model
+    def __init__(self, tasks: Iterable[Any], repeat: int, models: Collection[str]) -> None:
+        """`models` are those whose evaluations are played; without any, all are."""
+        self._all, self._repeat, self._models = tuple(rollouts_at(tasks, repeat)), repeat, models
         if not self._all:
             raise BadRequest("there is no task to play", param="tasks")
 
     def take(self, target: Target) -> Talk[Turn | Later | None]:
-        found = yield from wanting(target, self._model)
+        found = yield from wanting(target, self._models)
         if found is None:
             return LATER
         model, place = found

@@ -14,7 +14,7 @@ FIRST_TIME, LAST_TIME = 1.5e9, 5e9
 FAILED = ("aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_call", "client_gone")
 """Reasons for which an episode was not played to its end."""
 GONE_SHOWN = 10
-_SHOWN_APART = ("episode", "state", "reason", "rewards", "calls", "timelines", "samples")
+_SHOWN_APART = ("episode", "state", "reason", "rewards", "models", "calls", "timelines", "samples")
 
 
 def status_view(status: Mapping[str, Any]) -> str:
@@ -73,6 +73,9 @@ def episode_view(record: Mapping[str, Any]) -> str:
     rewards = record.get("rewards") or []
     lines.append("\n" + counted(rewards, "reward"))
     lines += [f"  {_brief(item)}" for item in rewards]
+    if models := record.get("models"):
+        lines.append("\n" + counted(models, "model"))
+        lines.append(align([("  model", "calls", "sampled", "reward", "learned"), *map(_model, models.items())]))
     calls = record.get("calls") or []
     lines.append("\n" + counted(calls, "call"))
     if calls:
@@ -83,6 +86,19 @@ def episode_view(record: Mapping[str, Any]) -> str:
         lines.append("\n" + counted(timelines, "timeline"))
         lines += [f"  {_timeline(item)}" for item in timelines]
     return plain("\n".join(lines))
+
+
+def _model(item: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """What a model did in an episode, and what became of its share."""
+    name, one = item
+    reward, share = one.get("reward"), one.get("share")
+    came = share if share is None else one.get("reason") or share
+    if (version := one.get("policy_version")) is not None:
+        came = f"{came}, policy version {version}"
+    return (
+        f"  {name}", str(one.get("calls")), str(one.get("sampled_tokens")), "-" if reward is None else _brief(reward),
+        str(came or "nothing"),
+    )
 
 
 def clients_view(answer: Mapping[str, Any]) -> str:

@@ -137,20 +137,23 @@ class Link:
 
     def close_gate(self, reason: str, wait_s: float) -> None:
         """Returns once the proxy holds new requests for the model and no call of it is in flight."""
-        self._move("/gate/close", routes.GateClose(reason, wait_s, self._model), wait_s)
+        self._of_model("/gate/close", routes.GateClose(reason, wait_s, self._model), wait_s)
 
     def open_gate(self, policy_version: int) -> None:
         """Lets requests through again, served by `policy_version`."""
-        self._move("/gate/open", routes.GateOpen(policy_version, self._model))
+        self._of_model("/gate/open", routes.GateOpen(policy_version, self._model))
 
-    def _move(self, path: str, body: routes.GateClose | routes.GateOpen, wait_s: float = 0.0) -> None:
-        """Moves the gate of the model. An older proxy has one for all."""
+    def _of_model(
+        self, path: str, body: routes.GateClose | routes.GateOpen | routes.SetMix, wait_s: float = 0.0,
+        method: str = "POST",
+    ) -> None:
+        """Says what is the model's own. An older proxy has one gate and one mix for all."""
         try:
-            self._send(path, body, wait_s=wait_s, deadline_s=wait_s)
+            self._send(path, body, method=method, wait_s=wait_s, deadline_s=wait_s)
         except BadRequest as error:
             if error.param != "model" or body.model is None:
                 raise
-            self._send(path, replace(body, model=None), wait_s=wait_s, deadline_s=wait_s)
+            self._send(path, replace(body, model=None), method=method, wait_s=wait_s, deadline_s=wait_s)
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on."""
@@ -158,7 +161,7 @@ class Link:
 
     def direct(self, mix: routes.SetMix) -> None:
         """Says which share of the groups each lane has from now on, and how far ahead of training agents may play."""
-        self._send("/mix", mix, method="PUT")
+        self._of_model("/mix", replace(mix, model=self._model), method="PUT")
 
     def busy_s(self) -> float | None:
         """Seconds since the proxy's start in which an agent's request for the model was under way, asked once. An older

@@ -40,6 +40,7 @@ from tests.kit.source import PACKAGES, modules, tree
 from tests.proxy.serving import Client, serving
 
 SECTIONS = sections(CONTRACT.read_text())
+TEAM = {"members": {"a": "stub"}, "teachers": {"b": "judge"}}
 Fields = Mapping[str, bool]
 """Names of fields, and whether each must be there."""
 
@@ -90,7 +91,7 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
         return answer.json
 
     for _ in range(2):
-        id = (await ask("POST", "/episodes", {"members": {"a": "stub"}, "task": "t"}))["episode"]
+        id = (await ask("POST", "/episodes", TEAM | {"task": "t"}))["episode"]
         await client.chat(id, X_AJet_Agent="a")
         await ask("POST", "/episodes/{id}/heartbeat", id=id)
         await ask("POST", "/episodes/{id}/rewards", {"value": 1.0, "final": False}, id=id)
@@ -148,7 +149,10 @@ def test_the_record_of_an_episode() -> None:
     rig.run(rig.commands.play(Play("d", 1), tenant="", at=rig.at))
     rig.open("played", play="d", place=0)
     rig.run(rig.commands.abort("played", Abort("away", "infra"), at=rig.at))
-    rig.open("over several", tenant="a", members={"x": "m", "y": "n"}, metadata={"k": 1}, task="t")
+    rig.open(
+        "over several", tenant="a", members={"x": "m", "y": "n"}, teachers={"z": "o"},
+        metadata={"k": 1}, task="t",
+    )
     for agent, model in (("x", "m"), ("y", "n")):
         rig.call("over several", agent=agent, model=model, tenant="a")
     rig.reward("over several", 1.0)
@@ -160,8 +164,8 @@ def test_the_record_of_an_episode() -> None:
     shown.append(views.record(rig.state, "plain"))
     fields = told("5.3")
     fits(fields, shown)
-    parts = ("rewards", "calls", "timelines", "drift")
-    assert tuple(fields)[-4:] == parts
+    parts = ("models", "rewards", "calls", "timelines", "drift")
+    assert tuple(fields)[-5:] == parts
     for one in records(rig.state, Wanted())["episodes"]:
         fits({name: must for name, must in fields.items() if name not in parts}, [one, set(fields) - set(parts)])
 

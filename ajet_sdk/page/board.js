@@ -170,7 +170,7 @@ function board(status, seen, rates, width) {
       h("section", { class: "card" }, h("h2", {}, "Quiet agents"), rows([">quiet", "waits for", "task", "agent", ">calls", ">age"], seen.quiet.slice(0, 10).map((one) => [
         h("span", { class: one.quiet_s > one.idle_timeout / 2 ? "bad" : null }, age(one.quiet_s)), one.in_flight ? "the model" : "the agent", link(one.episode, one.task || one.episode), one.agent || "–", whole(one.calls), age(one.age_s)]), "No episode is open.")),
       seen.lanes && seen.lanes.some((lane) => lane.share || lane.lane !== "default") ? h("section", { class: "card" }, h("h2", {}, "Lanes"), rows(["lane", ">share", ">groups leased", ">lent", ">open", ">ready"], seen.lanes.slice(0, 20).map((lane) => [
-        lane.lane, lane.share ? figure(lane.share) : "–", whole(lane.leased), lane.owed ? `${lane.owed}` : "–", whole(lane.open), whole(lane.ready)]), "")) : null,
+        lane.model === undefined ? lane.lane : `${lane.lane} (${lane.model})`, lane.share ? figure(lane.share) : "–", whole(lane.leased), lane.owed ? `${lane.owed}` : "–", whole(lane.open), whole(lane.ready)]), "")) : null,
       h("div", {}, broken(status), h("section", { class: "card" }, h("h2", {}, "Leases"), rows(["batch", "model", ">groups", ">episodes", ">runs out in"], seen.leases.map((one) => [one.batch, one.model, whole(one.groups), whole(one.episodes), age(one.lease_until - now)]), "No batch is leased."))))];
 }
 

@@ -72,7 +72,7 @@ def noting(real: Callable[[State, BatchLeased], None], path: Path) -> Callable[[
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def call(state: State, event: BatchLeased) -> None:
-        size = state.mix.group_size or state.settings.group_size
+        size = state.directed(event.model).mix.group_size or state.settings.group_size
         had = state.queues.groups(event.model, Demand(1, size))
         groups = [
             (sorted({Pot.of(state.episodes[name]) for name in names}), len(names)) for _, names in event.groups

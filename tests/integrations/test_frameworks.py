@@ -8,14 +8,17 @@ where its history is sent as the exact ids.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ajet_sdk.frame import decode_batch
 from tests.integrations.stage import AJET, ENVIRONMENTS, FOLDER, Stage, python_of
 from tests.kit.engine_script import Rule
+from tests.kit.rig import Rig
 
 EXACT = ("first_turn", "exact")
 """What becomes of the continuity of two calls where an agent keeps to its history."""
@@ -59,6 +62,8 @@ FRAMEWORKS = (
     # CrewAI leaves out what is said beside a tool call
     Framework("crewai", "with_crewai.py", LEFT_OUT, "history_edited", env=(("OTEL_SDK_DISABLED", "true"),)),
 )
+TEAMS = {"with_autogen_team.py": "autogen", "with_agentscope_team.py": "agentscope"}
+"""Recipes of two agents, with the environments that they run in."""
 
 
 @pytest.mark.parametrize(
@@ -96,6 +101,54 @@ def check_calls(
     assert [line.get("broken_by") for line in episode["timelines"]] == [None, *split]
     sampled = sum(len(call["token_ids"]) for call in episode["calls"])
     assert sum(sum(line["loss_mask"]) for line in episode["timelines"]) == sampled
+
+
+MODELS = {"solver": "first-model", "critic": "second-model"}
+
+
+def check_team(theatre: Stage, solved: Mapping[str, bool], *, rewards: int) -> None:
+    """Each task has two episodes, with so many `rewards`, in which each agent asked its own model. Two trainers lease
+    each its share of them."""
+    episodes = {episode["episode"]: episode for task in solved for episode in theatre.episodes(task)}
+    assert len(episodes) == 2 * len(solved)
+    for episode in episodes.values():
+        right = solved[episode["task"]]
+        assert (episode["state"], episode["reward"], episode["members"]) == ("ready", rewards * right, MODELS)
+        told = [(call["agent"], call["model"], call["complete"]) for call in episode["calls"]]
+        asked = ["solver", "solver", "critic"] if right else ["solver", "critic"]
+        assert told == [(agent, MODELS[agent], True) for agent in asked]
+    with Rig(theatre.proxy) as rig:
+        for agent, model in MODELS.items():
+            body = {"model": model, "group_size": 2, "groups": len(solved)}
+            batch = decode_batch(rig.post("/batches/lease", body).content)
+            leased = [one for group in batch.groups for one in group.episodes]
+            assert {one.episode for one in leased} == set(episodes)
+            for one in leased:
+                assert {(sample.agent, sample.reward) for sample in one.samples} == {(agent, float(solved[one.task]))}
+                calls = sum(len(sample.calls) for sample in one.samples)
+                assert calls == (2 if agent == "solver" and solved[one.task] else 1)
+            assert rig.post(f"/batches/{batch.batch}/ack", {"policy_version": 1}).is_success
+    assert {theatre.record(episode)["state"] for episode in episodes} == {"trained"}
+
+
+@pytest.mark.parametrize(("a", "b", "solved"), [("17", "25", True), ("3", "4", False)], ids=["solved", "given-up"])
+@pytest.mark.parametrize("recipe", TEAMS)
+def test_two_agents_on_two_models(theatre: Stage, recipe: str, a: str, b: str, solved: bool) -> None:
+    theatre.script(STORY)
+    task = f"{recipe}/{a}x{b}"
+    program = (python_of(TEAMS[recipe]), str(FOLDER / recipe), a, b)
+    team = [word for agent, model in MODELS.items() for word in ("--agent-model", f"{agent}={model}")]
+    theatre.run(*AJET, "run", "--task", task, "--repeat", "2", "--parallel", "2", *team, "--", *program)
+    check_team(theatre, {task: solved}, rewards=1)
+
+
+def test_langgraph_team(theatre: Stage) -> None:
+    """Each agent has a reward of its own. The zeros tell the tasks from those of the other recipe."""
+    theatre.script(STORY)
+    team = [f"{agent}={model}" for agent, model in MODELS.items()]
+    out = theatre.run(python_of("langchain"), str(FOLDER / "with_langgraph_team.py"), *team, "17x025", "3x04")
+    assert "4 episodes: 4 rewarded" in out
+    check_team(theatre, {"17x025": True, "3x04": False}, rewards=2)
 
 
 @pytest.mark.parametrize(("a", "b", "calls", "reward"), [("17", "25", 2, 1.0), ("3", "4", 1, 0.0)])

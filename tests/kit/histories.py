@@ -18,7 +18,7 @@ from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.storage.codec import encode
 from ajet_proxy.io.storage.journal import MAGIC, folder_of, framed
 from ajet_sdk.errors import AjetError
-from ajet_sdk.routes import GateClose, GateOpen, Play
+from ajet_sdk.routes import GateClose, GateOpen, Play, SetMix
 from tests.kit.ledger_rig import SETTINGS, LedgerRig
 
 EPISODES = st.sampled_from(["a", "b", "c", "d"])
@@ -90,6 +90,13 @@ def _weights(rig: LedgerRig, draw: Any) -> None:
         rig.run(commands.gate_open(GateOpen(version, model), at=rig.at))
 
 
+def _mix(rig: LedgerRig, draw: Any) -> None:
+    ahead, size = draw(st.sampled_from([0, 1, 2])), draw(st.sampled_from([None, 1, 3]))
+    shares = draw(st.sampled_from([None, {"default": 1.0}, {"default": 0.5, "lane": 0.5}]))
+    body = SetMix(shares, ahead, size, model=draw(st.sampled_from([None, "m", "n"])))
+    rig.run(rig.commands.set_mix(body, at=rig.at))
+
+
 def _time(rig: LedgerRig, draw: Any) -> None:
     rig.at += draw(st.sampled_from([1.0, 20.0, 600.0]))
     rig.expire()
@@ -122,8 +129,8 @@ def _leave(rig: LedgerRig, draw: Any) -> None:
         rig.leave(draw(st.sampled_from([*rig.state.clients.live])))
 
 
-STEPS = (_open, _call, _call, _reward, _ready, _ready, _lease, _lease, _answer, _answer, _lose, _end, _weights, _time,
-         _evaluate, _play, _archive, _archive, _join, _leave)
+STEPS = (_open, _call, _call, _reward, _ready, _ready, _lease, _lease, _answer, _answer, _lose, _end, _weights, _mix,
+         _time, _evaluate, _play, _archive, _archive, _join, _leave)
 
 
 @st.composite

@@ -17,6 +17,7 @@ from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.mix import Direction
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import Archive, LedgerSettings, State
@@ -71,7 +72,7 @@ def picture(state: State) -> str:
         "mix": views.mix(state),
         "room": views.wanted(state),
         "standings": {model: asdict(standing) for model, standing in state.standings.items()},
-        "vain": state.pots.vain,
+        "loads": {name: load_picture(state.directed(name)) for name in ("", *state.own)},
         "pots": sorted((pot, one.open, one.ready, one.last, one.flushed) for pot, one in state.pots.gatherings.items()),
         "plays": [one.to_json() for one in state.plays.values()],
         "clients": [
@@ -81,6 +82,11 @@ def picture(state: State) -> str:
         "runs": [structs.asdict(run) for run in state.runs.values()],
     }
     return json.dumps(seen, sort_keys=True)
+
+
+def load_picture(direction: Direction) -> list[Any]:
+    load, mix = direction.load, direction.mix
+    return [structs.asdict(mix), direction.since, load.size, load.vain, load.playing, load.waiting]
 
 
 def check(state: State) -> None:
@@ -121,6 +127,8 @@ def check(state: State) -> None:
     assert state.queues.waiting == sum(0 < length < size for length in lengths)
     assert sum(state.discarded.values()) == shown["discarded"]
     check_pots(state, episodes)
+    for name in ("", *state.own):
+        check_load(state, name)
     check_clients(state, episodes)
     for model, evaluation in state.evaluations.items():
         own = [one for one in episodes if one.evaluation == evaluation.id and one.id in evaluation.places]
@@ -138,18 +146,31 @@ def check_pots(state: State, episodes: Sequence[Episode]) -> None:
     assert {pot: (one.open, one.ready) for pot, one in pots.gatherings.items()} == {
         pot: (opened[pot], ready[pot]) for pot in opened.keys() | ready.keys()
     }
-    assert pots.playing == sum((Counter({pot.lane: number}) for pot, number in opened.items()), Counter())
-    assert pots.waiting == Counter(one.lane for one in episodes if one.state == "ready")
     quiet = sorted((one.last, pot) for pot, one in pots.gatherings.items() if one.ready and not one.open)
     flushed = {pot for pot, one in pots.gatherings.items() if one.flushed}
-    waiting = Counter(Pot.of(one) for one in episodes if one.state == "ready")
-    assert {pot: one.waiting for pot, one in pots.gatherings.items() if one.waiting} == waiting
-    size = state.mix.group_size or state.settings.group_size
-    for lane in pots.playing.keys() | pots.waiting.keys():
-        left = sum(number % size for pot, number in waiting.items() if pot.lane == lane and not opened[pot])
-        assert pots.load(lane) == max(0, pots.playing[lane] + pots.waiting[lane] - left - pots.vain[lane])
     for before in (*(last for last, _ in quiet), -1.0):
         assert pots.ended(before) == {pot for last, pot in quiet if last <= before} | flushed
+
+
+def check_load(state: State, name: str) -> None:
+    """What counts for the mix of that name, against a slow count: its own model's episodes, or those of all models that
+    have none of their own."""
+    direction, load = state.directed(name), state.directed(name).load
+    open_now = [
+        one for one in state.episodes.values() if one.state in ("open", "sealed") and not one.eval
+        and (name in one.aims if name else not one.aims or any(model not in state.own for model in one.aims))
+    ]
+    shares = [(model, state.episodes[episode]) for model, episode in state.queues.ready()]
+    mine = {one.id: one for model, one in shares if (model == name if name else model not in state.own)}
+    playing, waiting = Counter(map(Pot.of, open_now)), Counter(map(Pot.of, mine.values()))
+    assert load.playing == Counter(one.lane for one in open_now)
+    assert load.waiting == Counter(one.lane for one in mine.values())
+    size = direction.mix.group_size or state.settings.group_size
+    for lane in load.playing.keys() | load.waiting.keys():
+        left = sum(number % size for pot, number in waiting.items() if pot.lane == lane and not playing[pot])
+        assert load.of(lane) == max(0, load.playing[lane] + load.waiting[lane] - left - load.vain[lane])
+    for pot in playing.keys() | waiting.keys():
+        assert load.lacking(pot) == -(playing[pot] + waiting[pot]) % size
 
 
 def check_clients(state: State, episodes: Sequence[Episode]) -> None:

@@ -67,6 +67,20 @@ def test_an_episode() -> None:
     assert "metadata" not in view
 
 
+def test_who_learned_what_from_an_episode() -> None:
+    models = {
+        "planner": {"calls": 2, "sampled_tokens": 9, "reward": 1.0, "share": "trained", "policy_version": 3},
+        "coder": {"calls": 1, "sampled_tokens": 4, "reward": 0.5, "share": "filtered", "reason": "filtered: too_long"},
+        "judge": {"calls": 1, "sampled_tokens": 2, "reward": None}, "late": {"calls": 0, "share": "ready"},
+    }
+    view = [line.split() for line in episode_view({"episode": "e", "state": "trained", "models": models}).splitlines()]
+    at = view.index(["4", "models"])
+    assert view[at + 1 : at + 6] == [
+        "model calls sampled reward learned".split(), "planner 2 9 1 trained, policy version 3".split(),
+        "coder 1 4 0.5 filtered: too_long".split(), "judge 1 2 - nothing".split(), "late 0 None - ready".split(),
+    ]
+
+
 def test_an_episode_of_another_shape_is_still_shown() -> None:
     view = episode_view({"episode": "e", "state": "open", "opened_at": "yesterday", "later": [1, 2]})
     assert "opened_at: yesterday" in view

@@ -226,7 +226,11 @@ def test_an_older_proxy_has_one_gate_for_all() -> None:
         return httpx.Response(200, json={})
 
     link(handler, Clock(), model="planner").open_gate(4)
-    assert seen == [{"policy_version": 4, "model": "planner"}, {"policy_version": 4}]
+    link(handler, Clock(), model="planner").direct(routes.SetMix(ahead=2))
+    assert seen == [
+        {"policy_version": 4, "model": "planner"}, {"policy_version": 4}, {"ahead": 2, "model": "planner"},
+        {"ahead": 2},
+    ]  # fmt: skip
 
     def refuses(request: httpx.Request) -> httpx.Response:
         return httpx.Response(400, json=BadRequest("no", param="policy_version").to_body())

@@ -29,7 +29,7 @@ MAX_RECORDS = 1000
 MAX_ID = 200
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
-OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "evaluate"))
+OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "evaluate", "set_mix"))
 """Routes whose body names a model."""
 OF_ALL_MODELS = frozenset(("flush", "supervise"))
 """Routes of trainers that change what other models learn, too."""
@@ -114,6 +114,7 @@ class _Handlers:
         for name in ("task", "model", "agent"):
             _check_length(name, getattr(body, name), MAX_LABEL)
         _check_length("revision", body.revision, MAX_CLIENT_TEXT)
+        _check_team(body)
         self._whole_tenant("it opens no other")
         episode = check_id(self.new_id("ep") if body.id is None else body.id, "id")
         key = self.keys(claims.tenant, episode)
@@ -125,11 +126,12 @@ class _Handlers:
                 "episode": episode, "task": body.task, "base_url": f"{self.base}/e/{episode}/v1", "api_key": key,
                 "policy_version": version, "env": environment(self.base, episode, key, body.task),
             }
-            if body.members:
-                out["members"] = {
-                    name: {"model": model, "policy_version": state.policy_version(model)}
-                    for name, model in body.members.items()
-                }
+            for kind in ("members", "teachers"):
+                if given := getattr(body, kind):
+                    out[kind] = {
+                        name: {"model": model, "policy_version": state.policy_version(model)}
+                        for name, model in given.items()
+                    }
             return out
 
         return Answer(show, events)
@@ -191,6 +193,7 @@ class _Handlers:
     # -- batches
 
     def lease(self) -> Answer:
+        self._check_model()
         batch = self.new_id("batch")
         events = self.commands.lease(self.body, batch=batch, at=self.at)
         if not any(isinstance(event, ev.BatchLeased) for event in events):
@@ -225,21 +228,39 @@ class _Handlers:
     # -- the mix
 
     def mix(self) -> Answer:
-        return Answer(lambda: mix(self.state))
+        return self._mix(self._asked_model())
 
     def set_mix(self) -> Answer:
-        return Answer(lambda: mix(self.state), self.commands.set_mix(self.body, at=self.at))
+        self._check_model()
+        return self._mix(self.body.model, self.commands.set_mix(self.body, at=self.at))
 
     def drop_mix(self) -> Answer:
-        return Answer(lambda: mix(self.state), self.commands.drop_mix(at=self.at))
+        model = self._asked_model()
+        return self._mix(model, self.commands.drop_mix(model, at=self.at))
+
+    def _asked_model(self) -> str:
+        """The model in the query, or that of the key."""
+        own = self.request.claims.model
+        model = self.request.query.get("model", own)
+        _check_own(own, model)
+        _check_length("model", model, MAX_LABEL)
+        return model
+
+    def _mix(self, model: str | None, events: tuple[Event, ...] = ()) -> Answer:
+        return Answer(lambda: mix(self.state, model or self.state.whose_mix()), events)
 
     # -- weights
 
     def gate_close(self) -> Answer:
+        self._check_model()
         return Answer(self._gate, self.commands.gate_close(self.body, at=self.at))
 
     def gate_open(self) -> Answer:
+        self._check_model()
         return Answer(self._gate, self.commands.gate_open(self.body, at=self.at))
+
+    def _check_model(self) -> None:
+        _check_length("model", self.body.model, MAX_LABEL)
 
     def _gate(self) -> Body:
         model = self.body.model or ""
@@ -247,6 +268,7 @@ class _Handlers:
         return {"gate": state, "in_flight": self.state.in_flight(model)}
 
     def policy(self) -> Answer:
+        self._check_model()
         return Answer(self._policy, self.commands.announce(self.body, at=self.at))
 
     def _policy(self) -> Body:
@@ -258,7 +280,7 @@ class _Handlers:
 
     def evaluate(self) -> Answer:
         name = check_id(self.new_id("eval") if self.body.id is None else self.body.id, "id")
-        _check_length("model", self.body.model, MAX_LABEL)
+        self._check_model()
         events = self.commands.evaluate(self.body, evaluation=name, at=self.at)
         known = self.state.evaluation(name)
         version = self.state.policy_version(self.body.model) if known is None else known.policy_version
@@ -367,6 +389,20 @@ def environment(base: str, episode: str, key: str, task: str | None) -> dict[str
         "AJET_EPISODE": episode,
         "AJET_TASK": task or "",
     }
+
+
+def _check_team(body: routes.OpenEpisode) -> None:
+    """Refuses members and teachers that cannot be told apart, or have no name or model."""
+    members, teachers = body.members or {}, body.teachers or {}
+    for kind, given in (("members", members), ("teachers", teachers)):
+        for text in (*given, *given.values()):
+            _check_length(kind, text, MAX_LABEL, least=1)
+    for name, model in teachers.items():
+        if name in members:
+            raise BadRequest(f"{name!r} is a member and a teacher: which of them?", param="teachers")
+        if model in (body.model, *members.values()):
+            message = f"the calls of teacher {name!r} are never trained, and others learn as {model!r}: name another"
+            raise BadRequest(message, param="teachers")
 
 
 def _check_length(name: str, value: str | None, most: int, *, least: int = 0) -> None:

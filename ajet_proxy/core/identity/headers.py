@@ -30,6 +30,7 @@ from ajet_sdk.routes import (
     HEADER_FINAL,
     HEADER_PREFIX,
     HEADER_REWARD,
+    HEADER_REWARD_AGENT,
     HEADER_REWARD_CALL,
     HEADER_REWARD_MODEL,
     HEADER_REWARD_STATE,
@@ -45,7 +46,7 @@ HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", "x-ses
 MAX_LABEL = 1000
 _KNOWN = {name.lower(): name for name in (
     HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
-    HEADER_REWARD_STATE, HEADER_REWARD_MODEL, HEADER_FINAL, HEADER_CLIENT, HEADER_WIRE,
+    HEADER_REWARD_STATE, HEADER_REWARD_MODEL, HEADER_REWARD_AGENT, HEADER_FINAL, HEADER_CLIENT, HEADER_WIRE,
 )}  # fmt: skip
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
@@ -118,11 +119,12 @@ class Headers:
         text = self.sent.get(HEADER_REWARD.lower())
         call, state = self._text(HEADER_REWARD_CALL), self._text(HEADER_REWARD_STATE)
         final, model = self._flag(HEADER_FINAL), self._text(HEADER_REWARD_MODEL)
+        agent = self._text(HEADER_REWARD_AGENT)
         if state is not None and call is None:
             raise BadRequest(f"{HEADER_REWARD_STATE} needs {HEADER_REWARD_CALL}", param=HEADER_REWARD_STATE)
         if text is None:
-            if final or call is not None or model is not None:
-                needy = f"{HEADER_FINAL}, {HEADER_REWARD_CALL} and {HEADER_REWARD_MODEL}"
+            if final or {call, model, agent} != {None}:
+                needy = f"{HEADER_FINAL}, {HEADER_REWARD_CALL}, {HEADER_REWARD_MODEL} and {HEADER_REWARD_AGENT}"
                 raise BadRequest(f"{needy} need {HEADER_REWARD}", param=HEADER_REWARD)
             return None
         if any(name.lower() == HEADER_REWARD.lower() and value != text for name, value in self.sent.items()):
@@ -136,7 +138,7 @@ class Headers:
                 f"{HEADER_REWARD} must be a finite number of at most {MAX_REWARD:g}, not {text[:80]!r}",
                 param=HEADER_REWARD,
             )
-        return Reward(value=value, call=call, final=final, state=state, model=model)
+        return Reward(value=value, call=call, agent=agent, final=final, state=state, model=model)
 
 
 def is_text(value: str) -> bool:

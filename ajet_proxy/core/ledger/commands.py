@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import asdict, replace
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
@@ -98,6 +98,7 @@ class Commands:
                 eval=body.eval or body.trial, idle_timeout=idle, wall_timeout=wall, tenant=tenant,
                 metadata=body.metadata, identified_by=identified_by, members=body.members, evaluation=evaluation,
                 client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
+                teachers=body.teachers,
             ),
         )
 
@@ -105,7 +106,7 @@ class Commands:
         """The evaluation that an episode belongs to which opens so, if there is one."""
         model = body.model or plays or self.state.only_model()
         found = None
-        if body.eval and not body.trial and not body.members and model in self.state.wanted():
+        if body.eval and not body.trial and (body.model or not body.members) and model in self.state.wanted():
             found = self.state.evaluations[model]
         if body.place is not None and (found is None or found.next != body.place):
             message = f"place {body.place} is not the next one of an evaluation: ask again what is wanted"
@@ -249,8 +250,7 @@ class Commands:
         _check_lease(body.lease_s)
         dropped, chosen = choose(self.state, body, at=at)
         if chosen is None:
-            lanes = () if dropped else lacking(self.state, body, at=at)
-            return (ev.LanesLacking(at, lanes),) if lanes else tuple(dropped)
+            return tuple(dropped or lacking(self.state, body, at=at))
         model, groups = chosen
         return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, self.state.policy_version(model), groups, model))
 
@@ -288,12 +288,13 @@ class Commands:
         at, state = self._time(at), self.state
         quiet = None if body.min_group_size is None else state.pots.next_end(at - body.group_wait_s)
         models = state.queues.models() if body.model is None else (body.model,)
-        standings = [state.standings.get(model, Standing()) for model in models]
+        known = [(state.standings.get(model, Standing()), state.directed(model)) for model in models]
         lending = [
-            one.since(lane, state.waits_since) + state.mix.lane_wait_s for one in standings for lane in state.mix.shares
+            one.since(lane, by.since) + by.mix.lane_wait_s for one, by in known for lane in by.mix.shares
         ]
         ends = [] if quiet is None else [quiet + body.group_wait_s]
-        if state.mix.ahead is not None:  # agents may hang, or have died
+        mixes = [state.directed(name).mix for name in state.waited_for(body.model)]
+        if any(mix.ahead is not None for mix in mixes):  # agents may hang, or have died
             ends.append(at + body.group_wait_s)
         return min((end - at for end in (*ends, *lending) if end > at), default=math.inf)
 
@@ -305,7 +306,8 @@ class Commands:
 
     def set_mix(self, body: SetMix, *, at: float) -> Events:
         """What is given is changed; the same again changes nothing."""
-        known = self.state.mix
+        model = self._whose_mix(body.model)
+        known = self.state.directed(model).mix
         check_mix(body)
         mix = Mix(
             known.shares if body.shares is None else body.shares,
@@ -313,14 +315,21 @@ class Commands:
             known.group_size if body.group_size is None else body.group_size or None,
             known.lane_wait_s if body.lane_wait_s is None else body.lane_wait_s,
         )
-        return self._mixed(mix, at)
+        same = mix == known and (not model or model in self.state.own)
+        return () if same else (ev.MixSet(self._time(at), model=model, **asdict(mix)),)
 
-    def drop_mix(self, *, at: float) -> Events:
+    def drop_mix(self, model: str | None = None, *, at: float) -> Events:
         """No lane has a share any more: groups are leased as they were complete."""
-        return self._mixed(replace(self.state.mix, shares={}), at)
+        model = self._whose_mix(model)
+        known = self.state.directed(model).mix
+        mix = replace(known, shares={})
+        return () if mix == known else (ev.MixSet(self._time(at), model=model, **asdict(mix)),)
 
-    def _mixed(self, mix: Mix, at: float) -> Events:
-        return () if mix == self.state.mix else (ev.MixSet(self._time(at), *astuple(mix)),)
+    def _whose_mix(self, model: str | None) -> str:
+        """Whose mix is meant; "" is that of all models without one of their own."""
+        if not model:
+            self._check_alone()
+        return model or self.state.whose_mix()
 
     # -- weights
 
@@ -447,12 +456,15 @@ class Commands:
         return entry
 
 
-def paced_pot(events: Sequence[Event]) -> Pot | None:
-    """The pot in which `events` open an episode that needs room in its lane; None if they open none, or an
-    evaluation."""
+def paced(state: State, events: Sequence[Event]) -> tuple[Pot, tuple[str, ...]] | None:
+    """The pot in which `events` open an episode that needs room in its lane, and the models that it may train; None if
+    they open none, or an evaluation."""
     opened = (event for event in events if isinstance(event, ev.EpisodeOpened) and not event.eval)
-    pots = (Pot(one.lane or lane_of(one.task or ""), one.task or "", one.revision or "") for one in opened)
-    return next(pots, None)
+    found = (
+        (Pot(one.lane or lane_of(one.task or ""), one.task or "", one.revision or ""),
+         state.aims(one.model, one.members)) for one in opened
+    )  # fmt: skip
+    return next(found, None)
 
 
 def _is_first(episode: Episode, turn: Turn) -> bool:

@@ -145,6 +145,7 @@ class Episode:
     given_lane: str | None = None
     play: str | None = None
     place: int | None = None
+    teachers: Mapping[str, str] | None = None
     play_number: int | None = None
     state: str = "open"
     reason: str | None = None
@@ -163,6 +164,10 @@ class Episode:
     """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
     taken: set[str] = field(default_factory=set)
     """The models whose trainer has had their share, and has not said that it trained nothing of it."""
+    learned: dict[str, int | str] = field(default_factory=dict)
+    """What came of a model's share: the policy version that learned from it, or why none does."""
+    aims: tuple[str, ...] = ()
+    """The models that it may train, as far as that is known while it is open."""
     reward_number: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
     stored: str | None = None
@@ -270,31 +275,55 @@ class Episode:
 
     def trains(self) -> list[str]:
         """The models whose samples are leased: those of all members, or the episode's own. That is its first call's,
-        unless it was named. Other models that a plain episode asks, such as a judge, are nobody's policy."""
-        models = list(dict.fromkeys(turn.model for turn in self.turns() if turn.start < turn.end))
+        unless it was named. Other models that a plain episode asks, such as a judge, are nobody's policy. So are those
+        of teachers."""
+        taught = self._teaching()
+        turns = (turn for turn in self.turns() if turn.start < turn.end)
+        models = list(dict.fromkeys(turn.model for turn in turns if turn.model not in taught))
         if self.members:
             return [model for model in models if model in self.members.values()]
         if self.model is not None:
             return [self.model] if self.model in models else []
         return models[:1]
 
+    def aimed(self) -> tuple[str, ...]:
+        """The models that it may train, by what was said when it was opened, or by its first call."""
+        taught = self._teaching()
+        first = next((one.asked.model for one in self.calls.values() if one.asked.model not in taught), None)
+        named = self.members.values() if self.members else [self.model or first]
+        return tuple(dict.fromkeys(model for model in named if model is not None))
+
     def plays_models(self) -> set[str]:
         """The models that it was opened for, and those that it has asked."""
-        opened = {self.model, *(self.members or {}).values()}
+        opened = {self.model, *(self.members or {}).values(), *self._teaching()}
         return {entry.asked.model for entry in self.calls.values()} | {model for model in opened if model is not None}
 
     def wants(self, call: str) -> bool:
         """Whether `call` would be trained if it were whole. It would not in an evaluation, nor if it asks another model
         than the episode's (`trains`). As long as no model is named, that is the first call's."""
-        if self.eval or call not in self.calls:
+        taught = self._teaching()
+        if self.eval or call not in self.calls or self.calls[call].asked.model in taught:
             return False
-        first = next(iter(self.calls.values())).asked.model
+        first = next(one.asked.model for one in self.calls.values() if one.asked.model not in taught)
         return self.calls[call].asked.model in (self.members.values() if self.members else (self.model or first,))
 
+    def _teaching(self) -> Collection[str]:
+        """The models that are never trained from it."""
+        return (self.teachers or {}).values()
+
+    def agent_of(self, said: str | None, asked: str) -> str:
+        """Whose call it is: as it says itself, else by its model's name, if that is a member's or a teacher's."""
+        return said or (asked if asked in self._given() else self.agent) or ""
+
+    def _given(self) -> Mapping[str, str]:
+        """The models of members and teachers."""
+        return {**(self.members or {}), **(self.teachers or {})}
+
     def model_for(self, agent: str, asked: str, served: Collection[str]) -> str | None:
-        """The model that `agent` was given when the episode opened. An agent that was not given its own may ask for any
-        model that is `served` by name, such as a judge."""
-        member = (self.members or {}).get(agent)
+        """The model that `agent` was given when the episode opened, or that is meant by the name of another agent. An
+        agent that was not given its own may ask for any model that is `served` by name, such as a judge."""
+        given = self._given()
+        member = given.get(agent, given.get(asked))
         return member if member is not None or (asked and asked in served) else self.model
 
     def losses(self) -> str | None:

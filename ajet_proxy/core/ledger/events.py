@@ -52,6 +52,8 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     play: str | None = None
     """The data set that it plays, and at which place."""
     place: int | None = None
+    teachers: Mapping[str, str] | None = None
+    """As `members`, and never trained."""
 
 
 class TaskNamed(EpisodeEvent, frozen=True):
@@ -191,12 +193,14 @@ class EvaluationWanted(Event, frozen=True):
 
 
 class MixSet(Event, frozen=True):
-    """The lanes have these ``shares`` from now on; none: any lane. If they are those of before, turns go on."""
+    """The lanes have these ``shares`` from now on; none: any lane. If they are those of before, turns go on. A named
+    ``model`` has this mix as its own from then on. Without a name, it is that of all models that have none."""
 
     shares: Mapping[str, float] = {}
     ahead: int | None = None
     group_size: int | None = None
     lane_wait_s: float = 30.0
+    model: str = ""
 
 
 class GroupsFlushed(Event, frozen=True):
@@ -216,9 +220,10 @@ class PlayBegun(Event, frozen=True):
 
 class LanesLacking(Event, frozen=True):
     """A trainer waits for groups of these lanes, which are full, and nobody plays in them. So what there is of them
-    does not count as ahead, until something is leased."""
+    does not count as ahead, until something is leased. A named ``model`` has a mix of its own."""
 
     lanes: tuple[str, ...]
+    model: str = ""
 
 
 class PlayEnded(Event, frozen=True):

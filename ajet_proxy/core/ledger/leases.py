@@ -58,7 +58,7 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     few = f"nobody plays its task any more, and {body.min_group_size or 1} make a group"
     large = f"a group of {demand.size} like it is too large for a lease"
     fresh = None if body.max_staleness is None else partial(_fresh, state, body.max_staleness)
-    order = partial(_turns, state, demand, at) if state.mix.shares else _any_order
+    order = partial(_turns, state, demand, at)
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
@@ -107,48 +107,63 @@ def _demand(state: State, body: Lease, at: float) -> Demand:
     return Demand(body.groups, size, body.unit == "episodes", body.min_group_size or 1, state.pots.ended(before))
 
 
-def _any_order(model: str) -> None:
-    """Lanes have no turns."""
-
-
-def _turns(state: State, demand: Demand, at: float, model: str) -> Turns:
-    """The turns of the lanes, which have shares, from now on."""
-    mix, standing = state.mix, state.standings.get(model, Standing())
+def _turns(state: State, demand: Demand, at: float, model: str) -> Turns | None:
+    """The turns of the lanes, from now on; None if they have no shares."""
+    direction, standing = state.directed(model), state.standings.get(model, Standing())
+    mix = direction.mix
+    if not mix.shares:
+        return None
     groups = -(-demand.groups // demand.size) if demand.by_episode else demand.groups
 
     def lends(lane: str) -> bool:
-        return at - standing.since(lane, state.waits_since) >= mix.lane_wait_s
+        return at - standing.since(lane, direction.since) >= mix.lane_wait_s
 
     return Turns(mix.shares, standing.copy(), groups, lends)
 
 
-def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
+def lacking(state: State, body: Lease, *, at: float) -> list[ev.LanesLacking]:
     """The lanes for which a lease waits in vain, once it has found too little: they are full, and nobody plays in them.
-    A trainer may want more groups than may be ahead, or larger ones. Another model's may be ready. Or agents have died,
-    or hang, without a client that would show it."""
-    pots = state.pots
-    full = [lane for lane in sorted(pots.playing | pots.waiting) if pots.load(lane) and state.room(lane) == 0]
-    active = _active(state, at - body.group_wait_s) if full else frozenset[str]()
+    A trainer may want more groups than may be ahead, or larger ones. Another model's may be ready, where models share a
+    mix. Or agents have died, or hang, without a client that would show it."""
+    found = ((name, _lanes_lacking(state, body, name, at)) for name in state.waited_for(body.model))
+    return [ev.LanesLacking(at, lanes, name) for name, lanes in found if lanes]
+
+
+def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str, ...]:
+    """Those of the mix of that name."""
+    direction = state.directed(name)
+    load = direction.load
+    full = [
+        lane for lane in sorted(load.playing | load.waiting)
+        if load.of(lane) and direction.room(lane, state.settings.group_size) == 0
+    ]
+    active = _active(state, name, at - body.group_wait_s) if full else frozenset[str]()
     idle = tuple(lane for lane in full if lane not in active)
-    if not idle or not state.mix.shares:
+    if not idle or not direction.mix.shares:
         return idle
     lacks = set[str]()
     demand = _demand(state, body, at)
     for model in state.queues.models() if body.model is None else (body.model,):
-        turns, left = _turns(state, demand, at, model), state.queues.groups(model, demand)
-        while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
-            turns.take(lane)
-            left[lane] -= 1
-        lacks.update(turns.lacks())
+        if model not in state.own if not name else model == name:
+            turns, left = _turns(state, demand, at, model), state.queues.groups(model, demand)
+            assert turns is not None
+            while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
+                turns.take(lane)
+                left[lane] -= 1
+            lacks.update(turns.lacks())
     return tuple(lane for lane in idle if lane in lacks)
 
 
-def _active(state: State, since: float) -> Collection[str]:
-    """The lanes in which an agent has done something since then, or cannot because of the gate."""
-    gate = state.gate_of()
+def _active(state: State, name: str, since: float) -> Collection[str]:
+    """The lanes in which an agent has done something since then, or cannot because of the gate, with an episode that
+    counts for the mix of that name. Who is held at the gate of another model alone does not count."""
+    gate = state.gate_of(*filter(None, (name,)))
+    elsewhere = state.shut() - {"", name} if name else set[str]()
     return {
-        one.lane for one in state.unsettled.values()
-        if not one.eval and (one.running or gate.shut or max(one.active_at, gate.since) > since)
+        one.lane for one in state.unsettled.values() if not one.eval and state.counts_for(name, one) and (
+            gate.shut or max(one.active_at, gate.since) > since
+            or (one.running and elsewhere.isdisjoint(one.aims))
+        )
     }
 
 

@@ -22,6 +22,7 @@ from fractions import Fraction
 
 from msgspec import Struct
 
+from ajet_proxy.core.ledger.pots import Load
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import SetMix, check_shares
 
@@ -49,6 +50,25 @@ class Mix(Struct, frozen=True):
         groups = math.ceil(self.ahead * share - 1e-9)
         more = groups > 0 and sum(map(bool, self.shares.values())) > 2  # than its share may a batch deal it
         return (groups + more) * (self.group_size or group_size)
+
+
+@dataclass(slots=True)
+class Direction:
+    """The mix of one model, or of all that have none of their own, with the ``load`` of these models. Lanes are waited
+    for ``since`` then: the shares were set, or the proxy started after that."""
+
+    mix: Mix
+    load: Load
+    since: float
+
+    def room(self, lane: str, group_size: int) -> int | None:
+        """How many more episodes of `lane` may be opened now; None: any number. `group_size` is the proxy's own."""
+        most = self.mix.room(lane, group_size)
+        return None if most is None else max(0, most - self.load.of(lane))
+
+    def arrange(self, group_size: int) -> None:
+        """Count by the size of groups that holds. `group_size` is the proxy's own."""
+        self.load.arrange(self.mix.group_size or group_size)
 
 
 def check_mix(asked: SetMix) -> None:

@@ -4,6 +4,9 @@ Idea: episodes of one task form a group if they are of one lane and were played 
 three are a pot. A pot is quiet while none of its episodes is open or sealed. A lease may wait for it for some time
 after an episode was last opened in it. If it is quiet then, it has ended: nobody will bring another member.
 
+`Pots` knows which have ended. `Load` knows how many episodes are open or ready in each lane, of the models that have
+one mix in common. Where each model has its own, what one of them leaves lying counts for no other.
+
 Invariant: a pot is kept exactly while it has episodes that are open, sealed or ready. So one that is not kept is quiet.
 """
 
@@ -13,7 +16,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_sdk.routes import lane_of
@@ -39,12 +42,10 @@ class Pot(NamedTuple):
 
 @dataclass(slots=True)
 class Gathering:
-    """A pot with ``open`` episodes that are open or sealed, ``waiting`` ones that are ready, and ``ready`` shares of
-    these and of partly leased ones. ``last`` is when an episode was last opened in it, in Unix seconds. If it is
-    ``flushed``, nothing more is waited for."""
+    """A pot with ``open`` episodes that are open or sealed, and ``ready`` shares. ``last`` is when an episode was last
+    opened in it, in Unix seconds. If it is ``flushed``, nothing more is waited for."""
 
     open: int = 0
-    waiting: int = 0
     ready: int = 0
     last: float = 0.0
     flushed: bool = False
@@ -52,34 +53,24 @@ class Gathering:
 
 @dataclass(slots=True)
 class Pots:
-    """The pots by their names, with groups of ``size``. ``playing`` and ``waiting`` are the numbers of episodes of each
-    lane that are open or sealed, and ready; those are left out that have none."""
+    """The pots by their names."""
 
-    size: int = 1
     gatherings: dict[Pot, Gathering] = field(default_factory=dict)
-    playing: Counter[str] = field(default_factory=Counter)
-    waiting: Counter[str] = field(default_factory=Counter)
-    vain: Counter[str] = field(default_factory=Counter)
-    """Of some lanes, how many episodes are not counted, because a trainer has waited for them in vain."""
     _quiet: list[tuple[float, Pot]] = field(default_factory=list, init=False)
     """Those with something ready and nothing open, by the time at which an episode was last opened in them."""
     _flushed: set[Pot] = field(default_factory=set, init=False)
-    _loose: Counter[str] = field(default_factory=Counter, init=False)
-    """Of each lane, the ready episodes that no whole group has and that nobody is adding to."""
 
     def opened(self, pot: Pot, at: float) -> None:
         """An episode was opened, and is no evaluation; or one turns out to be of this pot."""
         gathering = self._leave(pot)
         gathering.open += 1
         gathering.last = max(gathering.last, at)
-        _count(self.playing, pot.lane, 1)
         self._enter(pot, gathering)
 
     def settled(self, pot: Pot) -> None:
         """An episode is no longer open or sealed, or is of another pot, or will not be trained."""
         gathering = self._leave(pot)
         gathering.open -= 1
-        _count(self.playing, pot.lane, -1)
         self._enter(pot, gathering)
 
     def came(self, pot: Pot) -> None:
@@ -96,28 +87,6 @@ class Pots:
             gathering.flushed = False
             self._flushed.discard(pot)
         self._enter(pot, gathering)
-
-    def waits(self, pot: Pot, change: int) -> None:
-        """So many episodes more are ready as a whole."""
-        gathering = self._leave(pot)
-        gathering.waiting += change
-        _count(self.waiting, pot.lane, change)
-        self._enter(pot, gathering)
-
-    def load(self, lane: str) -> int:
-        """How many episodes of a lane are open, or ready for a group that is whole or may still become so. What is left
-        of a task does not count: where it did, nobody could bring what it lacks."""
-        return max(0, self.playing[lane] + self.waiting[lane] - self._loose[lane] - self.vain[lane])
-
-    def wait_in_vain(self, lanes: Iterable[str]) -> None:
-        """What there is now of these lanes is not enough for a trainer, and nobody brings more."""
-        for lane in lanes:
-            self.vain[lane] += self.load(lane)
-
-    def lacking(self, pot: Pot) -> int:
-        """How many episodes the group lacks that was begun in a pot; 0 if none is."""
-        gathering = self.gatherings.get(pot)
-        return 0 if gathering is None else -(gathering.open + gathering.waiting) % self.size
 
     def flush(self, lane: str | None, task: str | None) -> None:
         """What is ready now of these pots (None: of all) is waited for no longer."""
@@ -146,25 +115,20 @@ class Pots:
         """Nobody could open an episode during the stop, which ends now."""
         for gathering in self.gatherings.values():
             gathering.last = at
-        self.arrange(self.size)
+        self.arrange()
 
-    def arrange(self, size: int) -> None:
-        """Count by groups of `size`, and rebuild what follows from the gatherings."""
-        self.size, self._loose = size, Counter()
+    def arrange(self) -> None:
+        """Rebuild what follows from the gatherings."""
         self._flushed = {pot for pot, gathering in self.gatherings.items() if gathering.flushed}
-        for pot, gathering in self.gatherings.items():
-            _count(self._loose, pot.lane, self._left(gathering))
         self._quiet = sorted((one.last, pot) for pot, one in self.gatherings.items() if one.ready and not one.open)
 
-    def rebuild(self, unsettled: Iterable[Episode], ready: Iterable[Episode], shares: Iterable[Pot], at: float) -> None:
+    def rebuild(self, unsettled: Iterable[Episode], shares: Iterable[Pot], at: float) -> None:
         """From the episodes and shares of a snapshot that has no pots."""
         for episode in unsettled:
             if not episode.eval:
                 self.opened(Pot.of(episode), at)
         for pot in shares:
             self.came(pot)
-        for episode in ready:
-            self.waits(Pot.of(episode), 1)
         self.restart(at)
 
     def _leave(self, pot: Pot) -> Gathering:
@@ -172,23 +136,82 @@ class Pots:
         gathering = self.gatherings.setdefault(pot, Gathering())
         if gathering.ready and not gathering.open:
             del self._quiet[bisect_left(self._quiet, (gathering.last, pot))]
-        _count(self._loose, pot.lane, -self._left(gathering))
         return gathering
 
     def _enter(self, pot: Pot, gathering: Gathering) -> None:
         """It has changed."""
         if gathering.ready and not gathering.open:
             insort(self._quiet, (gathering.last, pot))
-        elif not gathering.ready and not gathering.open and not gathering.waiting:
+        elif not gathering.ready and not gathering.open:
             del self.gatherings[pot]
-        _count(self._loose, pot.lane, self._left(gathering))
 
-    def _left(self, gathering: Gathering) -> int:
+
+@dataclass(slots=True)
+class Load:
+    """What is open and ready of the models that have one mix, by lane and by pot, with groups of ``size``. In each
+    lane so many episodes are ``playing`` (open or sealed), and so many are ``waiting`` with a ready share. Lanes
+    without any are left out."""
+
+    size: int = 1
+    vain: Counter[str] = field(default_factory=Counter)
+    """Of some lanes, how many episodes are not counted, because a trainer has waited for them in vain."""
+    playing: Counter[str] = field(default_factory=Counter, init=False)
+    waiting: Counter[str] = field(default_factory=Counter, init=False)
+    _open: Counter[Pot] = field(default_factory=Counter, init=False)
+    _waiting: Counter[Pot] = field(default_factory=Counter, init=False)
+    _shares: Counter[str] = field(default_factory=Counter, init=False)
+    """How many shares of an episode are ready, if any are."""
+    _loose: Counter[str] = field(default_factory=Counter, init=False)
+    """Of each lane, the ready episodes that no whole group has and that nobody is adding to."""
+
+    def plays(self, pot: Pot, change: int) -> None:
+        """So many episodes more are open or sealed."""
+        self._change(pot, self._open, self.playing, change)
+
+    def came(self, pot: Pot, episode: str) -> None:
+        """A share of `episode` is ready."""
+        _count(self._shares, episode, 1)
+        if self._shares[episode] == 1:
+            self._change(pot, self._waiting, self.waiting, 1)
+
+    def went(self, pot: Pot, episode: str) -> None:
+        """A share of `episode` is ready no more."""
+        _count(self._shares, episode, -1)
+        if not self._shares[episode]:
+            self._change(pot, self._waiting, self.waiting, -1)
+
+    def of(self, lane: str) -> int:
+        """How many episodes of a lane are open, or ready for a group that is whole or may still become so. What is left
+        of a task does not count: where it did, nobody could bring what it lacks."""
+        return max(0, self.playing[lane] + self.waiting[lane] - self._loose[lane] - self.vain[lane])
+
+    def wait_in_vain(self, lanes: Iterable[str]) -> None:
+        """What there is now of these lanes is not enough for a trainer, and nobody brings more."""
+        for lane in lanes:
+            self.vain[lane] += self.of(lane)
+
+    def lacking(self, pot: Pot) -> int:
+        """How many episodes the group lacks that was begun in a pot; 0 if none is."""
+        return -(self._open[pot] + self._waiting[pot]) % self.size
+
+    def arrange(self, size: int) -> None:
+        """Count by groups of `size`."""
+        self.size, self._loose = size, Counter()
+        for pot in self._waiting:
+            _count(self._loose, pot.lane, self._left(pot))
+
+    def _change(self, pot: Pot, pots: Counter[Pot], lanes: Counter[str], change: int) -> None:
+        _count(self._loose, pot.lane, -self._left(pot))
+        _count(pots, pot, change)
+        _count(lanes, pot.lane, change)
+        _count(self._loose, pot.lane, self._left(pot))
+
+    def _left(self, pot: Pot) -> int:
         """How many ready episodes of a pot no whole group has, if nobody is adding to them."""
-        return 0 if gathering.open else gathering.waiting % self.size
+        return 0 if self._open[pot] else self._waiting[pot] % self.size
 
 
-def _count(counter: Counter[str], lane: str, change: int) -> None:
-    counter[lane] += change
-    if not counter[lane]:
-        del counter[lane]
+def _count(counter: Counter[Any], name: Any, change: int) -> None:
+    counter[name] += change
+    if not counter[name]:
+        del counter[name]

@@ -1,7 +1,7 @@
 """Who has which share of an episode: a model's share is ready, leased or trained.
 
-Idea: a share that is ready stands in its queue, and counts in its pot. A lease takes it from there, and it comes back
-if the batch is returned. The shares of an episode add up to its state.
+Idea: a share that is ready stands in its queue, and counts in its pot and for the mix of its model. A lease takes it
+from there, and it comes back if the batch is returned. The shares of an episode add up to its state.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_proxy.core.ledger.mix import Mix, Standing, Turns
-from ajet_proxy.core.ledger.pots import Pot, Pots
+from ajet_proxy.core.ledger.mix import Direction, Mix, Standing, Turns
+from ajet_proxy.core.ledger.pots import Load, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 
 
@@ -24,19 +24,26 @@ class Shares:
     leases: int
     queues: ReadyQueues
     pots: Pots
+    unsettled: dict[str, Episode]
     mix: Mix
+    load: Load
+    waits_since: float
+    own: dict[str, Direction]
     standings: dict[str, Standing]
+    directed: Callable[[str], Direction]
     _move: Callable[..., None]
+    _opens: Callable[[Episode, int], None]
 
     def _leased(self, event: ev.BatchLeased) -> None:
         batch = self.batches[event.batch] = self.leased[event.batch] = LeasedBatch(
             event.batch, event.model, event.lease_until, event.policy_version, event.groups, self.leases
         )
         self.leases += 1
-        self.pots.vain.clear()
-        if self.mix.shares:
+        direction = self.directed(event.model)
+        direction.load.vain.clear()
+        if direction.mix.shares:
             standing = self._standing(event.model)
-            turns = Turns(self.mix.shares, standing, len(event.groups))
+            turns = Turns(direction.mix.shares, standing, len(event.groups))
             for _, names in event.groups:
                 turns.take(lane := self.episodes[names[0]].lane)
                 standing.fruitless.pop(lane, None)
@@ -59,8 +66,10 @@ class Shares:
         batch = self.batches[event.batch]
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             if (why := event.filtered.get(episode.id)) is None:
+                episode.learned[batch.model] = event.policy_version
                 self._share(episode, batch.model, "", event.at)
             else:
+                episode.learned[batch.model] = f"filtered: {why}"
                 self._filtered(episode, batch.model, why, event.at)
         batch.state = "trained"
         self.leased.pop(batch.id, None)
@@ -92,18 +101,45 @@ class Shares:
         pot = Pot.of(episode)
         self.queues.add(model, pot, episode.id, episode.oldest(model))
         self.pots.came(pot)
+        self._load(model).came(pot, episode.id)
 
     def _unqueue(self, episode: Episode, model: str) -> None:
         """The share of `model` is ready no more."""
         pot = Pot.of(episode)
         self.queues.remove(model, pot, episode.id)
         self.pots.went(pot)
+        self._load(model).went(pot, episode.id)
 
     def _drop(self, episode: Episode, model: str, at: float) -> None:
         """The ready share of `model` is discarded."""
         self._unqueue(episode, model)
-        if episode.lane in self.mix.shares:
+        if episode.lane in self.directed(model).mix.shares:
             self._standing(model).fruitless.setdefault(episode.lane, at)
+
+    def waited_for(self, model: str | None) -> tuple[str, ...]:
+        """The names of the mixes by which a lease of `model` waits; None: of any."""
+        return ("", *self.own) if model is None else (model if model in self.own else "",)
+
+    def counts_for(self, name: str, episode: Episode) -> bool:
+        """Whether an open episode counts for the mix of that name."""
+        return name in episode.aims if name else not episode.aims or bool(set(episode.aims) - self.own.keys())
+
+    def _load(self, model: str) -> Load:
+        return self.own[model].load if model in self.own else self.load
+
+    def _recount(self, group_size: int) -> None:
+        """Count anew what is open and ready for each mix, by looking through everything. `group_size` is the proxy's
+        own."""
+        self.load = Load(self.load.size, self.load.vain)
+        for one in self.own.values():
+            one.load = Load(one.load.size, one.load.vain)
+        for episode in self.unsettled.values():
+            if not episode.eval:
+                self._opens(episode, 1)
+        for model, name in self.queues.ready():
+            self._load(model).came(Pot.of(self.episodes[name]), name)
+        for name in ("", *self.own):
+            self.directed(name).arrange(group_size)
 
     def _standing(self, model: str) -> Standing:
         return self.standings.setdefault(model, Standing())

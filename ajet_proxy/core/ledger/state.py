@@ -19,9 +19,9 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
-from ajet_proxy.core.ledger.mix import Mix, Standing
+from ajet_proxy.core.ledger.mix import Direction, Mix, Standing
 from ajet_proxy.core.ledger.plays import Key, Play
-from ajet_proxy.core.ledger.pots import Pot, Pots
+from ajet_proxy.core.ledger.pots import Load, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.runs import WantedRun
@@ -120,7 +120,6 @@ class State(Serving, Shares):
         self.leaving_batches: dict[str, LeasedBatch] = {}
         self.opened = 0
         self.archived: Counter[str] = Counter()
-        """How many of `counts` are archived."""
         self.counts: Counter[str] = Counter(dict.fromkeys(EPISODE_STATES, 0))
         self.discarded: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter(prompt=0, sampled=0, merged=0, generated=0)
@@ -140,9 +139,7 @@ class State(Serving, Shares):
         self.served: dict[str, Served] = {}
         self.default_version = 0
         self.policy_updates = 0
-        """How often it was said which weights serve."""
         self.state_changes = 0
-        """How often an episode's state changed."""
         self.orders = 0
         """How often it was said what is leased: the mix, and what nothing more is waited for."""
         self.gate_now = Gate()
@@ -154,12 +151,15 @@ class State(Serving, Shares):
         self.reward_curves = RewardCurves()
         self.evaluations: dict[str, Evaluation] = {}
         """The latest of each model."""
-        self.pots = Pots(settings.group_size)
+        self.pots = Pots()
         self.mix = Mix()
+        self.load = Load(settings.group_size)
+        self.own: dict[str, Direction] = {}
+        """Of models with a mix of their own; `mix` and `load` are those of all others."""
         self.standings: dict[str, Standing] = {}
         """Of each model of which something was ready since the shares were set."""
         self.waits_since = 0.0
-        """When the shares were set, or the proxy started after that: lanes are waited for from then on."""
+        """When the shares of `mix` were set, or the proxy started after that: lanes are waited for from then on."""
         self.plays: dict[Key, Play] = {}
         self.plays_begun = 0
         self.clients = Clients()
@@ -303,15 +303,44 @@ class State(Serving, Shares):
             if one.missing > 0 and one.policy_version == self.policy_version(one.model)
         }
 
-    def room(self, lane: str) -> int | None:
-        """How many more episodes of `lane` may be opened now; None: any number."""
-        most = self.mix.room(lane, self.settings.group_size)
-        return None if most is None else max(0, most - self.pots.load(lane))
+    def directed(self, model: str) -> Direction:
+        """The mix that holds for `model`: its own, or that of all models that have none."""
+        return self.own.get(model) or Direction(self.mix, self.load, self.waits_since)
+
+    def directions(self, models: Iterable[str]) -> list[Direction]:
+        """The mixes of `models`, each once; without any, the one that has no name."""
+        names = dict.fromkeys(model if model in self.own else "" for model in models) or ("",)
+        return [self.directed(name) for name in names]
+
+    def aims(self, model: str | None, members: Mapping[str, str] | None) -> tuple[str, ...]:
+        """The models that an episode may train which is opened so: those that are announced of its members, if any is;
+        its own; else whichever is announced."""
+        named = tuple(dict.fromkeys(members.values() if members else filter(None, (model,))))
+        return tuple(one for one in named if one in self.served) or named or tuple(self.served)
+
+    def room(self, lane: str, models: Iterable[str] = ()) -> int | None:
+        """How many more episodes of `lane` that may train `models` may be opened now; None: any number. There is room
+        as long as any of them has some: the slower ones of a team hold up nobody."""
+        rooms = [one.room(lane, self.settings.group_size) for one in self.directions(models)]
+        return max(0 if room is None else room for room in rooms) if None not in rooms else None
+
+    def paced(self) -> bool:
+        """Whether any lane may be full."""
+        return any(mix.ahead is not None for mix in (self.mix, *(one.mix for one in self.own.values())))
+
+    def lacking(self, pot: Pot, models: Iterable[str] = ()) -> int:
+        """How many episodes the group lacks, of any of `models`, that was begun in a pot."""
+        return max(one.load.lacking(pot) for one in self.directions(models))
+
+    def whose_mix(self) -> str:
+        """Whose mix is meant where no model is named: that of the only one that is announced, if it has its own."""
+        return self.only_model() if self.only_model() in self.own else ""
 
     def regroup(self) -> None:
         """Count groups by the sizes that hold now: that of the settings, and that of the mix."""
         self.queues.regroup(self.settings.group_size)
-        self.pots.arrange(self.mix.group_size or self.settings.group_size)
+        self.pots.arrange()
+        self._recount(self.settings.group_size)
 
     def leasable(self) -> object:
         """A value that stays equal as long as no lease can find anything new."""
@@ -320,6 +349,10 @@ class State(Serving, Shares):
     def alerts(self) -> dict[str, str]:
         """What an operator should look at, by subject."""
         lines = {f"drift of model {model!r}": drift.alert(model) for model, drift in self.drifts.items()}
+        for model in sorted(self.queues.models()) if self.served else ():
+            if model not in self.served:
+                line = f"episodes wait for a trainer of model {model!r}, and none has announced it"
+                lines[f"trainer of {model!r}"] = line
         return {about: line for about, line in lines.items() if line is not None}
 
     def arrived(self, episodes: Iterable[str], batches: Iterable[str]) -> None:
@@ -335,7 +368,7 @@ class State(Serving, Shares):
             opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
             identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
             evaluation=event.evaluation, client=event.client, revision=event.revision, given_lane=event.lane,
-            play=event.play, place=event.place,
+            play=event.play, place=event.place, teachers=event.teachers,
         )
         if event.play is not None and event.place is not None:
             play = self.plays[event.tenant, event.play]
@@ -343,8 +376,10 @@ class State(Serving, Shares):
             play.begin(event.place)
         if (evaluation := self.evaluation(event.evaluation)) is not None:
             evaluation.begin(event.episode)
+        episode.aims = self.aims(event.model, event.members)
         if not episode.eval:
             self.pots.opened(Pot.of(episode), event.at)
+            self._opens(episode, 1)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
         if episode.client is not None:
             self.clients.opened(episode.client, episode)
@@ -353,19 +388,30 @@ class State(Serving, Shares):
 
     def _task_named(self, event: ev.TaskNamed) -> None:
         episode, before = self.episodes[event.episode], Pot.of(self.episodes[event.episode])
+        if not episode.eval:
+            self._opens(episode, -1)
         episode.task, episode.task_derived = event.task, event.derived
         if not episode.eval:
             self.pots.opened(Pot.of(episode), episode.opened_at)
             self.pots.settled(before)
+            self._opens(episode, 1)
+
+    def _opens(self, episode: Episode, change: int) -> None:
+        """`episode`, which no evaluation is, is open or sealed (1), or no more (-1)."""
+        for one in self.directions(episode.aims):
+            one.load.plays(Pot.of(episode), change)
 
     def _marked_eval(self, event: ev.EpisodeMarkedEval) -> None:
         episode = self.episodes[event.episode]
         episode.eval = True
         self.pots.settled(Pot.of(episode))
+        self._opens(episode, -1)
 
     def _call_started(self, event: ev.CallStarted) -> None:
         episode = self.episodes[event.episode]
         episode.active_at = event.at
+        if not (episode.calls or episode.members or episode.model):
+            self._aim(episode, event.model)
         asked = Asked(
             event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
             event.retries,
@@ -378,6 +424,14 @@ class State(Serving, Shares):
         episode.running += len(event.calls)
         self.calls["running"] += len(event.calls)
         self.running[event.model] += len(event.calls)
+
+    def _aim(self, episode: Episode, model: str) -> None:
+        """Its first call is to `model`, and nothing was said before: that one it trains."""
+        if not episode.eval:
+            self._opens(episode, -1)
+        episode.aims = (model,)
+        if not episode.eval:
+            self._opens(episode, 1)
 
     def _call_finished(self, event: ev.CallFinished) -> None:
         episode, turn = self.episodes[event.episode], event.call.turn
@@ -480,6 +534,7 @@ class State(Serving, Shares):
     def _discarded(self, event: ev.EpisodeDiscarded) -> None:
         episode = self.episodes[event.episode]
         for model in event.models:
+            episode.learned[model] = f"{event.reason}: {event.detail}"
             self._filtered(episode, model, event.reason, event.at)
         if not event.models:
             for model in [model for model, share in episode.shares.items() if share is None]:
@@ -514,17 +569,29 @@ class State(Serving, Shares):
 
     def _mix_set(self, event: ev.MixSet) -> None:
         self.orders += 1
-        if event.shares != self.mix.shares:
-            self.standings, self.waits_since = {}, event.at
-        self.mix = Mix(event.shares, event.ahead, event.group_size, event.lane_wait_s)
-        self.pots.arrange(self.mix.group_size or self.settings.group_size)
+        before, new = self.directed(event.model), event.model and event.model not in self.own
+        since, mix = before.since, Mix(event.shares, event.ahead, event.group_size, event.lane_wait_s)
+        if event.shares != before.mix.shares:
+            since = event.at
+            self.standings = {
+                model: one for model, one in self.standings.items()
+                if (model != event.model if event.model else model in self.own)
+            }
+        if event.model:
+            self.own[event.model] = Direction(mix, Load() if new else before.load, since)
+        else:
+            self.mix, self.waits_since = mix, since
+        if new:
+            self._recount(self.settings.group_size)
+        else:
+            self.directed(event.model).arrange(self.settings.group_size)
 
     def _flushed(self, event: ev.GroupsFlushed) -> None:
         self.orders += 1
         self.pots.flush(event.lane, event.task)
 
     def _lanes_lacking(self, event: ev.LanesLacking) -> None:
-        self.pots.wait_in_vain(event.lanes)
+        self.directed(event.model).load.wait_in_vain(event.lanes)
 
     def _play_begun(self, event: ev.PlayBegun) -> None:
         self.plays[event.tenant, event.play] = Play(event.tenant, event.play, event.episodes, self.plays_begun)
@@ -578,6 +645,8 @@ class State(Serving, Shares):
             batch.lease_until += back
         self.pots.restart(event.at)
         self.waits_since = event.at
+        for own in self.own.values():
+            own.since = event.at
         for standing in self.standings.values():
             standing.restart()
         self.clients.restarted(event.at, back)
@@ -620,7 +689,7 @@ class State(Serving, Shares):
         lane = episode.lane
         if state not in ("open", "sealed") and episode.state in ("open", "sealed"):
             self.pots.settled(Pot.of(episode))
-            for model in episode.shares if state == "ready" and lane in self.mix.shares else ():
-                self._standing(model).heard[lane] = at
-        if (change := (state == "ready") - (episode.state == "ready")) != 0:
-            self.pots.waits(Pot.of(episode), change)
+            self._opens(episode, -1)
+            for model in episode.shares if state == "ready" else ():
+                if lane in self.directed(model).mix.shares:
+                    self._standing(model).heard[lane] = at

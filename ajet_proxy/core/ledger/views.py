@@ -63,39 +63,60 @@ def status(state: State) -> dict[str, Any]:
 
 def wanted(state: State) -> dict[str, Any]:
     """How many episodes each lane wants now that has a share, or any ``other`` lane. Without shares, those are named in
-    which most is open or ready. Nothing where no lane is held back."""
-    other = state.room("")
+    which most is open or ready. Nothing where no lane is held back. Of several models, the one that wants most
+    counts."""
+    models = state.aims(None, None)
+    other = state.room("", models)
     if other is None:
         return {}
-    named = sorted(state.mix.shares) or [lane["lane"] for lane in lanes(state)]
-    return {"lanes": {lane: state.room(lane) for lane in sorted(named)}, "other": other}
+    names = dict.fromkeys(model if model in state.own else "" for model in models or ("",))
+    named = {
+        lane for name in names
+        for lane in state.directed(name).mix.shares or [row["lane"] for row in lanes(state, name)]
+    }
+    return {"lanes": {lane: state.room(lane, models) for lane in sorted(named)}, "other": other}
 
 
-def mix(state: State) -> dict[str, Any]:
-    """The mix, with how each lane stands that has a share, and those of the others in which most is open or ready."""
-    mix = state.mix
+def mix(state: State, model: str = "") -> dict[str, Any]:
+    """The mix that holds for a model, with how each lane stands that has a share, and those of the others in which most
+    is open or ready."""
+    name = model if model in state.own else ""
+    mix = state.directed(name).mix
     return {
         "shares": dict(mix.shares), "ahead": mix.ahead or 0, "lane_wait_s": mix.lane_wait_s,
         "group_size": mix.group_size or state.settings.group_size,
-        "lanes": {lane.pop("lane"): lane for lane in lanes(state)},
+        "lanes": {lane.pop("lane"): lane for lane in lanes(state, name)},
     }
 
 
-def lanes(state: State) -> list[dict[str, Any]]:
-    """How lanes stand: ``leased`` are groups since the shares were set, ``owed`` those that a lane has lent, or
-    borrowed if below 0; ``open`` and ``ready`` are episodes."""
-    shares, pots, standings = state.mix.shares, state.pots, state.standings.values()
-    others = (pots.playing.keys() | pots.waiting.keys()) - shares.keys()
-    most = heapq.nsmallest(SHOWN, others, key=lambda lane: (-pots.playing[lane] - pots.waiting[lane], lane))
+def lanes(state: State, name: str = "") -> list[dict[str, Any]]:
+    """How lanes stand in the mix of that name. ``leased`` are groups since the shares were set, ``owed`` those that a
+    lane has lent, or borrowed if below 0. ``open`` and ``ready`` are episodes."""
+    known = state.directed(name)
+    shares, load = known.mix.shares, known.load
+    standings = [
+        one for model, one in state.standings.items() if (model == name if name else model not in state.own)
+    ]
+    others = (load.playing.keys() | load.waiting.keys()) - shares.keys()
+    most = heapq.nsmallest(SHOWN, others, key=lambda lane: (-load.playing[lane] - load.waiting[lane], lane))
     return [
         {
             "lane": lane, "share": shares.get(lane, 0.0),
             "leased": sum(standing.leased.get(lane, 0) for standing in standings),
             "owed": sum(standing.owed.get(lane, 0) for standing in standings),
-            "open": pots.playing[lane], "ready": pots.waiting[lane],
+            "open": load.playing[lane], "ready": load.waiting[lane],
         }
         for lane in (*sorted(shares), *most)
     ]
+
+
+def _all_lanes(state: State) -> list[dict[str, Any]]:
+    """The lanes of each mix, with its ``model`` if several are in use."""
+    tables = {name: lanes(state, name) for name in ("", *state.own)}
+    used = {name: rows for name, rows in tables.items() if rows}
+    if len(used) < 2:
+        return [row for rows in used.values() for row in rows]
+    return [row | ({"model": name} if name else {}) for name, rows in used.items() for row in rows]
 
 
 def overview(state: State, at: float) -> dict[str, Any]:
@@ -110,7 +131,7 @@ def overview(state: State, at: float) -> dict[str, Any]:
             for kind, curve in state.reward_curves.curves.items()
         },
         "tasks": list(state.reward_curves.tasks(SHOWN)),
-        "lanes": lanes(state)[:SHOWN],
+        "lanes": _all_lanes(state)[:SHOWN],
         "quiet": [_idle(episode, at) for episode in idle],
         "leases": [
             {
@@ -149,6 +170,7 @@ def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
     rewards, entries = tuple(episode.rewards.values()), [(call, copy(entry)) for call, entry in episode.calls.items()]
     out = summary(episode)
     out["rewards"] = [reward.to_json() for reward in rewards]
+    out["models"] = _models(episode)
     out["calls"] = (_call(call, entry, episode.id, text.get(call)) for call, entry in entries)
     out["drift"] = {
         model: {"turns": turns, "broken_by": dict(broken)} for model, (turns, broken) in by_model(timelines).items()
@@ -179,8 +201,9 @@ def summary(episode: Episode) -> dict[str, Any]:
     }
     extra = {
         "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
-        "ended_at": episode.ended_at, "members": episode.members, "metadata": episode.metadata or None,
-        "tenant": episode.tenant or None, "shares": _shares(episode), "stored": episode.stored,
+        "ended_at": episode.ended_at, "members": episode.members, "teachers": episode.teachers,
+        "metadata": episode.metadata or None, "tenant": episode.tenant or None, "shares": _shares(episode),
+        "stored": episode.stored,
         "evaluation": episode.evaluation, "cause": episode.cause, "client": episode.client,
         "revision": episode.revision, "play": episode.play,
         "place": None if episode.play is None else episode.place,
@@ -233,9 +256,32 @@ def _shares(episode: Episode) -> dict[str, str] | None:
     """For each of several models, the state of its share; None for an episode without members."""
     if not episode.members:
         return None
-    return {
-        model: "ready" if share is None else "leased" if share else "trained" for model, share in episode.shares.items()
+    return {model: _share(share) for model, share in episode.shares.items()}
+
+
+def _share(share: str | None) -> str:
+    return "ready" if share is None else "leased" if share else "trained"
+
+
+def _models(episode: Episode) -> dict[str, dict[str, Any]]:
+    """For each model, what it sampled in the episode, and what came of that: the sum of who learned what from it."""
+    turns = episode.turns()
+    asked = (*(entry.asked.model for entry in episode.calls.values()), *(turn.model for turn in turns))
+    out: dict[str, dict[str, Any]] = {
+        model: {"calls": 0, "sampled_tokens": 0, "reward": total(episode.rewards_of(model))}
+        for model in dict.fromkeys((*asked, *episode.shares, *episode.learned))
     }
+    for turn in turns:
+        out[turn.model]["calls"] += 1
+        out[turn.model]["sampled_tokens"] += turn.sampled
+    for model, share in episode.shares.items() if episode.state != "discarded" else ():
+        out[model]["share"] = _share(share)
+    for model, came in episode.learned.items():
+        if isinstance(came, str):
+            out[model].update(share="filtered", reason=came)
+        else:
+            out[model]["policy_version"] = came
+    return out
 
 
 def _call(name: str, entry: CallEntry, episode: str, text: bytes | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Where a hundred agents wait to play a dozen tasks, the room for two groups would
 None of them makes a group, and they grow old until the others come.
 
 A thousand clients may wait at once. So whatever happens in the ledger wakes as many of a lane as there is room for, and
-nobody else looks again.
+nobody else looks again. Those of one lane whose episodes may train the same models wait together.
 """
 
 from __future__ import annotations
@@ -18,71 +18,74 @@ from ajet_proxy.core.ledger.pots import Pot
 
 Turns = deque[tuple[int, asyncio.Event]]
 """Those who wait, numbered in the order in which they came."""
+Where = tuple[str, tuple[str, ...]]
+"""A lane, and the models that episodes may train."""
 
 
 class Pace:
-    """`room` tells how many more episodes of a lane may be opened now; None is any number. `lacking` tells how many
-    episodes the group lacks that was begun in a pot, if one was. Call `changed` when that may have changed, as long as
-    `watch` says that anybody waits."""
+    """`room` tells how many more episodes of a lane may be opened now that may train some models; None is any number.
+    `lacking` tells how many episodes the group lacks that was begun in a pot, if one was. Call `changed` when that may
+    have changed, as long as `watch` says that anybody waits."""
 
     def __init__(
-        self, room: Callable[[str], int | None], lacking: Callable[[Pot], int] = lambda pot: 0,
+        self, room: Callable[[str, tuple[str, ...]], int | None],
+        lacking: Callable[[Pot, tuple[str, ...]], int] = lambda pot, models: 0,
         watch: Callable[[bool], None] = lambda waits: None,
     ) -> None:
         self._room, self._lacking, self._watch = room, lacking, watch
-        self._waiting: dict[str, dict[Pot, Turns]] = {}
+        self._waiting: dict[Where, dict[Pot, Turns]] = {}
         self._numbers = count()
         self._stopping = False
 
-    async def enter(self, pot: Pot, hold_s: float) -> bool:
-        """Returns once an episode of `pot` may be opened, which its caller does at once. False if that took longer
-        than `hold_s`, or if nobody is held any more."""
-        lane = pot.lane
-        if lane not in self._waiting and self._room(lane) != 0:
+    async def enter(self, pot: Pot, hold_s: float, models: tuple[str, ...] = ()) -> bool:
+        """Returns once an episode of `pot` that may train `models` may be opened, which its caller does at once. False
+        if that took longer than `hold_s`, or if nobody is held any more."""
+        where = pot.lane, models
+        if where not in self._waiting and self._room(*where) != 0:
             return True
         if not self._waiting:
             self._watch(True)
         turn = next(self._numbers), asyncio.Event()
-        self._waiting.setdefault(lane, {}).setdefault(pot, deque()).append(turn)
+        self._waiting.setdefault(where, {}).setdefault(pot, deque()).append(turn)
         try:
             async with asyncio.timeout(hold_s):
                 while not self._stopping:
                     await turn[1].wait()
                     turn[1].clear()
-                    if self._room(lane) != 0:
+                    if self._room(*where) != 0:
                         return True
         except TimeoutError:
             pass
         finally:
-            self._leave(pot, turn)
+            self._leave(where, pot, turn)
             self.changed()  # whom it keeps out no longer, if it goes away
         return False
 
-    def _leave(self, pot: Pot, turn: tuple[int, asyncio.Event]) -> None:
-        pots = self._waiting[pot.lane]
+    def _leave(self, where: Where, pot: Pot, turn: tuple[int, asyncio.Event]) -> None:
+        pots = self._waiting[where]
         pots[pot].remove(turn)
         if not pots[pot]:
             del pots[pot]
         if not pots:
-            del self._waiting[pot.lane]
+            del self._waiting[where]
         if not self._waiting:
             self._watch(False)
 
-    def full(self) -> list[str]:
-        """The lanes in which somebody waits."""
+    def full(self) -> list[Where]:
+        """Where somebody waits."""
         return sorted(self._waiting)
 
     def changed(self) -> None:
         """Something happened: those who have room now go on."""
-        for lane, pots in self._waiting.items():
-            if (room := self._room(lane)) != 0:
-                for _, turn in islice(self._in_order(pots), room):
-                    turn.set()
+        some = [(where, room) for where in self._waiting if (room := self._room(*where)) != 0]
+        for where, room in sorted(some, key=lambda one: min(turns[0][0] for turns in self._waiting[one[0]].values())):
+            for _, turn in islice(self._in_order(self._waiting[where], where[1]), room):
+                turn.set()
 
-    def _in_order(self, pots: dict[Pot, Turns]) -> Iterator[tuple[int, asyncio.Event]]:
+    def _in_order(self, pots: dict[Pot, Turns], models: tuple[str, ...]) -> Iterator[tuple[int, asyncio.Event]]:
         """Those of a lane who wait: as many as the groups lack that were begun, then pot by pot."""
         first = sorted(pots.items(), key=lambda item: item[1][0][0])
-        begun = [(turns, self._lacking(pot)) for pot, turns in first]
+        begun = [(turns, self._lacking(pot, models)) for pot, turns in first]
         return chain(
             chain.from_iterable(islice(turns, lacking) for turns, lacking in begun),
             chain.from_iterable(islice(turns, lacking, None) for turns, lacking in begun),

@@ -24,7 +24,7 @@ from ajet_proxy.core.control import api
 from ajet_proxy.core.control.runs import RUN_ROUTES
 from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.commands import paced_pot
+from ajet_proxy.core.ledger.commands import paced
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.control.pace import Pace
@@ -84,7 +84,7 @@ class Control:
         self._metrics = metrics
         self._config = config
         self._stopping = asyncio.Event()
-        self._pace = Pace(store.state.room, store.state.pots.lacking, self._watch)
+        self._pace = Pace(store.state.room, store.state.lacking, self._watch)
         self._runs = RunsPort(store, clock)
 
     def stop(self) -> None:
@@ -245,11 +245,14 @@ class Control:
     async def _open_episode(self, http: web.Request, request: api.Request) -> web.StreamResponse:
         """An episode is opened once its lane has room for it. What is wrong with it is said before, and who has it
         already has it again."""
-        paced = self._store.state.mix.ahead is not None
-        if paced and (pot := paced_pot(self._decide(request, "").events)) is not None:
+        self._check_engines(request)
+        state = self._store.state
+        where = paced(state, self._decide(request, "").events) if state.paced() else None
+        if where is not None:
+            pot, models = where
             asked = parse(routes.OpenEpisode, request.body).hold_s
             hold_s = min(HOLD_S if asked is None else max(0.0, asked), HOLD_S, self._config.gate_hold_s)
-            if not await self._pace.enter(pot, hold_s):
+            if not await self._pace.enter(pot, hold_s, models):
                 said = f"lane {pot.lane!r} has as many groups open or ready as may be ahead of what is leased"
                 raise NotReady(said, code="lane_full", retry_after=1.0)
         try:
@@ -258,6 +261,17 @@ class Control:
             self._pace.changed()  # the room is somebody else's, if it was not taken
         http[SUBJECT] = (answer.body() or {}).get("episode", "")
         return await _response(http, answer)
+
+    def _check_engines(self, request: api.Request) -> None:
+        """`NotReady` if a member or teacher has a model that no engine serves: it is misspelt, or its trainer has yet
+        to announce it."""
+        body = parse(routes.OpenEpisode, request.body)
+        agents = {model: name for name, model in {**(body.members or {}), **(body.teachers or {})}.items()}
+        if (model := self._engines.lacks(agents)) is not None:
+            self._decide(request, "")  # what is wrong with the request is said first
+            known = ", ".join(map(repr, self._engines.names()))
+            said = f"no engine serves {model!r}, the model of {agents[model]!r}; there are engines for {known}"
+            raise NotReady(said, code="no_engine", retry_after=1.0)
 
     async def _close_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""
@@ -321,9 +335,9 @@ class Control:
 
     def _held_alerts(self) -> Iterator[str]:
         """Lanes in which agents wait for room that nobody makes."""
-        shares = self._store.state.mix.shares
-        for lane in self._pace.full() if shares else ():
-            if not shares.get(lane):
+        for lane, models in self._pace.full():
+            mixes = [one.mix for one in self._store.state.directions(models)]
+            if all(mix.shares and not mix.shares.get(lane) for mix in mixes):
                 yield f"agents wait to play lane {lane!r}, which has no share in the mix (ajet mix)"
 
     def _model(self, name: str) -> dict[str, Any]:

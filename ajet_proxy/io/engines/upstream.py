@@ -82,6 +82,11 @@ class Engines:
         """Where a request for `model` can go; empty while no engine at all is known, or none of an announced model."""
         return self.of(model) or (() if model in self._models() else self.all())
 
+    def lacks(self, models: Iterable[str]) -> str | None:
+        """The first of the models that no engine serves, although there are engines for others."""
+        known = self.names()
+        return next((model for model in models if model not in known and not self.of(model) and self.all()), None)
+
     def home(self, model: str) -> str:
         """As whose a request for `model` counts: that of a model with engines of its own, of the only one that is
         announced, or "" for any other."""

@@ -152,7 +152,8 @@ class LocalPort:
                 identity, metadata = self._continued(self._current(named), request.history, request.sent)
             episode = identity.episode or self._clock.new_id("ep")
             known = state.find(episode)
-            agent = identity.labels.agent or (None if known is None else known.agent) or ""
+            said = identity.labels.agent
+            agent = said or "" if known is None else known.agent_of(said, request.model)
             chosen = None if known is None else known.model_for(agent, request.model, self._engines.names())
             model = chosen or request.model or state.only_model()
             opening = partial(

@@ -32,9 +32,9 @@ from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger.clients import Client, Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
-from ajet_proxy.core.ledger.mix import Mix, Standing
+from ajet_proxy.core.ledger.mix import Direction, Mix, Standing
 from ajet_proxy.core.ledger.plays import Play
-from ajet_proxy.core.ledger.pots import Gathering, Pot, Pots
+from ajet_proxy.core.ledger.pots import Gathering, Load, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
 from ajet_proxy.core.ledger.runs import WantedRun
@@ -49,7 +49,7 @@ from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, fram
 KINDS: dict[str, Any] = {
     "Asked": Asked, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve, "Drift": Drift, "Episode": Episode,
     "Evaluation": Evaluation, "Gathering": Gathering, "Mix": Mix, "Pots": Pots, "Standing": Standing,
-    "Client": Client, "Clients": Clients,
+    "Client": Client, "Clients": Clients, "Direction": Direction, "Load": Load,
     "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Play": Play, "Point": Point,
     "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,
     "Texts": Texts, "Turn": Turn, "WantedRun": WantedRun,
@@ -174,12 +174,12 @@ def _derive(state: State) -> None:
         state.episode_by_call.update(dict.fromkeys(episode.calls, episode.id))
         if episode.running:
             state.running.update(entry.asked.model for entry in episode.calls.values() if entry.state == "running")
+        episode.aims = episode.aims or episode.aimed()  # earlier versions have none
         if episode.state in ("open", "sealed"):
             state.unsettled[episode.id] = episode
     state.leased = {name: batch for name, batch in state.batches.items() if batch.state == "leased"}
     if not state.pots.gatherings:  # earlier versions have none
-        ready = (episode for episode in state.episodes.values() if episode.state == "ready")
-        state.pots.rebuild(state.unsettled.values(), ready, state.queues.pots(), state.now)
+        state.pots.rebuild(state.unsettled.values(), state.queues.pots(), state.now)
     state.regroup()
 
 

@@ -94,6 +94,30 @@ def test_opening_an_episode_over_several_models(caller: Caller) -> None:
     assert caller.post("/episodes", {"model": "n"})["policy_version"] == 8
 
 
+def test_opening_an_episode_with_a_teacher(caller: Caller) -> None:
+    caller.rig.announce("m", 7)
+    answer = caller.post("/episodes", {"members": {"solver": "m"}, "teachers": {"tutor": "t"}})
+    assert answer["teachers"] == {"tutor": {"model": "t", "policy_version": 0}}
+    assert caller.rig.state.episodes[answer["episode"]].teachers == {"tutor": "t"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"members": {"": "m"}}, "members", "1 to 1000"), ({"members": {"a": ""}}, "members", "1 to 1000"),
+        ({"members": {"a" * 1001: "m"}}, "members", "1 to 1000"), ({"teachers": {"a": "m" * 1001}}, "teachers", "1 to"),
+        ({"members": {"a": "m"}, "teachers": {"a": "n"}}, "teachers", "'a' is a member and a teacher"),
+        ({"members": {"a": "m"}, "teachers": {"b": "m"}}, "teachers", "others learn as 'm'"),
+        ({"model": "m", "teachers": {"b": "m"}}, "teachers", "others learn as 'm'"),
+    ],
+)  # fmt: skip
+def test_a_team_that_cannot_be_told_apart(caller: Caller, body: Any, param: str, words: str) -> None:
+    with pytest.raises(BadRequest, match=words) as caught:
+        caller.post("/episodes", body)
+    assert caught.value.param == param
+    assert not caller.rig.state.episodes
+
+
 def test_a_key_for_one_episode_opens_no_other(caller: Caller) -> None:
     with pytest.raises(Forbidden):
         caller.post("/episodes", {}, claims=Claims("agent", "", "mine"))
@@ -525,7 +549,7 @@ def test_a_trainers_key_that_names_its_model_is_refused_for_others(caller: Calle
         ("POST", f"/batches/{other}/extend", {}), ("POST", f"/batches/{other}/ack", {"policy_version": 1}),
         ("POST", "/gate/close", {"model": "coder"}), ("POST", "/gate/open", {"policy_version": 1, "model": "coder"}),
         ("POST", "/policy", {"model": "coder", "version": 9}),
-        ("POST", "/evaluations", {"model": "coder", "episodes": 1}),
+        ("POST", "/evaluations", {"model": "coder", "episodes": 1}), ("PUT", "/mix", {"model": "coder"}),
         ("GET", f"/evaluations/{evaluation}", None), ("POST", "/groups/flush", {}), ("POST", "/groups/flush", None),
     ]  # fmt: skip
     for method, path, body in asks:
@@ -552,3 +576,35 @@ def test_a_trainers_key_says_which_model_is_meant_where_none_is_named(caller: Ca
     with pytest.raises(BadRequest, match="JSON object"):
         caller.post("/gate/close", [], claims=PLANNER)
     assert caller.ask("GET", "/status", claims=PLANNER)["models"].keys() == {"planner", "coder"}
+
+
+def test_a_model_is_named_in_a_thousand_characters(caller: Caller) -> None:
+    name = "m" * 1001
+    for path, body in (
+        ("/gate/close", {}), ("/gate/open", {"policy_version": 1}), ("/evaluations", {"episodes": 1}),
+        ("/policy", {"version": 1}), ("/batches/lease", {}),
+    ):  # fmt: skip
+        with pytest.raises(BadRequest, match="model must have 0 to 1000 characters"):
+            caller.post(path, body | {"model": name})
+    for method, change, query in (("PUT", {"model": name}, {}), ("DELETE", None, {"model": name})):
+        with pytest.raises(BadRequest, match="model must have 0 to 1000 characters"):
+            caller.ask(method, "/mix", change, query=query)
+
+
+def test_a_trainers_key_shows_and_changes_the_mix_of_its_model(caller: Caller) -> None:
+    of_two_models(caller)
+    assert caller.ask("PUT", "/mix", {"ahead": 3, "shares": {"a": 1.0}}, claims=PLANNER)["ahead"] == 3
+    assert caller.ask("GET", "/mix", claims=PLANNER)["shares"] == {"a": 1.0}
+    assert caller.ask("DELETE", "/mix", claims=PLANNER)["shares"] == {}
+    trainer = Claims("trainer")
+    assert [
+        caller.ask("GET", "/mix", query={"model": name}, claims=trainer)["ahead"] for name in ("planner", "coder")
+    ] == [3, 0]
+    for method in ("GET", "DELETE"):
+        with pytest.raises(Forbidden):
+            caller.ask(method, "/mix", query={"model": "coder"}, claims=PLANNER)
+    assert caller.ask("GET", "/mix", claims=trainer)["ahead"] == 0
+    for method in ("PUT", "DELETE"):
+        with pytest.raises(Conflict) as caught:
+            caller.ask(method, "/mix", {} if method == "PUT" else None, claims=trainer)
+        assert caught.value.code == "several_models"

@@ -77,19 +77,21 @@ def test_text_is_what_utf8_holds() -> None:
 def test_a_header_that_looks_like_ours_is_told_from_those_that_are() -> None:
     names = ["X-AJet-Episode", "x-ajet-call", "X-AJET-TASK", "X-AJet-Agent", "X-AJet-Eval", "X-AJet-Wire"]
     ours = [*names, "X-AJet-Reward", "X-AJet-Reward-Call", "X-AJet-Reward-State", "X-AJet-Reward-Model", "X-AJet-Final",
-            "X-AJ", "Accept"]  # fmt: skip
+            "X-AJet-Reward-Agent", "X-AJ", "Accept"]  # fmt: skip
     assert Headers(dict.fromkeys(ours, "")).misspelt == {}
     assert Headers(dict.fromkeys(["x-ajet-rewards", "X-AJet-Epsiode", "X-AJet-"], "")).misspelt == {
         "x-ajet-rewards": "X-AJet-Reward", "x-ajet-epsiode": "X-AJet-Episode", "x-ajet-": "X-AJet-Wire",
     }
 
 
-def test_a_reward_may_be_for_one_model() -> None:
-    reward = Headers({"x-ajet-reward": "0.5", "x-ajet-reward-model": "planner"}).labels.reward
+@pytest.mark.parametrize("whose", ["model", "agent"])
+def test_a_reward_may_be_for_one_model_or_agent(whose: str) -> None:
+    reward = Headers({"x-ajet-reward": "0.5", f"x-ajet-reward-{whose}": "planner"}).labels.reward
     assert reward is not None
-    assert (reward.value, reward.model) == (0.5, "planner")
-    with pytest.raises(BadRequest, match="X-AJet-Reward-Model need X-AJet-Reward"):
-        Headers({"x-ajet-reward-model": "planner"}).labels  # noqa: B018
+    other = {"model": reward.agent, "agent": reward.model}[whose]
+    assert (reward.value, getattr(reward, whose), other) == (0.5, "planner", None)
+    with pytest.raises(BadRequest, match="X-AJet-Reward-Model and X-AJet-Reward-Agent need X-AJet-Reward"):
+        Headers({f"x-ajet-reward-{whose}": "planner"}).labels  # noqa: B018
 
 
 def test_the_way_that_a_request_came() -> None:

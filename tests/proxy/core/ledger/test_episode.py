@@ -161,6 +161,23 @@ def test_which_models_an_episode_trains() -> None:
     assert models(blank(members={"x": "a", "y": "b"}), "b", "a", "judge") == ["b", "a"]
     assert models(blank(members={"x": "a"}), "judge") == []
     assert models(blank()) == []
+    assert models(blank(teachers={"x": "a"}), "a", "b", "c") == ["b"]
+    assert models(blank(teachers={"x": "a"}), "a") == []
+    assert models(blank(members={"y": "b"}, teachers={"x": "a"}), "a", "b") == ["b"]
+
+
+def test_whose_call_it_is_and_to_which_model() -> None:
+    """The name of a member or teacher may be asked for as a model; what a call says of its agent comes first."""
+    episode = blank(members={"plans": "p", "codes": "c"}, teachers={"tells": "t"}, agent="all", model="m")
+    for said, asked, agent, model in (
+        (None, "plans", "plans", "p"), (None, "tells", "tells", "t"), (None, "gpt-4o", "all", "m"),
+        (None, "judge", "all", None), ("codes", "gpt-4o", "codes", "c"), ("codes", "plans", "codes", "c"),
+        ("other", "plans", "other", "p"), ("other", "", "other", "m"),
+    ):
+        assert (found := episode.agent_of(said, asked)) == agent
+        assert episode.model_for(found, asked, ("", "judge", "p", "c", "t")) == model
+    assert blank().agent_of(None, "x") == ""
+    assert episode.plays_models() == {"p", "c", "t", "m"}
 
 
 def test_shares_add_up_to_a_state() -> None:
@@ -291,6 +308,7 @@ def asking(model: str, reason: str | None = None) -> CallEntry:
 
 @pytest.mark.parametrize(("fields", "wanted"), [
     ({}, ["a"]), ({"model": "b"}, ["b"]), ({"eval": True}, []), ({"members": {"x": "b", "y": "c"}}, ["b", "c"]),
+    ({"teachers": {"x": "a"}}, ["b"]), ({"teachers": {"x": "a", "y": "b", "z": "c"}}, []),
 ])  # fmt: skip
 def test_which_calls_would_be_trained_if_they_were_whole(fields: dict[str, object], wanted: list[str]) -> None:
     episode = blank(**fields, calls={name: asking(name) for name in "abc"})

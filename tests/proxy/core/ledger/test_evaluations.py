@@ -70,6 +70,8 @@ def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRi
         ({"eval": True}, True),
         ({"eval": True, "model": "n"}, False),
         ({"eval": True, "members": {"a": "m"}}, False),
+        ({"eval": True, "members": {"a": "m", "b": "n"}, "model": "m"}, True),
+        ({"eval": True, "members": {"a": "m"}, "model": "n"}, False),
         ({"eval": False, "model": "m"}, False),
     ],
 )

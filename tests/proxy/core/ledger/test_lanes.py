@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.commands import paced_pot
+from ajet_proxy.core.ledger.commands import paced
 from ajet_proxy.core.ledger.events import LanesLacking
 from ajet_proxy.core.ledger.pots import Pot, Pots
 from ajet_sdk.errors import BadRequest
@@ -154,8 +154,8 @@ def test_what_does_not_fit_is_formed_anew_in_its_lane(rig: LedgerRig) -> None:
 
 def full(rig: LedgerRig, body: OpenEpisode) -> bool:
     """Whether an opening would have to wait."""
-    pot = paced_pot(rig.commands.open_episode(body, episode=body.id or "new", at=rig.at, tenant=""))
-    return pot is not None and rig.state.room(pot.lane) == 0
+    where = paced(rig.state, rig.commands.open_episode(body, episode=body.id or "new", at=rig.at, tenant=""))
+    return where is not None and rig.state.room(where[0].lane, where[1]) == 0
 
 
 def wanted(rig: LedgerRig) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_without_a_pace_any_number_is_wanted(rig: LedgerRig) -> None:
 def test_a_lane_is_full_when_so_many_are_open_or_ready(rig: LedgerRig) -> None:
     mix(rig, ahead=2)
     assert wanted(rig) == {"lanes": {}, "other": 4}
-    assert paced_pot(()) is None
+    assert paced(rig.state, ()) is None
     first = rig.open(task="math/1")
     rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1")
     assert wanted(rig) == {"lanes": {"code": 2, "math": 2}, "other": 4}
@@ -218,15 +218,16 @@ def test_what_is_left_of_a_task_keeps_nobody_out(rig: LedgerRig) -> None:
 def test_a_group_that_was_begun_lacks_episodes_until_it_is_whole(rig: LedgerRig) -> None:
     mix(rig, group_size=3)
     body = OpenEpisode(task="math/1", revision="r")
-    pot = paced_pot(rig.commands.open_episode(body, episode="new", at=rig.at, tenant=""))
-    assert pot is not None
-    lacking = [rig.state.pots.lacking(pot)]
+    where = paced(rig.state, rig.commands.open_episode(body, episode="new", at=rig.at, tenant=""))
+    assert where is not None
+    pot, _ = where
+    lacking = [rig.state.lacking(pot)]
     for _ in range(3):
         opened = rig.open(task="math/1", revision="r")
-        lacking.append(rig.state.pots.lacking(pot))
+        lacking.append(rig.state.lacking(pot))
     assert pot == Pot.of(rig.state.episode(opened))
     rig.ready("math/1"), rig.abort(opened)
-    lacking.append(rig.state.pots.lacking(pot))
+    lacking.append(rig.state.lacking(pot))
     assert lacking == [0, 2, 1, 0, 1]
 
 
@@ -259,9 +260,8 @@ def test_groups_are_counted_by_the_sizes_that_hold_now(rig: LedgerRig) -> None:
 def test_pots_are_rebuilt_from_what_earlier_versions_have_kept(rig: LedgerRig) -> None:
     mix(rig, ahead=9)
     rig.open(task="math/1"), rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1", eval=True)
-    pots, state = Pots(2), rig.state
-    ready = [episode for episode in state.episodes.values() if episode.state == "ready"]
-    pots.rebuild(state.unsettled.values(), ready, state.queues.pots(), rig.at)
+    pots, state = Pots(), rig.state
+    pots.rebuild(state.unsettled.values(), state.queues.pots(), rig.at)
     assert pots == state.pots
 
 

@@ -186,10 +186,14 @@ class AnythingHappens(RuleBasedStateMachine):
     @rule(
         shares=st.sampled_from([None, {"default": 1.0}, {"default": 0.5, "lane": 0.5}, {"lane": 0.25, "x": 0.75}]),
         ahead=st.sampled_from([None, 0, 2]), lane_wait_s=st.sampled_from([None, 0.0, 30.0]), free=st.booleans(),
+        model=st.one_of(st.none(), MODELS), group_size=st.sampled_from([None, 1, 3]),
     )
-    def sets_the_mix(self, free: bool, **fields: Any) -> None:
-        commands, at = self.rig.commands, self.rig.at
-        self.rig.run(commands.drop_mix(at=at) if free else commands.set_mix(SetMix(**fields), at=at))
+    def sets_the_mix(self, free: bool, model: str | None, **fields: Any) -> None:
+        run, commands, at = self.rig.run, self.rig.commands, self.rig.at
+        if free:
+            self.attempt(lambda: run(commands.drop_mix(model, at=at)))
+        else:
+            self.attempt(lambda: run(commands.set_mix(SetMix(model=model, **fields), at=at)))
 
     @rule(model=MODELS, version=st.integers(0, 3))
     def trains(self, model: str, version: int) -> None:

@@ -126,6 +126,65 @@ def test_the_parts_of_an_episode_over_several_models(rig: LedgerRig) -> None:
     assert views.record(rig.state, episode, tokens="none")["shares"] == {"m": "trained", "n": "leased", "o": "ready"}
 
 
+def test_who_learned_what_from_an_episode(rig: LedgerRig) -> None:
+    """Each model with what it sampled and earned, and what came of its share."""
+    rig.announce("m", 3)
+    rig.open("ep", task="t", members={"a": "m", "b": "n", "c": "o"}, teachers={"d": "judge"})
+
+    def told() -> dict[str, Any]:
+        shown: dict[str, Any] = views.record(rig.state, "ep")["models"]
+        counts = {"calls", "sampled_tokens"}
+        return {model: {name: one[name] for name in one if name not in counts} for model, one in shown.items()}
+
+    for model in ("m", "m", "n", "o", "judge"):
+        rig.call("ep", model=model)
+    rig.reward("ep", 0.5, model="m", final=False)
+    rig.reward("ep", 2.0, model="n", final=False)
+    assert told()["m"] == {"reward": 0.5}
+    rig.seal("ep")
+    assert told() == {
+        "m": {"reward": 0.5, "share": "ready"}, "n": {"reward": 2.0, "share": "ready"},
+        "o": {"reward": None, "share": "ready"}, "judge": {"reward": None},
+    }
+    first, second = rig.lease(model="m", group_size=1), rig.lease(model="n", group_size=1)
+    assert rig.lease(model="o", group_size=1) is None
+    assert first is not None and second is not None
+    rig.ack(first, version=4)
+    rig.ack(second, ep="too_long: 9 tokens")
+    calls = views.record(rig.state, "ep")["models"]
+    assert [(one["calls"], one["sampled_tokens"] > 0) for one in calls.values()] == [(2, True), *[(1, True)] * 3]
+    assert rig.lease(model="o", group_size=1) is None
+    assert rig.state_of("ep") == "trained"
+    why = "no_reward: no whole call is of what was rewarded: model 'm', model 'n'"
+    assert told() == {
+        "m": {"reward": 0.5, "share": "trained", "policy_version": 4},
+        "n": {"reward": 2.0, "share": "filtered", "reason": "filtered: too_long: 9 tokens"},
+        "o": {"reward": None, "share": "filtered", "reason": why},
+        "judge": {"reward": None},
+    }
+
+
+def test_what_a_discarded_episode_would_have_taught(rig: LedgerRig) -> None:
+    rig.open("ep", model="m")
+    rig.call("ep")
+    rig.reward("ep", 1.0)
+    rig.abort("ep")
+    (one,) = views.record(rig.state, "ep")["models"].values()
+    assert (one["calls"], one["reward"], one.get("share")) == (1, 1.0, None)
+
+
+def test_a_model_that_nobody_trains_is_an_alert(rig: LedgerRig) -> None:
+    rig.open("ep", members={"a": "m", "b": "n"})
+    for model in "mn":
+        rig.call("ep", model=model)
+    rig.reward("ep")
+    assert list(rig.state.alerts()) == []
+    rig.announce("m", 1)
+    assert list(rig.state.alerts().values()) == ["episodes wait for a trainer of model 'n', and none has announced it"]
+    rig.announce("n", 1)
+    assert list(rig.state.alerts()) == []
+
+
 def test_records_come_newest_first(rig: LedgerRig) -> None:
     names = [rig.open() for _ in range(4)]
     rig.abort(names[1])

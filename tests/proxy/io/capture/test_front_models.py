@@ -35,6 +35,21 @@ async def test_a_model_that_is_served_by_name_stays_what_was_asked_for() -> None
         assert len(other.llm_requests()) == 1
 
 
+async def test_the_name_of_an_agent_may_be_asked_for_as_a_model() -> None:
+    """So a program that says `model="plans"` needs no change. A label says whose call it is, whatever is asked for."""
+    async with EngineStub(models=("planner",)) as one, EngineStub(models=("coder",)) as two, Front() as front:
+        for model, stub in (("planner", one), ("coder", two)):
+            front.announce(model, 1, stub.url)
+        front.open("ep", members={"plans": "planner"}, teachers={"codes": "coder"})
+        for asked, label in (("plans", {}), ("codes", {}), ("plans", {"X-AJet-Agent": "codes"}), ("coder", {})):
+            answer = await send(f"{front.url}/e/ep{CHAT}", body={**BODY, "model": asked}, headers=label)
+            assert answer.status == 200
+        assert [(call.agent, call.model, "model" in call.altered) for call in front.calls] == [
+            ("plans", "planner", True), ("codes", "coder", True), ("codes", "coder", True), ("", "coder", False),
+        ]  # fmt: skip
+        assert (len(one.llm_requests()), len(two.llm_requests())) == (1, 3)
+
+
 async def test_a_call_waits_at_the_gate_of_the_model_that_will_serve_it() -> None:
     async with EngineStub(models=("planner",)) as one, EngineStub(models=("coder",)) as two, Front() as front:
         for model, stub in (("planner", one), ("coder", two)):

@@ -19,10 +19,10 @@ class Lanes:
         self.room: dict[str, int | None] = dict(room)
         self.looks = 0
         self.lacking: dict[str, int] = {}
-        self.pace = Pace(self.look, lambda pot: self.lacking.get(pot.task, 0))
+        self.pace = Pace(self.look, lambda pot, models: self.lacking.get(pot.task, 0))
         self.entered: list[str] = []
 
-    def look(self, lane: str) -> int | None:
+    def look(self, lane: str, models: tuple[str, ...]) -> int | None:
         self.looks += 1
         return self.room[lane]
 
@@ -111,10 +111,10 @@ async def test_who_leaves_keeps_nobody_waiting() -> None:
 
 async def test_it_says_while_anybody_waits() -> None:
     watched: list[bool] = []
-    pace = Pace(lambda lane: 0, watch=watched.append)
+    pace = Pace(lambda lane, models: 0, watch=watched.append)
     waiting = [asyncio.create_task(pace.enter(Pot(lane, "t", ""), 30.0)) for lane in "ab"]
     await settled()
-    assert (watched, pace.full()) == ([True], ["a", "b"])
+    assert (watched, pace.full()) == ([True], [("a", ()), ("b", ())])
     pace.stop()
     await asyncio.gather(*waiting)
     assert (watched, pace.full()) == ([True, False], [])
@@ -144,3 +144,24 @@ async def test_whatever_happens_few_of_many_look_again() -> None:
     lanes.pace.stop()
     assert await asyncio.gather(*waiting) == [False] * 1000
     assert not await lanes.enter("a")
+
+
+async def test_of_several_models_who_waits_for_longest_goes_first() -> None:
+    """Both wait for the room of m, and it is enough for one."""
+    room = {("m",): 0, ("m", "n"): 0}
+    pace, entered = Pace(lambda _, models: room[models]), list[str]()
+
+    async def enter(who: str, models: tuple[str, ...]) -> None:
+        if await pace.enter(Pot("a", who, ""), 30.0, models):
+            room.update(dict.fromkeys(room, 0))
+            entered.append(who)
+
+    names = {"team": ("m", "n"), "alone": ("m",), "late": ("m", "n")}
+    waiting = [asyncio.create_task(enter(*item)) for item in names.items()]
+    await settled()
+    for _ in names:
+        room.update(dict.fromkeys(room, 1))
+        pace.changed()
+        await settled()
+    await asyncio.gather(*waiting)
+    assert entered == ["team", "alone", "late"]

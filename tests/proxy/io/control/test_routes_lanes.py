@@ -241,3 +241,19 @@ async def test_the_command_shows_and_changes_the_mix(client: Client) -> None:
     await rewarded(client, "other/1")
     await client.control("PUT", "/mix", {"shares": {"math": 1.0}})
     assert "not leased, since without a share: other" in (await ajet(client, "mix"))[1]
+
+
+async def test_a_model_that_nobody_trains_holds_up_no_team(client: Client) -> None:
+    for model in ("m", "n"):
+        await client.control("POST", "/policy", {"model": model, "version": 1})
+        assert (await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1, "model": model})).status == 200
+    code, said = await ajet(client, "mix", "--model", "m", "--ahead", "2", "--json")
+    assert (code, json.loads(said)["ahead"]) == (0, 2)
+    assert (await client.control("GET", "/mix?model=n")).json["ahead"] == 1
+    team, alone = {"task": "a/1", "members": {"x": "m", "y": "n"}}, {"task": "a/1", "model": "n"}
+    statuses = [(await client.control("POST", "/episodes", body | {"hold_s": 0.0})).status for body in (team, team)]
+    assert statuses == [200, 200]
+    for body in (team, alone):
+        refused = await client.control("POST", "/episodes", body | {"hold_s": 0.0})
+        assert (refused.status, refused.json["error"]["code"]) == (503, "lane_full")
+    assert (await client.control("GET", "/wanted")).json["other"] == 2

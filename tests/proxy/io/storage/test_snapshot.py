@@ -128,6 +128,35 @@ def test_the_mix_and_the_pots_are_kept(tmp_path: Path) -> None:
     assert all(isinstance(pot, Pot) for pot in loaded.pots.gatherings)
 
 
+def test_what_is_open_and_ready_is_counted_anew_where_an_earlier_version_has_not(tmp_path: Path) -> None:
+    """It knows of one mix, and of no models that an episode may train."""
+    rig = LedgerRig()
+    rig.run(rig.commands.set_mix(SetMix({"math": 1.0}, ahead=4), at=rig.at))
+    rig.ready("math/1")
+    for fields in ({"model": "m"}, {"members": {"x": "m", "y": "n"}}, {}):
+        rig.open(task="math/2", **fields)
+    rig.begin(rig.open(task="math/2"), model="n")
+    expected, load = picture(rig.state), rig.state.load
+    for episode in rig.state.episodes.values():
+        episode.aims = ()
+    del rig.state.load, rig.state.own
+    loaded = stored(tmp_path, rig.state)
+    assert picture(loaded) == expected
+    assert (loaded.load, loaded.own) == (load, {})
+    aims = [episode.aims for episode in loaded.unsettled.values()]
+    assert aims == [("m",), ("m", "n"), (), ("n",)]
+
+
+def test_the_mix_of_a_model_is_kept(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    rig.announce("m", 1)
+    rig.run(rig.commands.set_mix(SetMix({"math": 1.0}, ahead=4, model="m"), at=rig.at))
+    rig.ready("math/1"), rig.open(task="math/1")
+    loaded = stored(tmp_path, rig.state)
+    assert picture(loaded) == picture(rig.state)
+    assert loaded.own == rig.state.own
+
+
 def test_queues_of_tasks_become_queues_of_pots(tmp_path: Path) -> None:
     """As earlier versions have written them."""
     rig = LedgerRig()

@@ -1,0 +1,354 @@
+"""The mix and the pace of each of several models: one trainer's never hold up what others learn from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.commands import paced
+from ajet_proxy.core.ledger.events import LanesLacking, MixSet
+from ajet_sdk.errors import Conflict
+from ajet_sdk.routes import GateClose, Lease, OpenEpisode, SetMix
+from tests.kit.ledger_rig import LedgerRig, picture
+
+BOTH = {"plans": "m", "codes": "n"}
+
+
+def two(*, watch: bool = True) -> LedgerRig:
+    rig = LedgerRig(watch=watch)
+    for model in ("m", "n"):
+        rig.announce(model, 1)
+    return rig
+
+
+def mix(rig: LedgerRig, model: str | None, **fields: Any) -> int:
+    return len(rig.run(rig.commands.set_mix(SetMix(model=model, **fields), at=rig.at)))
+
+
+def full(rig: LedgerRig, **body: Any) -> bool:
+    opening = OpenEpisode(task=body.pop("task", "t"), **body)
+    where = paced(rig.state, rig.commands.open_episode(opening, episode="new", at=rig.at, tenant=""))
+    return where is not None and rig.state.room(where[0].lane, where[1]) == 0
+
+
+def team(rig: LedgerRig, task: str = "t") -> str:
+    """An episode of both that is ready."""
+    episode = rig.open(task=task, members=BOTH)
+    for agent, model in BOTH.items():
+        rig.call(episode, model=model, agent=agent)
+    rig.reward(episode)
+    return episode
+
+
+def train(rig: LedgerRig, model: str, **asked: Any) -> None:
+    batch = rig.lease(model=model, **asked)
+    assert batch is not None
+    rig.ack(batch)
+
+
+def loads(rig: LedgerRig, lane: str = "default") -> list[int]:
+    return [rig.state.own[model].load.of(lane) for model in ("m", "n")]
+
+
+def test_each_model_has_a_mix_of_its_own_that_begins_with_that_of_before() -> None:
+    rig = LedgerRig(watch=True)
+    rig.announce("m", 1)
+    mix(rig, None, shares={"a": 1.0}, ahead=4)
+    rig.announce("n", 1)
+    assert (mix(rig, "m", group_size=3), mix(rig, "m", group_size=3), mix(rig, "n"), mix(rig, "n")) == (1, 0, 1, 0)
+    mix(rig, "n", shares={"b": 1.0}, ahead=0)
+    shown = {model: views.mix(rig.state, model) for model in ("m", "n", "")}
+    assert [(one["shares"], one["ahead"], one["group_size"]) for one in shown.values()] == [
+        ({"a": 1.0}, 4, 3), ({"b": 1.0}, 0, 2), ({"a": 1.0}, 4, 2),
+    ]  # fmt: skip
+    rig.run(rig.commands.drop_mix("n", at=rig.at))
+    assert rig.commands.drop_mix("n", at=rig.at) == ()
+    assert (views.mix(rig.state, "n")["shares"], views.mix(rig.state, "m")["shares"]) == ({}, {"a": 1.0})
+
+
+def test_who_names_no_model_means_the_only_one_or_is_told_to() -> None:
+    rig = LedgerRig(watch=True)
+    rig.announce("m", 1)
+    mix(rig, "m", ahead=2)
+    mix(rig, None, shares={"a": 1.0})
+    assert (views.mix(rig.state, "m")["shares"], rig.state.mix.shares) == ({"a": 1.0}, {})
+    rig.announce("n", 1)
+    for ask in (lambda: mix(rig, None, ahead=1), lambda: rig.commands.drop_mix(at=rig.at)):
+        with pytest.raises(Conflict) as caught:
+            ask()
+        assert caught.value.code == "several_models"
+
+
+def test_a_team_is_held_once_each_of_its_models_has_as_much_as_it_may() -> None:
+    rig = two()
+    mix(rig, "m", ahead=1)
+    mix(rig, "n", ahead=2)
+    for _ in range(2):
+        rig.open(task="t", members=BOTH)
+    assert (full(rig, model="m"), full(rig, members=BOTH), full(rig, model="n"), full(rig)) == (
+        True, False, False, False,
+    )  # fmt: skip
+    assert views.wanted(rig.state) == {"lanes": {"default": 2}, "other": 4}
+    rig.open(task="t", model="n")
+    rig.open(task="t", model="n")
+    assert full(rig, model="n") and full(rig, members=BOTH) and full(rig)
+    assert not full(rig, members=BOTH, eval=True)
+    assert views.wanted(rig.state) == {"lanes": {"default": 0}, "other": 4}
+    mix(rig, "n", ahead=0)
+    assert (views.wanted(rig.state), full(rig, model="n"), full(rig, members=BOTH)) == ({}, False, False)
+    assert full(rig, model="m")
+
+
+def test_what_one_has_trained_does_not_count_against_it_while_the_others_share_waits() -> None:
+    rig = two()
+    for model in ("m", "n"):
+        mix(rig, model, ahead=1)
+    team(rig), team(rig)
+    assert full(rig, members=BOTH)
+    batch = rig.lease(model="n")
+    assert batch is not None and loads(rig) == [2, 0]
+    rig.nack(batch)
+    assert loads(rig) == [2, 2]
+    train(rig, "n")
+    assert (loads(rig), full(rig, members=BOTH), full(rig, model="n"), full(rig, model="m")) == (
+        [2, 0], False, False, True,
+    )  # fmt: skip
+    assert [(row["lane"], row["ready"]) for row in views.overview(rig.state, rig.at)["lanes"]] == [("default", 2)]
+    rig.ready(model="n")
+    assert [(row["model"], row["ready"]) for row in views.overview(rig.state, rig.at)["lanes"]] == [("m", 2), ("n", 1)]
+
+
+def test_a_member_that_nobody_trains_is_waited_for_by_nobody() -> None:
+    rig = LedgerRig(watch=True)
+    rig.announce("m", 1)
+    mix(rig, "m", ahead=1)
+    for _ in range(2):
+        rig.open(task="t", members={"student": "m", "teacher": "judge"})
+    assert full(rig, members={"student": "m", "teacher": "judge"})
+    assert not full(rig, members={"teacher": "judge"})
+
+
+def test_whose_an_episode_is_follows_from_its_first_call_where_nothing_was_said() -> None:
+    rig = two()
+    for model in ("m", "n"):
+        mix(rig, model, ahead=1)
+    episode, evaluation = rig.open(task="t"), rig.open(task="t", eval=True)
+    assert loads(rig) == [1, 1]
+    for name in (episode, evaluation):
+        rig.begin(name, model="n")
+    assert loads(rig) == [0, 1]
+    rig.begin(episode, model="m")
+    assert loads(rig) == [0, 1]
+    rig.begin(episode, model="n", task="lane/t", eval=True)
+    assert [dict(rig.state.own[model].load.playing) for model in ("m", "n")] == [{}, {}]
+
+
+def test_an_episode_of_the_only_model_is_anothers_once_it_calls_that() -> None:
+    rig = LedgerRig(watch=True)
+    rig.announce("m", 1)
+    mix(rig, "m", ahead=1, group_size=1)
+    episode = rig.open(task="t")
+    assert full(rig)
+    rig.begin(episode, model="n")
+    assert not full(rig)
+
+
+def test_models_without_a_mix_of_their_own_are_counted_together() -> None:
+    rig = two()
+    rig.announce("o", 1)
+    mix(rig, "o", ahead=1)
+    rig.run([MixSet(rig.at, ahead=2)])
+    team(rig)
+    assert rig.state.load.of("default") == 0 and rig.state.load.waiting == {"default": 1}
+    rig.open(task="t", members=BOTH | {"third": "o"}), rig.open(task="t", members={"third": "o"})
+    assert (rig.state.load.of("default"), rig.state.own["o"].load.of("default")) == (2, 2)
+    mix(rig, "n")
+    assert (rig.state.load.of("default"), rig.state.own["n"].load.of("default")) == (2, 2)
+
+
+def test_groups_are_counted_anew_by_the_sizes_that_hold() -> None:
+    rig = two()
+    mix(rig, "m", ahead=1, group_size=3)
+    mix(rig, "n", ahead=1)
+    rig.state.regroup()
+    assert [rig.state.own[model].load.size for model in ("m", "n")] == [3, 2]
+
+
+def test_each_models_turns_follow_its_own_shares() -> None:
+    rig = two()
+    mix(rig, "m", shares={"a": 1.0, "b": 0.0}, lane_wait_s=0.0)
+    mix(rig, "n", shares={"a": 0.0, "b": 1.0}, lane_wait_s=0.0)
+    for task in ("a/1", "b/1"):
+        for model in ("m", "n"):
+            rig.ready(task, model=model)
+    for model, task in (("m", "a/1"), ("n", "b/1")):
+        batch = rig.lease(model=model, group_size=1)
+        assert batch is not None
+        assert [group for group, _ in rig.state.batches[batch].groups] == [task]
+    mix(rig, "m", shares={"a": 0.5, "b": 0.5})
+    assert rig.state.standings.keys() == {"n"}
+    rig.run([MixSet(rig.at, {"a": 1.0})])
+    assert rig.state.standings.keys() == {"n"}
+
+
+def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
+    rig = two()
+    for model in ("m", "n"):
+        mix(rig, model, shares={"a": 0.5, "b": 0.5}, lane_wait_s=30.0)
+    for task in ("a/1", "a/2"):
+        rig.ready(task, model="m")
+    assert rig.lease(model="m", groups=2, group_size=1) is None
+    rig.at += 29.0
+    rig.ready("b/1", model="n")
+    assert rig.commands.next_end(Lease(model="m"), at=rig.at) == 1.0
+    assert rig.commands.next_end(Lease(), at=rig.at) == 1.0
+    rig.at += 1.0
+    assert rig.lease(model="m", groups=2, group_size=1) is not None
+    rig.restart()
+    assert (rig.state.own["m"].since, rig.state.standings["m"].heard) == (rig.at, {})
+
+
+def lacking(rig: LedgerRig, **asked: Any) -> list[tuple[str, tuple[str, ...]]]:
+    events = rig.run(rig.commands.lease(Lease(**asked), batch="none", at=rig.at))
+    return [(event.model, event.lanes) for event in events if isinstance(event, LanesLacking)]
+
+
+def test_who_is_held_at_another_models_gate_holds_up_nobody_for_long() -> None:
+    rig = two()
+    for model in ("m", "n"):
+        mix(rig, model, ahead=1, shares={"default": 0.5, "x": 0.5})
+    episodes = [rig.open(task="t", members=BOTH) for _ in range(2)]
+    for episode in episodes:
+        rig.begin(episode, model="n", agent="codes")
+    rig.run(rig.commands.gate_close(GateClose(model="n"), at=rig.at))
+    rig.at += 60.0
+    assert lacking(rig, model="n") == []
+    assert (lacking(rig, model="m"), lacking(rig, model="m")) == ([("m", ("default",))], [])
+    assert (full(rig, model="m"), full(rig, model="n")) == (False, True)
+    assert rig.commands.next_end(Lease(model="m", group_wait_s=7.0), at=rig.at) == 7.0
+    rig.restart()
+    assert not full(rig, model="m")
+    train_of = rig.ready(model="m"), rig.ready(model="m")
+    assert rig.lease(model="m") is not None and full(rig, model="m") and train_of
+
+
+def test_who_leases_of_any_model_waits_for_the_lanes_of_each() -> None:
+    rig = two()
+    for model in ("m", "n"):
+        mix(rig, model, ahead=1)
+        rig.open(task="t", model=model), rig.open(task="t", model=model)
+    rig.at += 60.0
+    assert lacking(rig) == [("m", ("default",)), ("n", ("default",))]
+
+
+PLAYS = st.lists(
+    st.tuples(st.sampled_from(["open", "ready", "team", "lease", "ack"]), st.sampled_from("mn")), max_size=25
+)
+
+
+def rooms(steps: Sequence[tuple[str, str]], others: bool) -> list[bool]:
+    """Whether an episode of `m` alone would be held after each step; without what only concerns `n`, unless `others`
+    act too."""
+    rig, seen = two(watch=others), list[bool]()
+    for model in ("m", "n"):
+        mix(rig, model, ahead=2)
+    for what, model in steps:
+        if others or model == "m" or what == "team":
+            held = [name for name, batch in rig.state.leased.items() if batch.model == model]
+            if what == "open":
+                rig.open(task="t", model=model)
+            elif what == "ready":
+                rig.ready(model=model)
+            elif what == "team":
+                team(rig)
+            elif what == "lease":
+                rig.lease(model=model)
+            elif held:
+                rig.ack(held[0])
+        seen.append(full(rig, model="m"))
+    if others:
+        before, again = picture(rig.state), LedgerRig()
+        again.run(rig.events)
+        assert picture(again.state) == before
+        rig.state.regroup()
+        assert picture(rig.state) == before
+    return seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(PLAYS)
+def test_the_pace_of_a_model_is_held_up_by_nothing_that_others_do(steps: Sequence[tuple[str, str]]) -> None:
+    assert rooms(steps, others=True) == rooms(steps, others=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_trainer_that_never_comes_holds_up_nobody_elses(data: st.DataObject) -> None:
+    """Agents play as teams and alone, whatever there is room for. Who asks is served, and no lane has to be opened that
+    a trainer has waited for in vain."""
+    rig = two(watch=False)
+    ahead, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    shares = data.draw(st.sampled_from([None, {"a": 0.5, "b": 0.5}, {"a": 0.75, "b": 0.25}]))
+    mix(rig, "m", ahead=ahead, group_size=size, shares=shares)
+    mix(rig, "n", ahead=data.draw(st.integers(1, 4)), group_size=data.draw(st.integers(1, 3)), shares=shares)
+    chance = random.Random(data.draw(st.integers(0, 99)))
+    kinds: list[dict[str, Any]] = data.draw(
+        st.lists(st.sampled_from([{"members": BOTH}, {"model": "m"}, {"model": "n"}, {}]), min_size=1, max_size=4)
+        .filter(lambda some: some != [{"model": "n"}] * len(some))
+    )  # fmt: skip
+    task = dict.fromkeys("ab", 0)
+
+    def play() -> None:
+        while kind := [(one, lane) for one in kinds for lane in "ab" if not full(rig, task=f"{lane}/t", **one)]:
+            body, lane = kind[chance.randrange(len(kind))]
+            task[lane] += 1
+            episode = rig.open(task=f"{lane}/{task[lane] // 6}", **body)
+            models = BOTH.items() if "members" in body else [("", body.get("model", "mn"[chance.randrange(2)]))]
+            for agent, model in models:
+                rig.call(episode, model=model, agent=agent)
+            rig.reward(episode, chance.random())
+
+    for _ in range(6):
+        play()
+        batch = rig.id("batch")
+        asked = Lease(groups=1, group_size=size, model="m", min_group_size=1, group_wait_s=0.0)
+        events = rig.run(rig.commands.lease(asked, batch=batch, at=rig.at))
+        assert batch in rig.state.batches and not any(isinstance(event, LanesLacking) for event in events)
+        if chance.random() < 0.8:
+            rig.ack(batch)
+        rig.at += 1.0
+
+
+def test_which_models_an_episode_may_train_by_what_was_said_of_it() -> None:
+    rig = LedgerRig(watch=True)
+    named, team_of, said = rig.open(model="m"), rig.open(members=BOTH), rig.open()
+    nobody, evaluation = rig.open(), rig.open(eval=True)
+    rig.begin(said, model="n"), rig.begin(named, model="n")
+    known = [rig.state.episodes[name].aimed() for name in (named, team_of, said, nobody, evaluation)]
+    assert known == [("m",), ("m", "n"), ("n",), (), ()]
+    assert known == [rig.state.episodes[name].aims for name in (named, team_of, said, nobody, evaluation)]
+    mix(rig, "m", ahead=1)
+    assert rig.state.own["m"].load.playing == {"default": 2} and rig.state.load.playing == {"default": 3}
+
+
+def test_agents_may_be_held_by_the_mix_of_a_model_alone() -> None:
+    rig = two()
+    assert not rig.state.paced()
+    mix(rig, "m", ahead=1)
+    assert rig.state.paced()
+
+
+def test_who_waits_for_any_model_opens_the_lanes_that_each_waits_for() -> None:
+    rig = two()
+    for model in ("m", "n"):
+        mix(rig, model, ahead=2, shares={"a": 0.5, "b": 0.5})
+        rig.ready("a/1", model=model), rig.ready("a/1", model=model)
+    assert lacking(rig, groups=4) == []
+    rig.ready("b/1", model="n"), rig.ready("b/1", model="n")
+    assert lacking(rig, groups=4) == [("n", ("a",))]
