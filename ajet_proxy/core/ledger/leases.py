@@ -144,12 +144,13 @@ def lacking(state: State, body: Lease, *, at: float) -> tuple[str, ...]:
 
 
 def _active(state: State, since: float) -> Collection[str]:
-    """The lanes in which an agent has done something since then, or cannot because of the gate."""
-    gate = state.gate_of()
-    return {
-        one.lane for one in state.unsettled.values()
-        if not one.eval and (one.running or gate.shut or max(one.active_at, gate.since) > since)
-    }
+    """The lanes in which an agent has done something since then, or cannot because of a gate."""
+
+    def active(episode: Episode) -> bool:
+        gate = state.gate_over(episode)
+        return bool(episode.running) or gate.shut or max(episode.active_at, gate.since) > since
+
+    return {one.lane for one in state.unsettled.values() if not one.eval and active(one)}
 
 
 def _short(
