@@ -134,7 +134,7 @@ class Team:
                     trained[model].add(name)
                 if share == "gone":
                     assert {(model, name)} <= self.refused.keys() | dropped, f"the share of {model} in {name} is lost"
-                    apart += "trained" in shares(record).values()
+                    apart += (model, name) in self.refused and "trained" in shares(record).values()
         for model in MODELS:
             self._check_weights(model, trained[model])
         leases = self.get("/overview")["leases"]

@@ -44,7 +44,7 @@ INSTANTS = (
 )  # fmt: skip
 SHUT = ("as its gate closes", "when its gate is closed", "when weights are pushed")
 """A trainer that dies then leaves its gate shut; the first time perhaps."""
-MOST_TOKENS = dict(zip(MODELS, (100_000, 250), strict=True))
+MOST_TOKENS = dict(zip(MODELS, (100_000, 200), strict=True))
 """Samples that are longer are refused: one of the models trains what the other refuses."""
 
 
