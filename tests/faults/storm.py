@@ -196,7 +196,8 @@ class Storm:
     def _lend(self) -> None:
         """Lanes are hardly waited for from now on."""
         if not self._lends:
-            self.audit.ask("PUT", "/mix", {"lane_wait_s": 0.1})
+            for model in MODELS:
+                self.audit.ask("PUT", "/mix", {"lane_wait_s": 0.1, "model": model})
             self._lends = True
 
     def write(self) -> None:
