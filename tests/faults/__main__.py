@@ -20,12 +20,17 @@ from collections import Counter
 from pathlib import Path
 
 from tests.faults import tears
+from tests.faults.agent import MODELS
 from tests.faults.audit import Audit
 from tests.faults.stage import Stage
 from tests.faults.storm import Storm
+from tests.faults.trainer import INSTANTS
 
 KILLED = ("proxy", "trainer", "agent", "supervisor", "supervised")
-OTHERS = ("write", "full", "freeze", "reset", "clock")
+OTHERS = ("write", "full", "freeze", "reset", "clock", "lost", "between")
+
+ROUND = 100
+"""For so many kills, each trainer is killed once at each of its instants."""
 
 
 def say(line: str) -> None:
@@ -57,7 +62,9 @@ def storm(
     try:
         audit = Audit(stage, counts)
         killed = KILLED if workers == 1 else (*KILLED, "worker")
-        left = Counter(dict.fromkeys(killed, kills) | dict.fromkeys(OTHERS, others))
+        rounds = -(-kills // ROUND)
+        instants = {"instant": rounds * len(MODELS) * len(INSTANTS)}
+        left = Counter(dict.fromkeys(killed, kills) | dict.fromkeys(OTHERS, others) | instants)
         weather = Storm(stage, audit, dice, left, progress, counts)
         weather.run()
         progress("the storm is over; agents finish", last=True)
@@ -68,8 +75,9 @@ def storm(
         counts["steps of the supervised run, each made once"] = stage.run.in_the_end(weather._until)
         quiet_down(audit)
         (stage.stops / "trainer").touch()
-        stage.trainer.process.join(60)
-        assert stage.trainer.process.exitcode == 0, f"the trainer ended with {stage.trainer.process.exitcode}"
+        for worker in stage.trainers.values():
+            worker.process.join(60)
+            assert worker.process.exitcode == 0, f"a trainer ended with {worker.process.exitcode}"
         audit.in_the_end()
         assert stage.proxy.stop() == 0
         assert "Traceback" not in stage.proxy.errors(), stage.proxy.errors()[-4000:]
@@ -79,7 +87,7 @@ def storm(
 
 
 def quiet_down(audit: Audit, limit_s: float = 30.0) -> None:
-    """Until the trainer has found nothing to do for a while."""
+    """Until the trainers have found nothing to do for a while."""
     give_up, last, since = time.monotonic() + limit_s, None, time.monotonic()
     while time.monotonic() < give_up and time.monotonic() - since < 4.0:
         seen = audit.after_a_fault()
@@ -96,10 +104,10 @@ def table(counts: Counter[str]) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description="The fault harness.")
     parser.add_argument("--seed", type=int, default=1)
-    each = "SIGKILLs of each: proxy, trainer, agents, supervisor, its trainer"
+    each = "SIGKILLs of each: proxy, trainers, agents, supervisor, its trainer"
     parser.add_argument("--kills", type=int, default=200, help=each)
     parser.add_argument("--others", type=int, default=25, help="of each other fault")
-    parser.add_argument("--agents", type=int, default=4, help="at work at a time")
+    parser.add_argument("--agents", type=int, default=5, help="at work at a time; two of them are strangers")
     parser.add_argument("--workers", type=int, default=1, help="processes of the proxy; several are killed, too")
     parser.add_argument("--tears", type=int, help="torn tails at most; every byte of the last record of every kind")
     return parser.parse_args()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,20 @@ TIMEOUT_S = 4.0
 """How long it waits for one answer, or a piece of one, before it gives up and asks again."""
 BROKEN = (openai.APIError, httpx.TransportError, httpx2.TransportError)  # openai speaks httpx2
 LANE, TASKS = "default", 3
-PAUSE_S = 0.3
+MEMBERS = {"plans": "planner", "codes": "coder"}
+"""The agents of an episode and their models, which have a trainer each."""
+MODELS = tuple(MEMBERS.values())
+ABSENT = "judge"
+"""A model whose trainer never comes."""
+PAUSE_S = 0.6
 """Nobody holds it back, so it rests for up to so long after an episode."""
 
 
 class Agent:
-    """One life of one agent."""
+    """One life of one agent, or of several that take turns: `members` names their models."""
 
-    def __init__(self, url: str, name: str, notes: Path) -> None:
-        self.url, self.name, self.notes = url, name, Notes(notes)
+    def __init__(self, url: str, name: str, notes: Path, members: Mapping[str, str]) -> None:
+        self.url, self.name, self.notes, self.members = url, name, Notes(notes), members
         self.dice = random.Random(name)
         self.http = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
 
@@ -42,33 +47,36 @@ class Agent:
         self.turns(episode, f"{self.url}/e/{episode}/v1", "none", task)
 
     def turns(self, episode: str, base: str, key: str, task: str) -> None:
-        """One to four turns, some streamed, then the reward."""
+        """A few turns, some streamed, then the reward. The members have their turns one after the other."""
         client = openai.OpenAI(base_url=base, api_key=key, max_retries=3, timeout=TIMEOUT_S)
         self.notes.add("began", episode=episode)
         messages: list[Any] = [{"role": "user", "content": task}]
-        for turn in range(self.dice.randint(1, 4)):
-            ask = partial(self.dice.choice((self.whole, self.stream)), client, task, messages)
+        for turn in range(self.dice.randint(len(self.members), 4)):
+            member = sorted(self.members)[turn % len(self.members)]
+            asked = partial(self.asked, member, task, messages)
+            ask = partial(self.dice.choice((self.whole, self.stream)), client, asked)
             call, text, ids = self.insist(ask)
-            self.notes.add("call", episode=episode, call=call, ids=ids)
+            self.notes.add("call", episode=episode, call=call, ids=ids, model=self.members[member])
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"turn {turn}"}]
         reward = {"value": float(self.dice.randrange(10)), "id": f"of-{episode}"}
         self.notes.add("offer", episode=episode, **reward)
         self.insist(lambda: self.reward(episode, reward))
         self.notes.add("reward", episode=episode, **reward)
 
-    def asked(self, task: str, messages: list[Any]) -> dict[str, Any]:
+    def asked(self, member: str, task: str, messages: list[Any]) -> dict[str, Any]:
         return {
-            "model": "stub", "messages": messages, "extra_body": {"return_token_ids": True}, "max_tokens": 24,
-            "seed": self.dice.randrange(1 << 30), "extra_headers": {"X-AJet-Task": task},
+            "model": self.members[member], "messages": messages, "extra_body": {"return_token_ids": True},
+            "max_tokens": 24, "seed": self.dice.randrange(1 << 30),
+            "extra_headers": {"X-AJet-Task": task, "X-AJet-Agent": member},
         }
 
-    def whole(self, client: openai.OpenAI, task: str, messages: list[Any]) -> tuple[str, str, list[int]]:
-        raw = client.chat.completions.with_raw_response.create(**self.asked(task, messages))
+    def whole(self, client: openai.OpenAI, asked: Callable[[], dict[str, Any]]) -> tuple[str, str, list[int]]:
+        raw = client.chat.completions.with_raw_response.create(**asked())
         choice: Any = raw.parse().choices[0]
         return raw.headers["x-ajet-call"], choice.message.content or "", choice.token_ids
 
-    def stream(self, client: openai.OpenAI, task: str, messages: list[Any]) -> tuple[str, str, list[int]]:
-        raw = client.chat.completions.with_raw_response.create(stream=True, **self.asked(task, messages))
+    def stream(self, client: openai.OpenAI, asked: Callable[[], dict[str, Any]]) -> tuple[str, str, list[int]]:
+        raw = client.chat.completions.with_raw_response.create(stream=True, **asked())
         text, finished = "", False
         ids: list[int] = []
         for event in raw.parse():
@@ -105,9 +113,9 @@ class Agent:
         self.notes.add("failed", why=repr(error)[:500])
 
 
-def run(url: str, name: str, notes: Path, stop: Path) -> None:
-    """What the process does, until the file `stop` is there."""
-    agent, count = Agent(url, name, notes), 0
+def run(url: str, name: str, notes: Path, stop: Path, member: str) -> None:
+    """What the process does, until the file `stop` is there: episodes of the model of one `member`."""
+    agent, count = Agent(url, name, notes, {member: MEMBERS[member]}), 0
     while not stop.exists():
         count += 1
         try:

@@ -7,7 +7,6 @@ import subprocess
 import time
 from array import array
 from collections import Counter
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import httpx
 from tests.faults.notes import Reader
 from tests.faults.stage import Stage
 from tests.faults.swarm import Leases, Swarm
+from tests.faults.team import Share, Team
 from tests.kit.proxy_process import PROXY
 from tests.kit.rig import STATES
 
@@ -33,26 +33,25 @@ class Audit:
         self._rewards: dict[str, tuple[str, float]] = {}
         self._began: set[str] = set()
         self._leased: dict[str, dict[str, Any]] = {}
-        self._acked: dict[str, str] = {}
-        """For each episode that was acknowledged as trained, the batch."""
         self.swarm = Swarm(self._get, Leases(stage.leases), counts)
+        self.team = Team(stage, self._get, counts)
 
     def after_a_fault(self, *, wrote: bool = True) -> dict[str, Any]:
         """The identity, and all that was noted since the last look. `wrote` says that the daemon could write."""
+        live = self.team.live()
         calls, rewards, acked = self._take_notes()
         status: dict[str, Any] = self._get("/status")
         episodes = status["episodes"]
         assert episodes["opened"] == sum(episodes[state] for state in STATES), episodes
         self.counts["times that the ledger balanced"] += 1
-        records = {name: self.record(name) for name in {*(self._calls[call][0] for call in calls), *rewards, *acked}}
+        trained = {episode for _, episode in acked}
+        records = {name: self.record(name) for name in {*(self._calls[call][0] for call in calls), *rewards, *trained}}
         for call in calls:
             self._check_call(call, records)
         for episode in rewards:
             self._check_reward(episode, records[episode])
-        for episode in acked:
-            assert records[episode]["state"] == "trained", records[episode]
-        weights = self._stage.checkpoint()["weights"]
-        assert len(weights) == len(set(weights)), "an episode was trained twice"
+        self.team.check_acked(acked, records)
+        self.team.check([*live, *records.values()])
         self.swarm.after_a_fault(wrote=wrote)
         return episodes  # type: ignore[no-any-return]
 
@@ -73,7 +72,8 @@ class Audit:
         assert status == {"opened": len(records)} | {
             state: sum(record["state"] == state for record in records.values()) for state in STATES
         }
-        self._check_trained(records)
+        assert all(name in self._offers for name, record in records.items() if record["state"] == "trained")
+        self.team.in_the_end(records)
         self.swarm.in_the_end(records)
         self.counts["acknowledged calls, found once with their ids"] = len(self._calls)
         self.counts["acknowledged rewards, found once"] = len(self._rewards)
@@ -95,6 +95,12 @@ class Audit:
     def record(self, episode: str) -> dict[str, Any]:
         found: dict[str, Any] = self._get(f"/episodes/{episode}?tokens=1")
         return found
+
+    def half_acknowledged(self, model: str, other: str) -> bool:
+        """Whether the other trainer has acknowledged an episode that the trainer of a model is about to."""
+        held = self._leased.get(self.team.acking.get(model, ""), {"samples": ()})["samples"]
+        acked, refused = self.team.acked, self.team.refused
+        return any((other, episode) in acked and (model, episode) not in refused for episode in held)
 
     def _listed(self) -> list[str]:
         """Every episode that was ever opened."""
@@ -125,9 +131,9 @@ class Audit:
             assert time.monotonic() < give_up, f"{path}: no answer"
             time.sleep(0.05)
 
-    def _take_notes(self) -> tuple[list[str], list[str], list[str]]:
-        """The calls, and the episodes rewarded and trained, that are new."""
-        calls, rewards, acked = [], [], []
+    def _take_notes(self) -> tuple[list[str], list[str], list[Share]]:
+        """The calls, the episodes rewarded and the shares trained, that are new."""
+        calls, rewards, acked = [], [], list[Share]()
         for note in self._reader.new():
             match note["kind"]:
                 case "began":
@@ -136,6 +142,7 @@ class Audit:
                     assert note["call"] not in self._calls, "two answers have one call"
                     self._calls[note["call"]] = (note["episode"], note["ids"])
                     calls.append(note["call"])
+                    self.team.answers[note["model"]] += 1
                 case "offer":
                     self._offers[note["episode"]] = (note["id"], note["value"])
                 case "reward":
@@ -143,21 +150,13 @@ class Audit:
                     rewards.append(note["episode"])
                 case "leased":
                     self._leased[note["batch"]] = note
-                case "acked":
-                    acked += self._take_ack(note["batch"], note.get("filtered", ()))
+                case "acks" | "acked":
+                    acked += self.team.take(note, self._leased)
                 case "gone":
                     self.counts["episodes that ended under a client that was taken for gone"] += 1
                 case "failed":
                     raise AssertionError(f"an agent that retries failed: {note['why']}")
         return calls, rewards, acked
-
-    def _take_ack(self, batch: str, filtered: Collection[str]) -> list[str]:
-        """What was trained of a batch. Its lease is known, unless a life was killed before it could note it."""
-        leased = self._leased[batch]["samples"] if batch in self._leased else ()
-        episodes = [episode for episode in leased if episode not in filtered]
-        for episode in episodes:
-            assert self._acked.setdefault(episode, batch) == batch, f"{episode} was acknowledged in two batches"
-        return episodes
 
     def _check_call(self, call: str, records: dict[str, dict[str, Any]]) -> None:
         episode, ids = self._calls[call]
@@ -174,7 +173,8 @@ class Audit:
 
     def _check_delivery(self, batch: dict[str, Any], records: dict[str, dict[str, Any]]) -> None:
         for episode, samples in batch["samples"].items():
-            complete = {call["call"]: call for call in records[episode]["calls"] if call["complete"]}
+            own = [call for call in records[episode]["calls"] if call["model"] == batch["model"]]
+            complete = {call["call"]: call for call in own if call["complete"]}
             taught: list[str] = []
             for sample in samples:
                 for call, start, end in sample["spans"]:
@@ -183,16 +183,3 @@ class Audit:
                     taught.append(call)
                 assert sum(sample["mask"]) == sum(end - start for _, start, end in sample["spans"])
             assert sorted(taught) == sorted(complete), "every complete call is trained once, and no other"
-
-    def _check_trained(self, records: dict[str, dict[str, Any]]) -> None:
-        """What the weights hold and what the ledger calls trained is the same, but for what the trainer refuses to
-        train again and nobody could group yet."""
-        latest = self._stage.checkpoint()
-        weights = set(latest["weights"])
-        lost = {episode for _, episode in latest["history"].get("lost", ())}
-        trained = {name for name, record in records.items() if record["state"] == "trained"}
-        assert trained <= weights, f"trained by name alone: {sorted(trained - weights)[:5]}"
-        assert weights - trained <= lost, f"in the weights, but not trained: {sorted(weights - trained - lost)[:5]}"
-        assert set(self._acked) <= trained
-        assert all(name in self._offers for name in trained)
-        self.counts["episodes in the weights, each once"] = len(weights)

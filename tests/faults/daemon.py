@@ -5,6 +5,8 @@ What runs is `ajet_proxy.cli` as it is, and its compactions. Only the machine un
 - a file ``pwrite``, ``fdatasync`` or ``fsync`` in the folder CONDITIONS makes these calls fail with the error it names;
 - a file ``clock`` holds the seconds by which the wall clock is wrong;
 - each lease is noted in the file ``leases`` there, as it is applied or read from the journal again;
+- so is in ``dropped`` what a discard takes of an episode that others train;
+- each request that a gate held is noted in ``holds``, unless worker processes take the requests;
 - segments are small and few ended episodes stay in memory, so that journal and archive turn over all the time;
 - a worker process that was killed is replaced soon, however often that happens.
 
@@ -19,17 +21,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from ajet_proxy import cli
 from ajet_proxy.core.ledger import retention
-from ajet_proxy.core.ledger.events import BatchLeased
+from ajet_proxy.core.ledger.events import BatchLeased, EpisodeDiscarded, Event, GateOpened
 from ajet_proxy.core.ledger.mix import Standing
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.queues import Demand
 from ajet_proxy.core.ledger.state import State
+from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.storage import compaction, compactor
 from ajet_proxy.io.storage.journal import Journal
 from ajet_proxy.io.workers import supervisor as workers
@@ -67,9 +71,19 @@ def worsen(conditions: Path) -> None:
     time.time = wrong
 
 
+def appending(path: Path) -> Callable[[Any], None]:
+    """Adds lines to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def add(note: Any) -> None:
+        os.write(file, (json.dumps(note) + "\n").encode())
+
+    return add
+
+
 def noting(real: Callable[[State, BatchLeased], None], path: Path) -> Callable[[State, BatchLeased], None]:
     """`real`, which applies a lease to a state, and a note of it."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    add = appending(path)
 
     def call(state: State, event: BatchLeased) -> None:
         size = state.directed(event.model).mix.group_size or state.settings.group_size
@@ -81,12 +95,71 @@ def noting(real: Callable[[State, BatchLeased], None], path: Path) -> Callable[[
         real(state, event)
         standing = state.standings.get(event.model, Standing())
         note = {
-            "number": number, "batch": event.batch, "groups": groups, "had": had, "dealt": standing.dealt,
+            "number": number, "batch": event.batch, "model": event.model, "groups": groups, "had": had,
+            "episodes": [name for _, names in event.groups for name in names], "dealt": standing.dealt,
             "owed": standing.owed,
         }
-        os.write(file, (json.dumps(note) + "\n").encode())
+        add(note)
 
     return call
+
+
+def dropping(real: Callable[[State, EpisodeDiscarded], None], path: Path) -> Callable[[State, EpisodeDiscarded], None]:
+    """`real`, which applies a discard to a state, and a note of it if other models keep their shares."""
+    add = appending(path)
+
+    def call(state: State, event: EpisodeDiscarded) -> None:
+        if event.models:
+            add({"episode": event.episode, "models": event.models, "reason": event.reason})
+        real(state, event)
+
+    return call
+
+
+class Holds:
+    """How long each request was held, and for how long of that while the gate of its own model was open."""
+
+    def __init__(self, path: Path) -> None:
+        self._add = appending(path)
+        self._state: State | None = None
+        self._opened = defaultdict[str, float](float)
+
+    def of(self, real: Callable[[State, Event], None]) -> Callable[[State, Event], None]:
+        """`real`, which applies the start of the daemon, or that a gate opens."""
+
+        def call(state: State, event: Event) -> None:
+            self._state = state
+            if isinstance(event, GateOpened):
+                self._opened[event.model] = time.monotonic()
+            real(state, event)
+
+        return call
+
+    def held(self, real: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        """`real`, which holds a request."""
+
+        async def call(keeper: Gatekeeper, passable: Callable[[], bool], model: Callable[[], str], who: str) -> None:
+            state, name, began = self._state, model(), time.monotonic()
+            assert state is not None
+            shut = state.gate_of(name).shut
+            try:
+                await real(keeper, passable, model, who)
+            finally:
+                now = time.monotonic()
+                since = self._opened[name] if shut else began
+                free = 0.0 if state.gate_of(name).shut else now - max(began, since)
+                self._add({"model": name, "held_s": now - began, "free_s": free})
+
+        return call
+
+
+def note_all(conditions: Path) -> None:
+    holds = Holds(conditions / "holds")
+    State._leased = noting(State._leased, conditions / "leases")  # type: ignore[assignment,method-assign]
+    State._discarded = dropping(State._discarded, conditions / "dropped")  # type: ignore[assignment,method-assign]
+    State._started = holds.of(State._started)  # type: ignore[assignment,arg-type,method-assign]
+    State._gate_opened = holds.of(State._gate_opened)  # type: ignore[assignment,arg-type,method-assign]
+    Gatekeeper._hold = holds.held(Gatekeeper._hold)  # type: ignore[assignment,method-assign]
 
 
 def main() -> None:
@@ -96,7 +169,7 @@ def main() -> None:
         compaction.main(sys.argv[3:])
         return
     os.setpgid(0, 0)
-    State._leased = noting(State._leased, Path(conditions, "leases"))  # type: ignore[assignment,method-assign]
+    note_all(Path(conditions))
     defaults = Journal.__init__.__kwdefaults__
     assert defaults is not None
     defaults |= {"segment_bytes": SEGMENT_BYTES, "retry_s": RETRY_S}

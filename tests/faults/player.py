@@ -22,7 +22,7 @@ from ajet_sdk.operations import Talk
 from ajet_sdk.plays import PlayedRollouts, Progress
 from ajet_sdk.rollouts import How, Rollouts, name_of
 from ajet_sdk.routes import Join, OpenEpisode
-from tests.faults.agent import PATIENCE_S, Agent
+from tests.faults.agent import MEMBERS, PATIENCE_S, Agent
 from tests.faults.notes import Notes
 
 TTL_S = 2.0
@@ -84,7 +84,7 @@ class Kept(Rollouts):
 
 def run(url: str, name: str, client_name: str, notes: Path, stop: Path, revision: Path, whole: Path) -> None:
     """What the process does, until the file `stop` is there. The folder `whole` has a file for each play that is."""
-    player = Player(url, name, notes)
+    player = Player(url, name, notes, MEMBERS)
 
     def held() -> bool:
         if stop.exists():
@@ -107,7 +107,8 @@ def run(url: str, name: str, client_name: str, notes: Path, stop: Path, revision
                 for number in count(max(done, default=0)):
                     for again in range(max(0, number - 1), number + 1):
                         how = How(play=f"storm{again}", member=member, held=held, on_progress=told(again))
-                        Kept(client, player, TASKS, REPEAT, 1, OpenEpisode(None), name_of, None, how).run()
+                        opened = OpenEpisode(None, members=MEMBERS)
+                        Kept(client, player, TASKS, REPEAT, 1, opened, name_of, None, how).run()
         except Stopped:
             pass
         except AjetError as error:

@@ -25,24 +25,33 @@ from typing import Any
 import httpx
 
 from tests.faults import agent, player, trainer
+from tests.faults.agent import ABSENT, MEMBERS, MODELS
 from tests.faults.supervised import Supervised
+from tests.kit.ports import free_port
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
 
 ROOM = 512 << 20
+LANE_WAIT_S = 5.0
 GIVEN_UP = 'ajet_captures_total{outcome="disconnected"}'
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.faults.player", "tests.faults.trainer"])
 
 
 class Engine:
-    """The scripted engine as a process."""
+    """The scripted engine of a model as a process, and of the model whose trainer never comes."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.kit.engine_stub", "--model", "stub", "--delay", "0.002"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    def __init__(self, model: str) -> None:
+        models = ["--model", model, "--model", ABSENT]
+        options = [*models, "--delay", "0.002", "--port", str(port := free_port())]
+        self._command = [sys.executable, "-m", "tests.kit.engine_stub", *options]
+        self.url = f"http://127.0.0.1:{port}"
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, cwd=ROOT)
         assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().decode().split()[-1]
+        assert self._process.stdout.readline().decode().split()[-1] == self.url
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -112,8 +121,25 @@ class Worker:
     def kill(self) -> bool:
         """SIGKILL; whether it died of that."""
         self.process.kill()
-        self.process.join(20)
+        return self.killed(20)
+
+    def killed(self, limit_s: float) -> bool:
+        """Whether it has died of SIGKILL; waits for its end."""
+        self.process.join(limit_s)
+        assert self.process.exitcode is not None, f"still there after {limit_s:g} s"
         return self.process.exitcode == -signal.SIGKILL
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it stands still (SIGSTOP)."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return False
+
+    def go_on(self) -> None:
+        """After it stood still."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGCONT)
 
     def again(self) -> None:
         self.life += 1
@@ -123,39 +149,59 @@ class Worker:
 class Stage:
     """Everything that runs. `root` is an empty folder; the proxy is a daemon with so many `workers`.
 
-    One of the agents is a stranger, whose episodes open on their first calls. The others are clients: every second one
-    starts again under the same name.
+    The first two agents are strangers, each with one of the models, whose episodes open on their first calls. The
+    others are clients, whose episodes ask both models: every second one starts again under the same name. A few
+    episodes also ask a model whose trainer never comes.
     """
 
     def __init__(self, root: Path, seed: int, agents: int, workers: int = 1) -> None:
         self.root, self.notes, self.stops = root, root / "notes", root / "stops"
         self._conditions = root / "conditions"
-        self.leases, self._revision, self._whole = self._conditions / "leases", root / "revision", root / "whole"
-        for folder in (self.notes, self.stops, self._conditions, self._whole, root / "trainer"):
-            folder.mkdir()
+        self.leases, self.dropped, self.holds = (self._conditions / name for name in ("leases", "dropped", "holds"))
+        self._revision, self._whole = root / "revision", root / "whole"
+        for folder in (self.notes, self.stops, self._conditions, self._whole, *map(self.folder, MODELS)):
+            folder.mkdir(parents=True)
         self.revise(0)
         self.clock(0.0)
-        self.engine = Engine()
+        self.engines = {model: Engine(model) for model in MODELS}
+        upstreams = [f"{model}={self.engines[model].url}" for model in MODELS]
+        upstreams.append(f"{ABSENT}={self.engines[MODELS[0]].url}")
         self.disk = Disk(root / "disk")
         self.proxy = ProxyProcess(
-            self.engine.url, root / "disk/data", inside=(sys.executable, "-m", "tests.faults.daemon",
+            None, root / "disk/data", inside=(sys.executable, "-m", "tests.faults.daemon",
             str(self._conditions)), env={"PYTHONPATH": str(ROOT)},
             options=["--group-size", str(player.GROUP), "--idle-timeout", "100000", "--wall-timeout", "1000000",
-                     "--workers", str(workers)],
+                     "--workers", str(workers), *(part for one in upstreams for part in ("--upstream", one))],
         )  # fmt: skip
         self.proxy.log = root / "proxy.log"
         self.proxy.start()
         self.http = httpx.Client(base_url=f"{self.proxy.url}/ajet/v1", timeout=30.0, trust_env=False)
-        self.trainer = Worker(self._trainer)
+        self._abandon(6)
+        self.trainers = {model: Worker(lambda life, model=model: self._trainer(model, life)) for model in MODELS}  # type: ignore[misc]
         self.agents = [Worker(lambda life, n=n: self._agent(n, f"s{seed}a{n}l{life}")) for n in range(agents)]  # type: ignore[misc]
         self.run = Supervised(root / "supervised", self.proxy.url)
 
+    def _abandon(self, number: int) -> None:
+        """Both models are announced. A few episodes also ask a model whose trainer never comes."""
+        members = {**MEMBERS, "judges": ABSENT}
+        self.http.put("/mix", json={"lane_wait_s": LANE_WAIT_S}).raise_for_status()
+        for model in MODELS:
+            self.http.post("/policy", json={"model": model, "version": 0}).raise_for_status()
+        for name in (f"absent{count}" for count in range(number)):
+            self.http.post("/episodes", json={"id": name, "task": "task", "members": members}).raise_for_status()
+            alone = agent.Agent(self.proxy.url, name, self.notes / "absent.log", members)
+            alone.turns(name, f"{self.proxy.url}/e/{name}/v1", "none", "task")
+            alone.http.close()
+
     def _agent(self, place: int, name: str) -> BaseProcess:
         arguments: tuple[Any, ...] = (self.proxy.url, name, self.notes / f"{name}.log", self.stops / "agents")
-        if place:
+        member = sorted(MEMBERS)[place] if place < len(MEMBERS) else None
+        if member:
+            arguments = (*arguments, member)
+        else:
             client = name.rpartition("l")[0] if place % 2 else name
             arguments = (*arguments[:2], client, *arguments[2:], self._revision, self._whole)
-        process = FORKED.Process(target=player.run if place else agent.run, args=arguments, daemon=True, name=name)
+        process = FORKED.Process(target=agent.run if member else player.run, args=arguments, daemon=True, name=name)
         process.start()
         return process
 
@@ -172,15 +218,24 @@ class Stage:
         new.write_text(f"r{number}")
         new.rename(self._revision)
 
-    def _trainer(self, life: int) -> BaseProcess:
-        notes = self.notes / f"trainer{life}.log"
-        arguments = (self.proxy.url, self.root / "trainer", notes, self.stops / "trainer")
+    def folder(self, model: str) -> Path:
+        return self.root / "trainers" / model
+
+    def order(self, model: str, order: str) -> None:
+        """What is wanted of the trainer of a model (`tests.faults.trainer.Orders`)."""
+        new = self.folder(model) / "order.new"
+        new.write_text(order)
+        new.rename(self.folder(model) / "order")
+
+    def _trainer(self, model: str, life: int) -> BaseProcess:
+        notes = self.notes / f"trainer-{model}{life}.log"
+        arguments = (self.proxy.url, model, self.folder(model), notes, self.stops / "trainer")
         process = FORKED.Process(target=trainer.run, args=arguments, daemon=True)
         process.start()
         return process
 
-    def checkpoint(self) -> dict[str, Any]:
-        return trainer.checkpoint(self.root / "trainer")
+    def checkpoint(self, model: str) -> dict[str, Any]:
+        return trainer.checkpoint(self.folder(model))
 
     def clock(self, offset: float) -> None:
         """The wall clock that the daemon sees is wrong by so many seconds."""
@@ -244,13 +299,14 @@ class Stage:
             return False
 
     def close(self) -> None:
-        for worker in (*self.agents, self.trainer):
+        for worker in (*self.agents, *self.trainers.values()):
             worker.kill()
         self.run.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.proxy.pid, signal.SIGKILL)
         self.proxy.kill()
-        self.engine.stop()
+        for engine in self.engines.values():
+            engine.stop()
         self.http.close()
         self.disk.close()
 

@@ -1,9 +1,10 @@
-"""One fault after another while agents and a trainer work, and a look at the ledger after each.
+"""One fault after another while agents and two trainers work, and a look at the ledger after each.
 
 Idea: a seed gives the order and the kinds; when each strikes is chance, and so is what it strikes. Kills come in pairs
 and triples too (a trainer or an agent dies while the proxy is dead, or everybody does), proxies die while their journal
-is compacted, while their disk is full or refuses, and while the engine stands still. Now and then agents play with
-another revision, and another state is wanted of the supervised run.
+is compacted, while their disk is full or refuses, and while an engine stands still. Each trainer also dies at each of
+its instants, and stays dead until the other has trained, or until agents have had answers if its gate is shut. Now and
+then agents play with another revision, and another state is wanted of the supervised run.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.faults import agent
+from tests.faults.agent import MODELS
 from tests.faults.audit import Audit
 from tests.faults.stage import Stage, Worker
+from tests.faults.trainer import INSTANTS, SHUT
 from tests.kit.proxy_process import ProxyFailed
 
 ERRORS = ("EIO", "ENOSPC", "EDQUOT")
@@ -29,7 +32,10 @@ CHANGES, LENDS_FROM = 0.1, 0.7
 STRUCK = {
     "proxy": ("kills of the proxy",),
     "worker": ("kills of a worker process",),
-    "trainer": ("kills of the trainer",),
+    "trainer": ("kills of a trainer",),
+    "instant": ("kills of a trainer at an instant of its own",),
+    "between": ("kills of the proxy between two acknowledgements of one episode",),
+    "lost": ("times that the engine of one model was lost",),
     "agent": ("kills of an agent",),
     "supervisor": ("kills of the supervisor",),
     "supervised": ("kills of the supervisor's trainer",),
@@ -59,11 +65,13 @@ class Storm:
     told: Callable[[str], None]
     counts: Counter[str]
     _lends: bool = False
+    _instants: list[tuple[str, str]] = field(default_factory=list)
 
     def run(self) -> None:
         kinds: dict[str, Callable[[], None]] = {
             "proxy": self.proxy, "worker": self.worker, "trainer": self.trainer, "agent": self.agent,
-            "supervisor": self.supervisor, "supervised": self.supervised,
+            "supervisor": self.supervisor, "supervised": self.supervised, "instant": self.instant,
+            "between": self.between, "lost": self.lost,
             "write": self.write, "full": self.full, "freeze": self.freeze, "reset": self.reset, "clock": self.clock,
         }  # fmt: skip
         asked, done, total = dict(self.left), 0, self.left.total()
@@ -100,7 +108,66 @@ class Storm:
         self.counts["kills of a worker process"] += 1
 
     def trainer(self) -> None:
-        self._kill(self.stage.trainer, "kills of the trainer")
+        self._kill(self.stage.trainers[self.dice.choice(MODELS)], "kills of a trainer")
+
+    def instant(self) -> None:
+        """A trainer at an instant of its own. While it is dead, the other one and its agents go on."""
+        if not self._instants:
+            self._instants = [(model, instant) for model in MODELS for instant in INSTANTS]
+            self.dice.shuffle(self._instants)
+        model, instant = self._instants.pop()
+        other, worker = MODELS[model == MODELS[0]], self.stage.trainers[model]
+        self.stage.order(model, f"kill {instant}")
+        while not worker.killed(60.0):
+            worker.again()
+        self.counts["kills of a trainer at an instant of its own"] += 1
+        self._goes_on(other, trains=instant not in SHUT)
+        worker.again()
+
+    def between(self) -> None:
+        """The proxy dies when one trainer has acknowledged an episode that the other is about to acknowledge."""
+        model = self.dice.choice(MODELS)
+        other, worker = MODELS[model == MODELS[0]], self.stage.trainers[model]
+
+        def half() -> bool:
+            self.audit.after_a_fault()
+            return self.audit.half_acknowledged(model, other)
+
+        while True:
+            self.stage.order(model, "stop before an ack")
+            self._until(lambda: worker.stopped)
+            if self._until(half, 10.0, must=False):
+                break
+            worker.go_on()
+        self._kill_proxy()
+        self._start()
+        assert half()
+        before = self.audit.team.acks[model]
+        worker.go_on()
+        self._until(lambda: bool(self.audit.after_a_fault()) and self.audit.team.acks[model] > before)
+        self.counts["kills of the proxy between two acknowledgements of one episode"] += 1
+
+    def lost(self) -> None:
+        """The engine of one model is killed. Agents of the other have their answers; its own have theirs later."""
+        model = self.dice.choice(MODELS)
+        engine = self.stage.engines[model]
+        engine.stop()
+        self._goes_on(MODELS[model == MODELS[0]], trains=False)
+        engine.start()
+        self._goes_on(model, trains=False)
+        self.counts["times that the engine of one model was lost"] += 1
+
+    def _goes_on(self, model: str, *, trains: bool) -> None:
+        """Waits until agents of a model have had more answers, and, if it `trains`, until its trainer has trained."""
+        team = self.audit.team
+        self.audit.after_a_fault()
+        answers, acks = team.answers[model], team.acks[model]
+
+        def on() -> bool:
+            self.audit.after_a_fault()
+            return team.answers[model] > answers + 1 and (team.acks[model] > acks or not trains)
+
+        self._until(on, 60.0)
 
     def agent(self) -> None:
         self._kill(self.dice.choice(self.stage.agents), "kills of an agent")
@@ -129,7 +196,8 @@ class Storm:
     def _lend(self) -> None:
         """Lanes are hardly waited for from now on."""
         if not self._lends:
-            self.audit.ask("PUT", "/mix", {"lane_wait_s": 0.1})
+            for model in MODELS:
+                self.audit.ask("PUT", "/mix", {"lane_wait_s": 0.1, "model": model})
             self._lends = True
 
     def write(self) -> None:
@@ -165,7 +233,7 @@ class Storm:
         they had in flight there."""
         lasts = self.counts["times that the engine was frozen"] % 3 == 0
         before = self.stage.given_up()
-        with self.stage.engine.frozen():
+        with self.stage.engines[self.dice.choice(MODELS)].frozen():
             time.sleep(LONG_S if lasts else self.dice.uniform(*SHORT_S))
             if lasts:
                 self._until(lambda: self.stage.given_up() > before)
@@ -179,7 +247,7 @@ class Storm:
             {"kind": self.dice.choice(FAULTS), "after": self.dice.randrange(1, 3000), "status": 503}
             for _ in range(self.dice.randint(1, 6))
         ]
-        self.stage.engine.spoil(*faults)
+        self.stage.engines[self.dice.choice(MODELS)].spoil(*faults)
         self.counts["answers of the engine that were broken off or refused"] += len(faults)
 
     def clock(self) -> None:
@@ -215,12 +283,13 @@ class Storm:
             time.sleep(self.dice.uniform(0.0, 0.4))
 
     def _revive(self) -> None:
-        """A trainer that gave up by itself is started anew, as its service manager would; agents never give up."""
+        """A trainer that gave up by itself is started anew, as its service manager would. Agents never give up."""
         for worker in self.stage.agents:
             assert worker.process.is_alive(), f"an agent ended by itself: {worker.process.exitcode}"
-        if not self.stage.trainer.process.is_alive():
-            self.counts["times that the trainer ended by itself and was started anew"] += 1
-            self.stage.trainer.again()
+        for worker in self.stage.trainers.values():
+            if not worker.process.is_alive():
+                self.counts["times that a trainer ended by itself and was started anew"] += 1
+                worker.again()
 
     def _start(self) -> None:
         try:

@@ -33,6 +33,8 @@ class Lease:
     each lane had."""
 
     batch: str
+    model: str
+    episodes: list[str]
     groups: list[tuple[list[list[str]], int]]
     had: dict[str, int]
     dealt: dict[str, int]
@@ -159,7 +161,8 @@ class Swarm:
         self.leases.read()
         leases = self.leases.in_order()
         check_groups(leases)
-        strict, owing = check_law(leases, SHARES)
+        laws = [check_law([lease for lease in leases if lease.model == model], SHARES) for model in agent.MODELS]
+        strict, owing = map(sum, zip(*laws, strict=True))
         self._check_plays(records.values())
         reasons = Counter(record["reason"] for record in records.values() if record["state"] == "discarded")
         known = self.get("/clients")["clients"]

@@ -15,19 +15,26 @@ import pytest
 from ajet_proxy.io.storage.journal import Journal
 from tests.faults import __main__ as faults
 from tests.faults import tears
+from tests.faults.agent import ABSENT, MODELS
 from tests.faults.audit import Audit
 from tests.faults.notes import Notes, Reader
 from tests.faults.stage import FORKED, Stage, Worker
 from tests.faults.storm import STRUCK, fewer
+from tests.faults.team import Team, check_state
+from tests.faults.trainer import INSTANTS
 from tests.kit.source import ROOT
 
 
 @pytest.mark.slow
 def test_a_slice_of_the_storm(tmp_path: Path) -> None:
     counts = Counter[str]()
-    faults.storm(tmp_path, seed=1, kills=2, others=1, agents=3, progress=faults.Progress(), counts=counts)
-    killed = ("the proxy", "the trainer", "an agent", "the supervisor", "the supervisor's trainer")
+    faults.storm(tmp_path, seed=1, kills=2, others=1, agents=4, progress=faults.Progress(), counts=counts)
+    killed = ("the proxy", "a trainer", "an agent", "the supervisor", "the supervisor's trainer")
     assert min(counts[f"kills of {who}"] for who in killed) >= 2
+    assert counts["kills of a trainer at an instant of its own"] == len(MODELS) * len(INSTANTS)
+    assert counts["kills of the proxy between two acknowledgements of one episode"] == 1
+    assert min(counts["shares that one trainer refused and the other trained"], counts["… of judge ready"]) > 0
+    assert counts["requests that were held at the gate of their own model"] > 0
     assert min(counts["groups leased"], counts["steps of the supervised run, each made once"]) > 2
     assert min(counts["times that the disk was full"], counts["times that the engine was frozen"]) == 1
     assert counts["… for longer than agents wait"] == 1
@@ -38,7 +45,7 @@ def test_a_slice_of_the_storm(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_slice_of_the_storm_over_worker_processes(tmp_path: Path) -> None:
     counts, told = Counter[str](), faults.Progress()
-    faults.storm(tmp_path, seed=1, kills=2, others=0, agents=2, progress=told, counts=counts, workers=2)
+    faults.storm(tmp_path, seed=1, kills=2, others=0, agents=3, progress=told, counts=counts, workers=2)
     assert min(counts[f"kills of {who}"] for who in ("the proxy", "a worker process", "an agent")) >= 2
     assert counts["acknowledged calls, found once with their ids"] > 5
 
@@ -47,7 +54,7 @@ def test_faults_that_did_not_strike_are_missed() -> None:
     asked = {"proxy": 2, "write": 2, "clock": 0}
     assert fewer(asked, {"kills of the proxy": 1, "times that fsync failed": 1}) == ["proxy: 1 of 2", "write: 1 of 2"]
     assert fewer(asked, {"kills of the proxy": 3, "times that fsync failed": 1, "times that pwrite failed": 1}) == []
-    assert set(STRUCK) == {*faults.KILLED, *faults.OTHERS, "worker"}
+    assert set(STRUCK) == {*faults.KILLED, *faults.OTHERS, "worker", "instant"}
 
 
 def test_a_kill_strikes_only_who_was_alive() -> None:
@@ -87,15 +94,19 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 REWARD = {"id": "of-nobody", "value": 1.0}
+OF: dict[str, Any] = {"model": "planner"}
+ALL = OF | {"filtered": ()}
 
 
 @pytest.mark.parametrize(("found", "notes"), [
-    ("404", [("call", {"episode": "nobody", "call": "call-0", "ids": [1]})]),
+    ("404", [("call", {"episode": "nobody", "call": "call-0", "ids": [1]} | OF)]),
     ("404", [("offer", {"episode": "nobody"} | REWARD), ("reward", {"episode": "nobody"} | REWARD)]),
-    ("404", [("leased", {"batch": "b", "samples": {"nobody": []}}), ("acked", {"batch": "b"})]),
-    ("two batches", [("leased", {"batch": name, "samples": {"one": []}}) for name in "ab"]
-     + [("acked", {"batch": name}) for name in "ab"]),
-    ("one call", [("call", {"episode": "nobody", "call": "call-0", "ids": [1]})] * 2),
+    ("404", [("leased", {"batch": "b", "samples": {"nobody": []}} | OF), ("acked", {"batch": "b"} | ALL)]),
+    ("two batches", [("leased", {"batch": name, "samples": {"one": []}} | OF) for name in "ab"]
+     + [("acked", {"batch": name} | ALL) for name in "ab"]),
+    ("judge trained", [("leased", {"batch": "b", "samples": {"absent0": []}} | OF | {"model": ABSENT}),
+                       ("acked", {"batch": "b"} | ALL | {"model": ABSENT})]),
+    ("one call", [("call", {"episode": "nobody", "call": "call-0", "ids": [1]} | OF)] * 2),
     ("that retries failed", [("failed", {"why": "refused"})]),
 ])  # fmt: skip
 def test_a_promise_that_was_not_kept_is_found(
@@ -109,6 +120,40 @@ def test_a_promise_that_was_not_kept_is_found(
             audit.after_a_fault()
     finally:
         liar.unlink()
+
+
+def record(state: str, **shares: str) -> dict[str, Any]:
+    return {"episode": "one", "state": state, "model": None, "members": {}, "shares": shares}
+
+
+@pytest.mark.parametrize(("state", "shares"), [
+    ("trained", {"planner": "trained", "coder": "ready"}), ("trained", {}), ("ready", {"planner": "trained"}),
+    ("ready", {"planner": "leased", "coder": "ready"}), ("leased", {"planner": "ready"}),
+])  # fmt: skip
+def test_a_state_that_is_not_what_its_shares_add_up_to_is_found(state: str, shares: dict[str, str]) -> None:
+    with pytest.raises(AssertionError, match="its shares are"):
+        check_state(record(state, **shares))
+    check_state(record("trained", planner="trained", coder="trained"))
+
+
+@pytest.mark.parametrize(("found", "share"), [
+    ("trained by coder in name alone", {"coder": "trained"}), ("trained by judge in name alone", {ABSENT: "trained"}),
+    ("nobody leased nothing to the trainer of planner", {"planner": "leased"}),
+])  # fmt: skip
+def test_a_share_that_its_trainer_never_had_is_found(stage: Stage, found: str, share: dict[str, str]) -> None:
+    (state,) = share.values()
+    with pytest.raises(AssertionError, match=found):
+        Team(stage, lambda path: None, Counter()).check([record(state, **share) | {"episode": "nothing"}])
+
+
+def test_a_request_that_waits_at_anothers_gate_is_found(stage: Stage) -> None:
+    team = Team(stage, lambda path: None, Counter())
+    team.check_holds()
+    before = stage.holds.read_bytes() if stage.holds.exists() else b""
+    stage.holds.write_bytes(before + b'{"model": "planner", "held_s": 2.0, "free_s": 1.5}\n')
+    with pytest.raises(AssertionError, match="its gate was open"):
+        team.check_holds()
+    stage.holds.write_bytes(before)
 
 
 def test_half_a_line_is_no_note_yet(tmp_path: Path) -> None:

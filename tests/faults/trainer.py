@@ -3,6 +3,8 @@
 verl's start takes half a minute, which is why it is not killed hundreds of times
 (`tests/e2e/training/test_trainer_restart.py` kills the whole thing a few times). The stub's weights are the names of
 the episodes whose gradient they hold; its checkpoint is a file that is renamed into its place.
+
+Each model has such a process. At an instant that an order names (`INSTANTS`), it ends by SIGKILL, or stands still.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,11 +31,48 @@ from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 from ajet_trainer.turns import ByTurn
+from tests.faults.agent import MODELS
 from tests.faults.notes import Notes
 from tests.faults.player import GROUP
 from tests.faults.swarm import GROUPS, LEAST, SHARES
 
 LEASE_S = 1.5
+INSTANTS = (
+    "before a lease", "during a lease", "after a lease", "in a step", "after a step", "in a checkpoint",
+    "after a checkpoint", "as its gate closes", "when its gate is closed", "when weights are pushed",
+    "when its gate is open", "before an ack", "during an ack", "after an ack",
+)  # fmt: skip
+SHUT = ("as its gate closes", "when its gate is closed", "when weights are pushed")
+"""A trainer that dies then leaves its gate shut; the first time perhaps."""
+MOST_TOKENS = dict(zip(MODELS, (100_000, 200), strict=True))
+"""Samples that are longer are refused: one of the models trains what the other refuses."""
+
+
+class Orders:
+    """What is wanted of this process: ``kill INSTANT`` or ``stop INSTANT``, in a file that an order leaves when it is
+    carried out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def reached(self, instant: str) -> None:
+        if (what := self._wanted(instant)) is not None:
+            os.kill(os.getpid(), what)
+
+    def during(self, instant: str, most_s: float = 0.02) -> None:
+        """What comes next lasts for a while."""
+        if (what := self._wanted(instant)) is not None:
+            threading.Timer(random.uniform(0, most_s), os.kill, (os.getpid(), what)).start()
+
+    def _wanted(self, instant: str) -> signal.Signals | None:
+        try:
+            what, _, wanted = self._path.read_text().partition(" ")
+        except FileNotFoundError:
+            return None
+        if wanted != instant:
+            return None
+        self._path.unlink()
+        return signal.SIGKILL if what == "kill" else signal.SIGSTOP
 
 
 def checkpoint(folder: Path) -> dict[str, Any]:
@@ -47,14 +88,14 @@ class Stub:
     """Trains nothing, at random speed, and keeps what it was given."""
 
     colocated = False
-    max_tokens = 100_000
     temperature = 1.0
     several_temperatures = True
     by_turn: ByTurn | None = None
     shaping: Shaping | None = None
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, model: str, orders: Orders) -> None:
+        self._folder, self._orders = folder, orders
+        self.max_tokens = MOST_TOKENS[model]
         self._saved = checkpoint(folder)
         self.version: int = self._saved["version"]
         self._dice = random.Random(self.version)
@@ -62,7 +103,9 @@ class Stub:
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         assert all(row.sampled for row in rows)
         self._pass()
+        self._orders.reached("in a step")
         self.version += 1
+        self._orders.reached("after a step")
         return {}
 
     def save(self, batches: Mapping[str, Any]) -> None:
@@ -76,7 +119,9 @@ class Stub:
             file.flush()
             os.fsync(file.fileno())
         self._pass()
+        self._orders.reached("in a checkpoint")
         os.replace(new, self._folder / "checkpoint.json")
+        self._orders.reached("after a checkpoint")
         self._pass()
 
     def tune(self, config: Config) -> None:
@@ -84,6 +129,7 @@ class Stub:
 
     def push(self) -> None:
         self._pass()
+        self._orders.reached("when weights are pushed")
 
     def upstreams(self) -> Sequence[str] | None:
         return None
@@ -101,13 +147,16 @@ class Stub:
 class NotedLink(Link):
     """Notes what was delivered and what was acknowledged."""
 
-    def __init__(self, url: str, notes: Notes) -> None:
-        super().__init__(url)
-        self._notes = notes
+    def __init__(self, url: str, model: str, notes: Notes, orders: Orders) -> None:
+        super().__init__(url, model=model)
+        self._of, self._notes, self._orders = model, notes, orders
 
     def lease(self, ask: Lease) -> Batch | None:
+        self._orders.reached("before a lease")
+        self._orders.during("during a lease")
         batch = super().lease(ask)
         if batch is not None:
+            self._orders.reached("after a lease")
             episodes = [episode for group in batch.groups for episode in group.episodes]
             samples = {
                 item.episode: [
@@ -119,22 +168,36 @@ class NotedLink(Link):
                 ]
                 for item in episodes
             }  # fmt: skip
-            self._notes.add("leased", batch=batch.batch, samples=samples)
+            self._notes.add("leased", model=self._of, batch=batch.batch, samples=samples)
         return batch
 
     def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
+        self._notes.add("acks", model=self._of, batch=batch, filtered=dict(filtered or {}))
+        self._orders.reached("before an ack")
+        self._orders.during("during an ack")
         super().ack(batch, policy_version, filtered)
-        self._notes.add("acked", batch=batch, filtered=sorted(filtered or ()))
+        self._orders.reached("after an ack")
+        self._notes.add("acked", model=self._of, batch=batch, filtered=sorted(filtered or ()))
+
+    def close_gate(self, reason: str, wait_s: float) -> None:
+        self._orders.during("as its gate closes")
+        super().close_gate(reason, wait_s)
+        self._orders.reached("when its gate is closed")
+
+    def open_gate(self, policy_version: int) -> None:
+        super().open_gate(policy_version)
+        self._orders.reached("when its gate is open")
 
 
-def run(url: str, folder: Path, notes: Path, stop: Path) -> None:
+def run(url: str, model: str, folder: Path, notes: Path, stop: Path) -> None:
     """What the process does, until the file `stop` is there."""
-    learner = Stub(folder)
+    orders = Orders(folder / "order")
+    learner = Stub(folder, model, orders)
     config = Config(
-        model="none", model_name="stub", proxy_url=(url,), run_dir=str(folder), groups=GROUPS, group_size=GROUP,
+        model="none", model_name=model, proxy_url=(url,), run_dir=str(folder), groups=GROUPS, group_size=GROUP,
         min_group_size=LEAST, group_wait_s=1.0, max_staleness=6, save_freq=2, mix=(Mixture(0, SHARES),),
     )
-    daemons = Daemons([NotedLink(url, Notes(notes))])
+    daemons = Daemons([NotedLink(url, model, Notes(notes), orders)])
     batches = TrainedBatches.from_state(checkpoint(folder)["history"], daemons.urls)
     with Keeper(daemons, LEASE_S) as keeper:
         training = Run(

@@ -429,11 +429,10 @@ class Commands:
 
     def _is_idle(self, episode: Episode, at: float) -> bool:
         """Whether an open episode, none of whose calls is in flight, has been silent for too long. It is never while a
-        gate may hold it: that of a model that it plays; any, if nobody can say which these are."""
+        gate may hold it."""
         if at - episode.active_at < episode.idle_timeout:
             return False
-        plays = episode.plays_models()
-        gate = self.state.gate_of(*(plays if plays <= self.state.served.keys() else ()))
+        gate = self.state.gate_over(episode)
         return not gate.shut and at - gate.since >= episode.idle_timeout
 
     def restarted(self, at: float) -> Events:

@@ -155,16 +155,18 @@ def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str
 
 
 def _active(state: State, name: str, since: float) -> Collection[str]:
-    """The lanes in which an agent has done something since then, or cannot because of the gate, with an episode that
+    """The lanes in which an agent has done something since then, or cannot because of a gate, with an episode that
     counts for the mix of that name. Who is held at the gate of another model alone does not count."""
-    gate = state.gate_of(*filter(None, (name,)))
     elsewhere = state.shut() - {"", name} if name else set[str]()
-    return {
-        one.lane for one in state.unsettled.values() if not one.eval and state.counts_for(name, one) and (
-            gate.shut or max(one.active_at, gate.since) > since
-            or (one.running and elsewhere.isdisjoint(one.aims))
-        )
-    }
+
+    def active(episode: Episode) -> bool:
+        gate = state.gate_of(name) if name else state.gate_over(episode)
+        if gate.shut or max(episode.active_at, gate.since) > since:
+            return True
+        return bool(episode.running) and elsewhere.isdisjoint(episode.aims)
+
+    mine = (one for one in state.unsettled.values() if not one.eval and state.counts_for(name, one))
+    return {one.lane for one in mine if active(one)}
 
 
 def _short(

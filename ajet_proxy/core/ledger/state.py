@@ -261,6 +261,12 @@ class State(Serving, Shares):
         gates = [self.gate_now, *(gate for model, gate in self.gates.items() if not models or model in models)]
         return next((gate for gate in gates if gate.shut), max(gates, key=lambda gate: gate.since))
 
+    def gate_over(self, episode: Episode) -> Gate:
+        """What may hold requests of an episode: the gates of the models that it plays; any, if nobody can say which
+        these are."""
+        plays = episode.plays_models()
+        return self.gate_of(*(plays if plays <= self.served.keys() else ()))
+
     def gate_state(self, model: str) -> GateState:
         """How requests of an announced model find the gate. ``closing``: closed to newcomers while calls are still in
         flight; ``closed``: nothing is in flight."""

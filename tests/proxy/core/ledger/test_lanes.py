@@ -360,6 +360,22 @@ def test_what_agents_have_left_behind_keeps_nobody_out_for_long(rig: LedgerRig) 
     assert leased(rig) == "a" and wanted(rig)["lanes"]["a"] == 1
 
 
+def test_who_waits_is_not_held_up_by_the_gate_of_a_model_that_is_not_played_there(rig: LedgerRig) -> None:
+    """The other model's trainer may be dead, or move its gate all the time."""
+    mix(rig, ahead=1)
+    rig.announce("m"), rig.announce("n")
+    rig.open(task="a/1", model="n"), rig.open(task="a/1", model="n")
+    asked: dict[str, Any] = {"group_wait_s": 20.0, "model": "n"}
+    rig.at += 20.0
+    rig.run(rig.commands.gate_close(GateClose("weights", model="n"), at=rig.at))
+    rig.at += 20.0
+    assert lacking(rig, **asked) == ()
+    rig.run(rig.commands.gate_open(GateOpen(1, model="n"), at=rig.at))
+    rig.at += 20.0
+    rig.run(rig.commands.gate_close(GateClose("weights", model="m"), at=rig.at))
+    assert lacking(rig, **asked) == ("a",)
+
+
 def test_of_lanes_with_shares_only_those_are_played_further_that_are_waited_for(rig: LedgerRig) -> None:
     mix(rig, {"a": 0.5, "b": 0.5, "c": 0.0}, ahead=2, lane_wait_s=30.0)
     ready(rig, "a", 1), ready(rig, "c", 1)
