@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,7 +37,7 @@ CHANCE, NEAR, LEARNED = 0.5, 0.1, 0.9
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20, help="of each trainer, at most 20: their rows are compared")
     parser.add_argument("--out", type=Path, default=Path("runs/team"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -103,13 +104,20 @@ def report(runs: Mapping[str, list[Ran]], folder: Path) -> bool:
     both, *alone = ends.values()
     gains = [figures.paired(one, both) for one in alone]
     picture(runs, folder / "team.png", f"{len(both)} seeds · last third: {_words(ends)}")
+    everything = [ran for some in runs.values() for ran in some]
+    seen = Counter[str]()
+    for ran in everything:
+        seen.update({name.partition(": ")[2]: number for name, number in ran["gates"].items()})
+    shut, waited = seen["another's gate is shut"], seen["and requests wait"]
     return verdicts([
         (f"both learn: {LEARNED:g} or more in each last third", min(both) >= LEARNED),
         *((f"{arm} learns: within {NEAR:g} of chance, {statistics.fmean(ends[arm]):.3f}",
            abs(statistics.fmean(ends[arm]) - CHANCE) <= NEAR) for arm in list(ends)[1:]),
         *((f"both less {arm}: {gain}", gain.low > 0) for arm, gain in zip(list(ends)[1:], gains, strict=True)),
         ("each episode trains each model once, and all shares add up",
-         all(adds_up(ran) for some in runs.values() for ran in some)),
+         all(map(adds_up, everything))),
+        (f"nobody waits for another's update: while its gate was shut, {waited} of {shut} looks saw a request held",
+         shut > 0 and not waited),
     ])  # fmt: skip
 
 

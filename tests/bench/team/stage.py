@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -40,6 +41,22 @@ def engines(folder: Path) -> Iterator[Mapping[str, str]]:
         }
 
 
+class Gates:
+    """Whether anybody is held at a gate that is not shut: counts of what was seen of each model, ten times a second."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.Client(base_url=f"{url}/ajet/v1", trust_env=False, timeout=60.0)
+        self.seen = Counter[str]()
+
+    def look(self) -> None:
+        gates = self._http.get("/status").raise_for_status().json()["models"]
+        for model, gate in gates.items():
+            others = any(other["gate"] != "open" for name, other in gates.items() if name != model)
+            if gate["gate"] == "open" and others:
+                self.seen[f"{model}: another's gate is shut"] += 1
+                self.seen[f"{model}: and requests wait"] += gate["waiting"] > 0
+
+
 class Memory:
     """The most memory that this process and all below it had at once, in bytes, as far as anybody looked."""
 
@@ -66,7 +83,7 @@ def run(urls: Mapping[str, str], folder: Path, learn: Sequence[str], seed: int, 
     folder.mkdir(parents=True)
     more = [word for name in MODELS[1:] for word in ("--upstream", f"{name}={urls[name]}")]
     first = f"{MODELS[0]}={urls[MODELS[0]]}"
-    memory, began = Memory(), time.monotonic()
+    began = time.monotonic()
     with ExitStack() as stack:
         proxy = stack.enter_context(ProxyProcess(first, folder / "proxy", options=[*more, "--gate-mode=pause"]))
         trainers = {
@@ -75,7 +92,7 @@ def run(urls: Mapping[str, str], folder: Path, learn: Sequence[str], seed: int, 
         }
         for trainer in trainers.values():
             trainer.until(lambda one=trainer: one.phase() == "waiting for episodes", LIMIT_S)  # type: ignore[misc]
-        started = time.monotonic()
+        started, memory, gates = time.monotonic(), Memory(), Gates(proxy.url)
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
         with (folder / "game.log").open("wb") as log:
             game = subprocess.Popen(
@@ -89,6 +106,7 @@ def run(urls: Mapping[str, str], folder: Path, learn: Sequence[str], seed: int, 
             if game.poll() is not None:
                 raise TrainerFailed((folder / "game.log").read_text()[-2000:])
             memory.look()
+            gates.look()
             time.sleep(0.1)
         if any(trainer.process.returncode for trainer in trainers.values()):
             raise TrainerFailed("\n".join(trainer.words() for trainer in trainers.values()))
@@ -98,7 +116,7 @@ def run(urls: Mapping[str, str], folder: Path, learn: Sequence[str], seed: int, 
             "lines": {name: trainer.metrics() for name, trainer in trainers.items()},
             "rows": {name: _episodes_of(trainer.run_dir) for name, trainer in trainers.items()},
             "episodes": list(_episodes(proxy.url)), "status": proxy.report(), "memory": memory.most,
-            "held": _held(proxy.url), "seconds": {"start": started - began, "steps": played},
+            "gates": gates.seen, "seconds": {"start": started - began, "steps": played},
         }  # fmt: skip
 
 
@@ -137,8 +155,3 @@ def _episodes(url: str) -> Iterator[dict[str, Any]]:
                 return
             query["before"] = answer["next"]
 
-
-def _held(url: str) -> list[str]:
-    """What the metrics say of waits at gates."""
-    text = httpx.get(f"{url}/metrics", trust_env=False, timeout=60.0).text
-    return [line for line in text.splitlines() if line.startswith(("ajet_gate_wait", "ajet_gate_"))]
