@@ -2,9 +2,9 @@
 
 The forest is the trie of the rows' prefixes, in depth-first order. So the whole attention mask is one number a token:
 token ``i`` sees token ``j`` exactly where ``j <= i < exit[j]``. A token's position is its depth. Its logprob is read at
-its parent, since that is the token before it in each row that it is a part of. `Forest.index` leads back from the forest
-to the rows: what a model computed for the nodes is gathered by it, and what is summed over rows then is as it would be
-without a forest.
+its parent, since that is the token before it in each row that it is a part of. `Forest.index` leads back from the
+forest to the rows: what a model computed for the nodes is gathered by it, and what is summed over rows then is as it
+would be without a forest.
 
 Sorted rows are a trie already: of each, the part that it shares with the one before it is there. Where a forest is
 larger than a limit, `cut` says which rows go together, so that the least is computed twice.
@@ -64,7 +64,8 @@ def plant(rows: Sequence[Ints], kinds: Sequence[float] | None = None) -> Forest:
         exit_[path[common:]] = begin
         path = np.concatenate((path[:common], np.arange(begin, end)))
         ids[begin:end] = rows[place][common:]
-        parent[begin:end] = np.concatenate((path[common - 1 : common] if common else [-1], path[common:-1]))[: end - begin]
+        above = path[common - 1 : common] if common else [-1]
+        parent[begin:end] = np.concatenate((above, path[common:]))[: end - begin]
         depth[begin:end] = np.arange(common, len(path))
         index[place] = path
     return Forest(ids, parent, depth, exit_, tuple(index))
@@ -73,6 +74,32 @@ def plant(rows: Sequence[Ints], kinds: Sequence[float] | None = None) -> Forest:
 def flatten(forest: Forest) -> list[Ints]:
     """The rows that `forest` was planted with."""
     return [forest.ids[places] for places in forest.index]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """Where the logprobs of ``T`` tokens stand, those of all rows one after the other. A node's logits give the logprob
+    of its first child, whose token is its label; those of its ``E`` other children are read again, at ``forks``."""
+
+    labels: Ints  # [N]; a leaf's says nothing
+    forks: Ints  # [E], nodes
+    tokens: Ints  # [E], labels of the forks
+    nodes: Ints  # [T], of each token its own node
+    next: Ints  # [T], the place of the next token's logprob among N + E; N + E for the last token of a row
+
+
+def reading(forest: Forest) -> Reading:
+    """How to read what a model computed for the nodes of `forest` back into its rows."""
+    total, place = len(forest.ids), np.arange(len(forest.ids))
+    later = (forest.parent >= 0) & (forest.parent != place - 1)
+    others, first = later.nonzero()[0], (forest.parent == place - 1) & (forest.parent >= 0)
+    labels, stands = forest.ids.copy(), forest.parent.copy()
+    labels[forest.parent[first]] = forest.ids[first]
+    stands[others] = total + np.arange(len(others))
+    end = np.array([total + len(others)])
+    following = [np.concatenate((stands[places[1:]], end)) for places in forest.index]
+    nodes = np.concatenate(forest.index)
+    return Reading(labels, forest.parent[others], forest.ids[others], nodes, np.concatenate(following))
 
 
 def flat_exit(lengths: Sequence[int]) -> Ints:
@@ -141,8 +168,8 @@ def cut(
 
     Of all ways to cut the depth-first order, it is the one with the fewest nodes in total: a part has its whole path from
     the root, so a cut costs the tokens that the rows on its sides share. Among equal ones it has the fewest parts.
-    `agree` is told the number of parts and says how many there have to be, at most one a row: then more forks are cut,
-    the cheapest first.
+    `agree` is told the number of parts and says how many there have to be, at most one a row: then more forks are
+    cut, the cheapest first.
     """
     order, shared = _sorted(rows, kinds)
     lengths = np.array([len(row) for row in rows], dtype=np.int64)[order]
@@ -191,8 +218,8 @@ class Prices:
     pair: float
 
     def of(self, exit_: Ints, whole: bool) -> float:
-        """The price of tokens with this mask. Attention computes all pairs if it takes a `whole` mask, else those of the
-        blocks in which a pair sees."""
+        """The price of tokens with this mask. Attention computes all pairs if it takes a `whole` mask, else those of
+        the blocks in which a pair sees."""
         pairs = len(exit_) ** 2 if whole else int(blocks(exit_)[0].sum()) * BLOCK**2
         return self.token * len(exit_) + self.pair * pairs
 
@@ -204,6 +231,6 @@ def prices(parameters: float, layers: int, width: int) -> Prices:
 
 
 def cheaper(forest: Forest, price: Prices, whole: bool, limit: int) -> bool:
-    """Whether the forest is predicted to cost less than its rows one after the other, or these are more than `limit`."""
+    """Whether the forest is predicted to cost less than its rows one after the other, or these exceed `limit`."""
     flat = flat_exit([len(places) for places in forest.index])
     return len(flat) > limit or price.of(forest.exit, whole) < price.of(flat, whole)

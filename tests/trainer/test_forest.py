@@ -10,15 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_trainer.forest import (
-    Forest, Prices, blocks, cheaper, cut, dense, flat_exit, flatten, mask_mod, plant, prices,
-)  # fmt: skip
+    Forest,
+    Ints,
+    Prices,
+    blocks,
+    cheaper,
+    cut,
+    dense,
+    flat_exit,
+    flatten,
+    mask_mod,
+    plant,
+    prices,
+    reading,
+)
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=9)
 """Few tokens, so that rows share, repeat each other and begin each other."""
 LARGE = 151_935
 
 
-def arrays(rows: list[list[int]]) -> list[np.ndarray]:
+def arrays(rows: list[list[int]]) -> list[Ints]:
     return [np.array(row, dtype=np.int64) for row in rows]
 
 
@@ -55,6 +67,24 @@ def test_a_token_sees_its_own_path_alone(rows: list[list[int]]) -> None:
     place = np.arange(len(found))
     assert mask_mod(forest.exit)(None, None, place[:, None], place[None, :]).tolist() == wanted
     assert dense(forest.exit).sum() == forest.seen
+
+
+@given(ROWS)
+def test_each_token_is_read_at_the_one_before_it(rows: list[list[int]]) -> None:
+    forest = plant(arrays(rows))
+    found, read = paths(forest), reading(forest)
+    told = [*zip(found, read.labels.tolist(), strict=True)]
+    told += [(found[fork], token) for fork, token in zip(read.forks.tolist(), read.tokens.tolist(), strict=True)]
+    places, nodes = iter(read.next.tolist()), iter(read.nodes.tolist())
+    for row in rows:
+        for length in range(1, len(row) + 1):
+            place = next(places)
+            assert found[next(nodes)] == tuple(row[:length])
+            if length == len(row):
+                assert place == len(told)
+            else:
+                assert told[place] == (tuple(row[:length]), row[length])
+    assert not [*places, *nodes] and len(read.forks) < len(rows)
 
 
 @given(ROWS, st.lists(st.sampled_from([0.7, 1.0]), min_size=9, max_size=9))
