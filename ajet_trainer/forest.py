@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Mask = Callable[[Any, Any, Any, Any], Any]
+VENDOR = "ajet_forest"
+"""Under which verl's registry has the engines that compute forests: the value of ``VERL_ENGINE_VENDOR``."""
 BLOCK = 128
 """Tokens on each side of a block of flex attention's mask."""
 
@@ -166,8 +168,9 @@ def cut(
 ) -> list[list[int]]:
     """Which rows go together, so that no part's forest has more than `limit` nodes, unless it is of one row.
 
-    Of all ways to cut the depth-first order, it is the one with the fewest nodes in total: a part has its whole path from
-    the root, so a cut costs the tokens that the rows on its sides share. Among equal ones it has the fewest parts.
+    Of all ways to cut the depth-first order, it is the one with the fewest nodes in total. A part has its whole path
+    from the root, so a cut costs the tokens that the rows on its sides share. Among equal ones it has the fewest parts.
+
     `agree` is told the number of parts and says how many there have to be, at most one a row: then more forks are
     cut, the cheapest first.
     """

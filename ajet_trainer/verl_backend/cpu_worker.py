@@ -20,7 +20,8 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine_workers import TrainingWorker
 
-from ajet_trainer.verl_backend.forest_engine import VENDOR, ForestRows
+from ajet_trainer.forest import VENDOR
+from ajet_trainer.verl_backend.forest_engine import ForestRows
 from ajet_trainer.verl_backend.worker import ActorWorker
 
 

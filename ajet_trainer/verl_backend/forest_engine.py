@@ -28,11 +28,23 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from ajet_trainer.forest import BLOCK, Forest, Ints, Prices, blocks, cheaper, cut, mask_mod, plant, prices, reading
+from ajet_trainer.forest import (
+    BLOCK,
+    VENDOR,
+    Forest,
+    Ints,
+    Prices,
+    blocks,
+    cheaper,
+    cut,
+    mask_mod,
+    plant,
+    prices,
+    reading,
+)
 
-VENDOR = "ajet_forest"
-WHOLE, BLOCKWISE = "sdpa", "flex_attention"
-"""Implementations of attention: one takes a whole mask, the other one of blocks."""
+WHOLE = "sdpa"
+"""The implementation of attention that takes a whole mask. Flex attention takes one of blocks."""
 FIGURES = ("calculate_entropy", "calculate_sum_pi_squared")
 """What verl may ask for besides logprobs."""
 

@@ -28,7 +28,7 @@ def verl_here() -> Iterator[None]:
 
 def forest_worker(folder: Path, **optim: Any) -> Any:
     """The same as `training_worker`, with the engine that computes shared tokens once."""
-    from ajet_trainer.verl_backend.forest_engine import VENDOR
+    from ajet_trainer.forest import VENDOR
 
     with patch.dict(os.environ, VERL_ENGINE_VENDOR=VENDOR):
         return training_worker(folder, **optim)
