@@ -2,9 +2,10 @@
 
 The forest is the trie of the rows' prefixes, in depth-first order. So the whole attention mask is one number a token:
 token ``i`` sees token ``j`` exactly where ``j <= i < exit[j]``. A token's position is its depth. Its logprob is read at
-its parent, since that is the token before it in each row that it is a part of. `Forest.index` leads back from the
-forest to the rows: what a model computed for the nodes is gathered by it, and what is summed over rows then is as it
-would be without a forest.
+its parent, since that is the token before it in each row that it is a part of.
+
+`Forest.index` leads back from the forest to the rows. What a model computed for the nodes is gathered by it. What is
+summed over rows then is as it would be without a forest.
 
 Sorted rows are a trie already: of each, the part that it shares with the one before it is there. Where a forest is
 larger than a limit, `cut` says which rows go together, so that the least is computed twice.
@@ -52,7 +53,7 @@ class Forest:
 
 
 def plant(rows: Sequence[Ints], kinds: Sequence[float] | None = None) -> Forest:
-    """The forest of `rows`, none of which is empty. Rows of different `kinds`, where these are given, share nothing."""
+    """The forest of `rows`; none may be empty. Rows of different `kinds`, where these are given, share nothing."""
     order, shared = _sorted(rows, kinds)
     lengths = np.array([len(rows[place]) for place in order], dtype=np.int64)
     starts = np.concatenate(([0], np.cumsum(lengths - shared)))
@@ -186,8 +187,8 @@ def _forks(lengths: Ints, shared: Ints, limit: int) -> Iterator[int]:
     """The numbers of the rows before which to cut, from the last to the first.
 
     ``best[b]`` is the least that the rows before ``b`` cost over the uncut forest, in nodes and in parts. A part from
-    ``a`` to ``b`` has ``shared[a] + new[b] - new[a]`` nodes, which only falls with ``a``: so the places where the last
-    part may begin are a window, and the least of a window is kept at the front of a queue.
+    ``a`` to ``b`` has ``shared[a] + new[b] - new[a]`` nodes, which only falls with ``a``. So the places where the last
+    part may begin are a window. The least of a window is kept at the front of a queue.
     """
     new = np.concatenate(([0], np.cumsum(lengths - shared))).tolist()
     again = [int(one) for one in shared]

@@ -1,8 +1,8 @@
 """verl's FSDP engine, which computes each token that rows of a micro-batch share once (see `ajet_trainer.forest`).
 
 The rows come as they are and the model runs over their forest. What it found is gathered back into the layout of the
-rows, before a loss reads it. So losses, their means and their metrics are those of the rows; and since a gather adds up
-the gradients of what is read several times, the gradient is too, up to the rounding of sums.
+rows, before a loss reads it. So losses, their means and their metrics are those of the rows. A gather adds up the
+gradients of what is read several times: the gradient is that of the rows too, up to the rounding of sums.
 
 Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. A micro-batch whose rows
 are predicted to be cheaper one after the other goes verl's own way.
