@@ -167,13 +167,13 @@ def _common(one: Ints, other: Ints) -> int:
 def cut(
     rows: Sequence[Ints], limit: int, kinds: Sequence[float] | None = None, agree: Callable[[int], int] = int
 ) -> list[list[int]]:
-    """Which rows go together, so that no part's forest has more than `limit` nodes, unless it is of one row.
+    """Which rows go together. No part's forest has more than `limit` nodes, unless it is of one row.
 
     Of all ways to cut the depth-first order, it is the one with the fewest nodes in total. A part has its whole path
     from the root, so a cut costs the tokens that the rows on its sides share. Among equal ones it has the fewest parts.
 
-    `agree` is told the number of parts and says how many there have to be, at most one a row: then more forks are
-    cut, the cheapest first.
+    `agree` is told the number of parts, and says how many are wanted: at most one a row. More forks are cut for these,
+    the cheapest first.
     """
     order, shared = _sorted(rows, kinds)
     lengths = np.array([len(row) for row in rows], dtype=np.int64)[order]
