@@ -24,6 +24,7 @@ from tensordict import TensorDict
 from torch.nn.attention.flex_attention import BlockMask
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
+from verl.utils.metric import Metric
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -54,6 +55,7 @@ class ForestRows:
 
     model_config: Any
     _prices: Prices
+    _computed = 0  # tokens of the micro-batch at hand
 
     def _build_module(self) -> Any:
         module = super()._build_module()  # type: ignore[misc]
@@ -66,13 +68,24 @@ class ForestRows:
         with ours(transformer_impl, "prepare_micro_batches", micro_batches):
             return super().forward_backward_batch(data, loss_function, forward_only)  # type: ignore[misc]
 
+    def forward_step(
+        self, micro_batch: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        loss, output = super().forward_step(micro_batch, loss_function, forward_only)  # type: ignore[misc]
+        if not forward_only:
+            output["metrics"]["row_tokens"] = Metric("sum", micro_batch["input_ids"].values().numel())
+            output["metrics"]["computed_tokens"] = Metric("sum", self._computed)
+        return loss, output
+
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         whole, warmth = self._attention == WHOLE, micro_batch["temperature"]
         forest = plant(rows_of(micro_batch), kinds_of(micro_batch))
         if not cheaper(forest, self._prices, whole, limit_of(micro_batch)):
             found: tuple[dict[str, Any], dict[str, Any]] = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
+            self._computed = found[0]["input_ids"].numel()
             return found
         device, nodes = micro_batch["input_ids"].device, len(forest.ids)
+        self._computed = nodes
         padding, read = 0 if whole else -nodes % BLOCK, reading(forest)
         exit_ = np.concatenate((forest.exit, np.arange(nodes, nodes + padding) + 1))  # padding sees itself
 
