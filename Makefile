@@ -19,6 +19,7 @@
 # make credit      how fast a model learns from rewards on its turns, and from their sum (docs/reports/credit.md)
 # make swarm       clients are killed, lanes share, rewards are edited while a model trains (SEEDS=N, OUT=DIR; docs/reports/swarm.md)
 # make team        two models learn in one episode, or one of them alone, with a trainer each (SEEDS=N, OUT=DIR; docs/reports/team.md)
+# make bench-training  seconds and memory of training calls, timelines and trees, by shape (MODEL=DIR: another model; ROUNDS=N)
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainers, agents and supervisor 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
@@ -26,7 +27,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team step conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team step bench-training conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -104,6 +105,9 @@ team: setup
 
 step: setup
 	@.venv-engine/bin/python -m tests.bench.step $(if $(MODEL),--model $(MODEL)) $(if $(STEPS),--steps $(STEPS))
+
+bench-training: setup
+	@.venv-engine/bin/python -m tests.bench.training $(if $(MODEL),--model $(MODEL)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 conformance:
 	@.ci/setup daemon

@@ -37,6 +37,13 @@ class Dealt:
         return out
 
 
+def together(places: Sequence[int], keys: Sequence[str], parts: int) -> list[list[int]]:
+    """`places` in equally large parts, in the order of their `keys`: so rows of one group are in few of them."""
+    order = sorted(places, key=lambda place: keys[place])
+    size = len(order) // parts
+    return [order[size * part : size * (part + 1)] for part in range(parts)]
+
+
 def deal(groups: Sequence[str], updates: int, processes: int, *, lonely: bool = True) -> Dealt:
     """Deals rows of these `groups` into at most so many `updates`. So many `processes` can share each of them equally.
 

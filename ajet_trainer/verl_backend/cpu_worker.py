@@ -20,6 +20,8 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine_workers import TrainingWorker
 
+from ajet_trainer.forest import VENDOR
+from ajet_trainer.verl_backend.forest_engine import ForestRows
 from ajet_trainer.verl_backend.worker import ActorWorker
 
 
@@ -35,6 +37,11 @@ class CpuLMHeadEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             return super()._build_fsdp_module(module)
         finally:
             self.engine_config.forward_only = forward_only
+
+
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu", vendor=VENDOR)
+class CpuForestEngine(ForestRows, CpuLMHeadEngine):
+    """The same, over the forest of its rows."""
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")

@@ -28,6 +28,7 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import DEVICE, Config, digest
 from ajet_trainer.daemons import Daemons, Keeper
+from ajet_trainer.forest import VENDOR
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
@@ -120,6 +121,8 @@ def assemble(config: Config, progress: Progress, stop: Stop, live: Live = lambda
     progress.phase("importing verl")
     device = choose_device(config.verl.get(DEVICE))
     env = environment(device, progress.run_dir)
+    if config.rows == "tree":
+        env["VERL_ENGINE_VENDOR"] = VENDOR
     os.environ.update(env)
     from ajet_trainer.verl_backend import settings
     from ajet_trainer.verl_backend.checkpoints import prune, repair_marker

@@ -18,7 +18,7 @@ from ajet_sdk.settings import ConfigError, nearest
 from ajet_trainer.config import KEEP, Config, flatten
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
-from ajet_trainer.verl_backend import functions, refused
+from ajet_trainer.verl_backend import forest_refused, functions, refused
 from ajet_trainer.verl_backend.estimators import BY_TURN
 from ajet_trainer.verl_backend.refused import CORRECTION
 from ajet_trainer.verl_backend.unread import ACTOR, keys, unread
@@ -157,6 +157,11 @@ def on_cpu(config: Config) -> dict[str, Any]:
     }
 
 
+def over_trees(config: Config, device: str) -> dict[str, Any]:
+    """On GPUs a tree's mask is one of blocks."""
+    return {forest_refused.ATTENTION: "flex_attention"} if config.rows == "tree" and device == "cuda" else {}
+
+
 def attached(folder: Path) -> dict[str, Any]:
     """What the attached placement changes: no engine of verl's own, weights through a folder."""
     return {
@@ -185,7 +190,7 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
         tree = hydra_compose("ppo_trainer", overrides=groups)
     theirs = keys(tree)
     values = everywhere(config) | off_policy(config) | clipping(config) | (on_cpu(config) if device == "cpu" else {})
-    values |= attached(folder) if folder else {}
+    values |= over_trees(config, device) | (attached(folder) if folder else {})
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)
     ours, before = {name: OmegaConf.select(tree, name) for name in OURS}, keys(tree)
@@ -205,6 +210,9 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
         raise ConfigError(f"turn_gamma = {config.turn_gamma} {said}", param="turn_gamma")
     for key, said in refused.faults(tree, config.group_size, config.sampling):
         raise ConfigError(f"{key} {said}", param=key)
+    if config.rows == "tree":
+        for key, said in forest_refused.faults(tree):
+            raise ConfigError(f"{key} {said}: set rows = 'timeline'", param=key)
     return tree
 
 

@@ -45,7 +45,7 @@ from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
-from ajet_trainer.updates import deal
+from ajet_trainer.updates import deal, together
 from ajet_trainer.verl_backend import settings, weights
 from ajet_trainer.verl_backend.checkpoints import DTYPE, prune
 from ajet_trainer.verl_backend.corrections import READ, by_call, left_out, over_sequences
@@ -151,7 +151,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
         """Orders the batch so that each process finds its part of each update in turn. The rows of an update are those
-        of `updates.deal`; which of them a process gets, verl decides by their lengths."""
+        of `updates.deal`; which of them a process gets, verl decides by their lengths. A tree's rows stay together."""
         batch = upsample_batch_to_divisible_size(
             batch, self._dealt.rows * self._dealt.updates, self.tokenizer.eos_token_id
         )
@@ -160,9 +160,13 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         padding = [tag.get("is_padding", False) for tag in batch.tags]
         groups = [None if empty else group_of(key) for key, empty in zip(batch.keys, padding, strict=True)]
         for places in self._dealt.places(groups):
-            shares = get_seqlen_balanced_partitions(work[places], k_partitions=len(parts), equal_size=True)
+            if self._ours.rows == "tree":
+                shares = together(places, batch.keys, len(parts))
+            else:
+                balanced = get_seqlen_balanced_partitions(work[places], k_partitions=len(parts), equal_size=True)
+                shares = [[places[place] for place in share] for share in balanced]
             for part, share in zip(parts, shares, strict=True):
-                part += [places[place] for place in share]
+                part += share
         metrics.update(log_seqlen_unbalance(lengths.tolist(), parts, prefix=logging_prefix))
         batch.reorder([place for part in parts for place in part])
         return batch

@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from ajet_trainer.verl_backend import forest_engine  # noqa: F401  # registers its engines
+
 ROW_TEMPERATURE = "row_temperature"
 RUN_WORD = "VERL_AJET_RUN"
 """The variable in which every process of a run finds a word that no other run has."""

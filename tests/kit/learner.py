@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.kit.ports import free_port
 
@@ -23,6 +24,14 @@ def verl_here() -> Iterator[None]:
     start_gloo()
     yield
     dist.destroy_process_group()
+
+
+def forest_worker(folder: Path, **optim: Any) -> Any:
+    """The same as `training_worker`, with the engine that computes shared tokens once."""
+    from ajet_trainer.forest import VENDOR
+
+    with patch.dict(os.environ, VERL_ENGINE_VENDOR=VENDOR):
+        return training_worker(folder, **optim)
 
 
 def training_worker(folder: Path, **optim: Any) -> Any:

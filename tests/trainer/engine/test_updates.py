@@ -30,7 +30,9 @@ def some_rows(number: int) -> list[Row]:
 class Updates:
     """The updates of a step that wants `updates` of them on `processes`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tiny: Path, updates: int, processes: int) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, tiny: Path, updates: int, processes: int, **ours: Any
+    ) -> None:
         from verl.trainer.ppo import padding_utils
 
         from ajet_trainer.verl_backend import settings, trainer
@@ -38,9 +40,8 @@ class Updates:
         kept = SimpleNamespace(kv_batch_get=lambda **_: [{}], kv_batch_put=lambda **_: None)
         monkeypatch.setattr(padding_utils, "tq", kept)
         made: Any = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
-        made.config = settings.compose(
-            Config(model=str(tiny), verl={"trainer.n_gpus_per_node": processes}), "cpu", None
-        )
+        made._ours = Config(model=str(tiny), verl={"trainer.n_gpus_per_node": processes}, **ours)
+        made.config = settings.compose(made._ours, "cpu", None)
         made._updates, made.use_critic, made.global_steps = updates, False, 1
         made.tokenizer = SimpleNamespace(eos_token_id=0)
         made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(processes))})
@@ -107,3 +108,16 @@ def test_each_process_gets_a_part_of_each_update(monkeypatch: pytest.MonkeyPatch
         half = len(update) // 2
         loads = [sum(lengths[key] for key in part) for part in (update[:half], update[half:])]
         assert min(loads) > 0.9 * max(loads)
+
+
+def test_a_process_gets_whole_groups_where_rows_are_trees(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    made = Updates(monkeypatch, tiny, 2, 2, rows="tree")
+    rows = some_rows(32)
+    random.Random(1).shuffle(rows)
+    for update in made.of(rows):
+        half = len(update) // 2
+        first, second = ({key.split("_")[0] for key in part} for part in (update[:half], update[half:]))
+        assert len(first) == len(second) == 2 and not first & second
+    assert counts(made.of(some_rows(10))) == [(6, 6), (6, 4)]

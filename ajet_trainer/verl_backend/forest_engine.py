@@ -1,0 +1,243 @@
+"""verl's FSDP engine, which computes each token that rows of a micro-batch share once (see `ajet_trainer.forest`).
+
+The rows come as they are and the model runs over their forest. What it found is gathered back into the layout of the
+rows, before a loss reads it. So losses, their means and their metrics are those of the rows. A gather adds up the
+gradients of what is read several times: the gradient is that of the rows too, up to the rounding of sums.
+
+Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. A micro-batch whose rows
+are predicted to be cheaper one after the other goes verl's own way.
+
+verl finds these engines in its registry, under the vendor of the variable ``VERL_ENGINE_VENDOR``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch.nn.attention.flex_attention import BlockMask
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
+from verl.utils.metric import Metric
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+from ajet_trainer.forest import (
+    BLOCK,
+    VENDOR,
+    Forest,
+    Ints,
+    Prices,
+    blocks,
+    cheaper,
+    cut,
+    mask_mod,
+    plant,
+    prices,
+    reading,
+)
+
+WHOLE = "sdpa"
+"""The implementation of attention that takes a whole mask. Flex attention takes one of blocks."""
+FIGURES = ("calculate_entropy", "calculate_sum_pi_squared")
+"""What verl may ask for besides logprobs."""
+
+
+class ForestRows:
+    """The difference to an engine of verl's with a language model's head."""
+
+    model_config: Any
+    _prices: Prices
+    _computed = 0  # tokens of the micro-batch at hand
+
+    def _build_module(self) -> Any:
+        module = super()._build_module()  # type: ignore[misc]
+        self._prices = prices_of(module)
+        return module
+
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
+    ) -> Any:
+        with ours(transformer_impl, "prepare_micro_batches", micro_batches):
+            return super().forward_backward_batch(data, loss_function, forward_only)  # type: ignore[misc]
+
+    def forward_step(
+        self, micro_batch: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        loss, output = super().forward_step(micro_batch, loss_function, forward_only)  # type: ignore[misc]
+        if not forward_only:
+            output["metrics"]["row_tokens"] = Metric("sum", micro_batch["input_ids"].values().numel())
+            output["metrics"]["computed_tokens"] = Metric("sum", self._computed)
+        return loss, output
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        whole, warmth = self._attention == WHOLE, micro_batch["temperature"]
+        forest = plant(rows_of(micro_batch), kinds_of(micro_batch))
+        if not cheaper(forest, self._prices, whole, limit_of(micro_batch)):
+            found: tuple[dict[str, Any], dict[str, Any]] = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
+            self._computed = found[0]["input_ids"].numel()
+            return found
+        device, nodes = micro_batch["input_ids"].device, len(forest.ids)
+        self._computed = nodes
+        padding, read = 0 if whole else -nodes % BLOCK, reading(forest)
+        exit_ = np.concatenate((forest.exit, np.arange(nodes, nodes + padding) + 1))  # padding sees itself
+
+        def put(values: Ints) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate((values, np.zeros(padding, dtype=np.int64)))).to(device)
+
+        inputs = {
+            "input_ids": put(forest.ids)[None],
+            "attention_mask": whole_mask(exit_, device) if whole else block_mask(exit_, device),
+            "position_ids": put(forest.depth)[None],
+        }
+        return inputs, {
+            "temperature_is_one": not isinstance(warmth, torch.Tensor) and float(warmth) == 1.0,
+            "temperature_rmpad": at_nodes(forest, warmth, nodes + padding).to(device),
+            "input_ids_rmpad_rolled": put(read.labels),
+            "pad_size": padding,
+            "reading": read,
+        }
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+    ) -> dict[str, torch.Tensor]:
+        compute = super().prepare_model_outputs  # type: ignore[misc]
+        if (read := output_args.get("reading")) is None:
+            flat: dict[str, torch.Tensor] = compute(output, output_args, micro_batch, logits_processor_func)
+            return flat
+        logits, device = output.logits, output.logits.device
+        asked = {name: tu.get_non_tensor_data(micro_batch, name, False) for name in FIGURES}
+        found = compute(output, output_args, in_one_row(len(read.labels), device, asked), None)
+        values = {name: value.values() for name, value in found.items()}
+        forks = torch.from_numpy(read.forks).to(device)
+        parts = [values.pop("log_probs"), torch.zeros(1, device=device)]
+        if len(forks):
+            more = output_args | {
+                "temperature_rmpad": output_args["temperature_rmpad"][forks],
+                "input_ids_rmpad_rolled": torch.from_numpy(read.tokens).to(device),
+                "pad_size": 0,
+            }
+            again = SimpleNamespace(logits=logits[:, forks])
+            parts.insert(1, compute(again, more, in_one_row(len(forks), device, {}), None)["log_probs"].values())
+        out = {"log_probs": torch.cat(parts)[torch.from_numpy(read.next).to(device)]}
+        out |= {name: value[torch.from_numpy(read.nodes).to(device)] for name, value in values.items()}
+        ends = micro_batch["input_ids"].offsets()
+        return {name: torch.nested.nested_tensor_from_jagged(value, ends) for name, value in out.items()}
+
+    @property
+    def _attention(self) -> str:
+        return str(self.model_config.hf_config._attn_implementation)
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor=VENDOR)
+class ForestEngine(ForestRows, FSDPEngineWithLMHead):  # type: ignore[misc]
+    """On GPUs."""
+
+
+# Micro-batches -------------------------------------------------------------------------------------------------------
+
+
+def micro_batches(
+    data: TensorDict, dp_group: Any = None, same_micro_num_in_dp: bool = True
+) -> tuple[list[TensorDict], list[list[int]]]:
+    """In the place of verl's: `data` in parts whose forests are within the limit, and the places of their rows. All
+    processes of `dp_group` make as many parts; they have equally many rows."""
+
+    def agree(count: int) -> int:
+        if dp_group is None or not same_micro_num_in_dp:
+            return count
+        most = torch.tensor([count], device=get_device_name())
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dp_group)
+        return int(most.item())
+
+    parts = cut(rows_of(data), limit_of(data), kinds_of(data), agree)
+    return [tu.index_select_tensor_dict(data, part) for part in parts], parts
+
+
+def limit_of(data: TensorDict) -> int:
+    """How many tokens a micro-batch of `data` may have."""
+    return int(data["max_token_len_per_gpu"])
+
+
+def rows_of(data: TensorDict) -> list[Ints]:
+    """The tokens of each row of `data`."""
+    values, ends = (part.cpu().numpy() for part in (data["input_ids"].values(), data["input_ids"].offsets()))
+    return np.split(values, ends[1:-1])
+
+
+def kinds_of(data: TensorDict) -> list[float] | None:
+    """The temperature of each row, if they have their own. What is read at a node has one temperature."""
+    warmth = data["temperature"]
+    return warmth.tolist() if isinstance(warmth, torch.Tensor) else None
+
+
+def at_nodes(forest: Forest, warmth: Any, size: int) -> torch.Tensor:
+    """The temperature of each node, and 1 for padding up to `size`. `warmth` is one for all rows, or one for each."""
+    out = torch.ones(size)
+    if not isinstance(warmth, torch.Tensor):
+        return out.fill_(float(warmth))
+    for places, value in zip(forest.index, warmth.tolist(), strict=True):
+        out[torch.from_numpy(places)] = value
+    return out
+
+
+def in_one_row(length: int, device: Any, asked: dict[str, Any]) -> TensorDict:
+    """So many places as verl's engine takes them: packed, and as one row. It computes the `FIGURES` `asked` for."""
+    row = torch.nested.nested_tensor_from_jagged(
+        torch.zeros(length, dtype=torch.int64, device=device), torch.tensor([0, length], device=device)
+    )
+    return tu.get_tensordict({"input_ids": row}, {"use_remove_padding": True, "use_fused_kernels": False} | asked)
+
+
+# What the model takes -------------------------------------------------------------------------------------------------
+
+
+def whole_mask(exit_: Ints, device: Any) -> torch.Tensor:
+    """``[1, 1, N, N]`` of bools. It is made on `device`, which has more memory bandwidth."""
+    ends, place = torch.from_numpy(exit_).to(device), torch.arange(len(exit_), device=device)
+    return mask_mod(ends)(None, None, place[:, None], place[None, :])[None, None]  # type: ignore[no-any-return]
+
+
+def block_mask(exit_: Ints, device: Any) -> BlockMask:
+    """Flex attention's: blocks that see in part, which it asks `mask_mod` about, and blocks that see wholly."""
+    some, every = blocks(exit_)
+
+    def listed(which: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many blocks of keys each block of queries has, and which ones: these come first."""
+        mask = torch.from_numpy(which).to(device)
+        counts, order = mask.sum(-1), (~mask).to(torch.int8).argsort(dim=-1, stable=True)
+        return counts.to(torch.int32)[None, None], order.to(torch.int32)[None, None]
+
+    return BlockMask.from_kv_blocks(
+        *listed(some & ~every), *listed(every), BLOCK_SIZE=BLOCK, mask_mod=mask_mod(torch.from_numpy(exit_).to(device)),
+        seq_lengths=(len(exit_), len(exit_)),
+    )  # fmt: skip
+
+
+def prices_of(module: Any) -> Prices:
+    """What `module` computes for a token and for a pair. An embedding is looked up, unless it is the head too."""
+    config, table = module.config, module.get_input_embeddings().weight
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    parameters = sum(one.numel() for one in module.parameters())
+    if not config.tie_word_embeddings:
+        parameters -= table.numel()
+    return prices(parameters, config.num_hidden_layers, heads * width)
+
+
+@contextmanager
+def ours(module: Any, name: str, function: Any) -> Iterator[None]:
+    """`module` has our `function` of this `name` inside."""
+    theirs = getattr(module, name)
+    setattr(module, name, function)
+    try:
+        yield
+    finally:
+        setattr(module, name, theirs)

@@ -1,0 +1,75 @@
+"""What cannot be computed over a forest (see `forest_engine`), told before anything starts.
+
+A forest needs an attention that takes any mask, in every layer. Whatever else looks at more than one token goes by the
+order in which rows are packed, and would see tokens of other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from ajet_trainer.verl_backend.refused import Fault
+from ajet_trainer.verl_backend.unread import ACTOR
+
+MODEL = "actor_rollout_ref.model"
+ATTENTION = f"{MODEL}.override_config.attn_implementation"
+TAKES_A_MASK = {"cpu": ("sdpa",), "cuda": ("flex_attention", "sdpa")}
+STRATEGIES = ("fsdp", "fsdp2")
+FULL = "full_attention"
+DROPOUT = ("dropout", "pdrop", "dropout_prob")
+"""How the names of a model's shares of dropped values end."""
+
+
+def faults(tree: DictConfig) -> Iterator[Fault]:
+    """What of `tree` does not go with ``rows = "tree"``."""
+    for part in (ACTOR, "actor_rollout_ref.ref"):
+        if (strategy := OmegaConf.select(tree, f"{part}.strategy")) not in STRATEGIES:
+            yield f"{part}.strategy", f"= {strategy!r} computes no trees"
+        for home in (part, f"{part}.fsdp_config"):
+            if (OmegaConf.select(tree, name := f"{home}.ulysses_sequence_parallel_size") or 1) > 1:
+                yield name, "shares a row among processes, and a tree is no row"
+        for key, why in (("pad_to_length", "makes rows equally long"), ("qat.enable", "takes its scales from rows")):
+            if OmegaConf.select(tree, name := f"{part}.fsdp_config.{key}"):
+                yield name, f"{why}, and a tree is no row"
+    if tree.actor_rollout_ref.model.use_fused_kernels:
+        yield f"{MODEL}.use_fused_kernels", "computes the logprob of the next token alone, and a fork has several"
+    if not tree.actor_rollout_ref.model.use_remove_padding:
+        yield f"{MODEL}.use_remove_padding", "= false pads rows, and a tree has none"
+    attention = OmegaConf.select(tree, ATTENTION)
+    if attention not in (fine := TAKES_A_MASK[tree.trainer.device]):
+        yield ATTENTION, f"= {attention!r} does not take the mask of a tree, as {' and '.join(fine)} does"
+    yield from model_faults(tree.actor_rollout_ref.model.path)
+
+
+def model_faults(path: str) -> Iterator[Fault]:
+    """Why the model at `path` cannot be computed over a tree."""
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        yield "model", f"= {path!r} has no configuration that can be read here ({str(error).splitlines()[0]})"
+        return
+    for why in misfits(config):
+        yield "model", f"= {path!r} ({config.model_type}) {why}, so it does not compute trees"
+        return
+
+
+def misfits(config: Any) -> Iterator[str]:
+    """What a model of `config` has that does not go by a mask."""
+    made = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if getattr(config, "auto_map", None):
+        yield "brings code of its own"
+    elif made is None or any(hasattr(config, name) for name in ("vision_config", "audio_config")):
+        yield "is not a language model alone"
+    elif getattr(made, "_is_stateful", False) or not getattr(made, "_supports_attention_backend", False):
+        yield "has layers without an attention that takes a mask"
+    elif odd := sorted(set(getattr(config, "layer_types", None) or ()) - {FULL}):
+        yield f"has layers of {' and '.join(odd)}"
+    elif getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        yield f"has a sliding window of {config.sliding_window} tokens"
+    elif any(value for name, value in vars(config).items() if name.endswith(DROPOUT)):
+        yield "drops values at random"

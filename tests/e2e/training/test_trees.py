@@ -1,0 +1,45 @@
+"""A run of verl that computes trees has the figures of one that computes timelines, to five digits."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.source import ROOT
+from tests.kit.tiny_model import build
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+TOKENS = ("actor/row_tokens", "actor/computed_tokens")
+
+
+def trained(folder: Path, model: Path, rows: str) -> list[dict[str, float]]:
+    out = folder / f"{rows}.json"
+    argv = [sys.executable, "-m", "tests.kit.steps_of_trees", str(model), str(folder / rows), rows, str(out)]
+    subprocess.run(argv, cwd=ROOT, check=True, timeout=280)
+    found: list[dict[str, float]] = json.loads(out.read_text())
+    return found
+
+
+def test_a_run_over_trees_has_the_figures_of_one_over_timelines(tmp_path: Path) -> None:
+    model = build(tmp_path / "tiny")
+    flat, trees = (trained(tmp_path, model, rows) for rows in ("timeline", "tree"))
+    assert len(flat) == len(trees) == 3
+    for one, other in zip(flat, trees, strict=True):
+        compare(one, other)
+    assert flat[0] != flat[1], "something is trained"
+
+
+def compare(one: dict[str, float], other: dict[str, Any]) -> None:
+    of_rows, computed = (other.pop(name) for name in TOKENS)
+    assert computed < 0.4 * of_rows, "it is the engine over trees"
+    assert set(one) == set(other)
+    told = {name for name in one if not re.match("timing|global_seqlen|.*perf/|.*mfu", name)}
+    assert {"actor/grad_norm", "actor/kl_loss", "actor/entropy"} <= told
+    for name in sorted(told):
+        assert other[name] == pytest.approx(one[name], rel=1e-5, abs=1e-5), name

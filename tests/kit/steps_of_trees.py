@@ -1,0 +1,83 @@
+"""Three training steps on a fixed batch, whose episodes share prompts and have split, in a real run of verl with Ray.
+
+    python -m tests.kit.steps_of_trees MODEL RUN_DIR timeline|tree OUT
+
+The run is one with engines of its own that stand alone. No daemon is asked, and no weights are pushed. The metrics of
+each step go to OUT, as a list of JSON objects.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from ajet_trainer.batch import Row
+from ajet_trainer.config import Config
+from ajet_trainer.progress import Progress
+from ajet_trainer.verl_backend import main as program
+
+STEPS, GROUPS, EPISODES, CALLS = 3, 2, 4, 3
+VERL = {
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision": dict.fromkeys(
+        ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
+    ),
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision": dict.fromkeys(
+        ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
+    ),
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
+    "actor_rollout_ref.actor.use_kl_loss": True,
+    "actor_rollout_ref.actor.entropy_coeff": 0.01,
+    "actor_rollout_ref.actor.optim.lr": 1e-3,
+    "actor_rollout_ref.actor.optim.optimizer": "SGD",
+    "actor_rollout_ref.actor.optim.optimizer_impl": "torch.optim",
+}
+"""Plain descent: Adam divides by the size of a gradient, and that of some weights is nothing but rounding."""
+
+
+def main(model: str, folder: str, rows: str, out: str) -> None:
+    config = Config(
+        model=model, run_dir=folder, engine_urls=("http://127.0.0.1:9",), group_size=EPISODES, groups=GROUPS,
+        max_tokens=1024, rows=rows, verl=VERL,
+    )  # fmt: skip
+    found: list[dict[str, float]] = []
+
+    def serve(_: Any, __: Any, trainer: Any, *___: Any) -> None:
+        found.extend(trainer.train(batch()) for _ in range(STEPS))
+
+    with patch.object(program, "Daemons"), patch.object(program, "serve", serve):
+        program.assemble(config, Progress(config.run_dir, STEPS, lambda _: None), program.Stop())
+    Path(out).write_text(json.dumps(found))
+
+
+def batch() -> list[Row]:
+    """Each group has a prompt, and each episode goes on from it with calls of its own, one row a call."""
+    pick = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [pick.randrange(400) for _ in range(count)]
+
+    out = []
+    for group in range(GROUPS):
+        prompt = tokens(60)
+        for episode in range(EPISODES):
+            history, reward = [*prompt, *tokens(5)], pick.random()
+            for call in range(CALLS):
+                answer = tokens(12)
+                out.append(
+                    Row(
+                        f"g{group}", episode, call, np.array(history), np.array(answer), np.ones(12, dtype=np.int64),
+                        np.full(12, -6.2, dtype=np.float32), reward, 1, 0, 0, spans=((f"c{call}", 0, 12),),
+                    )
+                )  # fmt: skip
+                history += answer + tokens(6)
+    return out
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

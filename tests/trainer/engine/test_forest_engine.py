@@ -1,0 +1,213 @@
+"""The engine over a forest against verl's own over flat rows: logprobs, entropies, and the gradient of every loss."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ajet_trainer.batch import Row
+from ajet_trainer.forest import dense, plant
+from tests.kit.learner import forest_worker, old_logprobs, training_worker
+from tests.trainer.engine.test_gradient import FULL, MODES, VOCABULARY, close, gradient, step_data
+
+LIMIT = 5e-6
+Array = np.ndarray[Any, Any]
+
+
+def grown(seed: int, count: int, length: int = 60) -> list[Row]:
+    """`count` rows, most of which go on from within an earlier one. Some are equal, and some are the start of others.
+    What rows share may be trained by several of them."""
+    pick = random.Random(seed)
+    tokens: list[list[int]] = []
+    for _ in range(count):
+        start = list(pick.choice(tokens)) if tokens and pick.random() < 0.8 else []
+        start = start[: pick.choice([len(start), pick.randint(0, len(start))])]
+        more = [pick.randrange(VOCABULARY) for _ in range(pick.choice([0, 1, pick.randint(2, length)]))]
+        tokens.append([*start, *more] if len(start) + len(more) > 1 else [7, *start, *more, 8])
+    return [one_row(pick, number, ids) for number, ids in enumerate(tokens)]
+
+
+def one_row(pick: random.Random, number: int, ids: list[int]) -> Row:
+    first = pick.randint(1, len(ids) - 1)
+    mask = np.array([*(int(pick.random() < 0.6) for _ in ids[first:-1]), 1])
+    logprobs = ((-6.3 + 0.1 * np.array([pick.random() for _ in mask])) * mask).astype(np.float32)
+    return Row(
+        "g", number, 0, np.array(ids[:first]), np.array(ids[first:]), mask, logprobs, pick.random(), 1, 0, 0
+    )  # fmt: skip
+
+
+def advantages(rows: list[Row]) -> list[float]:
+    pick = random.Random(len(rows))
+    return [pick.uniform(-1, 1) for _ in rows]
+
+
+class Seen:
+    """How many tokens the model of a worker has computed in each micro-batch."""
+
+    def __init__(self, worker: Any) -> None:
+        self.tokens: list[int] = []
+        worker.engine.module.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, module: Any, args: Any, kwargs: Any) -> None:
+        self.tokens.append(kwargs["input_ids"].numel())
+
+    def since(self) -> list[int]:
+        out, self.tokens = self.tokens, []
+        return out
+
+
+def saved(folder: Path, tiny: Path, family: str) -> Path:
+    """A random model of another `family` with the vocabulary of the `tiny` one."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    same = AutoConfig.from_pretrained(tiny)
+    told = {name: getattr(same, name) for name in ("vocab_size", "eos_token_id", "pad_token_id")}
+    config = AutoConfig.for_model(
+        family, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=4096, tie_word_embeddings=family != "llama", **told,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
+    return folder
+
+
+Pair = tuple[Any, Any, Seen]
+
+
+@pytest.fixture(scope="session")
+def both(tiny: Path, worker: Any) -> Pair:
+    """A worker with flat rows, one with a forest, and what the latter computes."""
+    forest = forest_worker(tiny)
+    return worker, forest, Seen(forest)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_logprobs_are_those_of_flat_rows(both: Pair, seed: int) -> None:
+    flat, forest, seen = both
+    rows = grown(seed, 12)
+    one, other = old_logprobs(flat, rows), old_logprobs(forest, rows)
+    assert seen.since() == [len(plant([np.concatenate((row.prompt, row.response)) for row in rows]).ids)]
+    for row, expected, found in zip(rows, one, other, strict=True):
+        assert len(found) == len(row.response)
+        np.testing.assert_allclose(found, expected, atol=LIMIT)
+
+
+def test_rows_have_their_own_temperatures(both: Pair) -> None:
+    flat, forest, seen = both
+    rows = [replace(row, temperature=(1.0, 0.7)[number % 2]) for number, row in enumerate(grown(5, 12))]
+    one, other = old_logprobs(flat, rows), old_logprobs(forest, rows)
+    for expected, found in zip(one, other, strict=True):
+        np.testing.assert_allclose(found, expected, atol=LIMIT)
+    assert sum(seen.since()) < sum(row.tokens for row in rows)
+    warm = [replace(row, temperature=0.7) for row in rows]
+    for expected, found in zip(old_logprobs(flat, warm), old_logprobs(forest, warm), strict=True):
+        np.testing.assert_allclose(found, expected, atol=LIMIT)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("terms", [{}, FULL], ids=["policy", "with KL and entropy"])
+def test_the_gradient_is_that_of_flat_rows(both: Pair, mode: str, terms: dict[str, Any]) -> None:
+    flat, forest, seen = both
+    for seed, pack in ((1, 4096), (2, 150), (3, 90)):
+        rows = grown(seed, 14)
+        assert max(row.tokens for row in rows) < pack or seed == 3
+        pack = max(pack, *(row.tokens for row in rows))
+        given = advantages(rows)
+        one = gradient(flat, step_data(rows, given, pack=pack, mean=mode), loss_agg_mode=mode, **terms)
+        seen.since()
+        other = gradient(forest, step_data(rows, given, pack=pack, mean=mode), loss_agg_mode=mode, **terms)
+        computed = seen.since()
+        assert max(computed) <= pack and sum(computed) < sum(row.tokens for row in rows)
+        assert np.linalg.norm(one) > 1e-4 and close(one, other) < LIMIT
+
+
+@pytest.mark.parametrize("loss", ["vanilla", "gspo", "geo_mean"])
+def test_losses_over_sequences_need_no_definition_of_their_own(both: Pair, loss: str) -> None:
+    from verl.workers.config import PolicyLossConfig
+
+    flat, forest, _ = both
+    rows = grown(9, 10)
+    choice = PolicyLossConfig(loss_mode=loss)
+    options = {"policy_loss": choice, "loss_agg_mode": "seq-mean-token-mean"}
+    found = [gradient(one, step_data(rows, advantages(rows), pack=300), **options) for one in (flat, forest)]
+    assert close(*found) < LIMIT
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_other_families(tmp_path: Path, tiny: Path, verl_here: None, family: str) -> None:
+    folder = saved(tmp_path / family, tiny, family)
+    flat, forest = training_worker(folder), forest_worker(folder)
+    rows = grown(4, 12)
+    found = [gradient(one, step_data(rows, advantages(rows), pack=200), **FULL) for one in (flat, forest)]
+    assert np.linalg.norm(found[0]) > 1e-4 and close(*found) < LIMIT
+
+
+def test_rows_that_share_nothing_go_the_flat_way(both: Pair) -> None:
+    flat, forest, seen = both
+    pick = random.Random(3)
+    rows = [one_row(pick, number, [number, *range(20)]) for number in range(6)]
+    seen.since()
+    found = [old_logprobs(one, rows) for one in (flat, forest)]
+    assert seen.since() == [6 * 21]
+    for expected, other in zip(*found, strict=True):
+        assert expected.tolist() == other.tolist()
+
+
+def test_metrics_and_several_updates(tiny: Path, verl_here: None) -> None:
+    """Two updates of two micro-batches and more: the weights end where flat rows lead them."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.config import FSDPActorConfig
+
+    from ajet_trainer.verl_backend.losses import session_loss
+    from tests.trainer.engine.one_of_two import DESCENT, weights
+
+    rows, ends, told = grown(6, 16), [], []
+    config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, loss_scale_factor=700, **FULL)
+    for made in (training_worker(tiny, **DESCENT), forest_worker(tiny, **DESCENT)):
+        made.set_loss_fn(partial(session_loss, config=config))
+        data = step_data(rows, advantages(rows), pack=max(150, *(row.tokens for row in rows)))
+        tu.assign_non_tensor(data, mini_batch_size=8, epochs=2, seed=1, global_batch_size=8, dataloader_kwargs={})
+        before = weights(made)
+        told.append(tu.get(made.train_mini_batch(data), "metrics"))
+        ends.append(weights(made) - before)
+    assert np.linalg.norm(ends[0]) > 1e-3 and close(*ends) < LIMIT
+    counts = [told[1][name] for name in ("row_tokens", "computed_tokens")]
+    assert sum(counts[0]) == 2 * sum(row.tokens for row in rows) and sum(counts[1]) < 0.9 * sum(counts[0])
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(told[1][name], told[0][name], rtol=1e-5, atol=1e-7)
+        assert len(told[0][name]) == 4
+
+
+def test_flex_attention_has_the_same_mask() -> None:
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from ajet_trainer.forest import mask_mod
+    from ajet_trainer.verl_backend.forest_engine import block_mask, whole_mask
+
+    rows = [np.concatenate((row.prompt, row.response)) for row in grown(8, 60, length=120)]
+    exit_ = plant(rows).exit
+    assert len(exit_) > 500
+    exit_ = np.concatenate((exit_, np.arange(len(exit_), len(exit_) + -len(exit_) % 128) + 1))
+    size = len(exit_)
+    ours, whole = block_mask(exit_, "cpu"), whole_mask(exit_, "cpu")
+    assert whole[0, 0].numpy().tolist() == dense(exit_).tolist()
+    theirs = create_block_mask(mask_mod(torch.from_numpy(exit_)), None, None, size, size, device="cpu")
+    assert ours.to_dense().tolist() == theirs.to_dense().tolist()
+    for name in ("kv_num_blocks", "full_kv_num_blocks"):
+        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 2, size, 16)
+    with torch.no_grad():
+        found = flex_attention(query, key, value, block_mask=ours)
+        wanted = scaled_dot_product_attention(query, key, value, attn_mask=whole)
+    assert (found - wanted).abs().max() < 1e-5

@@ -1,0 +1,100 @@
+"""What ``rows = "tree"`` refuses before anything starts, by name, and what it changes of verl's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.engine.test_settings import ACTOR, composed, refused
+
+REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
+ATTENTION = f"{MODEL}.override_config.attn_implementation"
+BASE = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 300,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verl", "key"),
+    [
+        ({f"{ACTOR}.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 2},
+         f"{ACTOR}.ulysses_sequence_parallel_size"),
+        ({f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 2},
+         f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"),
+        ({f"{REF}.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 2, f"{ACTOR}.use_kl_loss": True},
+         f"{REF}.ulysses_sequence_parallel_size"),
+        ({f"{ACTOR}.fsdp_config.pad_to_length": True}, f"{ACTOR}.fsdp_config.pad_to_length"),
+        ({f"{ACTOR}.fsdp_config.qat.enable": True}, f"{ACTOR}.fsdp_config.qat.enable"),
+        ({f"{MODEL}.use_fused_kernels": True}, f"{MODEL}.use_fused_kernels"),
+        ({f"{MODEL}.use_remove_padding": False}, f"{MODEL}.use_remove_padding"),
+        ({ATTENTION: "flash_attention_2"}, f"{ATTENTION} = 'flash_attention_2' does not take the mask of a tree"),
+        ({ATTENTION: "eager"}, f"{ATTENTION} = 'eager' does not take the mask of a tree"),
+        ({f"{ACTOR}.strategy": "fsdp_turbo"}, f"{ACTOR}.strategy = 'fsdp_turbo'"),
+        ({"model_engine": "megatron"}, f"{ACTOR}.strategy = 'megatron'"),
+    ],
+)  # fmt: skip
+def test_settings(verl: dict[str, Any], key: str, tiny: Path, verl_here: None) -> None:
+    composed(verl, model=str(tiny))
+    said = refused(verl, model=str(tiny), rows="tree")
+    assert said.startswith(key) and said.endswith("set rows = 'timeline'")
+
+
+def saved(folder: Path, family: str, **more: Any) -> str:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(family, **(BASE | more)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "words"),
+    [
+        ("mistral", {"sliding_window": 512}, "has a sliding window of 512 tokens"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2},
+         "has layers of sliding_attention"),
+        ("gemma2", {}, "has layers of sliding_attention"),
+        ("qwen3_next", {}, "has layers without an attention that takes a mask"),
+        ("mamba", {}, "has layers without an attention that takes a mask"),
+        ("bloom", {}, "has layers without an attention that takes a mask"),
+        ("qwen2", {"auto_map": {"AutoModelForCausalLM": "own.Model"}}, "brings code of its own"),
+        ("qwen2", {"attention_dropout": 0.1}, "drops values at random"),
+        ("gpt2", {}, "drops values at random"),
+        ("llava", {}, "is not a language model alone"),
+    ],
+)  # fmt: skip
+def test_models(family: str, more: dict[str, Any], words: str, tmp_path: Path, verl_here: None) -> None:
+    from ajet_trainer.verl_backend.forest_refused import model_faults
+
+    if family == "llava":
+        from transformers import LlavaConfig
+
+        LlavaConfig().save_pretrained(tmp_path)
+        said = list(model_faults(str(tmp_path)))
+    else:
+        said = list(model_faults(saved(tmp_path, family, **more)))
+    assert len(said) == 1 and said[0][0] == "model" and words in said[0][1]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "phi3", "granite"])
+def test_models_that_do(family: str, tmp_path: Path, verl_here: None) -> None:
+    from ajet_trainer.verl_backend.forest_refused import model_faults
+
+    more = {"sliding_window": None} if family == "mistral" else {}
+    if family == "phi3":
+        more = {"pad_token_id": 0}
+    assert list(model_faults(saved(tmp_path, family, **more))) == []
+
+
+def test_attention_on_gpus_is_blockwise_and_a_model_must_be_there(tiny: Path, verl_here: None) -> None:
+    assert composed({}, model=str(tiny), rows="tree").actor_rollout_ref.model.override_config == {
+        "attn_implementation": "flex_attention"
+    }
+    assert "attn_implementation" not in composed({}, model=str(tiny)).actor_rollout_ref.model.override_config
+    here = composed({}, model=str(tiny), device="cpu", rows="tree").actor_rollout_ref.model.override_config
+    assert here["attn_implementation"] == "sdpa"
+    assert composed({ATTENTION: "sdpa"}, model=str(tiny), rows="tree")
+    said = refused({}, model=str(tiny / "nothing"), rows="tree")
+    assert said.startswith("model = ") and said.endswith("set rows = 'timeline'")
