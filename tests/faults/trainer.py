@@ -44,8 +44,9 @@ INSTANTS = (
 )  # fmt: skip
 SHUT = ("as its gate closes", "when its gate is closed", "when weights are pushed")
 """A trainer that dies then leaves its gate shut; the first time perhaps."""
-MOST_TOKENS = dict(zip(MODELS, (100_000, 200), strict=True))
-"""Samples that are longer are refused: one of the models trains what the other refuses."""
+MOST_TOKENS = dict(zip(MODELS, (100_000, 151), strict=True))
+"""Samples that are longer are refused: one of the models trains what the other refuses. Of three turns, the agents' have
+about so many tokens."""
 
 
 class Orders:
