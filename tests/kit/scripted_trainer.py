@@ -1,6 +1,6 @@
 """What `ajet-trainer run --watch --config FILE` looks like to a supervisor, with steps of some milliseconds.
 
-A step is one rename: the checkpoint, with the process and the learning rate. After that it stands in ``history``, and if
+A step is one rename: the checkpoint, with the process and the learning rate. Then it stands in ``history``, and if
 a kill comes in between, after the next start. What ``model_name`` says, it does otherwise: ``refused`` cannot be used,
 ``dying`` dies before its first step, ``deaf`` takes a while to end, and ``slow`` takes ten times as long for a step.
 """
