@@ -105,7 +105,7 @@ def reading(forest: Forest) -> Reading:
     return Reading(labels, forest.parent[others], forest.ids[others], nodes, np.concatenate(following))
 
 
-def flat_exit(lengths: Sequence[int]) -> Ints:
+def flat_exit(lengths: Sequence[int] | Ints) -> Ints:
     """``exit`` of rows of these `lengths` one after the other, which share nothing."""
     return np.repeat(np.cumsum(lengths), lengths)
 
