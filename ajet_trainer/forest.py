@@ -16,7 +16,7 @@ Next: ajet_trainer/verl_backend/forest_engine.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ def reading(forest: Forest) -> Reading:
     return Reading(labels, forest.parent[others], forest.ids[others], nodes, np.concatenate(following))
 
 
-def flat_exit(lengths: Sequence[int]) -> Ints:
+def flat_exit(lengths: Sequence[int] | Ints) -> Ints:
     """``exit`` of rows of these `lengths` one after the other, which share nothing."""
     return np.repeat(np.cumsum(lengths), lengths)
 
@@ -170,21 +170,29 @@ def cut(
     """Which rows go together. No part's forest has more than `limit` nodes, unless it is of one row.
 
     Of all ways to cut the depth-first order, it is the one with the fewest nodes in total. A part has its whole path
-    from the root, so a cut costs the tokens that the rows on its sides share. Among equal ones it has the fewest parts.
+    from the root, so a cut costs the tokens that the rows on its sides share. Among equal ones it has the fewest parts,
+    and among these the smallest largest part.
 
     `agree` is told the number of parts, and says how many are wanted: at most one a row. More forks are cut for these,
     the cheapest first.
     """
     order, shared = _sorted(rows, kinds)
     lengths = np.array([len(row) for row in rows], dtype=np.int64)[order]
-    forks = list(_forks(lengths, shared, limit))
+    found, forks = _forks(lengths, shared, limit)
+    low, high = int(lengths.max()), limit
+    while low < high:
+        middle = (low + high) // 2
+        if (less := _forks(lengths, shared, middle))[0] == found:
+            high, forks = middle, less[1]
+        else:
+            low = middle + 1
     spare = sorted(set(range(1, len(order))) - set(forks), key=lambda number: (int(shared[number]), number))
     forks = sorted([*forks, *spare[: agree(len(forks) + 1) - len(forks) - 1]])
     return [order[a:b] for a, b in zip([0, *forks], [*forks, len(order)], strict=True)]
 
 
-def _forks(lengths: Ints, shared: Ints, limit: int) -> Iterator[int]:
-    """The numbers of the rows before which to cut, from the last to the first.
+def _forks(lengths: Ints, shared: Ints, limit: int) -> tuple[tuple[int, int], list[int]]:
+    """What the cheapest cuts cost, in nodes over the uncut forest and in parts, and the rows before which they are.
 
     ``best[b]`` is the least that the rows before ``b`` cost over the uncut forest, in nodes and in parts. A part from
     ``a`` to ``b`` has ``shared[a] + new[b] - new[a]`` nodes, which only falls with ``a``. So the places where the last
@@ -205,10 +213,11 @@ def _forks(lengths: Ints, shared: Ints, limit: int) -> Iterator[int]:
         nodes, parts = best[queue[0]]
         best.append((nodes + again[queue[0]], parts + 1))
         begin.append(queue[0])
-    place = begin[-1]
+    forks, place = [], begin[-1]
     while place:
-        yield place
+        forks.append(place)
         place = begin[place]
+    return best[-1], forks[::-1]
 
 
 # Which form is cheaper -----------------------------------------------------------------------------------------------

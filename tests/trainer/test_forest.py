@@ -121,6 +121,11 @@ def size_of(rows: list[list[int]], part: list[int]) -> int:
     return len(prefixes([rows[place] for place in part]))
 
 
+def worth(rows: list[list[int]], parts: list[list[int]]) -> tuple[int, int, int]:
+    sizes = [size_of(rows, part) for part in parts]
+    return sum(sizes), len(parts), max(sizes)
+
+
 @given(ROWS, st.integers(1, 30))
 def test_the_cheapest_cut_of_all(rows: list[list[int]], limit: int) -> None:
     parts = cut(arrays(rows), limit)
@@ -132,8 +137,10 @@ def test_the_cheapest_cut_of_all(rows: list[list[int]], limit: int) -> None:
         for forks in combinations(range(1, len(rows)), count):
             ways = [order[a:b] for a, b in zip([0, *forks], [*forks, len(rows)], strict=True)]
             if all(len(part) == 1 or size_of(rows, part) <= limit for part in ways):
-                found.append((sum(size_of(rows, part) for part in ways), len(ways)))
-    assert (sum(size_of(rows, part) for part in parts), len(parts)) == min(found)
+                found.append(worth(rows, ways))
+    nodes, count, largest = min(found)
+    assert worth(rows, parts)[:2] == (nodes, count)
+    assert limit < max(map(len, rows)) or worth(rows, parts)[2] == largest
 
 
 @given(ROWS, st.integers(1, 30), st.integers(0, 9))

@@ -186,7 +186,7 @@ def test_metrics_and_several_updates(tiny: Path, verl_here: None) -> None:
         assert len(told[0][name]) == 4
 
 
-def test_flex_attention_has_the_same_mask() -> None:
+def test_flex_attention_has_the_same_mask(verl_here: None) -> None:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     from torch.nn.functional import scaled_dot_product_attention
@@ -211,3 +211,15 @@ def test_flex_attention_has_the_same_mask() -> None:
         found = flex_attention(query, key, value, block_mask=ours)
         wanted = scaled_dot_product_attention(query, key, value, attn_mask=whole)
     assert (found - wanted).abs().max() < 1e-5
+
+
+def test_logprobs_by_flex_attention(both: Pair, tiny: Path) -> None:
+    """Its mask is one of blocks, and forests are filled up to whole blocks. On a CPU it computes no gradient."""
+    rows = grown(8, 30, length=90)
+    forest = forest_worker(tiny, "flex_attention")
+    seen = Seen(forest)
+    one, other = old_logprobs(both[0], rows), old_logprobs(forest, rows)
+    (computed,) = seen.since()
+    assert computed % 128 == 0 and computed < sum(row.tokens for row in rows)
+    for expected, found in zip(one, other, strict=True):
+        np.testing.assert_allclose(found, expected, atol=LIMIT)
