@@ -140,8 +140,7 @@ class State(Serving, Shares):
         self.served: dict[str, Served] = {}
         self.default_version = 0
         self.teams: list[Team] = []
-        self.policy_updates = 0
-        self.state_changes = 0
+        self.policy_updates = self.state_changes = 0
         self.orders = 0
         """How often it was said what is leased: the mix, and what nothing more is waited for."""
         self.gate_now = Gate()
