@@ -162,7 +162,7 @@ def trees(folder: Path) -> Found:
     from verl.utils import tensordict_utils as tu
 
     rows = forests()
-    data = step_data(rows[share_of(rows)], [0.3 * number - 2 for number in range(len(rows))], pack=200)
+    data = step_data(rows[share_of(rows)], [0.3 * number - 2 for number in range(len(rows))], pack=110)
     tu.assign_non_tensor(data, global_batch_size=len(rows))
     return {"gradient": gradient(forest_worker(folder), data, loss_agg_mode="seq-mean-token-mean", **FULL)}
 

@@ -106,10 +106,22 @@ def test_rows_have_their_own_temperatures(both: Pair) -> None:
     one, other = old_logprobs(flat, rows), old_logprobs(forest, rows)
     for expected, found in zip(one, other, strict=True):
         np.testing.assert_allclose(found, expected, atol=LIMIT)
-    assert sum(seen.since()) < sum(row.tokens for row in rows)
+    assert seen.since() == [len(plant([np.concatenate((row.prompt, row.response)) for row in rows]).ids)]
     warm = [replace(row, temperature=0.7) for row in rows]
     for expected, found in zip(old_logprobs(flat, warm), old_logprobs(forest, warm), strict=True):
         np.testing.assert_allclose(found, expected, atol=LIMIT)
+
+
+def test_the_head_is_asked_about_each_token_of_a_response_once(both: Pair) -> None:
+    """Neither about prompts nor twice about what rows share: its logits are most of the memory of a small model."""
+    _, forest, _ = both
+    rows, asked = grown(11, 12), list[int]()
+    head = forest.engine.module.lm_head.register_forward_hook(lambda _, __, logits: asked.append(logits.shape[-2]))
+    old_logprobs(forest, rows)
+    head.remove()
+    paths = [(tuple(row.prompt), tuple(row.response)) for row in rows]
+    wanted = {(*start, *more[:length]) for start, more in paths for length in range(1, len(more) + 1)}
+    assert asked == [len(wanted)]
 
 
 @pytest.mark.parametrize("mode", MODES)

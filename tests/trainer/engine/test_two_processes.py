@@ -94,7 +94,7 @@ def test_trees_that_are_cut_in_one_process_alone(pair: Pair, tiny: Path) -> None
     """Against flat rows in one process. Both processes must have as many micro-batches."""
     rows = one_of_two.forests()
     tokens = [np.concatenate((row.prompt, row.response)) for row in rows]
-    assert len(cut(tokens[:8], 200)) == 1 < len(cut(tokens[8:], 200))
+    assert len(cut(tokens[:8], 110)) == 1 < len(cut(tokens[8:], 110))
     data = step_data(rows, [0.3 * number - 2 for number in range(len(rows))], pack=4096)
     expected = gradient(learner.training_worker(tiny), data, loss_agg_mode="seq-mean-token-mean", **FULL)
     assert np.linalg.norm(expected) > 0
