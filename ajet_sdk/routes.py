@@ -129,7 +129,8 @@ class Lease:
     """``POST batches/lease``: `groups` complete groups of `group_size` episodes of one task each; if `unit` is
     ``episodes``, groups with `groups` episodes together. With `signal`, groups whose rewards are equal are discarded,
     and others take their place. With `min_group_size`, a task ends if none of its episodes is open and none was opened
-    for `group_wait_s` seconds. What is ready of it is a group then if it is large enough, else it is discarded."""
+    for `group_wait_s` seconds. What is ready of it is a group then if it is large enough, else it is discarded. With
+    `max_lead`, nothing is leased while `model` is more updates than that ahead of the slowest of its team."""
 
     groups: int = 1
     group_size: int | None = None
@@ -141,6 +142,7 @@ class Lease:
     group_wait_s: float = 60.0
     wait_s: float = 0.0
     lease_s: float = 300.0
+    max_lead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ajet_sdk.errors import AjetError, Forbidden, NotFound, ProxyUnreachable, Unauthorized
 from ajet_sdk.results import align, columns, counted, plain
 from ajet_sdk.routes import DEFAULT_LANE, EPISODE_STATES
-from ajet_sdk.views import engines_by_model
+from ajet_sdk.views import engines_by_model, team_lines
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
@@ -114,6 +114,7 @@ def _top(status: Mapping[str, Any], rates: Rates | None) -> Lines:
         if len(models) > 1 and "in_flight" in model:
             line += f", gate {model.get('gate')}, {model['in_flight']} in flight, {model.get('waiting', 0)} held"
         lines.append(("", f"{_cut(name)}  {line}"))
+    lines += [("", line) for line in team_lines(status)]
     episodes = status.get("episodes") or {}
     terms = " + ".join(f"{state} {episodes[state]}" for state in EPISODE_STATES if episodes.get(state))
     lines.append(("", f"opened {episodes.get('opened', 0)} = {terms or 0}"))

@@ -34,9 +34,20 @@ def status_view(status: Mapping[str, Any]) -> str:
     sign = "=" if total == opened else "≠"
     lines += ["", f"opened {opened} {sign} " + " + ".join(f"{state} {count}" for state, count in terms)]
     for name, value in status.items():
-        if name not in ("version", "models", "any_model", "episodes", "now"):
+        if name not in ("version", "models", "any_model", "episodes", "now", "teams"):
             lines.append(f"{name}: {_brief(value)}")
-    return plain("\n".join(lines))
+    return plain("\n".join([*lines, *team_lines(status)]))
+
+
+def team_lines(status: Mapping[str, Any]) -> list[str]:
+    """Models that learn from the same episodes: how many updates each has made, and which waits for another."""
+    return [
+        "team  " + ", ".join(
+            f"{name} {one['updates']}" + (f" (waits for {one['waits_for']})" if "waits_for" in one else "")
+            for name, one in team.items()
+        )
+        for team in status.get("teams") or ()
+    ]
 
 
 def mix_view(mix: Mapping[str, Any]) -> str:

@@ -85,6 +85,10 @@ class Config:
         None, "How many policy versions behind the one that serves a sampled token may be, at most; unset: any.",
         zero=True,
     )
+    max_lead: int | None = option(
+        None, "How many updates the model may be ahead of the slowest that learns from the same episodes; 0: in "
+        "lockstep. Unset: any number.", zero=True,
+    )
     overlap: int | None = option(
         None, "How many batches agents may be ahead of the weights that train; 0 holds agents while a step trains. It "
         "sets max_staleness where that is unset. More than 0 needs engine_urls.", zero=True,

@@ -175,6 +175,15 @@ class Daemons:
                     out[member.url] = seconds
         return out
 
+    def waits_for(self) -> tuple[str, int] | None:
+        """The model that ours waits for at a daemon, and how many updates that is behind. Who does not answer at once
+        is left out."""
+        for member in self._here():
+            with suppress(AjetError):
+                if (found := member.link.waits_for()) is not None:
+                    return found
+        return None
+
     def ack(
         self, daemon: str, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None, *,
         last: bool = False,

@@ -16,8 +16,9 @@ Next: ajet_trainer/verl_backend/forest_engine.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,9 @@ class Forest:
         return int(self.depth.sum()) + len(self.depth)
 
 
-def plant(rows: Sequence[Ints], kinds: Sequence[float] | None = None) -> Forest:
-    """The forest of `rows`; none may be empty. Rows of different `kinds`, where these are given, share nothing."""
-    order, shared = _sorted(rows, kinds)
+def plant(rows: Sequence[Ints]) -> Forest:
+    """The forest of `rows`; none may be empty."""
+    order, shared = _sorted(rows)
     lengths = np.array([len(rows[place]) for place in order], dtype=np.int64)
     starts = np.concatenate(([0], np.cumsum(lengths - shared)))
     total = int(starts[-1])
@@ -81,31 +82,31 @@ def flatten(forest: Forest) -> list[Ints]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """Where the logprobs of ``T`` tokens stand, those of all rows one after the other. A node's logits give the logprob
-    of its first child, whose token is its label; those of its ``E`` other children are read again, at ``forks``."""
+    """``L`` logprobs that rows ask for, each of them once: what a node's logits say of a child's token, at one
+    temperature. And for each of the ``T`` tokens of all rows, one row after the other, which of them is the next
+    token's."""
 
-    labels: Ints  # [N]; a leaf's says nothing
-    forks: Ints  # [E], nodes
-    tokens: Ints  # [E], labels of the forks
-    nodes: Ints  # [T], of each token its own node
-    next: Ints  # [T], the place of the next token's logprob among N + E; N + E for the last token of a row
-
-
-def reading(forest: Forest) -> Reading:
-    """How to read what a model computed for the nodes of `forest` back into its rows."""
-    total, place = len(forest.ids), np.arange(len(forest.ids))
-    later = (forest.parent >= 0) & (forest.parent != place - 1)
-    others, first = later.nonzero()[0], (forest.parent == place - 1) & (forest.parent >= 0)
-    labels, stands = forest.ids.copy(), forest.parent.copy()
-    labels[forest.parent[first]] = forest.ids[first]
-    stands[others] = total + np.arange(len(others))
-    end = np.array([total + len(others)])
-    following = [np.concatenate((stands[places[1:]], end)) for places in forest.index]
-    nodes = np.concatenate(forest.index)
-    return Reading(labels, forest.parent[others], forest.ids[others], nodes, np.concatenate(following))
+    nodes: Ints  # [L]
+    labels: Ints  # [L], tokens
+    heat: NDArray[np.float32]  # [L], temperatures
+    index: Ints  # [T]; L where nobody asks
 
 
-def flat_exit(lengths: Sequence[int]) -> Ints:
+def reading(forest: Forest, prompts: Sequence[int], heats: Sequence[float]) -> Reading:
+    """How to read what a model computes for `forest` back into its rows. Each row has a temperature, and begins with a
+    prompt of so many tokens, at least one, about which nobody asks."""
+    kinds, kind = np.unique(np.asarray(heats, dtype=np.float32), return_inverse=True)
+    asked = [places[start:] for places, start in zip(forest.index, prompts, strict=True)]
+    names = np.concatenate([places * len(kinds) + one for places, one in zip(asked, kind, strict=True)])
+    found, where = np.unique(names, return_inverse=True)
+    children, index = found // len(kinds), np.full(forest.tokens, len(found), dtype=np.int64)
+    ends = np.cumsum([len(places) for places in forest.index])
+    before = [np.arange(end - len(places) - 1, end - 1) for end, places in zip(ends, asked, strict=True)]
+    index[np.concatenate(before)] = where
+    return Reading(forest.parent[children], forest.ids[children], kinds[found % len(kinds)], index)
+
+
+def flat_exit(lengths: Sequence[int] | Ints) -> Ints:
     """``exit`` of rows of these `lengths` one after the other, which share nothing."""
     return np.repeat(np.cumsum(lengths), lengths)
 
@@ -141,17 +142,12 @@ def blocks(exit_: Ints, size: int = BLOCK) -> tuple[NDArray[np.bool_], NDArray[n
     return some, every
 
 
-def _sorted(rows: Sequence[Ints], kinds: Sequence[float] | None) -> tuple[list[int], Ints]:
-    """The order of `rows` by kind and tokens, and how many tokens each shares with the one before it."""
-    of = [0.0] * len(rows) if kinds is None else kinds
+def _sorted(rows: Sequence[Ints]) -> tuple[list[int], Ints]:
+    """The order of `rows` by their tokens, and how many tokens each shares with the one before it."""
     names = [np.asarray(row).astype(">u8").tobytes() for row in rows]
-    order = sorted(range(len(rows)), key=lambda place: (of[place], names[place], place))
-    shared = np.zeros(len(rows), dtype=np.int64)
-    for number in range(1, len(order)):
-        before, here = order[number - 1], order[number]
-        if of[before] == of[here]:
-            shared[number] = _common(rows[before], rows[here])
-    return order, shared
+    order = sorted(range(len(rows)), key=lambda place: (names[place], place))
+    shared = [_common(rows[before], rows[here]) for before, here in pairwise(order)]
+    return order, np.array([0, *shared], dtype=np.int64)
 
 
 def _common(one: Ints, other: Ints) -> int:
@@ -164,27 +160,33 @@ def _common(one: Ints, other: Ints) -> int:
 # Cutting -------------------------------------------------------------------------------------------------------------
 
 
-def cut(
-    rows: Sequence[Ints], limit: int, kinds: Sequence[float] | None = None, agree: Callable[[int], int] = int
-) -> list[list[int]]:
+def cut(rows: Sequence[Ints], limit: int, agree: Callable[[int], int] = int) -> list[list[int]]:
     """Which rows go together. No part's forest has more than `limit` nodes, unless it is of one row.
 
     Of all ways to cut the depth-first order, it is the one with the fewest nodes in total. A part has its whole path
-    from the root, so a cut costs the tokens that the rows on its sides share. Among equal ones it has the fewest parts.
+    from the root, so a cut costs the tokens that the rows on its sides share. Among equal ones it has the fewest parts,
+    and among these the smallest largest part.
 
     `agree` is told the number of parts, and says how many are wanted: at most one a row. More forks are cut for these,
     the cheapest first.
     """
-    order, shared = _sorted(rows, kinds)
+    order, shared = _sorted(rows)
     lengths = np.array([len(row) for row in rows], dtype=np.int64)[order]
-    forks = list(_forks(lengths, shared, limit))
+    found, forks = _forks(lengths, shared, limit)
+    low, high = int(lengths.max()), limit
+    while low < high:
+        middle = (low + high) // 2
+        if (less := _forks(lengths, shared, middle))[0] == found:
+            high, forks = middle, less[1]
+        else:
+            low = middle + 1
     spare = sorted(set(range(1, len(order))) - set(forks), key=lambda number: (int(shared[number]), number))
     forks = sorted([*forks, *spare[: agree(len(forks) + 1) - len(forks) - 1]])
     return [order[a:b] for a, b in zip([0, *forks], [*forks, len(order)], strict=True)]
 
 
-def _forks(lengths: Ints, shared: Ints, limit: int) -> Iterator[int]:
-    """The numbers of the rows before which to cut, from the last to the first.
+def _forks(lengths: Ints, shared: Ints, limit: int) -> tuple[tuple[int, int], list[int]]:
+    """What the cheapest cuts cost, in nodes over the uncut forest and in parts, and the rows before which they are.
 
     ``best[b]`` is the least that the rows before ``b`` cost over the uncut forest, in nodes and in parts. A part from
     ``a`` to ``b`` has ``shared[a] + new[b] - new[a]`` nodes, which only falls with ``a``. So the places where the last
@@ -205,10 +207,11 @@ def _forks(lengths: Ints, shared: Ints, limit: int) -> Iterator[int]:
         nodes, parts = best[queue[0]]
         best.append((nodes + again[queue[0]], parts + 1))
         begin.append(queue[0])
-    place = begin[-1]
+    forks, place = [], begin[-1]
     while place:
-        yield place
+        forks.append(place)
         place = begin[place]
+    return best[-1], forks[::-1]
 
 
 # Which form is cheaper -----------------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ BUSY_ANSWER_S = 1.0
 """How long a figure is waited for that nothing depends on."""
 HANG_UPS = 3
 NEWER: dict[str, Any] = {
-    one.name: one.default for one in fields(routes.Lease) if one.name in ("signal", "min_group_size", "group_wait_s")
+    one.name: one.default for one in fields(routes.Lease)
+    if one.name in ("signal", "min_group_size", "group_wait_s", "max_lead")
 }
 """What an older proxy does not know of a lease, by its default, which is not sent."""
 _RELEASES = "install the same ajet release on both sides"
@@ -166,12 +167,25 @@ class Link:
     def busy_s(self) -> float | None:
         """Seconds since the proxy's start in which an agent's request for the model was under way, asked once. An older
         proxy tells those of any model, or None."""
-        once = self.within(0.0)
-        once._answer_s = min(BUSY_ANSWER_S, self._answer_s)
-        status = json.loads(once._send("/status") or b"{}")
+        status = self._glance()
         everybody: float | None = status.get("requests", {}).get("busy_s")
         own: float | None = status.get("models", {}).get(self._model, {}).get("busy_s", everybody)
         return own
+
+    def waits_for(self) -> tuple[str, int] | None:
+        """The model of the team that this one waits for, and how many updates it is behind, asked once; or None."""
+        teams: list[dict[str, Any]] = self._glance().get("teams", [])
+        model = self._model or ""
+        team = next((team for team in teams if model in team), dict[str, Any]())
+        slower = team.get(model, {}).get("waits_for")
+        return None if slower is None else (slower, team[model]["updates"] - team[slower]["updates"])
+
+    def _glance(self) -> dict[str, Any]:
+        """The status, asked once."""
+        once = self.within(0.0)
+        once._answer_s = min(BUSY_ANSWER_S, self._answer_s)
+        found: dict[str, Any] = json.loads(once._send("/status") or b"{}")
+        return found
 
     def evaluate(self, model: str, episodes: int, name: str) -> None:
         """So many evaluation episodes of `model` are wanted from now on, as the evaluation `name`."""

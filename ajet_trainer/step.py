@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, Conflict, NotFound
+from ajet_sdk.results import counted
 from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import overlong
@@ -44,6 +45,7 @@ from ajet_trainer.sampling import Rule, advice, tokens_that_are
 from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
 from ajet_trainer.turns import ByTurn
 
+WAITING = "waiting for episodes"
 CLOSE_S = 10.0
 """How long the end of a run keeps trying to reach a proxy that is not there."""
 DRAIN_S = 1800.0
@@ -183,7 +185,7 @@ class Run:
             self.progress.say("lanes keep their shares, which the daemons hold; `ajet mix --any` drops them")
         self.progress.total_steps, self.progress.config = config.total_steps, digest(config)
         self.progress.say(f"from step {self.learner.version + 1} on the configuration is {digest(config)}")
-        self.progress.phase("waiting for episodes", quiet=True)
+        self.progress.phase(WAITING, quiet=True)
 
     def step(self) -> None:
         """Waits for a batch and trains on it. Returns early when asked to stop, or when there is nothing to train."""
@@ -243,7 +245,8 @@ class Run:
         A lease that ran out while its daemon was away may come again: then the newer one stands for both.
         """
         hand: list[Leased] = []
-        with self.part("wait", "waiting for episodes"), self.idle.waiting():
+        waits = WAITING
+        with self.part("wait", waits), self.idle.waiting():
             while True:
                 if not hand:
                     self.attune()
@@ -254,13 +257,14 @@ class Run:
                     model=self.config.model_name,
                     signal=self.config.no_signal == "drop" and self.learner.shaping is None,
                     min_group_size=self.config.min_group_size or None, group_wait_s=self.config.group_wait_s,
-                    wait_s=POLL_S, lease_s=self.keeper.lease_s,
+                    wait_s=POLL_S, lease_s=self.keeper.lease_s, max_lead=self.config.max_lead,
                 )  # fmt: skip
                 self.daemons.look()
                 self.acknowledge()
                 leased = self.daemons.lease(replace(ask, groups=self.config.groups - groups_in(hand)))
                 if leased is None:
                     self.learner.check()
+                    waits = self.look_at_team(waits)
                     continue
                 for older in [other for other in hand if overlap(other, leased)]:
                     hand.remove(older)
@@ -269,6 +273,16 @@ class Run:
                 hand.append(leased)
                 if groups_in(hand) >= self.config.groups:
                     return hand
+
+    def look_at_team(self, before: str) -> str:
+        """What is waited for now; says so if that is another model, and not as `before`."""
+        slower = None if self.config.max_lead is None else self.daemons.waits_for()
+        said = WAITING
+        if slower is not None:
+            said = f"waiting for model {slower[0]!r}, {counted(range(slower[1]), 'update')} behind"
+        if said != before:
+            self.progress.phase(said, quiet=slower is None)
+        return said
 
     def admit(self, leased: Leased) -> Admission:
         """What of a batch is trained; says what is not, and why."""

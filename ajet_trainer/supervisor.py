@@ -41,7 +41,7 @@ TURN_S = 0.25
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 1.0, 300.0
 LOG, FILE = "trainer.log", "config.toml"
 PHASE, STARTED, TOLD = "phase.json", "started.json", "told.json"
-TRAINING = ("training", "waiting for episodes", "draining", "pushing", "saving", "evaluating")
+TRAINING = ("training", "waiting for", "draining", "pushing", "saving", "evaluating")
 """How phases begin in which a run is up."""
 
 

@@ -4,6 +4,9 @@ The rows come as they are and the model runs over their forest. What it found is
 rows, before a loss reads it. So losses, their means and their metrics are those of the rows. A gather adds up the
 gradients of what is read several times: the gradient is that of the rows too, up to the rounding of sums.
 
+The model's head is asked once about each token of a response, at each temperature, and about prompts not at all. It
+has most of the numbers of a small model's forward pass.
+
 Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. A micro-batch whose rows
 are predicted to be cheaper one after the other goes verl's own way.
 
@@ -14,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 from verl.utils.metric import Metric
@@ -32,7 +35,6 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from ajet_trainer.forest import (
     BLOCK,
     VENDOR,
-    Forest,
     Ints,
     Prices,
     blocks,
@@ -79,14 +81,14 @@ class ForestRows:
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         whole, warmth = self._attention == WHOLE, micro_batch["temperature"]
-        forest = plant(rows_of(micro_batch), kinds_of(micro_batch))
+        forest = plant(rows_of(micro_batch))
         if not cheaper(forest, self._prices, whole, limit_of(micro_batch)):
             found: tuple[dict[str, Any], dict[str, Any]] = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
             self._computed = found[0]["input_ids"].numel()
             return found
         device, nodes = micro_batch["input_ids"].device, len(forest.ids)
         self._computed = nodes
-        padding, read = 0 if whole else -nodes % BLOCK, reading(forest)
+        padding, read = 0 if whole else -nodes % BLOCK, reading(forest, prompts_of(micro_batch), heats_of(micro_batch))
         exit_ = np.concatenate((forest.exit, np.arange(nodes, nodes + padding) + 1))  # padding sees itself
 
         def put(values: Ints) -> torch.Tensor:
@@ -96,40 +98,30 @@ class ForestRows:
             "input_ids": put(forest.ids)[None],
             "attention_mask": whole_mask(exit_, device) if whole else block_mask(exit_, device),
             "position_ids": put(forest.depth)[None],
+            "logits_to_keep": torch.from_numpy(read.nodes).to(device),
         }
         return inputs, {
             "temperature_is_one": not isinstance(warmth, torch.Tensor) and float(warmth) == 1.0,
-            "temperature_rmpad": at_nodes(forest, warmth, nodes + padding).to(device),
-            "input_ids_rmpad_rolled": put(read.labels),
-            "pad_size": padding,
-            "reading": read,
+            "temperature_rmpad": torch.from_numpy(read.heat).to(device),
+            "input_ids_rmpad_rolled": torch.from_numpy(read.labels).to(device),
+            "pad_size": 0,
+            "index": torch.from_numpy(read.index).to(device),
         }
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, torch.Tensor]:
         compute = super().prepare_model_outputs  # type: ignore[misc]
-        if (read := output_args.get("reading")) is None:
+        if (index := output_args.get("index")) is None:
             flat: dict[str, torch.Tensor] = compute(output, output_args, micro_batch, logits_processor_func)
             return flat
-        logits, device = output.logits, output.logits.device
         asked = {name: tu.get_non_tensor_data(micro_batch, name, False) for name in FIGURES}
-        found = compute(output, output_args, in_one_row(len(read.labels), device, asked), None)
-        values = {name: value.values() for name, value in found.items()}
-        forks = torch.from_numpy(read.forks).to(device)
-        parts = [values.pop("log_probs"), torch.zeros(1, device=device)]
-        if len(forks):
-            more = output_args | {
-                "temperature_rmpad": output_args["temperature_rmpad"][forks],
-                "input_ids_rmpad_rolled": torch.from_numpy(read.tokens).to(device),
-                "pad_size": 0,
-            }
-            again = SimpleNamespace(logits=logits[:, forks])
-            parts.insert(1, compute(again, more, in_one_row(len(forks), device, {}), None)["log_probs"].values())
-        out = {"log_probs": torch.cat(parts)[torch.from_numpy(read.next).to(device)]}
-        out |= {name: value[torch.from_numpy(read.nodes).to(device)] for name, value in values.items()}
-        ends = micro_batch["input_ids"].offsets()
-        return {name: torch.nested.nested_tensor_from_jagged(value, ends) for name, value in out.items()}
+        read, ends = output_args["input_ids_rmpad_rolled"], micro_batch["input_ids"].offsets()
+        found = compute(output, output_args, in_one_row(read, asked), None)
+        return {
+            name: torch.nested.nested_tensor_from_jagged(pad(value.values(), (0, 1))[index], ends)
+            for name, value in found.items()
+        }
 
     @property
     def _attention(self) -> str:
@@ -157,7 +149,7 @@ def micro_batches(
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dp_group)
         return int(most.item())
 
-    parts = cut(rows_of(data), limit_of(data), kinds_of(data), agree)
+    parts = cut(rows_of(data), limit_of(data), agree)
     return [tu.index_select_tensor_dict(data, part) for part in parts], parts
 
 
@@ -172,27 +164,21 @@ def rows_of(data: TensorDict) -> list[Ints]:
     return np.split(values, ends[1:-1])
 
 
-def kinds_of(data: TensorDict) -> list[float] | None:
-    """The temperature of each row, if they have their own. What is read at a node has one temperature."""
+def prompts_of(data: TensorDict) -> list[int]:
+    """How many tokens each row of `data` begins with whose logprobs no loss reads."""
+    lengths: list[int] = data["prompts"].offsets().diff().tolist()
+    return lengths
+
+
+def heats_of(data: TensorDict) -> list[float]:
+    """The temperature of each row."""
     warmth = data["temperature"]
-    return warmth.tolist() if isinstance(warmth, torch.Tensor) else None
+    return warmth.tolist() if isinstance(warmth, torch.Tensor) else [float(warmth)] * len(data)
 
 
-def at_nodes(forest: Forest, warmth: Any, size: int) -> torch.Tensor:
-    """The temperature of each node, and 1 for padding up to `size`. `warmth` is one for all rows, or one for each."""
-    out = torch.ones(size)
-    if not isinstance(warmth, torch.Tensor):
-        return out.fill_(float(warmth))
-    for places, value in zip(forest.index, warmth.tolist(), strict=True):
-        out[torch.from_numpy(places)] = value
-    return out
-
-
-def in_one_row(length: int, device: Any, asked: dict[str, Any]) -> TensorDict:
-    """So many places as verl's engine takes them: packed, and as one row. It computes the `FIGURES` `asked` for."""
-    row = torch.nested.nested_tensor_from_jagged(
-        torch.zeros(length, dtype=torch.int64, device=device), torch.tensor([0, length], device=device)
-    )
+def in_one_row(tokens: torch.Tensor, asked: dict[str, Any]) -> TensorDict:
+    """`tokens` as verl's engine takes them: packed, and as one row. It computes the `FIGURES` `asked` for."""
+    row = torch.nested.nested_tensor_from_jagged(tokens, torch.tensor([0, len(tokens)], device=tokens.device))
     return tu.get_tensordict({"input_ids": row}, {"use_remove_padding": True, "use_fused_kernels": False} | asked)
 
 

@@ -7,6 +7,7 @@ order in which rows are packed, and would see tokens of other rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +22,8 @@ ATTENTION = f"{MODEL}.override_config.attn_implementation"
 TAKES_A_MASK = {"cpu": ("sdpa",), "cuda": ("flex_attention", "sdpa")}
 STRATEGIES = ("fsdp", "fsdp2")
 FULL = "full_attention"
+CHOOSE = ("index_topk", "keep_window_size")
+"""What models have that attend to the tokens that score highest: DeepSeek's sparse attention and Doge."""
 DROPOUT = ("dropout", "pdrop", "dropout_prob")
 """How the names of a model's shares of dropped values end."""
 
@@ -67,6 +70,10 @@ def misfits(config: Any) -> Iterator[str]:
         yield "is not a language model alone"
     elif getattr(made, "_is_stateful", False) or not getattr(made, "_supports_attention_backend", False):
         yield "has layers without an attention that takes a mask"
+    elif "logits_to_keep" not in signature(made.forward).parameters:
+        yield "computes the logits of every token"
+    elif any(hasattr(config, name) for name in CHOOSE):
+        yield "chooses by itself what a token attends to"
     elif odd := sorted(set(getattr(config, "layer_types", None) or ()) - {FULL}):
         yield f"has layers of {' and '.join(odd)}"
     elif getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):

@@ -3,9 +3,10 @@
     .venv-engine/bin/python -m tests.bench.training [--model DIR] [--scale X] [--limit TOKENS] [--rounds N]
 
 Each shape is a batch of calls as real agents make them. *off* has a row a call, *timeline* merges them strictly, and
-*tree* computes the rows of *timeline* as a forest (``rows = "tree"``). A round is the old logprobs and one update, by
-the workers of a run, without Ray. All forms have the same limit of tokens a micro-batch. The forms take turns; the
-first round of each warms up and is not counted. Without --model it is a random one of 1 M parameters.
+*tree* computes the rows of *timeline* as a forest (``rows = "tree"``). A round is old logprobs and an update, by the
+workers of a run, without Ray; with flex attention in float32 on a GPU, if there is one. All forms have the same limit
+of tokens a micro-batch. The forms take turns; the first round of each warms up and is not counted. Without --model it
+is a random one of 1 M parameters.
 
 Predicted is the cost of `ajet_trainer.forest.Prices`, of all micro-batches that a form makes. Goals:
 
@@ -157,6 +158,7 @@ class Worker:
         from ajet_trainer.verl_backend.losses import session_loss
 
         config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, loss_scale_factor=4096)
+        self._whole = worker.engine.model_config.hf_config._attn_implementation == "sdpa"
         self.engine, self._loss = worker.engine, partial(session_loss, config=config)
         self._price, self.tokens, self.cost = prices_of(worker.engine.module), 0, 0.0
         self.engine.module.register_forward_pre_hook(self._note, with_kwargs=True)
@@ -164,7 +166,7 @@ class Worker:
     def _note(self, module: Any, args: Any, kwargs: Any) -> None:
         count = kwargs["input_ids"].numel()
         self.tokens += count
-        self.cost += self._price.token * count + self._price.pair * count**2
+        self.cost += self._price.token * count + self._price.pair * (count**2 if self._whole else seen(kwargs))
 
     def round(self, data: Any) -> tuple[float, float]:
         """Seconds and MB of old logprobs and an update, whose gradient stays."""
@@ -181,6 +183,17 @@ class Worker:
             self.engine.forward_backward_batch(data, self._loss)
             self.gradient = flat(self.engine.module)
         return time.perf_counter() - start, peak()
+
+
+def seen(inputs: Any) -> int:
+    """The pairs of the blocks in which something is seen."""
+    from ajet_trainer.forest import BLOCK, blocks, flat_exit
+
+    if (mask := inputs["attention_mask"]) is not None:
+        return int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) * BLOCK**2
+    places = inputs["position_ids"][0].cpu().numpy()
+    lengths = np.diff([*np.flatnonzero(places == 0), len(places)])
+    return int(blocks(flat_exit(lengths))[0].sum()) * BLOCK**2
 
 
 def flat(module: Any) -> Any:
@@ -281,11 +294,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="so many are counted")
     parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
     given = parser.parse_args()
+    import torch
+
     from tests.kit.learner import forest_worker, training_worker, verl_here
 
-    with tempfile.TemporaryDirectory() as name, verl_here():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    attention = "flex_attention" if device == "cuda" else "sdpa"
+    with tempfile.TemporaryDirectory() as name, verl_here(device):
         model = given.model or model_in(Path(name))
-        workers = {"flat": Worker(training_worker(model)), "tree": Worker(forest_worker(model))}
+        workers = {"flat": Worker(training_worker(model, attention)), "tree": Worker(forest_worker(model, attention))}
         vocabulary = workers["flat"].engine.model_config.hf_config.vocab_size
         said = []
         for shape in given.shapes:

@@ -43,9 +43,9 @@ INSTANTS = (
     "when its gate is open", "before an ack", "during an ack", "after an ack",
 )  # fmt: skip
 SHUT = ("as its gate closes", "when its gate is closed", "when weights are pushed")
-"""A trainer that dies then leaves its gate shut; the first time perhaps."""
-MOST_TOKENS = dict(zip(MODELS, (100_000, 200), strict=True))
-"""Samples that are longer are refused: one of the models trains what the other refuses."""
+"""When a trainer dies there, its gate may stay shut."""
+MOST_TOKENS = dict(zip(MODELS, (100_000, 151), strict=True))
+"""Samples that are longer are refused: one trains what the other refuses. Those of three turns have about as many."""
 
 
 class Orders:

@@ -13,28 +13,32 @@ from tests.kit.ports import free_port
 
 
 @contextmanager
-def verl_here() -> Iterator[None]:
-    """This process as rank 0 of 1, with verl's CPU platform."""
+def verl_here(device: str = "cpu") -> Iterator[None]:
+    """This process as rank 0 of 1, with verl's platform for `device`."""
     wanted = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(wanted, MASTER_PORT=str(free_port()), VERL_PLATFORM="cpu", VERL_LOGGING_LEVEL="ERROR")
+    platform = "cpu" if device == "cpu" else "nvidia"
+    os.environ.update(wanted, MASTER_PORT=str(free_port()), VERL_PLATFORM=platform, VERL_LOGGING_LEVEL="ERROR")
     import torch.distributed as dist
 
     from ajet_trainer.verl_backend.cpu_worker import start_gloo
 
-    start_gloo()
+    if device == "cpu":
+        start_gloo()
+    else:
+        dist.init_process_group("nccl", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def forest_worker(folder: Path, **optim: Any) -> Any:
+def forest_worker(folder: Path, attention: str = "sdpa", **optim: Any) -> Any:
     """The same as `training_worker`, with the engine that computes shared tokens once."""
     from ajet_trainer.forest import VENDOR
 
     with patch.dict(os.environ, VERL_ENGINE_VENDOR=VENDOR):
-        return training_worker(folder, **optim)
+        return training_worker(folder, attention, **optim)
 
 
-def training_worker(folder: Path, **optim: Any) -> Any:
+def training_worker(folder: Path, attention: str = "sdpa", **optim: Any) -> Any:
     """Ours, which is verl's, with the model in `folder`, packing on, and the optimizer's options `optim`."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
@@ -45,7 +49,7 @@ def training_worker(folder: Path, **optim: Any) -> Any:
         path=str(folder),
         use_remove_padding=True,
         enable_gradient_checkpointing=False,
-        override_config={"attn_implementation": "sdpa"},
+        override_config={"attn_implementation": attention},
     )
     engine = FSDPEngineConfig(
         strategy="fsdp2",

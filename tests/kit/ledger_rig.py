@@ -61,6 +61,7 @@ def picture(state: State) -> str:
     ]
     seen: dict[str, Any] = {
         "status": views.status(state),
+        "teams": state.teams,
         "overview": views.overview(state, 0.0),
         "episodes": [views.record(state, episode, tokens="all") for episode in state.episodes],
         "unsettled": sorted(state.unsettled),

@@ -1,8 +1,8 @@
 """What `ajet-trainer run --watch --config FILE` looks like to a supervisor, with steps of some milliseconds.
 
-A step is one rename: the checkpoint. After that it stands in ``history``, with the process and the learning rate. What
-``model_name`` says, it does otherwise: ``refused`` cannot be used, ``dying`` dies before its first step, ``deaf``
-takes a while to end, and ``slow`` takes ten times as long for a step.
+A step is one rename: the checkpoint, with the process and the learning rate. Then it stands in ``history``, and if
+a kill comes in between, after the next start. What ``model_name`` says, it does otherwise: ``refused`` cannot be used,
+``dying`` dies before its first step, ``deaf`` takes a while to end, and ``slow`` takes ten times as long for a step.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ from ajet_trainer.progress import Progress
 STEP_S = 0.02
 
 
+def append(path: Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(line)
+
+
 def main() -> None:
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -33,8 +38,11 @@ def main() -> None:
     folder = Path(config.run_dir)
     live = Live(path, lambda: load(str(path), (), os.environ), say)
     progress = Progress(folder, config.total_steps, say, digest(config))
-    saved = folder / "checkpoint"
-    step = int(saved.read_text()) if saved.exists() else 0
+    saved, history = folder / "checkpoint", folder / "history"
+    made = saved.read_text() if saved.exists() else ""
+    step = json.loads(made)[1] if made else 0
+    if made and not (history.exists() and history.read_text().endswith(made)):
+        append(history, made)
     progress.phase("looking for the proxy")
     if config.model_name == "refused":
         say("ajet-trainer: this cannot be used")
@@ -49,10 +57,10 @@ def main() -> None:
         progress.phase("training", quiet=True)
         time.sleep(STEP_S * (10 if config.model_name == "slow" else 1))
         step += 1
-        replace(saved, str(step))
         rate = config.verl.get(LEARNING_RATE)
-        with (folder / "history").open("a") as history:
-            history.write(json.dumps([os.getpid(), step, rate]) + "\n")
+        made = json.dumps([os.getpid(), step, rate]) + "\n"
+        replace(saved, made)
+        append(history, made)
         progress.record({"step": step, "config": digest(config), "rate": rate, "timing": {}})
     if config.model_name == "deaf":
         time.sleep(1.0)

@@ -67,6 +67,11 @@ def text(*args: Any) -> str:
     return "\n".join(line for _, line in screenful(*args))
 
 
+def test_a_team_has_a_line() -> None:
+    team = {"coder": {"updates": 3}, "planner": {"updates": 5, "waits_for": "coder"}}
+    assert "team  coder 3, planner 5 (waits for coder)\n" in text(STATUS | {"teams": [team]}, None, None, 80, 24)
+
+
 def test_a_frame_tells_all_that_an_owner_asks() -> None:
     shown = text(STATUS, SEEN, Rates(1234.5, 6.78), 200, 60)
     for part in (

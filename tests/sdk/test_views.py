@@ -54,6 +54,12 @@ def test_what_serves_any_model_is_shown_among_them() -> None:
     assert "no models" not in view
 
 
+def test_a_team_and_who_waits_for_whom() -> None:
+    team = {"coder": {"updates": 3}, "planner": {"updates": 5, "waits_for": "coder"}}
+    assert "\nteam  coder 3, planner 5 (waits for coder)" in status_view({**STATUS, "teams": [team]})
+    assert "team" not in status_view(STATUS)
+
+
 def test_an_episode() -> None:
     view = episode_view(RECORD)
     for words in (

@@ -122,6 +122,8 @@ class MemoryProxy:
         self._leases = 0
         self.deadline_s = 120.0
         self.busy: float | None = None
+        self.slower: list[tuple[str, int] | None] = []
+        """For whom the trainer waits, lease by lease, before it is given anything."""
         self.evaluations: dict[str, dict[str, Any]] = {}
         self.plays: Callable[[dict[str, Any]], None] = lambda evaluation: None
         self.make: Callable[[str], tuple[BatchEpisode, ...]] = lambda task: tuple(
@@ -139,10 +141,13 @@ class MemoryProxy:
         self.answer()
         return self.busy
 
+    def waits_for(self) -> tuple[str, int] | None:
+        return self.slower.pop(0)
+
     def lease(self, ask: Lease) -> Batch | None:
         self.answer()
         self.instants.pass_by("before a lease")
-        if not self.ready:
+        if not self.ready or self.slower:
             return None
         name = f"{self.url}/lease{self._leases}" if self.singly else f"lease{self._leases}"
         self._leases += 1

@@ -29,6 +29,7 @@ class Fake:
         self.errors: dict[str, Callable[[], AjetError | None]] = {}
         self.down = False
         self.busy: float | None = 1.5
+        self.slower: tuple[str, int] | None = None
         self.tries: list[float] = []
 
     def within(self, deadline_s: float) -> Fake:
@@ -57,6 +58,10 @@ class Fake:
     def busy_s(self) -> float | None:
         self._asked("busy")
         return self.busy
+
+    def waits_for(self) -> tuple[str, int] | None:
+        self._asked("waits for")
+        return self.slower
 
     def ack(self, name: str, version: int, filtered: Mapping[str, str] | None = None) -> None:
         self._asked("ack", name, version)
@@ -351,6 +356,15 @@ def test_nobody_is_waited_for_to_tell_how_busy_engines_were() -> None:
     assert two.all.busy() == {b.url: 1.5}
     a.down, b.busy = False, None
     assert two.all.busy() == {a.url: 1.5}
+    assert [seen["away"] for seen in two.all.account().values()] == [None, None]
+
+
+def test_any_daemon_may_tell_for_whom_is_waited() -> None:
+    two = Two(1, 1)
+    a, b = two.fakes
+    assert two.all.waits_for() is None
+    a.down, b.slower = True, ("coder", 2)
+    assert two.all.waits_for() == ("coder", 2)
     assert [seen["away"] for seen in two.all.account().values()] == [None, None]
 
 

@@ -69,31 +69,26 @@ def test_a_token_sees_its_own_path_alone(rows: list[list[int]]) -> None:
     assert dense(forest.exit).sum() == forest.seen
 
 
-@given(ROWS)
-def test_each_token_is_read_at_the_one_before_it(rows: list[list[int]]) -> None:
+@given(ROWS.filter(lambda rows: any(len(row) > 1 for row in rows)), st.data())
+def test_each_token_is_read_once_at_the_one_before_it(rows: list[list[int]], data: st.DataObject) -> None:
+    """Once at each temperature, and the tokens of prompts not at all."""
+    rows = [row for row in rows if len(row) > 1]
+    prompts = [data.draw(st.integers(1, len(row) - 1)) for row in rows]
+    heats = [data.draw(st.sampled_from([0.5, 1.0])) for _ in rows]
     forest = plant(arrays(rows))
-    found, read = paths(forest), reading(forest)
-    told = [*zip(found, read.labels.tolist(), strict=True)]
-    told += [(found[fork], token) for fork, token in zip(read.forks.tolist(), read.tokens.tolist(), strict=True)]
-    places, nodes = iter(read.next.tolist()), iter(read.nodes.tolist())
-    for row in rows:
+    found, read = paths(forest), reading(forest, prompts, heats)
+    told = [*zip((found[node] for node in read.nodes), read.labels.tolist(), read.heat.tolist(), strict=True)]
+    assert len(told) == len(set(told))
+    places, wanted = iter(read.index.tolist()), set()
+    for row, prompt, heat in zip(rows, prompts, heats, strict=True):
         for length in range(1, len(row) + 1):
             place = next(places)
-            assert found[next(nodes)] == tuple(row[:length])
-            if length == len(row):
-                assert place == len(told)
+            if prompt <= length < len(row):
+                wanted.add((tuple(row[:length]), row[length], heat))
+                assert told[place] == (tuple(row[:length]), row[length], heat)
             else:
-                assert told[place] == (tuple(row[:length]), row[length])
-    assert not [*places, *nodes] and len(read.forks) < len(rows)
-
-
-@given(ROWS, st.lists(st.sampled_from([0.7, 1.0]), min_size=9, max_size=9))
-def test_rows_of_different_kinds_share_nothing(rows: list[list[int]], kinds: list[float]) -> None:
-    kinds = kinds[: len(rows)]
-    forest = plant(arrays(rows), kinds)
-    of = {kind: [row for row, one in zip(rows, kinds, strict=True) if one == kind] for kind in set(kinds)}
-    assert len(forest.ids) == sum(len(prefixes(mine)) for mine in of.values())
-    assert [row.tolist() for row in flatten(forest)] == rows
+                assert place == len(told)
+    assert not [*places] and wanted == set(told)
 
 
 @given(ROWS, st.integers(1, 5))
@@ -121,6 +116,11 @@ def size_of(rows: list[list[int]], part: list[int]) -> int:
     return len(prefixes([rows[place] for place in part]))
 
 
+def worth(rows: list[list[int]], parts: list[list[int]]) -> tuple[int, int, int]:
+    sizes = [size_of(rows, part) for part in parts]
+    return sum(sizes), len(parts), max(sizes)
+
+
 @given(ROWS, st.integers(1, 30))
 def test_the_cheapest_cut_of_all(rows: list[list[int]], limit: int) -> None:
     parts = cut(arrays(rows), limit)
@@ -132,8 +132,10 @@ def test_the_cheapest_cut_of_all(rows: list[list[int]], limit: int) -> None:
         for forks in combinations(range(1, len(rows)), count):
             ways = [order[a:b] for a, b in zip([0, *forks], [*forks, len(rows)], strict=True)]
             if all(len(part) == 1 or size_of(rows, part) <= limit for part in ways):
-                found.append((sum(size_of(rows, part) for part in ways), len(ways)))
-    assert (sum(size_of(rows, part) for part in parts), len(parts)) == min(found)
+                found.append(worth(rows, ways))
+    nodes, count, largest = min(found)
+    assert worth(rows, parts)[:2] == (nodes, count)
+    assert limit < max(map(len, rows)) or worth(rows, parts)[2] == largest
 
 
 @given(ROWS, st.integers(1, 30), st.integers(0, 9))

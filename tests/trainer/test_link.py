@@ -216,6 +216,15 @@ def test_the_gate_and_the_busy_time_are_those_of_the_model() -> None:
     assert (mine.busy_s(), link(handler, Clock(), model="coder").busy_s()) == (2.5, 9.0)
 
 
+def test_for_whom_the_model_waits_stands_in_the_status() -> None:
+    team = {"planner": {"updates": 5, "waits_for": "coder"}, "coder": {"updates": 3}}
+    told = {"teams": [{"other": {"updates": 1}}, team]}
+    answers = link(lambda _: httpx.Response(200, json=told), Clock(), model="planner")
+    assert answers.waits_for() == ("coder", 2)
+    assert link(lambda _: httpx.Response(200, json=told), Clock(), model="coder").waits_for() is None
+    assert link(lambda _: httpx.Response(200, json={}), Clock(), model="coder").waits_for() is None
+
+
 def test_an_older_proxy_has_one_gate_for_all() -> None:
     seen: list[object] = []
 
@@ -326,15 +335,15 @@ def test_an_older_proxy_is_asked_for_what_it_knows() -> None:
 
     def handler(request: httpx.Request) -> httpx.Response:
         seen.append(json.loads(request.content))
-        for name in ("signal", "min_group_size", "group_wait_s"):
+        for name in ("signal", "min_group_size", "group_wait_s", "max_lead"):
             if name in seen[-1]:
                 return httpx.Response(400, json=BadRequest(f"unknown field {name!r}", param=name).to_body())
         return httpx.Response(204)
 
-    ask = routes.Lease(groups=2, signal=True, min_group_size=2, group_wait_s=9.0)
+    ask = routes.Lease(groups=2, signal=True, min_group_size=2, group_wait_s=9.0, max_lead=0)
     assert link(handler, Clock()).lease(ask) is None
     assert seen[-1] == {"groups": 2}
-    assert len(seen) == 4
+    assert len(seen) == 5
 
 
 def test_a_refusal_of_a_lease_that_is_as_old_as_can_be_is_raised() -> None:

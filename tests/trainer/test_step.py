@@ -123,6 +123,15 @@ def test_an_engine_that_stands_alone_serves_while_the_trainer_trains(setting: Se
     assert names.index("after training") < names.index("before the gate closes") < names.index("before the push")
 
 
+def test_a_trainer_says_for_whom_it_waits(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 1, max_lead=0)
+    setting.proxy.slower = [None, ("coder", 2), ("coder", 2), ("coder", 1), None]
+    setting.whole()
+    said = [line for line in setting.said if line.startswith("waiting")]
+    assert said == ["waiting for model 'coder', 2 updates behind", "waiting for model 'coder', 1 update behind"]
+    assert setting.learner.version == 1
+
+
 def test_acknowledgements_wait_for_the_checkpoint(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 5, save_freq=2)
     setting.whole()

@@ -370,7 +370,7 @@ class _Handlers:
     # -- all of it
 
     def status(self) -> Answer:
-        return Answer(lambda: status(self.state))
+        return Answer(lambda: status(self.state, self.commands.leads))
 
     def overview(self) -> Answer:
         return Answer(lambda: overview(self.state, self.at))

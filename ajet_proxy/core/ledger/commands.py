@@ -28,6 +28,7 @@ from ajet_proxy.core.ledger.mix import Mix, Standing, check_mix
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
+from ajet_proxy.core.ledger.teams import slowest
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
 from ajet_proxy.core.trajectory.timeline import Packed, Turn
 from ajet_sdk.address import server
@@ -70,6 +71,8 @@ class Commands:
     def __init__(self, state: State) -> None:
         self.state = state
         self.clients = ClientCommands(state)
+        self.leads: dict[str, int] = {}
+        """By model, the `max_lead` of its latest lease, if that had one."""
 
     # -- episodes
 
@@ -240,6 +243,7 @@ class Commands:
         for name, value, least in (
             ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),
             ("min_group_size", body.min_group_size, 1), ("group_wait_s", body.group_wait_s, 0),
+            ("max_lead", body.max_lead, 0),
         ):
             if value is not None and value < least:
                 raise BadRequest(f"{name} must be at least {least}", param=name)
@@ -248,11 +252,23 @@ class Commands:
         if (body.min_group_size or 0) > (body.group_size or self.state.settings.group_size):
             raise BadRequest("min_group_size may be at most group_size", param="min_group_size")
         _check_lease(body.lease_s)
+        if self._leads(body):
+            return ()
         dropped, chosen = choose(self.state, body, at=at)
         if chosen is None:
             return tuple(dropped or lacking(self.state, body, at=at))
         model, groups = chosen
         return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, self.state.policy_version(model), groups, model))
+
+    def _leads(self, body: Lease) -> bool:
+        """Whether the model is too far ahead of its team. What its trainer asks is kept for the status."""
+        if body.max_lead is None:
+            self.leads.pop(body.model or "", None)
+            return False
+        if not body.model:
+            raise BadRequest("max_lead is that of a model: name the model too", param="model")
+        self.leads[body.model] = body.max_lead
+        return slowest(self.state.teams, body.model)[1] > body.max_lead
 
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
         """The batch is trained. A returned one can be acknowledged too, while its episodes are as it had them."""

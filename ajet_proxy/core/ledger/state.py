@@ -26,6 +26,7 @@ from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.ledger.shares import Shares
+from ajet_proxy.core.ledger.teams import Team, join, moved
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
@@ -138,8 +139,8 @@ class State(Serving, Shares):
         self.leases = 0
         self.served: dict[str, Served] = {}
         self.default_version = 0
-        self.policy_updates = 0
-        self.state_changes = 0
+        self.teams: list[Team] = []
+        self.policy_updates = self.state_changes = 0
         self.orders = 0
         """How often it was said what is leased: the mix, and what nothing more is waited for."""
         self.gate_now = Gate()
@@ -518,6 +519,7 @@ class State(Serving, Shares):
             episode.shares = dict.fromkeys(episode.trains())
             for model in episode.shares:
                 self._queue(episode, model)
+            join(self.teams, episode.shares)
         self._move(episode, state, at, reason, episode.losses() if reason == "incomplete_call" else None)
         if state != "discarded":
             self._count(episode, None, at)
@@ -565,10 +567,14 @@ class State(Serving, Shares):
             self.leaving_batches[name] = self.batches.pop(name)
 
     def _announced(self, event: ev.PolicyAnnounced) -> None:
-        known = self.served.get(event.model, Served(0, ()))
+        known = self.served.get(event.model, Served(event.version, ()))
         upstreams = known.upstreams if event.upstreams is None else event.upstreams
-        self.served[event.model] = Served(event.version, upstreams)
+        self._serves(event.model, known.version, Served(event.version, upstreams))
         self.policy_updates += 1
+
+    def _serves(self, model: str, before: int, served: Served) -> None:
+        self.served[model] = served
+        moved(self.teams, model, before, served.version)
 
     def _evaluation_wanted(self, event: ev.EvaluationWanted) -> None:
         self.evaluations[event.model] = Evaluation(event.evaluation, event.model, event.policy_version, event.episodes)
@@ -629,7 +635,8 @@ class State(Serving, Shares):
             self.default_version = event.policy_version
             self.gate_now = Gate(False, event.at) if self.gate_now.shut else self.gate_now
         if model in self.served:
-            self.served[model] = Served(event.policy_version, self.served[model].upstreams)
+            known = self.served[model]
+            self._serves(model, known.version, Served(event.policy_version, known.upstreams))
         self.gates.update({name: Gate(False, event.at) for name in meant if self.gates.get(name, Gate()).shut})
 
     def _client_joined(self, event: ev.ClientJoined) -> None:

@@ -7,7 +7,7 @@ episodes open now are looked through.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain, dropwhile, islice
@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ajet_proxy.core.ledger.episode import CallEntry, Episode
 from ajet_proxy.core.ledger.state import State
+from ajet_proxy.core.ledger.teams import slowest
 from ajet_proxy.core.trajectory.drift_rate import by_model
 from ajet_proxy.core.trajectory.repair import join
 from ajet_proxy.core.trajectory.rewards import total
@@ -30,9 +31,14 @@ SHOWN = 50
 """The overview shows so many tasks, leases and episodes that were not heard of for longest."""
 
 
-def status(state: State) -> dict[str, Any]:
-    """The terms of the ledger identity, and what else costs nothing to know."""
+def status(state: State, leads: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """The terms of the ledger identity, and what else costs nothing to know. `leads` is how many updates models may be
+    ahead of their teams."""
     gate = state.gate_of()
+    teams = [
+        {name: {"updates": team[name], **_waits(state, name, leads or {})} for name in sorted(team)}
+        for team in state.teams
+    ]
     return {
         "version": __version__,
         "now": state.now,
@@ -58,7 +64,14 @@ def status(state: State) -> dict[str, Any]:
         "drift": dict(state.drift),
         "drift_by_model": {model: drift.to_json() for model, drift in state.drifts.items()},
         "alerts": list(state.alerts().values()),
+        **({"teams": teams} if teams else {}),
     }
+
+
+def _waits(state: State, model: str, leads: Mapping[str, int]) -> dict[str, str]:
+    """For which model of its team a trainer waits, if it does."""
+    least, behind = slowest(state.teams, model)
+    return {"waits_for": least} if behind > leads.get(model, behind) else {}
 
 
 def wanted(state: State) -> dict[str, Any]:

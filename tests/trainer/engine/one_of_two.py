@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,14 @@ import numpy as np
 import pytest
 
 from ajet_trainer.batch import Row
-from tests.kit.learner import old_logprobs, training_worker
+from tests.kit.learner import forest_worker, old_logprobs, training_worker
 from tests.trainer.engine.test_adapters import adapted, served
 from tests.trainer.engine.test_corrections import losses as all_losses
 from tests.trainer.engine.test_critic import critic_worker, values
 from tests.trainer.engine.test_estimators import a_trainer, group, padding, passed
+from tests.trainer.engine.test_forest_engine import grown
 from tests.trainer.engine.test_functions import FILE, by_turn, data_of_turns
-from tests.trainer.engine.test_gradient import gradient, step_data
+from tests.trainer.engine.test_gradient import FULL, gradient, step_data
 from tests.trainer.engine.test_temperature import FOUR, data_of, four
 from tests.trainer.engine.whole_step import BETA, put
 
@@ -154,7 +157,22 @@ def losses(folder: Path) -> Found:
     return out
 
 
-PARTS = {part.__name__: part for part in (temperatures, ppo, adapter, turns, losses)}
+def trees(folder: Path) -> Found:
+    """The gradient over a forest. The first half of the rows are short, and those of the other are cut into parts."""
+    from verl.utils import tensordict_utils as tu
+
+    rows = forests()
+    data = step_data(rows[share_of(rows)], [0.3 * number - 2 for number in range(len(rows))], pack=110)
+    tu.assign_non_tensor(data, global_batch_size=len(rows))
+    return {"gradient": gradient(forest_worker(folder), data, loss_agg_mode="seq-mean-token-mean", **FULL)}
+
+
+def forests() -> list[Row]:
+    both = grown(1, 8, length=5), grown(2, 8, length=60)
+    return [replace(row, session=number) for number, row in enumerate(chain.from_iterable(both))]
+
+
+PARTS = {part.__name__: part for part in (temperatures, ppo, adapter, turns, losses, trees)}
 
 
 def main(folder: Path, out: Path) -> None:

@@ -106,10 +106,22 @@ def test_rows_have_their_own_temperatures(both: Pair) -> None:
     one, other = old_logprobs(flat, rows), old_logprobs(forest, rows)
     for expected, found in zip(one, other, strict=True):
         np.testing.assert_allclose(found, expected, atol=LIMIT)
-    assert sum(seen.since()) < sum(row.tokens for row in rows)
+    assert seen.since() == [len(plant([np.concatenate((row.prompt, row.response)) for row in rows]).ids)]
     warm = [replace(row, temperature=0.7) for row in rows]
     for expected, found in zip(old_logprobs(flat, warm), old_logprobs(forest, warm), strict=True):
         np.testing.assert_allclose(found, expected, atol=LIMIT)
+
+
+def test_the_head_is_asked_about_each_token_of_a_response_once(both: Pair) -> None:
+    """Neither about prompts nor twice about what rows share: its logits are most of the memory of a small model."""
+    _, forest, _ = both
+    rows, asked = grown(11, 12), list[int]()
+    head = forest.engine.module.lm_head.register_forward_hook(lambda _, __, logits: asked.append(logits.shape[-2]))
+    old_logprobs(forest, rows)
+    head.remove()
+    paths = [(tuple(row.prompt), tuple(row.response)) for row in rows]
+    wanted = {(*start, *more[:length]) for start, more in paths for length in range(1, len(more) + 1)}
+    assert asked == [len(wanted)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -186,7 +198,7 @@ def test_metrics_and_several_updates(tiny: Path, verl_here: None) -> None:
         assert len(told[0][name]) == 4
 
 
-def test_flex_attention_has_the_same_mask() -> None:
+def test_flex_attention_has_the_same_mask(verl_here: None) -> None:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     from torch.nn.functional import scaled_dot_product_attention
@@ -211,3 +223,15 @@ def test_flex_attention_has_the_same_mask() -> None:
         found = flex_attention(query, key, value, block_mask=ours)
         wanted = scaled_dot_product_attention(query, key, value, attn_mask=whole)
     assert (found - wanted).abs().max() < 1e-5
+
+
+def test_logprobs_by_flex_attention(both: Pair, tiny: Path) -> None:
+    """Its mask is one of blocks, and forests are filled up to whole blocks. On a CPU it computes no gradient."""
+    rows = grown(8, 30, length=90)
+    forest = forest_worker(tiny, "flex_attention")
+    seen = Seen(forest)
+    one, other = old_logprobs(both[0], rows), old_logprobs(forest, rows)
+    (computed,) = seen.since()
+    assert computed % 128 == 0 and computed < sum(row.tokens for row in rows)
+    for expected, found in zip(one, other, strict=True):
+        np.testing.assert_allclose(found, expected, atol=LIMIT)

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ajet_trainer.forest import cut
 from tests.kit import learner
 from tests.kit.ports import free_port
 from tests.kit.source import ROOT
 from tests.trainer.engine import one_of_two
 from tests.trainer.engine.test_functions import by_turn, data_of_turns
-from tests.trainer.engine.test_gradient import close, gradient
+from tests.trainer.engine.test_gradient import FULL, close, gradient, step_data
 from tests.trainer.engine.test_temperature import EXACT, FOUR, four, gradient_by_hand, model
 from tests.trainer.engine.whole_step import CHOOSING, LIMIT
 
@@ -87,3 +88,15 @@ def test_credit_by_turn_with_a_loss_of_the_users_own(pair: Pair, tiny: Path) -> 
     assert np.linalg.norm(expected) > 0
     for half in pair("turns"):
         assert close(expected, half["gradient"]) < EXACT
+
+
+def test_trees_that_are_cut_in_one_process_alone(pair: Pair, tiny: Path) -> None:
+    """Against flat rows in one process. Both processes must have as many micro-batches."""
+    rows = one_of_two.forests()
+    tokens = [np.concatenate((row.prompt, row.response)) for row in rows]
+    assert len(cut(tokens[:8], 110)) == 1 < len(cut(tokens[8:], 110))
+    data = step_data(rows, [0.3 * number - 2 for number in range(len(rows))], pack=4096)
+    expected = gradient(learner.training_worker(tiny), data, loss_agg_mode="seq-mean-token-mean", **FULL)
+    assert np.linalg.norm(expected) > 0
+    for half in pair("trees"):
+        assert close(expected, half["gradient"]) < LIMIT

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import paced
@@ -18,7 +18,7 @@ from ajet_proxy.core.ledger.events import LanesLacking
 from ajet_proxy.core.ledger.pots import Pot, Pots
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import GateClose, GateOpen, Join, Lease, OpenEpisode, SetMix
-from tests.kit.ledger_rig import LedgerRig
+from tests.kit.ledger_rig import LedgerRig, check
 
 
 @pytest.fixture
@@ -441,7 +441,7 @@ class Lanes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig = LedgerRig(watch=True)
+        self.rig = LedgerRig()
         self.rig.at = 1e6  # however often a clock goes back an hour, it stays after 1970
         self.turns: list[str] = []
         self.lacked = False
@@ -495,6 +495,10 @@ class Lanes(RuleBasedStateMachine):
         self.rig.at += seconds
         self.rig.restart()
         self.heard = dict.fromkeys(self.heard, self.rig.at)
+
+    @invariant()
+    def counters_are_right(self) -> None:
+        check(self.rig.state)
 
 
 TestLanes = Lanes.TestCase

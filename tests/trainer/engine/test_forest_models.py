@@ -1,0 +1,106 @@
+"""Each language model of transformers is refused, or computes the forest of some rows as it does the rows."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ajet_trainer.forest import dense, plant
+from ajet_trainer.verl_backend.forest_refused import misfits
+
+pytestmark = pytest.mark.slow
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 300, "max_position_embeddings": 512, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "moe_intermediate_size": 32, "num_experts": 4, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+    "shared_expert_intermediate_size": 32, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_topk": 8, "index_head_dim": 16,
+    "index_n_heads": 2, "n_layer": 2, "n_head": 4, "n_embd": 64, "d_model": 64, "ffn_dim": 96,
+}  # fmt: skip
+"""What makes most models small; each takes what it knows."""
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    def late(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def small(kind: Any) -> Any:
+    """A configuration of this `kind` with attention that takes a mask; None if it cannot be made small."""
+    try:
+        known = kind().to_dict()
+        config = kind(**{name: value for name, value in SMALL.items() if name in known})
+    except Exception:
+        return None
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def apart(made: Any, config: Any) -> float | None:
+    """How far the forest's logits are from the rows', relative to the largest; None for models that are not so made."""
+    import torch
+
+    pick = np.random.default_rng(0)
+    base = pick.integers(3, 300, 20)
+    shapes = ((20, 5), (20, 9), (10, 12), (20, 0), (0, 15))
+    rows = [np.concatenate([base[:length], pick.integers(3, 300, more)]) for length, more in shapes]
+    forest, furthest = plant(rows), 0.0
+    torch.manual_seed(0)
+    try:
+        with within(20):
+            model = made(config).float().eval()
+            for weights in model.parameters():
+                if weights.dim() > 1:
+                    torch.nn.init.normal_(weights, std=0.05)
+            flat = [model(input_ids=torch.from_numpy(row)[None], use_cache=False).logits[0] for row in rows]
+    except Exception:
+        return None
+    found = model(
+        input_ids=torch.from_numpy(forest.ids)[None], position_ids=torch.from_numpy(forest.depth)[None],
+        attention_mask=torch.from_numpy(dense(forest.exit))[None, None], use_cache=False,
+    ).logits[0]  # fmt: skip
+    for expected, places in zip(flat, forest.index, strict=True):
+        furthest = max(furthest, float((expected - found[places]).abs().max() / expected.abs().max()))
+    return furthest
+
+
+def test_every_model(verl_here: None) -> None:
+    import torch
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    tried, wrong = [], {}
+    with torch.no_grad():
+        for kind in list(MODEL_FOR_CAUSAL_LM_MAPPING.keys()):
+            config = small(kind)
+            if config is None or any(misfits(config)):
+                continue
+            found = apart(MODEL_FOR_CAUSAL_LM_MAPPING[kind], config)
+            if found is not None:
+                tried.append(config.model_type)
+            if found is not None and not found < 1e-4:
+                wrong[config.model_type] = found
+    assert wrong == {}
+    assert {"llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "olmo2", "phi3"} <= {*tried}
+
+
+@pytest.mark.parametrize("family", ["doge", "glm_moe_dsa"])
+def test_models_that_choose_what_they_attend_to(family: str) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(family)
+    assert list(misfits(config)) == ["chooses by itself what a token attends to"]
