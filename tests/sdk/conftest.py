@@ -1,18 +1,25 @@
-"""Both faces of the SDK, and its command in this process."""
+"""Both faces of the SDK, its command in this process, and a scripted engine."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from ajet_sdk import cli
+from tests.kit.stub_process import stub_process
 from tests.sdk.faces import FACES
 
 Ajet = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with stub_process() as url:
+        yield url
 
 
 @pytest.fixture(params=FACES, ids=lambda face: face.name)

@@ -19,7 +19,6 @@ from ajet_sdk.interception import NODE_PRELOAD, Interception, intercepting
 from tests.kit.ports import free_port
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.rig import Rig
-from tests.kit.stub_process import stub_process
 
 NEEDS_PROXY = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -109,12 +108,6 @@ def test_where_connections_are_caught_without_a_proxy_the_certificates_are_enoug
 def test_hosts_that_went_without_a_proxy_still_do_unless_they_are_listed(name: str, before: str, kept: str) -> None:
     env = FOUND.environment({name: before}, "k")
     assert env["NO_PROXY"] == env["no_proxy"] == "localhost,127.0.0.1,::1,gpu" + kept
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    with stub_process() as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

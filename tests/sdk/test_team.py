@@ -17,7 +17,6 @@ from ajet_sdk import patience
 from ajet_sdk.frame import decode_batch
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.rig import Rig
-from tests.kit.stub_process import stub_process
 from tests.sdk.conftest import Ajet
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
@@ -32,12 +31,6 @@ for name in ("planner", "tutor", "critic", "planner"):
         "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
     urllib.request.urlopen(request).read()
 """
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    with stub_process() as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

@@ -15,18 +15,11 @@ import ajet_sdk
 from ajet_sdk.episodes import Outcome
 from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTOLD
 from tests.kit.proxy_process import PROXY, ProxyProcess
-from tests.kit.stub_process import stub_process
 from tests.proxy.test_serve import wait_for
 from tests.sdk.test_with_proxy import AGENT, ask
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 ALL = 9999
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    with stub_process() as url:
-        yield url
 
 
 @pytest.fixture(scope="module", params=["1", "2"], ids=["one process", "workers"])

@@ -22,7 +22,6 @@ from ajet_sdk.episodes import Outcome
 from ajet_sdk.routes import Lease, Reward
 from ajet_sdk.runner import Program, run_program
 from tests.kit.proxy_process import PROXY, ProxyProcess
-from tests.kit.stub_process import stub_process
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 
@@ -35,12 +34,6 @@ request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completi
     "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
 print(len(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]))
 """
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    with stub_process() as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

@@ -245,13 +245,14 @@ class Control:
     async def _open_episode(self, http: web.Request, request: api.Request) -> web.StreamResponse:
         """An episode is opened once its lane has room for it. What is wrong with it is said before, and who has it
         already has it again."""
-        self._check_engines(request)
+        asked = parse(routes.OpenEpisode, request.body)
+        self._check_engines(request, asked)
         state = self._store.state
         where = paced(state, self._decide(request, "").events) if state.paced() else None
         if where is not None:
             pot, models = where
-            asked = parse(routes.OpenEpisode, request.body).hold_s
-            hold_s = min(HOLD_S if asked is None else max(0.0, asked), HOLD_S, self._config.gate_hold_s)
+            wanted = HOLD_S if asked.hold_s is None else max(0.0, asked.hold_s)
+            hold_s = min(wanted, HOLD_S, self._config.gate_hold_s)
             if not await self._pace.enter(pot, hold_s, models):
                 said = f"lane {pot.lane!r} has as many groups open or ready as may be ahead of what is leased"
                 raise NotReady(said, code="lane_full", retry_after=1.0)
@@ -262,10 +263,9 @@ class Control:
         http[SUBJECT] = (answer.body() or {}).get("episode", "")
         return await _response(http, answer)
 
-    def _check_engines(self, request: api.Request) -> None:
+    def _check_engines(self, request: api.Request, body: routes.OpenEpisode) -> None:
         """`NotReady` if a member or teacher has a model that no engine serves: it is misspelt, or its trainer has yet
         to announce it."""
-        body = parse(routes.OpenEpisode, request.body)
         agents = {model: name for name, model in {**(body.members or {}), **(body.teachers or {})}.items()}
         if (model := self._engines.lacks(agents)) is not None:
             self._decide(request, "")  # what is wrong with the request is said first

@@ -163,7 +163,8 @@ class Training:
                 raise TrainerFailed(trainer.words())
             self._end()
             return {
-                "lines": trainer.metrics(), "times": self.times, "began": began, "episodes": list(self._episodes()),
+                "lines": trainer.metrics(), "times": self.times, "began": began,
+                "episodes": list(listed(self._http, EPISODE)),
                 "rows": {
                     step: _trained(trainer.run_dir, step) for step in trained_rows.steps(trainer.run_dir)
                 },
@@ -175,14 +176,16 @@ class Training:
         for client in self.clients:
             client.signal(signal.SIGKILL)
 
-    def _episodes(self) -> Iterator[dict[str, Any]]:
-        query: dict[str, Any] = {"limit": 1000}
-        while True:
-            answer = self.ask("GET", "/episodes", params=query)
-            yield from ({name: one.get(name) for name in EPISODE} for one in answer["episodes"])
-            if "next" not in answer:
-                return
-            query["before"] = answer["next"]
+
+def listed(http: httpx.Client, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """These fields of every episode; `http` asks the control routes of a daemon."""
+    query: dict[str, Any] = {"limit": 1000}
+    while True:
+        answer = http.get("/episodes", params=query).raise_for_status().json()
+        yield from ({name: one.get(name) for name in names} for one in answer["episodes"])
+        if "next" not in answer:
+            return
+        query["before"] = answer["next"]
 
 
 def _trained(run_dir: Path, step: int) -> list[tuple[str, str]]:

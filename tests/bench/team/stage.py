@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 
 from ajet_trainer import trained_rows
-from tests.bench.swarm.stage import VERL, Ran
+from tests.bench.swarm.stage import VERL, Ran, listed
 from tests.bench.team.models import MODELS, build
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
@@ -45,11 +44,11 @@ class Gates:
     """Whether anybody is held at a gate that is not shut: counts of what was seen of each model, ten times a second."""
 
     def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=f"{url}/ajet/v1", trust_env=False, timeout=60.0)
+        self.http = httpx.Client(base_url=f"{url}/ajet/v1", trust_env=False, timeout=60.0)
         self.seen = Counter[str]()
 
     def look(self) -> None:
-        gates = self._http.get("/status").raise_for_status().json()["models"]
+        gates = self.http.get("/status").raise_for_status().json()["models"]
         for model, gate in gates.items():
             others = any(other["gate"] != "open" for name, other in gates.items() if name != model)
             if gate["gate"] == "open" and others:
@@ -115,7 +114,7 @@ def run(urls: Mapping[str, str], folder: Path, learn: Sequence[str], seed: int, 
         return {
             "lines": {name: trainer.metrics() for name, trainer in trainers.items()},
             "rows": {name: _episodes_of(trainer.run_dir) for name, trainer in trainers.items()},
-            "episodes": list(_episodes(proxy.url)), "status": proxy.report(), "memory": memory.most,
+            "episodes": list(listed(gates.http, EPISODE)), "status": proxy.report(), "memory": memory.most,
             "gates": gates.seen, "seconds": {"start": started - began, "steps": played},
         }  # fmt: skip
 
@@ -143,15 +142,3 @@ def _episodes_of(run_dir: Path) -> list[list[str]]:
         sorted({one.row.episode for one in trained_rows.read(run_dir, step)[0]})
         for step in sorted(trained_rows.steps(run_dir))
     ]
-
-
-def _episodes(url: str) -> Iterator[dict[str, Any]]:
-    query: dict[str, Any] = {"limit": 1000}
-    with httpx.Client(base_url=f"{url}/ajet/v1", trust_env=False, timeout=60.0) as client:
-        while True:
-            answer = client.get("/episodes", params=query).raise_for_status().json()
-            yield from ({name: one.get(name) for name in EPISODE} for one in answer["episodes"])
-            if "next" not in answer:
-                return
-            query["before"] = answer["next"]
-
