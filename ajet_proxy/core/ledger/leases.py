@@ -144,7 +144,7 @@ def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str
     lacks = set[str]()
     demand = _demand(state, body, at)
     for model in state.queues.models() if body.model is None else (body.model,):
-        if model not in state.own if not name else model == name:
+        if name in state.waited_for(model):
             turns, left = _turns(state, demand, at, model), state.queues.groups(model, demand)
             assert turns is not None
             while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023

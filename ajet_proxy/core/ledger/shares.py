@@ -101,14 +101,14 @@ class Shares:
         pot = Pot.of(episode)
         self.queues.add(model, pot, episode.id, episode.oldest(model))
         self.pots.came(pot)
-        self._load(model).came(pot, episode.id)
+        self.directed(model).load.came(pot, episode.id)
 
     def _unqueue(self, episode: Episode, model: str) -> None:
         """The share of `model` is ready no more."""
         pot = Pot.of(episode)
         self.queues.remove(model, pot, episode.id)
         self.pots.went(pot)
-        self._load(model).went(pot, episode.id)
+        self.directed(model).load.went(pot, episode.id)
 
     def _drop(self, episode: Episode, model: str, at: float) -> None:
         """The ready share of `model` is discarded."""
@@ -124,9 +124,6 @@ class Shares:
         """Whether an open episode counts for the mix of that name."""
         return name in episode.aims if name else not episode.aims or bool(set(episode.aims) - self.own.keys())
 
-    def _load(self, model: str) -> Load:
-        return self.own[model].load if model in self.own else self.load
-
     def _recount(self, group_size: int) -> None:
         """Count anew what is open and ready for each mix, by looking through everything. `group_size` is the proxy's
         own."""
@@ -137,7 +134,7 @@ class Shares:
             if not episode.eval:
                 self._opens(episode, 1)
         for model, name in self.queues.ready():
-            self._load(model).came(Pot.of(self.episodes[name]), name)
+            self.directed(model).load.came(Pot.of(self.episodes[name]), name)
         for name in ("", *self.own):
             self.directed(name).arrange(group_size)
 
