@@ -37,7 +37,7 @@ CHANCE, NEAR, LEARNED = 0.5, 0.1, 0.9
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40, help="of each trainer")
+    parser.add_argument("--steps", type=int, default=60, help="of each trainer")
     parser.add_argument("--out", type=Path, default=Path("runs/team"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)

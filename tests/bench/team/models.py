@@ -1,6 +1,6 @@
 """Two untrained models of two families and sizes, with one tokenizer: a Qwen2 that sends, and a Llama that receives.
 
-Their weights are drawn five times as wide as usual. So an answer depends on what was asked from the beginning, by
+Their weights are drawn ten times as wide as usual. So an answer depends on what was asked from the beginning, by
 chance. Without that, neither could begin: as long as one ignores what it is told, nothing that the other says matters.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.kit.tiny_model import build_tokenizer
 
-SPREAD = 0.1
+SPREAD = 0.2
 SENDER, RECEIVER = "sender", "receiver"
 MODELS = (SENDER, RECEIVER)
 

@@ -24,7 +24,7 @@ from tests.kit.trainer_process import TrainerFailed, TrainerProcess
 from tests.kit.vllm_process import vllm_server
 
 PYTHON = ROOT / ".venv/bin/python"
-RATE = 2e-3
+RATE, ENTROPY = 5e-4, 0.01
 GROUPS, SIZE, PARALLEL = 4, 16, 64
 LIMIT_S = 900.0
 EPISODE = ("episode", "state", "reason", "reward", "models", "shares")
@@ -127,7 +127,10 @@ def _trainer(
         "model": str(build(folder, name, seed)), "model_name": name, "engine_urls": [engine], "proxy_url": proxy,
         "groups": GROUPS, "group_size": SIZE, "max_tokens": 2048, "total_steps": steps, "save_freq": 20,
     }  # fmt: skip
-    return TrainerProcess(folder / name, ours, VERL | {"actor_rollout_ref.actor.optim.lr": RATE if learns else 0.0})
+    theirs = {"optim.lr": RATE if learns else 0.0, "entropy_coeff": ENTROPY}
+    return TrainerProcess(
+        folder / name, ours, VERL | {f"actor_rollout_ref.actor.{key}": value for key, value in theirs.items()}
+    )
 
 
 def _end(game: subprocess.Popen[bytes]) -> None:
