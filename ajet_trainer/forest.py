@@ -8,14 +8,13 @@ its parent, since that is the token before it in each row that it is a part of.
 summed over rows then is as it would be without a forest.
 
 Sorted rows are a trie already: of each, the part that it shares with the one before it is there. Where a forest is
-larger than a limit, `cut` says which rows go together, so that the least is computed twice.
+larger than a limit, or too wide for its mask, `cut` says which rows go together, so that the whole costs the least.
 
 Next: ajet_trainer/verl_backend/forest_engine.py
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,6 +29,8 @@ VENDOR = "ajet_forest"
 """Under which verl's registry has the engines that compute forests: the value of ``VERL_ENGINE_VENDOR``."""
 BLOCK = 128
 """Tokens on each side of a block of flex attention's mask."""
+LAUNCH = 1e7
+"""What a layer takes of a micro-batch however few tokens that has, in multiplications and additions of a CPU."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,11 +107,6 @@ def reading(forest: Forest, prompts: Sequence[int], heats: Sequence[float]) -> R
     return Reading(forest.parent[children], forest.ids[children], kinds[found % len(kinds)], index)
 
 
-def flat_exit(lengths: Sequence[int] | Ints) -> Ints:
-    """``exit`` of rows of these `lengths` one after the other, which share nothing."""
-    return np.repeat(np.cumsum(lengths), lengths)
-
-
 def dense(exit_: Ints) -> NDArray[np.bool_]:
     """The mask ``[N, N]``: which token (row) sees which (column)."""
     place = np.arange(len(exit_))
@@ -160,84 +156,80 @@ def _common(one: Ints, other: Ints) -> int:
 # Cutting -------------------------------------------------------------------------------------------------------------
 
 
-def cut(rows: Sequence[Ints], limit: int, agree: Callable[[int], int] = int) -> list[list[int]]:
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a model computes forward, in multiplications and additions: for each token, for each logprob that is read,
+    and for each pair in attention. A micro-batch takes `part` besides. (Backward takes twice as much of each.)
+
+    With a `whole` mask attention computes all pairs of what shares a micro-batch, and of one row those that see. With
+    a mask of blocks it is always about those that see.
+    """
+
+    token: float
+    logprob: float
+    pair: float
+    part: float
+    whole: bool
+
+    def of(self, tokens: Any, logprobs: Any, seen: Any, alone: Any) -> Any:
+        """The price of a micro-batch with so many of each; `alone`: it has one row."""
+        pairs = np.where(alone, seen, tokens * tokens) if self.whole else seen
+        return self.token * tokens + self.logprob * logprobs + self.pair * pairs + self.part
+
+
+def prices(body: int, head: int, layers: int, width: int, whole: bool) -> Prices:
+    """A parameter is multiplied and added once for each token: those of the `body`, and for a logprob those of the
+    `head`. In each layer a pair takes two products of vectors, of `width` numbers over all heads: one for the score,
+    one for the value. A layer of a micro-batch takes `LAUNCH` besides."""
+    return Prices(2.0 * body, 2.0 * head, 4.0 * layers * width, LAUNCH * layers, whole)
+
+
+def cut(
+    rows: Sequence[Ints], prompts: Sequence[int], limit: int, price: Prices, agree: Callable[[int], int] = int
+) -> list[list[int]]:
     """Which rows go together. No part's forest has more than `limit` nodes, unless it is of one row.
 
-    Of all ways to cut the depth-first order, it is the one with the fewest nodes in total. A part has its whole path
-    from the root, so a cut costs the tokens that the rows on its sides share. Among equal ones it has the fewest parts,
-    and among these the smallest largest part.
+    Of all ways to cut the depth-first order, it is the one that costs least by `price`. A part has its whole path from
+    the root, so a cut costs the tokens that the rows on its sides share. Rows that are all alone are one of the ways:
+    what shares too little is not computed together. Each row begins with a prompt of so many tokens, as in `reading`.
 
     `agree` is told the number of parts, and says how many are wanted: at most one a row. More forks are cut for these,
-    the cheapest first.
+    those first where the least is shared.
     """
     order, shared = _sorted(rows)
     lengths = np.array([len(row) for row in rows], dtype=np.int64)[order]
-    found, forks = _forks(lengths, shared, limit)
-    low, high = int(lengths.max()), limit
-    while low < high:
-        middle = (low + high) // 2
-        if (less := _forks(lengths, shared, middle))[0] == found:
-            high, forks = middle, less[1]
-        else:
-            low = middle + 1
+    forks = _forks(lengths, shared, np.asarray(prompts, dtype=np.int64)[order], limit, price)
     spare = sorted(set(range(1, len(order))) - set(forks), key=lambda number: (int(shared[number]), number))
     forks = sorted([*forks, *spare[: agree(len(forks) + 1) - len(forks) - 1]])
     return [order[a:b] for a, b in zip([0, *forks], [*forks, len(order)], strict=True)]
 
 
-def _forks(lengths: Ints, shared: Ints, limit: int) -> tuple[tuple[int, int], list[int]]:
-    """What the cheapest cuts cost, in nodes over the uncut forest and in parts, and the rows before which they are.
+def _forks(lengths: Ints, shared: Ints, prompts: Ints, limit: int, price: Prices) -> list[int]:
+    """The rows before which the cheapest cuts are.
 
-    ``best[b]`` is the least that the rows before ``b`` cost over the uncut forest, in nodes and in parts. A part from
-    ``a`` to ``b`` has ``shared[a] + new[b] - new[a]`` nodes, which only falls with ``a``. So the places where the last
-    part may begin are a window. The least of a window is kept at the front of a queue.
+    ``best[b]`` is the least that the rows before ``b`` cost. What each row has that the one before it has not adds up.
+    A part that begins with row ``a`` has what ``a`` shares with the one before it besides. Its nodes only fall with
+    ``a``, so the places where the last part may begin are a window.
     """
-    new = np.concatenate(([0], np.cumsum(lengths - shared))).tolist()
-    again = [int(one) for one in shared]
-    best, begin = [(0, 0)], [0]
-    queue: deque[int] = deque()
-    for end in range(1, len(new)):
-        start = end - 1
-        worth = best[start][0] + again[start], best[start][1]
-        while queue and (best[queue[-1]][0] + again[queue[-1]], best[queue[-1]][1]) >= worth:
-            queue.pop()
-        queue.append(start)
-        while queue[0] < start and again[queue[0]] + new[end] - new[queue[0]] > limit:
-            queue.popleft()
-        nodes, parts = best[queue[0]]
-        best.append((nodes + again[queue[0]], parts + 1))
-        begin.append(queue[0])
+    mine, again = _counted(lengths, prompts), _counted(shared, prompts)
+    fresh = [np.concatenate(([0], np.cumsum(one - other))) for one, other in zip(mine, again, strict=True)]
+    best, begin, first = np.zeros(len(lengths) + 1), [0], 0
+    for end in range(1, len(best)):
+        while first < end - 1 and again[0][first] + fresh[0][end] - fresh[0][first] > limit:
+            first += 1
+        window = slice(first, end)
+        counts = (more[window] + new[end] - new[window] for more, new in zip(again, fresh, strict=True))
+        tokens, asked, seen = counts
+        worth = best[window] + price.of(tokens, asked, seen, np.arange(first, end) == end - 1)
+        begin.append(first + int(worth.argmin()))
+        best[end] = worth.min()
     forks, place = [], begin[-1]
     while place:
         forks.append(place)
         place = begin[place]
-    return best[-1], forks[::-1]
+    return forks[::-1]
 
 
-# Which form is cheaper -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What a model computes forward, in multiplications and additions: for a token, and for a pair in attention."""
-
-    token: float
-    pair: float
-
-    def of(self, exit_: Ints, whole: bool) -> float:
-        """The price of tokens with this mask. Attention computes all pairs if it takes a `whole` mask, else those of
-        the blocks in which a pair sees."""
-        pairs = len(exit_) ** 2 if whole else int(blocks(exit_)[0].sum()) * BLOCK**2
-        return self.token * len(exit_) + self.pair * pairs
-
-
-def prices(parameters: float, layers: int, width: int) -> Prices:
-    """A parameter is multiplied and added once for each token. In each layer a pair takes two products of vectors, of
-    `width` numbers over all heads: one for the score, one for the value."""
-    return Prices(2.0 * parameters, 4.0 * layers * width)
-
-
-def cheaper(forest: Forest, price: Prices, whole: bool, limit: int) -> bool:
-    """Whether the forest is predicted to cost less than its rows one after the other, or these exceed `limit`."""
-    flat = flat_exit([len(places) for places in forest.index])
-    return len(flat) > limit or price.of(forest.exit, whole) < price.of(flat, whole)
+def _counted(ends: Ints, prompts: Ints) -> tuple[Ints, Ints, Ints]:
+    """Of rows up to their `ends`: tokens, those about which somebody asks, and pairs that see."""
+    return ends, np.maximum(ends - prompts, 0), ends * (ends + 1) // 2

@@ -7,8 +7,8 @@ gradients of what is read several times: the gradient is that of the rows too, u
 The model's head is asked once about each token of a response, at each temperature, and about prompts not at all. It
 has most of the numbers of a small model's forward pass.
 
-Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. A micro-batch whose rows
-are predicted to be cheaper one after the other goes verl's own way.
+Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. Which rows do is what a
+model of their cost says. Rows that it leaves alone are computed as such.
 
 verl finds these engines in its registry, under the vendor of the variable ``VERL_ENGINE_VENDOR``.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,6 @@ from ajet_trainer.forest import (
     Ints,
     Prices,
     blocks,
-    cheaper,
     cut,
     mask_mod,
     plant,
@@ -56,18 +56,18 @@ class ForestRows:
     """The difference to an engine of verl's with a language model's head."""
 
     model_config: Any
-    _prices: Prices
+    prices: Prices
     _computed = 0  # tokens of the micro-batch at hand
 
     def _build_module(self) -> Any:
         module = super()._build_module()  # type: ignore[misc]
-        self._prices = prices_of(module)
+        self.prices = prices_of(module)
         return module
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> Any:
-        with ours(transformer_impl, "prepare_micro_batches", micro_batches):
+        with ours(transformer_impl, "prepare_micro_batches", partial(micro_batches, self.prices)):
             return super().forward_backward_batch(data, loss_function, forward_only)  # type: ignore[misc]
 
     def forward_step(
@@ -80,14 +80,9 @@ class ForestRows:
         return loss, output
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        whole, warmth = self._attention == WHOLE, micro_batch["temperature"]
-        forest = plant(rows_of(micro_batch))
-        if not cheaper(forest, self._prices, whole, limit_of(micro_batch)):
-            found: tuple[dict[str, Any], dict[str, Any]] = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
-            self._computed = found[0]["input_ids"].numel()
-            return found
+        forest, warmth = plant(rows_of(micro_batch)), micro_batch["temperature"]
         device, nodes = micro_batch["input_ids"].device, len(forest.ids)
-        self._computed = nodes
+        whole, self._computed = self.prices.whole, nodes
         padding, read = 0 if whole else -nodes % BLOCK, reading(forest, prompts_of(micro_batch), heats_of(micro_batch))
         exit_ = np.concatenate((forest.exit, np.arange(nodes, nodes + padding) + 1))  # padding sees itself
 
@@ -111,21 +106,14 @@ class ForestRows:
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, torch.Tensor]:
-        compute = super().prepare_model_outputs  # type: ignore[misc]
-        if (index := output_args.get("index")) is None:
-            flat: dict[str, torch.Tensor] = compute(output, output_args, micro_batch, logits_processor_func)
-            return flat
+        index = output_args["index"]
         asked = {name: tu.get_non_tensor_data(micro_batch, name, False) for name in FIGURES}
         read, ends = output_args["input_ids_rmpad_rolled"], micro_batch["input_ids"].offsets()
-        found = compute(output, output_args, in_one_row(read, asked), None)
+        found = super().prepare_model_outputs(output, output_args, in_one_row(read, asked), None)  # type: ignore[misc]
         return {
             name: torch.nested.nested_tensor_from_jagged(pad(value.values(), (0, 1))[index], ends)
             for name, value in found.items()
         }
-
-    @property
-    def _attention(self) -> str:
-        return str(self.model_config.hf_config._attn_implementation)
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor=VENDOR)
@@ -137,9 +125,9 @@ class ForestEngine(ForestRows, FSDPEngineWithLMHead):  # type: ignore[misc]
 
 
 def micro_batches(
-    data: TensorDict, dp_group: Any = None, same_micro_num_in_dp: bool = True
+    price: Prices, data: TensorDict, dp_group: Any = None, same_micro_num_in_dp: bool = True
 ) -> tuple[list[TensorDict], list[list[int]]]:
-    """In the place of verl's: `data` in parts whose forests are within the limit, and the places of their rows. All
+    """In the place of verl's: `data` in parts that cost the least, and the places of their rows. All
     processes of `dp_group` make as many parts; they have equally many rows."""
 
     def agree(count: int) -> int:
@@ -149,13 +137,8 @@ def micro_batches(
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dp_group)
         return int(most.item())
 
-    parts = cut(rows_of(data), limit_of(data), agree)
+    parts = cut(rows_of(data), prompts_of(data), int(data["max_token_len_per_gpu"]), price, agree)
     return [tu.index_select_tensor_dict(data, part) for part in parts], parts
-
-
-def limit_of(data: TensorDict) -> int:
-    """How many tokens a micro-batch of `data` may have."""
-    return int(data["max_token_len_per_gpu"])
 
 
 def rows_of(data: TensorDict) -> list[Ints]:
@@ -185,8 +168,10 @@ def in_one_row(tokens: torch.Tensor, asked: dict[str, Any]) -> TensorDict:
 # What the model takes -------------------------------------------------------------------------------------------------
 
 
-def whole_mask(exit_: Ints, device: Any) -> torch.Tensor:
-    """``[1, 1, N, N]`` of bools. It is made on `device`, which has more memory bandwidth."""
+def whole_mask(exit_: Ints, device: Any) -> torch.Tensor | None:
+    """``[1, 1, N, N]`` of bools. It is made on `device`, which has more memory bandwidth. None is what is causal."""
+    if (exit_ == len(exit_)).all():
+        return None
     ends, place = torch.from_numpy(exit_).to(device), torch.arange(len(exit_), device=device)
     return mask_mod(ends)(None, None, place[:, None], place[None, :])[None, None]  # type: ignore[no-any-return]
 
@@ -208,14 +193,13 @@ def block_mask(exit_: Ints, device: Any) -> BlockMask:
 
 
 def prices_of(module: Any) -> Prices:
-    """What `module` computes for a token and for a pair. An embedding is looked up, unless it is the head too."""
-    config, table = module.config, module.get_input_embeddings().weight
+    """What `module` computes. An embedding is looked up, which costs nothing."""
+    config, head = module.config, module.get_output_embeddings().weight.numel()
+    table = 0 if config.tie_word_embeddings else module.get_input_embeddings().weight.numel()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    parameters = sum(one.numel() for one in module.parameters())
-    if not config.tie_word_embeddings:
-        parameters -= table.numel()
-    return prices(parameters, config.num_hidden_layers, heads * width)
+    body = sum(one.numel() for one in module.parameters()) - head - table
+    return prices(body, head, config.num_hidden_layers, heads * width, config._attn_implementation == WHOLE)
 
 
 @contextmanager

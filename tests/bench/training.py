@@ -8,7 +8,8 @@ workers of a run, without Ray; with flex attention in float32 on a GPU, if there
 of tokens a micro-batch. The forms take turns; the first round of each warms up and is not counted. Without --model it
 is a random one of 1 M parameters.
 
-Predicted is the cost of `ajet_trainer.forest.Prices`, of all micro-batches that a form makes. Goals:
+Predicted is the cost by `ajet_trainer.forest.Prices`, of all micro-batches that a form makes. By it *tree* says which
+rows go together. Goals:
 
 1. Tree is never slower than timeline, beyond the scatter of its rounds.
 2. Where tree has less than half the tokens of timeline, time is within 1.3 of the ratio of tokens, or less.
@@ -158,15 +159,16 @@ class Worker:
         from ajet_trainer.verl_backend.losses import session_loss
 
         config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, loss_scale_factor=4096)
-        self._whole = worker.engine.model_config.hf_config._attn_implementation == "sdpa"
         self.engine, self._loss = worker.engine, partial(session_loss, config=config)
         self._price, self.tokens, self.cost = prices_of(worker.engine.module), 0, 0.0
         self.engine.module.register_forward_pre_hook(self._note, with_kwargs=True)
 
     def _note(self, module: Any, args: Any, kwargs: Any) -> None:
-        count = kwargs["input_ids"].numel()
+        places, keep = kwargs["position_ids"], kwargs.get("logits_to_keep")
+        count = places.numel()
+        alone = kwargs["attention_mask"] is None and int((places == 0).sum()) == 1
         self.tokens += count
-        self.cost += self._price.token * count + self._price.pair * (count**2 if self._whole else seen(kwargs))
+        self.cost += self._price.of(count, count if keep is None else len(keep), int(places.sum()) + count, alone)
 
     def round(self, data: Any) -> tuple[float, float]:
         """Seconds and MB of old logprobs and an update, whose gradient stays."""
@@ -183,17 +185,6 @@ class Worker:
             self.engine.forward_backward_batch(data, self._loss)
             self.gradient = flat(self.engine.module)
         return time.perf_counter() - start, peak()
-
-
-def seen(inputs: Any) -> int:
-    """The pairs of the blocks in which something is seen."""
-    from ajet_trainer.forest import BLOCK, blocks, flat_exit
-
-    if (mask := inputs["attention_mask"]) is not None:
-        return int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) * BLOCK**2
-    places = inputs["position_ids"][0].cpu().numpy()
-    lengths = np.diff([*np.flatnonzero(places == 0), len(places)])
-    return int(blocks(flat_exit(lengths))[0].sum()) * BLOCK**2
 
 
 def flat(module: Any) -> Any:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_trainer.forest import (
+    LAUNCH,
     Forest,
     Ints,
     Prices,
     blocks,
-    cheaper,
     cut,
     dense,
-    flat_exit,
     flatten,
     mask_mod,
     plant,
@@ -112,64 +110,85 @@ def test_the_plain_cases() -> None:
     assert large.ids.tolist() == [LARGE, 255, 256] and large.parent.tolist() == [-1, 0, 0]
 
 
-def size_of(rows: list[list[int]], part: list[int]) -> int:
+PRICES = st.builds(Prices, *[st.sampled_from([0.0, 0.5, 1.0, 8.0])] * 4, whole=st.booleans())
+
+
+def plain(rows: list[list[int]]) -> list[int]:
+    return [1] * len(rows)
+
+
+def nodes(rows: list[list[int]], part: list[int]) -> int:
     return len(prefixes([rows[place] for place in part]))
 
 
-def worth(rows: list[list[int]], parts: list[list[int]]) -> tuple[int, int, int]:
-    sizes = [size_of(rows, part) for part in parts]
-    return sum(sizes), len(parts), max(sizes)
+def worth(rows: list[list[int]], prompts: list[int], parts: list[list[int]], price: Prices) -> float:
+    """The price of `parts`, counted node by node. Of a row somebody asks about the tokens after its prompt, which the
+    row before it has not."""
+    total = 0.0
+    for part in parts:
+        seen = sum(map(len, prefixes([rows[place] for place in part])))
+        asked, before = 0, list[int]()
+        for place in part:
+            row, shared = rows[place], 0
+            while shared < min(len(row), len(before)) and row[shared] == before[shared]:
+                shared += 1
+            asked += max(0, len(row) - prompts[place]) - max(0, shared - prompts[place])
+            before = row
+        size = nodes(rows, part)
+        pairs = size * size if price.whole and len(part) > 1 else seen
+        total += price.token * size + price.logprob * asked + price.pair * pairs + price.part
+    return total
 
 
-@given(ROWS, st.integers(1, 30))
-def test_the_cheapest_cut_of_all(rows: list[list[int]], limit: int) -> None:
-    parts = cut(arrays(rows), limit)
+@given(ROWS, st.integers(1, 30), PRICES, st.data())
+def test_the_cheapest_cut_of_all(rows: list[list[int]], limit: int, price: Prices, data: st.DataObject) -> None:
+    prompts = [data.draw(st.integers(1, len(row))) for row in rows]
+    parts = cut(arrays(rows), prompts, limit, price)
     order = [place for part in parts for place in part]
     assert sorted(order) == list(range(len(rows))) and all(parts)
-    assert all(len(part) == 1 or size_of(rows, part) <= limit for part in parts)
+    assert all(len(part) == 1 or nodes(rows, part) <= limit for part in parts)
     found = []
     for count in range(len(rows)):
         for forks in combinations(range(1, len(rows)), count):
             ways = [order[a:b] for a, b in zip([0, *forks], [*forks, len(rows)], strict=True)]
-            if all(len(part) == 1 or size_of(rows, part) <= limit for part in ways):
-                found.append(worth(rows, ways))
-    nodes, count, largest = min(found)
-    assert worth(rows, parts)[:2] == (nodes, count)
-    assert limit < max(map(len, rows)) or worth(rows, parts)[2] == largest
+            if all(len(part) == 1 or nodes(rows, part) <= limit for part in ways):
+                found.append(worth(rows, prompts, ways, price))
+    assert worth(rows, prompts, parts, price) == min(found)
 
 
-@given(ROWS, st.integers(1, 30), st.integers(0, 9))
-def test_as_many_parts_as_are_agreed_on(rows: list[list[int]], limit: int, more: int) -> None:
+@given(ROWS, st.integers(1, 30), PRICES, st.integers(0, 9))
+def test_as_many_parts_as_are_agreed_on(rows: list[list[int]], limit: int, price: Prices, more: int) -> None:
     told = []
 
     def agree(count: int) -> int:
         told.append(count)
         return min(len(rows), count + more)
 
-    parts = cut(arrays(rows), limit, agree=agree)
-    assert told == [len(cut(arrays(rows), limit))] and len(parts) == min(len(rows), told[0] + more)
+    parts = cut(arrays(rows), plain(rows), limit, price, agree)
+    assert told == [len(cut(arrays(rows), plain(rows), limit, price))] and len(parts) == min(len(rows), told[0] + more)
     assert sorted(place for part in parts for place in part) == list(range(len(rows)))
-    assert all(len(part) == 1 or size_of(rows, part) <= limit for part in parts)
+    assert all(len(part) == 1 or nodes(rows, part) <= limit for part in parts)
 
 
 def test_cuts_go_where_little_is_shared() -> None:
     one, two = [1] * 50, [2] * 50
     rows = [[*start, *end] for end in ([3] * 9, [4] * 9) for start in (one, two)]
-    assert cut(arrays(rows), 70) == [[0, 2], [1, 3]]
-    assert cut(arrays(rows), 140) == [[0, 2, 1, 3]]
+    tokens = Prices(1.0, 0.0, 0.0, 0.5, whole=True)
+    assert cut(arrays(rows), plain(rows), 70, tokens) == [[0, 2], [1, 3]]
+    assert cut(arrays(rows), plain(rows), 140, tokens) == [[0, 2, 1, 3]]
 
 
-def test_what_a_form_costs() -> None:
-    price = prices(parameters=1000.0, layers=2, width=64)
-    assert price == Prices(2000.0, 512.0)
-    assert price.of(flat_exit([3, 4]), whole=True) == 7 * 2000 + 49 * 512
-    assert price.of(flat_exit([128, 128, 128]), whole=False) == 384 * 2000 + 3 * 128 * 128 * 512
+def test_rows_go_alone_where_a_mask_costs_more_than_they_share() -> None:
+    """A whole mask has all pairs of a micro-batch, and a mask of blocks only those that see."""
+    shared = arrays([[5] * 8 + [one] * 50 for one in (1, 2, 3)])
+    apart = [[0], [1], [2]]
+    assert cut(shared, [8] * 3, 5000, Prices(1.0, 1.0, 1.0, 1.0, whole=True)) == apart
+    assert cut(shared, [8] * 3, 5000, Prices(1.0, 1.0, 1.0, 1.0, whole=False)) == [[0, 1, 2]]
+    assert cut(shared, [8] * 3, 5000, Prices(5000.0, 1.0, 1.0, 1.0, whole=True)) == [[0, 1, 2]]
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_forest_is_taken_where_something_is_shared(whole: bool) -> None:
-    price = prices(1000.0, 2, 64)
-    shared = plant([np.array([1] * 500 + [last]) for last in (2, 3)])
-    assert cheaper(shared, price, whole, limit=5000)
-    apart = plant(arrays([[1, 2], [3, 4]]))
-    assert not cheaper(apart, price, whole, limit=4) and cheaper(apart, price, whole, limit=3)
+def test_what_is_priced() -> None:
+    price = prices(body=1000, head=300, layers=2, width=64, whole=True)
+    assert price == Prices(2000.0, 600.0, 512.0, 2 * LAUNCH, True)
+    assert price.of(7, 3, 20, False) == 7 * 2000 + 3 * 600 + 49 * 512 + 2 * LAUNCH
+    assert price.of(7, 3, 20, True) == 7 * 2000 + 3 * 600 + 20 * 512 + 2 * LAUNCH

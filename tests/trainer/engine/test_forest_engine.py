@@ -162,15 +162,30 @@ def test_other_families(tmp_path: Path, tiny: Path, verl_here: None, family: str
     assert np.linalg.norm(found[0]) > 1e-4 and close(*found) < LIMIT
 
 
-def test_rows_that_share_nothing_go_the_flat_way(both: Pair) -> None:
+def test_rows_go_alone_where_that_is_cheaper(both: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the prices of the model at hand, which small rows of a small model are far from."""
     flat, forest, seen = both
     pick = random.Random(3)
-    rows = [one_row(pick, number, [number, *range(20)]) for number in range(6)]
+    tokens = [[pick.randrange(VOCABULARY) for _ in range(40 - number)] for number in range(6)]
+    rows = [one_row(pick, number, [5, 6, 7, *ids]) for number, ids in enumerate(tokens)]
+    monkeypatch.setattr(forest.engine, "prices", replace(forest.engine.prices, pair=1e9))
     seen.since()
     found = [old_logprobs(one, rows) for one in (flat, forest)]
-    assert seen.since() == [6 * 21]
+    assert sorted(seen.since()) == sorted(row.tokens for row in rows)
     for expected, other in zip(*found, strict=True):
-        assert expected.tolist() == other.tolist()
+        np.testing.assert_allclose(other, expected, atol=LIMIT)
+    given = advantages(rows)
+    one, other = (gradient(worker, step_data(rows, given, pack=4096)) for worker in (flat, forest))
+    assert np.linalg.norm(one) > 1e-4 and close(one, other) < LIMIT
+
+
+def test_the_prices_of_a_model(both: Pair) -> None:
+    """The table of a tied model is its head, which is asked about responses alone."""
+    _, forest, _ = both
+    config, price = forest.engine.model_config.hf_config, forest.engine.prices
+    table = config.vocab_size * config.hidden_size
+    assert price.logprob == 2 * table and price.whole
+    assert price.token == 2 * (sum(one.numel() for one in forest.engine.module.parameters()) - table)
 
 
 def test_metrics_and_several_updates(tiny: Path, verl_here: None) -> None:

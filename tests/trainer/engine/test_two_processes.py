@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet_trainer.forest import cut
+from ajet_trainer.forest import cut, prices
 from tests.kit import learner
 from tests.kit.ports import free_port
 from tests.kit.source import ROOT
@@ -94,7 +94,8 @@ def test_trees_that_are_cut_in_one_process_alone(pair: Pair, tiny: Path) -> None
     """Against flat rows in one process. Both processes must have as many micro-batches."""
     rows = one_of_two.forests()
     tokens = [np.concatenate((row.prompt, row.response)) for row in rows]
-    assert len(cut(tokens[:8], 110)) == 1 < len(cut(tokens[8:], 110))
+    price, prompts = prices(10_000, 10_000, 2, 64, whole=True), [len(row.prompt) for row in rows]
+    assert len(cut(tokens[:8], prompts[:8], 110, price)) == 1 < len(cut(tokens[8:], prompts[8:], 110, price))
     data = step_data(rows, [0.3 * number - 2 for number in range(len(rows))], pack=4096)
     expected = gradient(learner.training_worker(tiny), data, loss_agg_mode="seq-mean-token-mean", **FULL)
     assert np.linalg.norm(expected) > 0
