@@ -41,19 +41,26 @@ def engines(folder: Path) -> Iterator[Mapping[str, str]]:
 
 
 class Gates:
-    """Whether anybody is held at a gate that is not shut: counts of what was seen of each model, ten times a second."""
+    """Whether anybody is held at a gate that is not shut: counts of what was seen of each model, ten times a second.
+
+    Those who waited at a gate that has just opened are still counted as waiting. So they are held if the look after
+    sees some too.
+    """
 
     def __init__(self, url: str) -> None:
         self.http = httpx.Client(base_url=f"{url}/ajet/v1", trust_env=False, timeout=60.0)
         self.seen = Counter[str]()
+        self._before = set[str]()
 
     def look(self) -> None:
         gates = self.http.get("/status").raise_for_status().json()["models"]
+        held = {model for model, gate in gates.items() if gate["gate"] == "open" and gate["waiting"]}
         for model, gate in gates.items():
             others = any(other["gate"] != "open" for name, other in gates.items() if name != model)
             if gate["gate"] == "open" and others:
                 self.seen[f"{model}: another's gate is shut"] += 1
-                self.seen[f"{model}: and requests wait"] += gate["waiting"] > 0
+                self.seen[f"{model}: and requests wait"] += model in held & self._before
+        self._before = held
 
 
 class Memory:
