@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.config import Config
+from ajet_trainer.config import Config, flatten
 from ajet_trainer.verl_backend.weights import PUSH_S, EngineLost, ask, asking, frozen, words
 
 RANK = "actor_rollout_ref.model.lora_rank"
@@ -39,7 +39,8 @@ LOOK_S = 30.0
 def apart(config: Config) -> bool:
     """Whether the engines of `config` are sent its adapter alone. Raises `ConfigError` if they take none, and
     `EngineLost` if one does not answer."""
-    if not config.attached or not (config.verl.get(RANK) or 0) > 0:
+    rank = {key.lstrip("+"): value for key, value in flatten(config.verl)}.get(RANK)
+    if not config.attached or not isinstance(rank, int) or rank < 1:
         return False
     found = {url: _takes(url, config.model_name) for url in config.engine_urls}
     if len(set(found.values())) > 1:

@@ -182,7 +182,11 @@ def test_the_names_say_whether_an_adapter_goes_alone(engine: Holder, config: Con
     assert adapters.apart(config) is True
     assert adapters.apart(replace(config, model_name="base")) is False
     assert adapters.apart(replace(config, engine_urls=())) is False
-    assert adapters.apart(replace(config, verl={})) is False
+    model = "actor_rollout_ref.model"
+    without: list[dict[str, Any]] = [{}, {f"{model}.lora_rank": 0}, {f"{model}.lora.rank": 8}]
+    assert not any(adapters.apart(replace(config, verl=verl)) for verl in without)
+    spelled: list[dict[str, Any]] = [{f"+{model}.lora_rank": 8}, {model: {"lora_rank": 8}}]
+    assert all(adapters.apart(replace(config, verl=verl)) for verl in spelled)
     other = Holder()
     other.base = "planner"
     said = f"engine_urls: 'planner' is the model of {other.url} itself, and an adapter of the others"
