@@ -110,7 +110,8 @@ class Config:
     )
     gate_mode: str = option(
         "drain", "While weights change, drain waits for calls in flight: each is sampled by one version. pause freezes "
-        "them in the engine, and they continue under the new version, from what the old one computed.",
+        "them in the engine, and they continue under the new version, from what the old one computed. An engine of "
+        "several models always drains.",
         choices=("drain", "pause"),
     )
     gate_hold_s: float = option(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")

@@ -64,7 +64,8 @@ class Config:
         "trainer's own devices."
     )
     weights_dir: str = option(
-        "", "Folder that trainer and engines of engine_urls both see, for weights on their way; empty: shared memory.",
+        "", "Folder that trainer and engines of engine_urls both see, for weights on their way; empty: shared memory, "
+        "or run_dir for an adapter alone.",
         metavar="DIR",
     )
     groups: int = option(4, "Groups (tasks) in a batch, that is, in a step.")

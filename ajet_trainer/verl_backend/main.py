@@ -124,15 +124,16 @@ def assemble(config: Config, progress: Progress, stop: Stop, live: Live = lambda
     if config.rows == "tree":
         env["VERL_ENGINE_VENDOR"] = VENDOR
     os.environ.update(env)
-    from ajet_trainer.verl_backend import settings
+    from ajet_trainer.verl_backend import adapters, settings
     from ajet_trainer.verl_backend.checkpoints import prune, repair_marker
     from ajet_trainer.verl_backend.cluster import cluster, note_processes
     from ajet_trainer.verl_backend.trainer import AjetTrainer
 
     repair_marker(settings.checkpoints(config))
     prune(settings.checkpoints(config), config.keep_checkpoints)
-    with weights_folder(config) as folder:
-        tree = settings.compose(config, device, folder)
+    apart = adapters.apart(config)
+    with weights_folder(config, apart=apart) as folder:
+        tree = settings.compose(config, device, folder, apart=apart)
         register_replica(device, folder)
         progress.phase("starting Ray and TransferQueue")
         with cluster(tree, device, env, progress.run_dir):
@@ -208,16 +209,24 @@ def register_replica(device: str, folder: Path | None) -> None:
 
 
 @contextmanager
-def weights_folder(config: Config) -> Iterator[Path | None]:
+def weights_folder(config: Config, *, apart: bool = False) -> Iterator[Path | None]:
     """Where weights travel to engines that stand alone; None where verl launches them. The folder is this run's own and
-    is removed with it. What a killed run left is removed by the next."""
+    is removed with it. What a killed run left is removed by the next. But that of an adapter `apart` stays, because
+    engines may read it again."""
     if not config.attached:
         yield None
         return
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     parent = Path(config.weights_dir or shared).absolute()
     run = f"{platform.node()}:{Path(config.run_dir).absolute()}"
-    name = f"ajet-weights-{hashlib.sha256(run.encode()).hexdigest()[:16]}"
+    word = hashlib.sha256(run.encode()).hexdigest()[:16]
+    if apart:
+        own = Path(config.run_dir).absolute() / "adapters"
+        folder = parent / f"ajet-adapters-{word}" if config.weights_dir else own
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    name = f"ajet-weights-{word}"
     for left in parent.glob(f"{name}*"):
         shutil.rmtree(left, ignore_errors=True)
     if config.weights_dir:

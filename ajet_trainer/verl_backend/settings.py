@@ -162,9 +162,10 @@ def over_trees(config: Config, device: str) -> dict[str, Any]:
     return {forest_refused.ATTENTION: "flex_attention"} if config.rows == "tree" and device == "cuda" else {}
 
 
-def attached(folder: Path) -> dict[str, Any]:
-    """What the attached placement changes: no engine of verl's own, weights through a folder."""
+def attached(folder: Path, apart: bool) -> dict[str, Any]:
+    """What the attached placement changes: no engine of verl's own, weights through a folder, an adapter `apart`."""
     return {
+        "actor_rollout_ref.model.lora.merge": not apart,
         "actor_rollout_ref.rollout.nnodes": 1,
         "actor_rollout_ref.rollout.checkpoint_engine.backend": BACKEND,
         "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": "ajet_trainer.verl_backend.weights",
@@ -177,8 +178,9 @@ def checkpoints(config: Config) -> Path:
     return Path(config.run_dir).absolute() / "checkpoints"
 
 
-def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
-    """verl's whole configuration, resolved. `folder` is where attached weights travel. Raises `ConfigError`."""
+def compose(config: Config, device: str, folder: Path | None, *, apart: bool = False) -> DictConfig:
+    """verl's whole configuration, resolved. `folder` is where attached weights travel, or an adapter `apart`. Raises
+    `ConfigError`."""
     import verl
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -190,7 +192,7 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
         tree = hydra_compose("ppo_trainer", overrides=groups)
     theirs = keys(tree)
     values = everywhere(config) | off_policy(config) | clipping(config) | (on_cpu(config) if device == "cpu" else {})
-    values |= over_trees(config, device) | (attached(folder) if folder else {})
+    values |= over_trees(config, device) | (attached(folder, apart) if folder else {})
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)
     ours, before = {name: OmegaConf.select(tree, name) for name in OURS}, keys(tree)

@@ -46,7 +46,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 from ajet_trainer.updates import deal, together
-from ajet_trainer.verl_backend import settings, weights
+from ajet_trainer.verl_backend import adapters, settings, weights
 from ajet_trainer.verl_backend.checkpoints import DTYPE, prune
 from ajet_trainer.verl_backend.corrections import READ, by_call, left_out, over_sequences
 from ajet_trainer.verl_backend.estimators import BY_TURN, by_turn
@@ -99,6 +99,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self.trainer_mode = "sync"  # nothing in TransferQueue outlives a step, so checkpoints need not hold it
         self.colocated = folder is None
         self._ours, self._folder = ours, folder
+        self._apart = not config.actor_rollout_ref.model.lora.merge
+        self._adapter: Path | None = None
         self._rate = float(config.actor_rollout_ref.actor.optim.lr)
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._loggers, self._say = Loggers(config, say), say
@@ -231,6 +233,9 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         dead = weights.dead_engine(self.upstreams() or self._ours.engine_urls)
         if dead is not None:
             raise weights.EngineLost(dead)
+        if self._adapter is not None:
+            for url in adapters.heal(self._ours.engine_urls, self._ours.model_name, self._adapter):
+                self._say(f"the engine at {url} had lost its adapter, and has it again")
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         """One training step of verl on `rows`. Metrics under verl's own names, phases as ``timing_s/NAME``."""
@@ -284,6 +289,9 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             raise weights.EngineLost(f"the new weights did not reach the engines: {error}") from error
 
     def _push(self) -> None:
+        if self._apart:
+            self._push_adapter()
+            return
         launched = self.upstreams() or ()
         mode = "naive" if self.colocated else "auto"
         references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode=mode)
@@ -291,6 +299,14 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if self._folder is not None:
             weights.load_into(self._ours.engine_urls, self._folder / str(self.global_steps), self.version)
             weights.forget(self._folder, self.global_steps)
+
+    def _push_adapter(self) -> None:
+        assert self._folder is not None
+        written = adapters.begin(self._folder, self.version)
+        weights.wait(self.actor_rollout_wg.write_adapter(str(written)), lambda: None)
+        self._adapter = adapters.finish(written)
+        adapters.load_into(self._ours.engine_urls, self._ours.model_name, self._adapter)
+        adapters.forget(self._adapter)
 
     def _keep(self, rows: Sequence[Row], partition: str) -> None:
         """Writes what the step knows of its rows into a file for reading. The step has worked, even if that fails."""

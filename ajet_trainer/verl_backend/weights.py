@@ -120,24 +120,29 @@ def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float 
 
 
 def _load(url: str, folder: Path, version: int, timeout_s: float) -> None:
-    limit, way = httpx.Timeout(30.0, read=timeout_s), httpx.HTTPTransport(verify=_trusted(), socket_options=watching())
-    with httpx.Client(base_url=url, timeout=limit, trust_env=False, transport=way) as engine:
+    with asking(url, timeout_s) as engine:
         try:
-            if not _frozen(engine):
-                _ask(engine, "/pause?mode=keep")
+            if not frozen(engine):
+                ask(engine, "/pause?mode=keep")
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
-            _ask(engine, "/collective_rpc", body)
-            _ask(engine, "/reset_prefix_cache")
+            ask(engine, "/collective_rpc", body)
+            ask(engine, "/reset_prefix_cache")
         except httpx.HTTPError as error:
             with suppress(httpx.HTTPError):
-                _ask(engine, "/resume")
-            raise EngineLost(f"the engine at {url} did not take the weights: {_words(error)}") from error
+                ask(engine, "/resume")
+            raise EngineLost(f"the engine at {url} did not take the weights: {words(error)}") from error
         with suppress(httpx.HTTPError):
-            _ask(engine, "/update_weight_version", {"new_version": str(version)})
+            ask(engine, "/update_weight_version", {"new_version": str(version)})
         try:
-            _ask(engine, "/resume")
+            ask(engine, "/resume")
         except httpx.HTTPError as error:
-            raise EngineLost(f"the engine at {url} took the weights but does not continue: {_words(error)}") from error
+            raise EngineLost(f"the engine at {url} took the weights but does not continue: {words(error)}") from error
+
+
+def asking(url: str, timeout_s: float) -> httpx.Client:
+    """A client of the engine at `url`, which has `timeout_s` seconds for an answer."""
+    limit, way = httpx.Timeout(30.0, read=timeout_s), httpx.HTTPTransport(verify=_trusted(), socket_options=watching())
+    return httpx.Client(base_url=url, timeout=limit, trust_env=False, transport=way)
 
 
 @cache
@@ -146,8 +151,8 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-def _frozen(engine: httpx.Client) -> bool:
-    """Whether the proxy's gate has frozen the engine already: to freeze it again would take vLLM 20 ms of sleep."""
+def frozen(engine: httpx.Client) -> bool:
+    """Whether the engine is frozen, as the proxy's gate may have done: to freeze it again would take vLLM 20 ms."""
     with suppress(httpx.HTTPError, ValueError, KeyError):
         return engine.get("/is_paused").json()["is_paused"] is True
     return False
@@ -160,13 +165,15 @@ def forget(folder: Path, keep: int) -> None:
             shutil.rmtree(child, ignore_errors=True)
 
 
-def _ask(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) -> None:
+def ask(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) -> None:
     engine.post(path, json=body).raise_for_status()
 
 
-def _words(error: httpx.HTTPError) -> str:
-    if isinstance(error, httpx.HTTPStatusError):
-        if error.response.status_code == 404:
-            return f"{error.request.url.path} is missing; start vLLM with VLLM_SERVER_DEV_MODE=1"
-        return f"HTTP {error.response.status_code} from {error.request.url.path}: {error.response.text[:300]}"
-    return str(error) or type(error).__name__
+def words(error: httpx.HTTPError, how: str = "start vLLM with VLLM_SERVER_DEV_MODE=1") -> str:
+    """What went wrong; `how` an engine has the route, if it is missing."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return str(error) or type(error).__name__
+    path, text = error.request.url.path, error.response.text
+    if error.response.status_code == 404 and '"error"' not in text:
+        return f"{path} is missing; {how}"
+    return f"HTTP {error.response.status_code} from {path}: {text[:300]}"

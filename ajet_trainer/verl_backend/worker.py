@@ -8,15 +8,20 @@ for old, reference and new logprobs alike. Rows that verl pads a batch with are 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from tensordict import TensorDict
 from torch.optim.lr_scheduler import LambdaLR
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from ajet_trainer.verl_backend import forest_engine  # noqa: F401  # registers its engines
+from ajet_trainer.verl_backend import (
+    adapters,
+    forest_engine,  # noqa: F401  # registers its engines
+)
 
 ROW_TEMPERATURE = "row_temperature"
 RUN_WORD = "VERL_AJET_RUN"
@@ -44,6 +49,10 @@ class ActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         if (socket := getattr(self.rollout, "zmq_handle", None)) is not None:
             self.rollout.zmq_handle = own_socket(socket, ray.get_runtime_context().get_job_id())
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
+    def write_adapter(self, folder: str) -> None:
+        """Writes the adapter alone into `folder`, for engines that hold several."""
+        adapters.write(self.actor.engine, Path(folder), master=torch.distributed.get_rank() == 0)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def set_learning_rate(self, rate: float) -> bool:

@@ -103,14 +103,14 @@ def noted() -> Iterator[dict[str, float]]:
     from ajet_trainer.verl_backend import weights
 
     seconds: dict[str, float] = {}
-    really = weights._ask
+    really = weights.ask
 
     def ask(engine: Any, path: str, body: dict[str, Any] | None = None) -> None:
         began = time.monotonic()
         really(engine, path, body)
         seconds[path] = time.monotonic() - began
 
-    with mock.patch.object(weights, "_ask", ask):
+    with mock.patch.object(weights, "ask", ask):
         yield seconds
 
 

@@ -274,11 +274,12 @@ class Control:
             raise NotReady(said, code="no_engine", retry_after=1.0)
 
     async def _close_gate(self, http: web.Request, request: api.Request) -> web.Response:
-        """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""
+        """Hold new calls; then freeze the engines or wait for the calls in flight, as configured. An engine that serves
+        another model too is not frozen, since calls of that one would wait."""
         wanted = parse(routes.GateClose, request.body)
         await self._ask(http, request)
         behind = partial(self._engines.guards, wanted.model or "")
-        if self._config.gate_mode == "pause":
+        if self._config.gate_mode == "pause" and not self._engines.shares(wanted.model or ""):
             await self._engine_control.pause(self._engines.behind(wanted.model or ""))
         elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S), behind):
             count = self._gate.inside(behind)
@@ -308,9 +309,12 @@ class Control:
             await self._workers.caught_up()
         faults: list[str] = []
         if self._config.gate_mode == "pause":
-            frozen = {url for gate in self._store.state.shut() for url in self._engines.behind(gate)}
-            urls = tuple(url for url in self._engines.behind(wanted.model or "") if url not in frozen)
-            faults = await self._engine_control.resume(urls, wanted.policy_version)
+            engines, own = self._engines, wanted.model or ""
+            freezing = (gate for gate in self._store.state.shut() if not engines.shares(gate))
+            frozen = {url for gate in freezing for url in engines.behind(gate)}
+            urls = tuple(url for url in engines.behind(own) if url not in frozen)
+            version = None if engines.shares(own) else wanted.policy_version
+            faults = await self._engine_control.resume(urls, version)
         return web.json_response((answer.body() or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, http: web.Request, known: dict[str, Any]) -> dict[str, Any]:

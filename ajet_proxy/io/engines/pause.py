@@ -44,13 +44,15 @@ class EngineControl:
                 raise error
             logger.warning("weights change without it: %s", error.message)
 
-    async def resume(self, urls: tuple[str, ...], version: int) -> list[str]:
+    async def resume(self, urls: tuple[str, ...], version: int | None) -> list[str]:
         """Let every engine go on, and tell it the `version` of its weights, so that it can say which of them sampled a
-        token. Returns what is wrong with those that did not go on; `EngineError` if none did."""
+        token. None tells it nothing, since it has weights of several models. Returns what is wrong with those that did
+        not go on; `EngineError` if none did."""
 
         async def wake(session: aiohttp.ClientSession, url: str) -> None:
             try:
-                await self._post(session, url + "/update_weight_version", {"new_version": str(version)})
+                if version is not None:
+                    await self._post(session, url + "/update_weight_version", {"new_version": str(version)})
             except EngineError as error:
                 logger.info("an engine does not know its version, so time tells its calls apart: %s", error.message)
             await self._post(session, url + "/resume")

@@ -118,6 +118,14 @@ class Engines:
         """The engines whose weights change while a gate is shut: a model's own, or all where no other is announced."""
         return self.of(gate) if gate and set(self._models()) - {gate} else self.all()
 
+    def shares(self, gate: str) -> bool:
+        """Whether an engine of the model of a gate also serves another one by its name, as two adapters: what is frozen
+        there is frozen for both. A gate without a name is that of the only model that is announced."""
+        announced = self._models()
+        model = gate or (announced[0] if len(announced) == 1 else "")
+        others = {url for name in self.names() if name not in ("", model) for url in self.of(name)}
+        return model != "" and not others.isdisjoint(self.of(model))
+
     def names(self) -> tuple[str, ...]:
         """The models that have engines of their own; ``""`` among them stands for any model."""
         return tuple(sorted({*self._models(), *self._fixed}))

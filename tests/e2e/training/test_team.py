@@ -1,4 +1,5 @@
-"""Two models learn in the same episodes, on the real parts: each with a trainer and a vLLM that this launches."""
+"""Two models learn in the same episodes, on the real parts: each with a vLLM that its trainer launches, or as two
+adapters of one vLLM."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ import pytest
 
 import ajet_sdk
 from tests.e2e.players import UNSHAPED
+from tests.e2e.training.test_for_people import FLOAT32
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import TrainerProcess
+from tests.kit.vllm_process import vllm_server
 
 MODELS = ("planner", "coder")
 STEPS, SIZE = 3, 4
@@ -33,18 +36,19 @@ def play(task: str, episode: ajet_sdk.Episode) -> float:
     return total / 16
 
 
+def go_on(url: str, over: threading.Event) -> None:
+    """Games of the team, until they are `over`."""
+    members = {agent: agent for agent in MODELS}
+    for number in range(1000):
+        if over.is_set():
+            return
+        ajet_sdk.run(play, [f"game-{number}"], SIZE, SIZE, members=members, proxy_url=url)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_models_learn_in_one_episode(tmp_path: Path) -> None:
     over = threading.Event()
-
-    def go_on(url: str) -> None:
-        members = {agent: agent for agent in MODELS}
-        for number in range(1000):
-            if over.is_set():
-                return
-            ajet_sdk.run(play, [f"game-{number}"], SIZE, SIZE, members=members, proxy_url=url)
-
     with ProxyProcess(None, tmp_path / "proxy") as proxy:
         trainers = {}
         for number, name in enumerate(MODELS):
@@ -61,8 +65,7 @@ def test_two_models_learn_in_one_episode(tmp_path: Path) -> None:
             engines = {name: set(one["upstreams"]) for name, one in proxy.report()["models"].items()}
             assert engines.keys() == set(MODELS)
             assert engines["planner"] and engines["planner"].isdisjoint(engines["coder"])
-            agents = threading.Thread(target=go_on, args=(proxy.url,), daemon=True)
-            agents.start()
+            threading.Thread(target=go_on, args=(proxy.url, over), daemon=True).start()
             for trainer in trainers.values():
                 assert trainer.wait(400) == 0, trainer.words()
             over.set()
@@ -73,6 +76,85 @@ def test_two_models_learn_in_one_episode(tmp_path: Path) -> None:
         assert len(had) == STEPS * SIZE, f"{name} has trained {len(had)} shares"
     counts = status["episodes"]
     assert counts["opened"] == sum(number for state, number in counts.items() if state != "opened")
+
+
+LORA = {
+    "actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_alpha": 16,
+    "actor_rollout_ref.actor.optim.lr": 2e-2, **FLOAT32,
+}  # fmt: skip
+HOLDS_TWO = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # what PEFT warns of is not ours
+def test_two_models_are_two_adapters_of_one_engine(tmp_path: Path) -> None:
+    """Each trainer changes its own adapter alone. What the engine says with it is what the trainer computes, at each
+    step of both. The coder ends first: its adapter stays as it is, although the engine has to read it again."""
+    model, over, trainers = build(tmp_path / "tiny"), threading.Event(), {}
+    with (
+        vllm_server(model, tmp_path / "vllm.log", options=HOLDS_TWO) as engine,
+        ProxyProcess(f"planner={engine}", tmp_path / "proxy", options=("--upstream", f"coder={engine}")) as proxy,
+    ):
+        for name, steps in (("planner", 3), ("coder", 2)):
+            (tmp_path / name).mkdir()
+            ours = {
+                "model": str(model), "model_name": name, "proxy_url": proxy.url, "engine_urls": [engine], "groups": 1,
+                "group_size": SIZE, "max_tokens": 256, "total_steps": steps, "save_freq": 1, "overlap": 0,
+            }  # fmt: skip
+            trainers[name] = TrainerProcess(tmp_path / name, ours, LORA)
+        planner, coder = trainers.values()
+        with planner, coder:
+            for trainer in trainers.values():
+                trainer.until(lambda one=trainer: one.phase() == "waiting for episodes", 400)  # type: ignore[misc]
+            start = said(engine, "tiny")
+            assert same(said(engine, "planner"), start) and same(said(engine, "coder"), start)
+            agents = threading.Thread(target=go_on, args=(proxy.url, over), daemon=True)
+            agents.start()
+            assert coder.wait(400) == 0, coder.words()
+            ended = said(engine, "coder")
+            assert planner.wait(400) == 0, planner.words()
+            over.set()
+            agents.join(120)  # vLLM on a CPU answers for its own model as for an adapter, if both are asked at once
+        assert same(said(engine, "tiny"), start)
+        assert same(said(engine, "coder"), ended)
+        assert not same(ended, start) and not same(ended, said(engine, "planner"))
+        for name, trainer in trainers.items():
+            newest = max((trainer.run_dir / "adapters").iterdir(), key=lambda one: int(one.name.split("-")[0]))
+            assert same(said(engine, name), computed(model, newest))
+        status = proxy.report()["models"]
+    for name, trainer in trainers.items():
+        lines = trainer.metrics()
+        assert status[name]["policy_version"] == len(lines) == lines[-1]["step"]
+        assert max(line["rollout_probs_diff_max"] for line in lines) < 1e-6
+        assert all(line["staleness_max"] == 0 for line in lines)
+
+
+IDS = list(range(40, 140))
+
+
+def said(engine: str, model: str) -> list[float]:
+    """The logprobs of some text by a model of the engine."""
+    body = {"model": model, "prompt": IDS, "max_tokens": 1, "prompt_logprobs": 0}
+    answer = httpx.post(f"{engine}/v1/completions", json=body, timeout=60.0).raise_for_status().json()
+    told = answer["choices"][0]["prompt_logprobs"][1:]
+    return [one[str(token)]["logprob"] for token, one in zip(IDS[1:], told, strict=True)]
+
+
+def same(some: list[float], others: list[float]) -> bool:
+    return max(abs(one - other) for one, other in zip(some, others, strict=True)) < 1e-4
+
+
+def computed(model: Path, adapter: Path) -> list[float]:
+    """The same by the library of adapters."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    whole = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter))
+    with torch.no_grad():
+        logprobs = whole(torch.tensor([IDS])).logits[0].log_softmax(-1)
+    return [float(logprobs[place, token]) for place, token in enumerate(IDS[1:])]
 
 
 def _episodes(url: str) -> list[dict[str, Any]]:

@@ -111,7 +111,7 @@ def ppo(folder: Path) -> Found:
 
 
 def adapter(folder: Path) -> Found:
-    """A step that moves an adapter alone, and the weights that engines are then served."""
+    """A step that moves an adapter alone, and what engines are then served: the model with it, and itself apart."""
     from verl.workers.config import FSDPActorConfig
 
     from ajet_trainer.verl_backend.losses import session_loss
@@ -122,6 +122,9 @@ def adapter(folder: Path) -> Found:
     start = {name: tensor.float() for name, tensor in served(worker)}
     moved, _ = one_step(worker, data, partial(session_loss, config=actor), len(rows))
     out = {name: tensor.float().numpy() for name, tensor in served(worker)}
+    worker.engine.model_config.lora["merge"] = False
+    apart, _ = worker.engine.get_per_tensor_param(base_sync_done=True)
+    out |= {f"apart {name}": tensor.numpy() for name, tensor in apart}
     return {"adapter": moved, **out, **{f"start {name}": tensor.numpy() for name, tensor in start.items()}}
 
 

@@ -18,8 +18,9 @@ def logprobs(worker: Any, data: Any) -> Any:
         return worker.engine.infer_batch(data, loss_function=None)["model_output"]["log_probs"].detach().values()
 
 
-def adapted(folder: Path, lora: Mapping[str, Any] = LORA, **optim: Any) -> Any:
-    """A worker of the trainer's own configuration whose model has an adapter."""
+def adapted(folder: Path, lora: Mapping[str, Any] = LORA, *, apart: Path | None = None, **optim: Any) -> Any:
+    """A worker of the trainer's own configuration whose model has an adapter, sent to engines `apart` through a folder
+    if there is one."""
     import torch
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
@@ -27,7 +28,9 @@ def adapted(folder: Path, lora: Mapping[str, Any] = LORA, **optim: Any) -> Any:
     precision = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
     float32 = {f"{precision}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
     steps = {f"actor_rollout_ref.actor.optim.{name}": value for name, value in optim.items()}
-    tree = composed({**lora, **float32, **steps}, device="cpu", model=str(folder)).actor_rollout_ref
+    tree = composed(
+        {**lora, **float32, **steps}, device="cpu", folder=apart, apart=apart is not None, model=str(folder)
+    ).actor_rollout_ref
     model, actor = omega_conf_to_dataclass(tree.model), omega_conf_to_dataclass(tree.actor)
     actor.engine.infer_max_token_len_per_gpu = actor.engine.max_token_len_per_gpu = 256
     made = TrainingWorker(

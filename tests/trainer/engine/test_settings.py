@@ -19,10 +19,12 @@ LOSS = f"{ACTOR}.policy_loss.loss_mode"
 IS = f"{CORRECTION}.rollout_is"
 
 
-def composed(verl: dict[str, Any], *, device: str = "cuda", **ours: Any) -> Any:
+def composed(
+    verl: dict[str, Any], *, device: str = "cuda", folder: Path | None = None, apart: bool = False, **ours: Any
+) -> Any:
     from ajet_trainer.verl_backend.settings import compose
 
-    return compose(Config(**({"model": "m"} | ours), verl=verl), device, None)
+    return compose(Config(**({"model": "m"} | ours), verl=verl), device, folder, apart=apart)
 
 
 def refused(verl: dict[str, Any], **ours: Any) -> str:

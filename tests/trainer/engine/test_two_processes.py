@@ -58,14 +58,18 @@ def test_a_step_of_ppo(pair: Pair, tiny: Path) -> None:
 
 
 def test_an_adapter_and_what_engines_are_served(pair: Pair, tiny: Path) -> None:
-    """The adapter alone moves, and engines are sent the same merged weights, to the last digit of bfloat16."""
+    """The adapter alone moves, and engines are sent the same: merged weights, to the last digit of bfloat16, or the
+    adapter apart, which each process has whole."""
     alone, halves = one_of_two.adapter(tiny), pair("adapter")
     weights = [name for name in alone if name.startswith("model.") and alone[name].ndim == 2]
     merged = [name for name in weights if not np.array_equal(alone[name], alone[f"start {name}"])]
     assert len(merged) == 14 and np.linalg.norm(alone["adapter"]) > 0.1
+    apart = [name for name in alone if name.startswith("apart ")]
+    assert len(apart) == 2 * len(merged)
     for half in halves:
         assert set(half.files) == set(alone)
         assert close(alone["adapter"], half["adapter"]) < EXACT
+        assert all(close(alone[name], half[name]) < EXACT for name in apart)
         for name in weights:
             assert np.allclose(alone[name], half[name], rtol=2**-7, atol=1e-7), name
             assert np.mean(alone[name] != half[name]) < 1e-3, name

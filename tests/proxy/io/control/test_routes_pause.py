@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 from aiohttp import web
 
 from tests.kit.engine_stub import EngineStub
 from tests.kit.ports import free_port
-from tests.proxy.serving import Client, eventually, serving
+from tests.proxy.serving import CHAT, Client, eventually, serving
 
 
 async def waiting(client: Client) -> bool:
@@ -122,7 +124,49 @@ async def test_each_of_several_models_has_its_own_engines_frozen_and_woken(tmp_p
         assert [r.path for r in one.requests] == ["/pause"]
 
 
-async def test_an_engine_of_two_models_stays_frozen_until_both_are_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["drain", "pause"])
+async def test_two_models_of_one_engine_have_gates_of_their_own(tmp_path: Path, mode: str) -> None:
+    """As two adapters have: while one waits for its calls and takes weights, the same engine answers the other. It is
+    not frozen, nor told a version that only one of them has."""
+
+    async def ask(model: str) -> int:
+        return (await client.ask("POST", f"/e/{model}/v1/chat/completions", CHAT | {"model": model})).status
+
+    async def figures(model: str) -> tuple[Any, ...]:
+        one = (await client.status())["models"][model]
+        return one["gate"], one["policy_version"], one["in_flight"], one["waiting"]
+
+    async def are(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
+        return (await figures("one"), await figures("two")) == (one, two)
+
+    async with (
+        EngineStub(models=("one", "two")) as stub,
+        serving(tmp_path, upstream=(f"one={stub.url}", f"two={stub.url}"), gate_mode=mode) as client,
+    ):
+        for number, model in enumerate(("one", "two")):
+            await client.control("POST", "/policy", {"model": model, "version": number})
+            assert await ask(model) == 200  # by now the daemon knows how its engine samples
+        assert stub.paused is not None
+        stub.paused.clear()
+        calls = [asyncio.create_task(ask("one"))]
+        await eventually(partial(are, ("open", 0, 1, 0), ("open", 1, 0, 0)))
+        answer = await client.control("POST", "/gate/close", {"model": "one", "wait_s": 0})
+        assert (answer.status, answer.json["error"]["code"]) == (503, "gate_closing")
+        calls += [asyncio.create_task(ask(model)) for model in ("one", "two")]
+        await eventually(partial(are, ("closing", 0, 1, 1), ("open", 1, 1, 0)))
+        stub.paused.set()
+        answer = await client.control("POST", "/gate/close", {"model": "one", "wait_s": 10})
+        assert (answer.status, answer.json["in_flight"]) == (200, 0)
+        assert await ask("two") == await calls[0] == await calls[2] == 200 and not calls[1].done()
+        await eventually(partial(are, ("closed", 0, 0, 1), ("open", 1, 0, 0)))
+        await client.control("POST", "/gate/open", {"policy_version": 5, "model": "one"})
+        assert await calls[1] == 200
+        await eventually(partial(are, ("open", 5, 0, 0), ("open", 1, 0, 0)))
+        paths = {request.path for request in stub.requests}
+        assert paths.isdisjoint({"/pause", "/update_weight_version", "/reset_prefix_cache"})
+
+
+async def test_an_engine_frozen_before_it_was_shared_goes_on_as_soon_as_one_of_its_models_does(tmp_path: Path) -> None:
     async with (
         EngineStub(models=("one", "two")) as stub,
         serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client,
@@ -130,7 +174,6 @@ async def test_an_engine_of_two_models_stays_frozen_until_both_are_done(tmp_path
         for model in ("one", "two"):
             await client.control("POST", "/policy", {"model": model, "version": 1})
             await client.control("POST", "/gate/close", {"model": model})
-        assert (await client.control("POST", "/gate/open", {"policy_version": 2, "model": "two"})).status == 200
-        assert [r.path for r in stub.requests] == ["/pause", "/pause"]
-        await client.control("POST", "/gate/open", {"policy_version": 2, "model": "one"})
-        assert stub.requests[-1].path == "/resume"
+        assert [r.path for r in stub.requests] == ["/pause"]
+        assert (await client.control("POST", "/gate/open", {"policy_version": 2, "model": "one"})).status == 200
+        assert [r.path for r in stub.requests] == ["/pause", "/resume"]

@@ -63,3 +63,23 @@ def test_behind_a_gate_are_a_models_engines_or_all_if_it_is_the_only_one() -> No
     one, two = engines({"judge": (C,)}, planner=(A,)), engines({"judge": (C,)}, **OWN)
     assert [set(one.behind(gate)) for gate in ("", "planner")] == [{A, C}, {A, C}]
     assert [set(two.behind(gate)) for gate in ("", "planner", "coder")] == [{A, B, C}, {A}, {B}]
+
+
+@pytest.mark.parametrize(
+    ("known", "gate", "shares"),
+    [
+        (engines({}, planner=(A,), coder=(A,)), "planner", True),
+        (engines({}, planner=(A, C), coder=(B, C)), "coder", True),
+        (engines({"": (A,)}, planner=(), coder=()), "planner", True),
+        (engines({"planner": (A,), "coder": (A,)}), "planner", True),  # before any trainer has come
+        (engines({"planner": (A,), "coder": (A,)}, planner=()), "", True),
+        (engines({"": (A,)}, planner=()), "coder", True),  # whose trainer comes second
+        (engines({}, **OWN), "planner", False),
+        (engines({"": (A,)}, planner=()), "planner", False),
+        (engines({"": (A,)}), "planner", False),
+        (engines({"": (A,)}), "", False),
+        (engines({"judge": (C,)}, planner=(A,)), "", False),
+    ],
+)
+def test_an_engine_that_another_model_is_served_by_too_is_told(known: Engines, gate: str, shares: bool) -> None:
+    assert known.shares(gate) is shares
