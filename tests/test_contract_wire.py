@@ -240,7 +240,7 @@ CALL = Call(
 SAMPLE = Sample(
     sample="e/0", episode="e", task="t", model="m", agent="", token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0),
     policy_versions=((1, 1),), calls=("c",), spans=(("c", 1, 2),), reward=1.0, broken_by="template", repaired_tokens=1,
-    uncertain_tokens=1, parents=(-1, 0), sampling=(({"logprobs": "raw"}, 1),), finish_reasons=("stop",),
+    uncertain_tokens=1, sampling=(({"logprobs": "raw"}, 1),), finish_reasons=("stop",),
     turns=(0,),
 )
 

@@ -1,6 +1,6 @@
 """Token ids as bytes: int32 in native byte order, so that a memcmp replaces a loop over tokens.
 
-Positions and lengths are in tokens everywhere; only this module multiplies by the width of one.
+Positions and lengths are in tokens everywhere; only this module and `ajet_sdk.tree` multiply by the width of one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, ValidationError, convert
 
-from ajet_sdk.tree import WIDTH
+from ajet_sdk.tree import WIDTH as WIDTH
 from ajet_sdk.tree import common_prefix as common_prefix
 
 NOT_SO = (ValidationError, UnicodeEncodeError)
