@@ -38,7 +38,8 @@ NAMED = 5
 """Scopes of rewards that a reason names; each may have a thousand characters."""
 LEASE_BYTES = 256 << 20
 """Some 30 million sampled tokens, more than one step is made of. Such a frame is made in up to ten seconds, which
-trainers wait (`ajet_sdk.frame.MAX_FRAME_BYTES` is what they read), and takes EEE times its size in memory meanwhile."""
+trainers wait (`ajet_sdk.frame.MAX_FRAME_BYTES` is what they read). Meanwhile it takes up to eighteen times as much
+memory."""
 NO_SIGNAL = "no_signal: all rewards of its group are equal"
 _TOKEN, _LOGPROB = 4, 4
 _LAID_OUT = 2
