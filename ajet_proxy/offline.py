@@ -70,7 +70,7 @@ def _merged(calls: tuple[Call, ...], policy: Policy, text: Text | None) -> tuple
 
 
 def _lines(episodes: Iterable[Sequence[Sample]], by: By | None) -> Iterator[str]:
-    """Samples, or their trees, of which only those of groups wait for what is behind."""
+    """Samples, or their trees. A tree of a group waits for the last episode."""
     if by is None:
         yield from map(_line, chain.from_iterable(episodes))
         return
