@@ -44,21 +44,19 @@ def plant(texts: Sequence[bytes]) -> tuple[bytes, list[Run], list[int]]:
     before, total = b"", 0
     for place in sorted(range(len(texts)), key=texts.__getitem__):
         text = texts[place]
-        shared, length = common_prefix(before, text), len(text) // WIDTH
+        shared = common_prefix(before, text)
         while path and path[-1][0] >= shared:
             path.pop()
         parent = path[-1][1] + shared - 1 - path[-1][0] if path else -1
-        if shared == length:
-            ends[place] = total - 1 if length else -1
-            continue
+        new = len(text) // WIDTH - shared
         if runs and parent == total - 1:
-            runs[-1] = runs[-1][0] + length - shared, runs[-1][1]
-        else:
-            runs.append((length - shared, parent))
+            runs[-1] = runs[-1][0] + new, runs[-1][1]
+        elif new:
+            runs.append((new, parent))
             path.append((shared, total))
         parts.append(text[shared * WIDTH :])
-        total += length - shared
-        ends[place] = total - 1
+        total += new
+        ends[place] = total - 1 if text else -1
         before = text
     return b"".join(parts), runs, ends
 
