@@ -24,6 +24,7 @@ from ajet_sdk.settings import COMMAND_LINE, ConfigError
 
 if TYPE_CHECKING:
     from ajet_proxy.core.trajectory.timeline import Policy
+    from ajet_proxy.offline import By
 
 if find_spec("msgspec") is None:
     sys.exit("ajet-proxy: there is no msgspec here: the daemon is installed by pip install '.[proxy]'")
@@ -47,6 +48,14 @@ def config_options(*names: str) -> Callable[[F], F]:
         return click.option("--config", "file", metavar="FILE", help="TOML file with the settings of `serve`.")(command)
 
     return decorate
+
+
+def tree_options(command: F) -> F:
+    """Add the options of what prints samples or trees of them."""
+    by = click.option("--by", type=click.Choice(["episode", "group"]), help="With --tree: whose samples share a tree, "
+                      "those of an episode (without --by) or those of a task's group.")
+    tree = click.option("--tree", is_flag=True, help="Write trees, in which what samples share is there once.")
+    return tree(by(command))
 
 
 def _load(file: str | None, flags: dict[str, Any], env: Mapping[str, str] = os.environ) -> Config:
@@ -80,10 +89,10 @@ def serve(file: str | None, **flags: Any) -> None:
 @click.argument("calls", type=click.File("rb"))
 @click.option("--policy", type=click.Choice(["strict", "repair", "off"]), default="strict",
               help="How calls become samples.")
-@click.option("--tree", is_flag=True, help="Write one row per tree, with `parents`. Every shared token appears once.")
+@tree_options
 @click.option("--upstream", metavar="URL", help="With --policy repair: an engine that knows the text of the tokens, "
               "for calls without same_text.")
-def merge(calls: BinaryIO, policy: Policy, tree: bool, upstream: str | None) -> None:
+def merge(calls: BinaryIO, policy: Policy, upstream: str | None, tree: bool, by: By | None) -> None:
     """Turn recorded calls into samples.
 
     CALLS is a file of JSON lines, or - for stdin. The samples go to stdout.
@@ -94,27 +103,28 @@ def merge(calls: BinaryIO, policy: Policy, tree: bool, upstream: str | None) -> 
 
     try:
         if upstream is None:
-            _write(offline.merge_lines(calls, policy, tree))
+            _write(offline.merge_lines(calls, policy, _by(tree, by)))
         else:
             key = os.environ.get("AJET_UPSTREAM_KEY")
             if key is not None and not is_key(key):
                 raise ConfigError(NO_KEY)
             with offline.engine_text(split_upstream(upstream)[1], key) as text:
-                _write(offline.merge_lines(calls, policy, tree, text))
+                _write(offline.merge_lines(calls, policy, _by(tree, by), text))
     except BadRequest as error:
         raise click.UsageError(error.message) if error.param in ("policy", "tree") else error from error
 
 
 @cli.command()
 @click.argument("data_dir", type=click.Path(exists=True, file_okay=False))
-def replay(data_dir: str) -> None:
+@tree_options
+def replay(data_dir: str, tree: bool, by: By | None) -> None:
     """Rebuild what was delivered, bit for bit.
 
     The samples of the journal in DATA_DIR go to stdout.
     """
     from ajet_proxy import offline
 
-    _write(offline.replay_lines(data_dir, partial(_say_removed, "batches, whole or in part")))
+    _write(offline.replay_lines(data_dir, partial(_say_removed, "batches, whole or in part"), _by(tree, by)))
 
 
 @cli.command()
@@ -130,9 +140,10 @@ def replay(data_dir: str) -> None:
               help="Only episodes in this state. Repeatable.")
 @click.option("--task", help="Only episodes of this task.")
 @click.option("--min-reward", type=float, help="Only samples with this reward or a higher one.")
+@tree_options
 def export(
     data_dir: Path, form: str, kind: str, out: BinaryIO, states: tuple[str, ...], task: str | None,
-    min_reward: float | None,
+    min_reward: float | None, tree: bool, by: By | None,
 ) -> None:
     """Write samples for other programs.
 
@@ -142,8 +153,10 @@ def export(
 
     if min_reward is not None and math.isnan(min_reward):
         raise click.UsageError("--min-reward must be a number")
+    if tree and (form, kind) != ("samples", "jsonl"):
+        raise click.UsageError("--tree writes samples as JSON lines: leave --as and --format out")
     removed = partial(_say_removed, "episodes in these states")
-    found = exported.rows(data_dir, form, exported.Choice(states, task, min_reward), removed)
+    found = exported.rows(data_dir, form, exported.Choice(states, task, min_reward), removed, _by(tree, by))
     if kind == "parquet":
         exported.write_parquet(found, out, form)
     else:
@@ -300,6 +313,13 @@ def _used_data_dir(config: Config) -> Path:
 def _say_removed(what: str, count: int) -> None:
     if count:
         click.echo(f"ajet-proxy: retention has removed {count} {what}", err=True)
+
+
+def _by(tree: bool, by: By | None) -> By | None:
+    """Whose samples share a tree; None without trees."""
+    if by is not None and not tree:
+        raise click.UsageError("--by says whose samples share a tree, and needs --tree")
+    return (by or "episode") if tree else None
 
 
 def _write(lines: Iterator[str]) -> None:

@@ -19,7 +19,7 @@ from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.export import pairs, place, preference_row, sft_row
 from ajet_proxy.core.trajectory.samples import samples_of
 from ajet_proxy.io.storage.archive import ArchiveFile
-from ajet_proxy.offline import read_state
+from ajet_proxy.offline import By, read_state, tree_row
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.sample import Sample, canonical
 
@@ -39,13 +39,19 @@ class Choice:
         return self.min_reward is None or (sample.reward is not None and sample.reward >= self.min_reward)
 
 
-def rows(data_dir: Path, form: str, choice: Choice, removed: Callable[[int], None]) -> Iterator[dict[str, Any]]:
-    """The rows of one of `FORMS`; `removed` is told how many episodes in these states retention has removed."""
+def rows(
+    data_dir: Path, form: str, choice: Choice, removed: Callable[[int], None], by: By | None = None
+) -> Iterator[dict[str, Any]]:
+    """The rows of one of `FORMS`, or the trees of samples; `removed` is told how many episodes in these states
+    retention has removed."""
     with closing(ArchiveFile(data_dir)) as archive:
         state = read_state(data_dir, archive)
         episodes = _episodes(state, archive, choice, removed)
         if form == "preferences":
             yield from _pairs(state, episodes, choice)
+            return
+        if by is not None:
+            yield from _trees(state, episodes, choice, by)
             return
         for sample in filter(choice.takes, chain.from_iterable(map(_of, episodes))):
             yield sft_row(sample) if form == "sft" else sample.to_json()
@@ -61,6 +67,20 @@ def _pairs(state: State, episodes: Iterable[Episode], choice: Choice) -> Iterato
         chosen, rejected = (_of(episode) for episode in map(state.find, (better.episode, worse.episode)))
         if chosen and rejected:  # a running daemon may remove them meanwhile
             yield preference_row(chosen[better.number], rejected[worse.number])
+
+
+def _trees(state: State, episodes: Iterable[Episode], choice: Choice, by: By) -> Iterator[dict[str, Any]]:
+    """Groups are planned first, by the names of their episodes."""
+    if by == "group":
+        tasks: dict[str, list[str]] = {}
+        for episode in episodes:
+            tasks.setdefault(episode.named_task, []).append(episode.id)
+        parts: Iterable[Iterable[Episode | None]] = (map(state.find, names) for names in tasks.values())
+    else:
+        parts = ((episode,) for episode in episodes)
+    for part in parts:
+        if samples := tuple(filter(choice.takes, chain.from_iterable(map(_of, part)))):
+            yield tree_row(samples)
 
 
 def _episodes(

@@ -3,6 +3,8 @@
 `replay` prints what leases delivered, batch by batch, and then what the ready episodes would deliver. It finds them in
 the journal or in the archive. Each sample goes through the wire's codec, as the delivered one did, so it equals that
 bit for bit. Reading takes no lock and changes nothing.
+
+Both print one sample a line, or with ``by`` one tree of an episode or of a group a line: what a group is on the wire.
 """
 
 from __future__ import annotations
@@ -11,14 +13,16 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from heapq import merge
+from itertools import chain, groupby
 from pathlib import Path
+from typing import Any, Literal
 
 import httpx
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.trajectory.repair import Text, with_same_text
-from ajet_proxy.core.trajectory.samples import merge_calls, tree_rows
+from ajet_proxy.core.trajectory.samples import merge_calls
 from ajet_proxy.core.trajectory.timeline import Policy
 from ajet_proxy.io.engines.upstream import base_url
 from ajet_proxy.io.storage import snapshot
@@ -26,14 +30,18 @@ from ajet_proxy.io.storage.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.storage.data_dir import refuse_lost
 from ajet_proxy.io.storage.journal import JournalDamaged, folder_of, records, snapshots
 from ajet_sdk.errors import AjetError, BadRequest
-from ajet_sdk.frame import decode_batch, encode_batch
-from ajet_sdk.sample import Batch, Call, Group, Sample
+from ajet_sdk.frame import decode_batch, encode_batch, pack, pack_mask, sampled, unpack
+from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
+from ajet_sdk.tree import plant
+
+By = Literal["episode", "group"]
+"""Whose samples share a tree: those of one episode, or of all episodes of a task."""
 
 
 def merge_lines(
-    lines: Iterable[str | bytes], policy: Policy = "strict", tree: bool = False, text: Text | None = None
+    lines: Iterable[str | bytes], policy: Policy = "strict", by: By | None = None, text: Text | None = None
 ) -> Iterator[str]:
-    """The samples of the calls in `lines` (JSON, one a line), as JSON lines.
+    """The samples of the calls in `lines` (JSON, one a line), as JSON lines; or their trees.
 
     The policy `repair` joins by what the calls say of their texts (``same_text``), which a daemon with this policy has
     found out. Where they say nothing, `text` is asked: it gives the text of token ids under a model's name.
@@ -42,7 +50,7 @@ def merge_lines(
     order of their first calls, their samples likewise, whatever the order of the lines. A call given twice counts once.
     Two different calls of one id are a `BadRequest`, as is everything that is not a call.
     """
-    if tree and policy != "strict":
+    if by is not None and policy != "strict":
         raise BadRequest(f"--tree shares what is token for token the same, --policy {policy} does not: choose one",
                          param="tree")  # fmt: skip
     episodes: dict[str, dict[str, Call]] = {}
@@ -54,12 +62,44 @@ def merge_lines(
         if known is not call and repr(known) != repr(call):  # 0.0 equals -0.0 and is another sample
             raise BadRequest(f"line {number}: call {call.call} is in an earlier line with other contents", param="call")
     ordered = sorted(episodes.values(), key=lambda calls: min((c.started_at, c.episode) for c in calls.values()))
-    for calls in ordered:
-        members = tuple(calls.values())
-        if policy == "repair" and text is not None:
-            members = with_same_text(members, text)
-        for sample in tree_rows(members) if tree else merge_calls(members, policy):
-            yield _line(sample)
+    yield from _lines((_merged(tuple(calls.values()), policy, text) for calls in ordered), by)
+
+
+def _merged(calls: tuple[Call, ...], policy: Policy, text: Text | None) -> tuple[Sample, ...]:
+    return merge_calls(with_same_text(calls, text) if policy == "repair" and text is not None else calls, policy)
+
+
+def _lines(episodes: Iterable[Sequence[Sample]], by: By | None) -> Iterator[str]:
+    """Samples, or their trees. A tree of a group waits for the last episode."""
+    if by is None:
+        yield from map(_line, chain.from_iterable(episodes))
+        return
+    tasks: dict[str, list[Sample]] = {}
+    for samples in filter(None, episodes):
+        if by == "group":
+            tasks.setdefault(samples[0].task, []).extend(samples)
+        else:
+            yield _json(tree_row(samples))
+    yield from map(_json, map(tree_row, tasks.values()))
+
+
+def tree_row(samples: Sequence[Sample]) -> dict[str, Any]:
+    """The tree of `samples` of one task (at least one), as contract §6.4 has it."""
+    tokens, runs, ends = plant([pack("i", sample.token_ids) for sample in samples])
+    return {
+        "task": samples[0].task,
+        "episodes": list(dict.fromkeys(sample.episode for sample in samples)),
+        "token_ids": list(unpack("i", tokens, "token_ids")),
+        "parents": runs,
+        "samples": list(map(_ended, samples, ends)),
+    }
+
+
+def _ended(sample: Sample, end: int) -> dict[str, Any]:
+    """A sample that ends at node `end` of a tree."""
+    told = sample.to_json() | {"loss_mask": pack_mask(sample.loss_mask), "logprobs": sampled(sample)}
+    del told["token_ids"]
+    return {"sample": told.pop("sample"), "end": end} | told
 
 
 @contextmanager
@@ -78,9 +118,11 @@ def engine_text(url: str, key: str | None) -> Iterator[Text]:
         yield text
 
 
-def replay_lines(data_dir: str | Path, removed: Callable[[int], None] = lambda batches: None) -> Iterator[str]:
-    """The samples of every batch delivered and of every ready episode, as JSON lines. At the end `removed` is told how
-    many batches retention has removed, whole or in part."""
+def replay_lines(
+    data_dir: str | Path, removed: Callable[[int], None] = lambda batches: None, by: By | None = None
+) -> Iterator[str]:
+    """The samples of every batch delivered and of every ready episode, as JSON lines; or the trees of each batch, and
+    of what is ready. At the end `removed` is told how many batches retention has removed, whole or in part."""
     folder = Path(data_dir)
     with closing(ArchiveFile(folder)) as archive:
         state, whole = read_state(folder, archive), 0
@@ -89,9 +131,10 @@ def replay_lines(data_dir: str | Path, removed: Callable[[int], None] = lambda b
         for batch in merge(archived, (known[number] for number in sorted(known)), key=lambda batch: batch.number):
             found = views.batch(state, batch.id)
             whole += sum(len(group.episodes) for group in found.groups) == len(tuple(batch.episodes()))
-            yield from _delivered(found)
-        for episode in views.ready_episodes(state):
-            yield from _delivered(Batch("", 0.0, 0, (Group(episode.task, (episode,)),)))
+            for group in found.groups:
+                yield from _lines(_delivered(group.episodes), by)
+        for _, ready in groupby(views.ready_episodes(state), key=lambda one: (one.model, one.task)):
+            yield from _lines(_delivered(ready), by)
         removed(state.leases - whole)
 
 
@@ -115,11 +158,12 @@ def read_state(data_dir: Path, archive: ArchiveFile) -> State:
             return state
 
 
-def _delivered(batch: Batch) -> Iterator[str]:
-    frame = encode_batch(batch)
-    for group in decode_batch(frame, max_bytes=len(frame)).groups:
-        for episode in group.episodes:
-            yield from map(_line, episode.samples)
+def _delivered(episodes: Iterable[BatchEpisode]) -> Iterator[tuple[Sample, ...]]:
+    """The samples of each, as a trainer decodes them."""
+    for one in episodes:
+        frame = encode_batch(Batch("", 0.0, 0, (Group(one.task, (one,)),)))
+        (group,) = decode_batch(frame, max_bytes=len(frame)).groups
+        yield group.episodes[0].samples
 
 
 def _call(line: str | bytes, number: int) -> Call | None:
@@ -138,4 +182,8 @@ def _call(line: str | bytes, number: int) -> Call | None:
 
 
 def _line(sample: Sample) -> str:
-    return json.dumps(sample.to_json(), separators=(",", ":"))
+    return _json(sample.to_json())
+
+
+def _json(record: dict[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":"))

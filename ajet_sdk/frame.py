@@ -1,11 +1,13 @@
 """The one codec of the wire to the trainer: a `Batch` as a MessagePack map, and back.
 
-Token ids travel as little-endian int32 ``bin``, logprobs as little-endian float32 ``bin``. Masks are run lengths that
-begin with a run of 0 (possibly empty), policy versions are ``[version, count]`` pairs. Readers accept this version and
-the one before it, ignore unknown fields and never unpickle anything. Version 1 told neither how tokens were sampled nor
-why calls ended. Frames of either version may lack the order of calls (``turns``).
+The tokens of a group travel as one tree (`ajet_sdk.tree`), so that what its samples share is sent once. A sample says
+at which node it ends, and the logprobs of the tokens that it sampled. Token ids are little-endian int32 ``bin``,
+logprobs little-endian float32 ``bin``. Masks are run lengths that begin with a run of 0 (possibly empty), policy
+versions are ``[version, count]`` pairs. Readers accept this version and the one before it, ignore unknown fields and
+never unpickle anything. In version 2 each sample has its own token ids, and a logprob for each.
 
-Invariant: `decode_batch(encode_batch(b))` equals `b` after its logprobs are rounded to float32.
+Invariant: `decode_batch(encode_batch(b))` equals `b` after its logprobs are rounded to float32, if they are 0.0 where
+nothing was sampled.
 
 Next: ajet_trainer/admission.py
 """
@@ -18,22 +20,25 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 import msgpack
 
 from ajet_sdk.errors import BadRequest, TooLarge
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample, SamplingSpans, canonical, sampling_of, spans_of
+from ajet_sdk.tree import Tree, plant
 
-VERSION = 2
+VERSION = 3
 CONTENT_TYPE = "application/msgpack"
 MAX_FRAME_BYTES = 1 << 30
+MAX_TOKENS = 1 << 27
+"""Of all samples of a frame: a small one may tell many that share their tokens, and reading lays each of them out."""
 FIELDS = ("version", "batch", "lease_until", "policy_version", "groups")
 """The first level of a frame."""
 OF_EPISODE = ("episode", "task", "model")
 """What a sample's episode says of it."""
-WHERE_SET = ("uncertain_tokens", "parents", "sampling", "finish_reasons", "turns")
+WHERE_SET = ("uncertain_tokens", "sampling", "finish_reasons", "turns")
 
 
 class FrameError(BadRequest):
@@ -78,21 +83,36 @@ def unpack_mask(runs: Any, length: int, name: str = "loss_mask") -> tuple[int, .
 
 def encode_batch(batch: Batch) -> bytes:
     """The frame of `batch`; deterministic, so equal batches give equal bytes."""
-    return bytes(msgpack.packb({"version": VERSION} | _map(batch), default=_map, use_bin_type=True))
+    body = {"version": VERSION} | _fields(batch) | {"groups": list(map(_group, batch.groups))}
+    return bytes(msgpack.packb(body, use_bin_type=True))
 
 
-def _map(record: Any) -> dict[str, Any]:
-    """A record of `ajet_sdk.sample` as the map of its fields, each in the order of its class."""
-    body = {field.name: getattr(record, field.name) for field in fields(record)}
-    if isinstance(record, Sample):
-        body |= {"token_ids": pack("i", record.token_ids), "logprobs": pack("f", record.logprobs)}
-        body["loss_mask"] = pack_mask(record.loss_mask)
-        if record.parents is not None:
-            body["parents"] = pack("i", record.parents)
-        body["sampling"] = [(_in_order(sampling), count) for sampling, count in record.sampling]
-        for name in (*OF_EPISODE, *(name for name in WHERE_SET if not body[name] and body[name] != b"")):
-            del body[name]
+def _fields(record: Any) -> dict[str, Any]:
+    """A record of `ajet_sdk.sample` as the map of its fields, in the order of its class."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _group(group: Group) -> dict[str, Any]:
+    samples = [sample for episode in group.episodes for sample in episode.samples]
+    tokens, runs, ends = plant([pack("i", sample.token_ids) for sample in samples])
+    told = iter(list(map(_sample, samples, ends)))
+    episodes = [_fields(one) | {"samples": [next(told) for _ in one.samples]} for one in group.episodes]
+    return {"task": group.task, "tree": {"token_ids": tokens, "parents": runs}, "episodes": episodes}
+
+
+def _sample(sample: Sample, end: int) -> dict[str, Any]:
+    """A sample that ends at node `end` of its group's tree."""
+    body = {"end": end} | _fields(sample)
+    body |= {"loss_mask": pack_mask(sample.loss_mask), "logprobs": pack("f", sampled(sample))}
+    body["sampling"] = [(_in_order(sampling), count) for sampling, count in sample.sampling]
+    for name in ("token_ids", *OF_EPISODE, *(name for name in WHERE_SET if not body[name])):
+        del body[name]
     return body
+
+
+def sampled(sample: Sample) -> tuple[float, ...]:
+    """The logprobs of the tokens that were sampled."""
+    return tuple(compress(sample.logprobs, sample.loss_mask))
 
 
 def _in_order(sampling: Any) -> Any:
@@ -113,13 +133,14 @@ def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
     found = _Map(body, "frame")
     version = found.get("version", int)
     if version not in (VERSION, VERSION - 1):
-        raise FrameError(f"frame has wire version {version}; this reader knows {VERSION}", code="wire_version")
+        said = f"frame has wire version {version}; this reader knows {VERSION} and {VERSION - 1}"
+        raise FrameError(said, code="wire_version")
     try:
         return Batch(
             batch=found.get("batch", str),
             lease_until=found.number("lease_until"),
             policy_version=found.get("policy_version", int),
-            groups=tuple(map(_decode_group, found.get("groups", list))),
+            groups=_Groups(version == VERSION).read(found.get("groups", list)),
         )
     except FrameError:
         raise
@@ -174,54 +195,102 @@ class _Map:
         return items
 
 
-def _decode_group(body: Any) -> Group:
-    found = _Map(body, "group")
-    return Group(found.get("task", str), tuple(map(_decode_episode, found.get("episodes", list))))
+class _Groups:
+    """Reads groups. Their samples are paths in the tree of their group, or in version 2 each has its own tokens."""
+
+    def __init__(self, in_trees: bool) -> None:
+        self._in_trees = in_trees
+        self._left = MAX_TOKENS
+        self._tree = Tree((), ())
+
+    def read(self, groups: list[Any]) -> tuple[Group, ...]:
+        return tuple(self._group(body, f"group {number}") for number, body in enumerate(groups))
+
+    def _group(self, body: Any, where: str) -> Group:
+        found = _Map(body, where)
+        if self._in_trees:
+            self._tree = _tree(_Map(found.get("tree", dict), f"{where}: tree"))
+        return Group(found.get("task", str), tuple(map(self._episode, found.get("episodes", list))))
+
+    def _episode(self, body: Any) -> BatchEpisode:
+        found = _Map(body, "episode")
+        episode = found.get("episode", str)
+        found.where = f"episode {episode}"
+        task, model = found.get("task", str), found.get("model", str)
+        of_episode = {"episode": episode, "task": task, "model": model}
+        return BatchEpisode(
+            **of_episode,
+            reward=found.number("reward"),
+            rewards=tuple(found.each("rewards", dict)),
+            samples=tuple(self._sample(item, of_episode) for item in found.get("samples", list)),
+        )
+
+    def _sample(self, body: Any, of_episode: dict[str, str]) -> Sample:
+        found = _Map(body, f"sample of {of_episode['episode']}")
+        name = found.get("sample", str)
+        found.where = f"sample {name}"
+        token_ids, loss_mask, logprobs = self._laid_out(found) if self._in_trees else _whole(found)
+        return _decode_sample(
+            found, sample=name, token_ids=token_ids, loss_mask=loss_mask, logprobs=logprobs, **of_episode
+        )
+
+    def _laid_out(self, found: _Map) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+        """A sample's tokens, mask and logprobs, of one length."""
+        end, runs = found.get("end", int), found.get("loss_mask", list)
+        try:
+            length = self._tree.length(end)
+        except ValueError as error:
+            raise FrameError(f"{found.where}: {error}", param="end") from error
+        self._left -= length
+        if self._left < 0:
+            raise FrameError(f"{found.where}: with its {length} tokens, all samples have more than {MAX_TOKENS}")
+        loss_mask = unpack_mask(runs, length, f"{found.where}: loss_mask")
+        values, sampled = unpack("f", found.get("logprobs", bytes), f"{found.where}: logprobs"), sum(runs[1::2])
+        if len(values) != sampled:
+            said = f"{len(values)} logprobs for {sampled} sampled tokens"
+            raise FrameError(f"{found.where}: {said}", param="logprobs")
+        logprobs, at = list[float](), 0
+        for index, run in enumerate(runs):
+            logprobs += values[at : at + run] if index & 1 else [0.0] * run
+            at += run if index & 1 else 0
+        return self._tree.path(end), loss_mask, tuple(logprobs)
 
 
-def _decode_episode(body: Any) -> BatchEpisode:
-    found = _Map(body, "episode")
-    episode = found.get("episode", str)
-    found.where = f"episode {episode}"
-    task, model = found.get("task", str), found.get("model", str)
-    return BatchEpisode(
-        episode=episode,
-        task=task,
-        model=model,
-        reward=found.number("reward"),
-        rewards=tuple(found.each("rewards", dict)),
-        samples=tuple(_decode_sample(item, episode, task, model) for item in found.get("samples", list)),
-    )
+def _tree(found: _Map) -> Tree:
+    tokens = unpack("i", found.get("token_ids", bytes), f"{found.where}: token_ids")
+    runs = found.each("parents", list)
+    if any(list(map(type, run)) != [int, int] for run in runs):
+        raise FrameError(f"{found.where}: parents must be runs of [nodes, parent]", param="parents")
+    try:
+        return Tree(tokens, runs)
+    except ValueError as error:
+        raise FrameError(f"{found.where}: {error}", param="parents") from error
 
 
-def _decode_sample(body: Any, episode: str, task: str, model: str) -> Sample:
-    found = _Map(body, f"sample of {episode}")
-    name = found.get("sample", str)
-    found.where = where = f"sample {name}"
-    token_ids = unpack("i", found.get("token_ids", bytes), f"{where}: token_ids")
-    loss_mask = unpack_mask(found.get("loss_mask", list), len(token_ids), f"{where}: loss_mask")
-    versions = spans_of(found.get("policy_versions", list), sum(loss_mask), f"{where}: policy_versions")
-    parents = body.get("parents")
+def _whole(found: _Map) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+    """A sample's tokens, mask and logprobs, as version 2 has them."""
+    token_ids = unpack("i", found.get("token_ids", bytes), f"{found.where}: token_ids")
+    loss_mask = unpack_mask(found.get("loss_mask", list), len(token_ids), f"{found.where}: loss_mask")
+    return token_ids, loss_mask, unpack("f", found.get("logprobs", bytes), f"{found.where}: logprobs")
+
+
+def _decode_sample(found: _Map, *, loss_mask: tuple[int, ...], **known: Any) -> Sample:
+    """The rest of a sample whose mask and so on are `known`."""
+    body, where, length, sampled = found.body, found.where, len(loss_mask), sum(loss_mask)
     return Sample(
-        sample=name,
-        episode=episode,
-        task=task,
-        model=model,
         agent=found.get("agent", str),
-        token_ids=token_ids,
         loss_mask=loss_mask,
-        logprobs=unpack("f", found.get("logprobs", bytes), f"{where}: logprobs"),
-        policy_versions=versions,
+        policy_versions=spans_of(found.get("policy_versions", list), sampled, f"{where}: policy_versions"),
         calls=tuple(found.each("calls", str)),
-        spans=tuple(_span(span, len(token_ids), where) for span in found.each("spans", list)),
+        spans=tuple(_span(span, length, where) for span in found.each("spans", list)),
         reward=None if body.get("reward") is None else found.number("reward"),
         broken_by=None if body.get("broken_by") is None else found.get("broken_by", str),
         repaired_tokens=found.get("repaired_tokens", int) if "repaired_tokens" in body else 0,
         uncertain_tokens=found.get("uncertain_tokens", int) if "uncertain_tokens" in body else 0,
-        parents=None if parents is None else _parents(parents, len(token_ids), where),
-        sampling=_sampling(found.each("sampling", list), sum(loss_mask), where) if "sampling" in body else (),
+        sampling=_sampling(found.each("sampling", list), sampled, where) if "sampling" in body else (),
         finish_reasons=_of_each_call(found, "finish_reasons", str, where),
         turns=_turns(found, where),
+        **known,
     )
 
 
@@ -257,10 +326,3 @@ def _span(value: list[Any], length: int, where: str) -> tuple[str, int, int]:
         raise FrameError(f"{where}: a span must be [call, start, end] within its {length} tokens", param="spans")
     call, start, end = value
     return call, start, end
-
-
-def _parents(value: Any, length: int, where: str) -> tuple[int, ...]:
-    parents = unpack("i", value, f"{where}: parents") if isinstance(value, bytes) else ()
-    if len(parents) != length or any(not -1 <= parent < index for index, parent in enumerate(parents)):
-        raise FrameError(f"{where}: parents must name an earlier token, or -1, for each of {length}", param="parents")
-    return parents

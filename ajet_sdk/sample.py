@@ -213,10 +213,10 @@ class Sample:
 
     ``token_ids``, ``loss_mask`` and ``logprobs`` have the same length. A mask of 1 marks a sampled token, whose logprob
     is the engine's; elsewhere the logprob is 0.0. ``spans`` gives each call's sampled tokens as ``(call, start, end)``.
-    ``parents`` (tree rows only) holds each token's predecessor by index, -1 at a root. ``sampling`` and
-    ``finish_reasons`` are empty in older data, which does not tell them. Otherwise the counts of ``sampling`` add up to
-    the sampled tokens, and ``finish_reasons`` has one for each of ``calls``. ``turns`` has one too, or is empty: the
-    call's place, from 0, among the complete calls of its model and agent in the episode, in the order they began.
+    ``sampling`` and ``finish_reasons`` are empty in older data, which does not tell them. Otherwise the counts of
+    ``sampling`` add up to the sampled tokens, and ``finish_reasons`` has one for each of ``calls``. ``turns`` has one
+    too, or is empty: the call's place, from 0, among the complete calls of its model and agent in the episode, in the
+    order they began.
     """
 
     sample: str
@@ -235,7 +235,6 @@ class Sample:
     repaired_tokens: int = 0
     uncertain_tokens: int = 0
     """Sampled tokens of which `policy_versions` is a reading around the call and not the engine's own word."""
-    parents: tuple[int, ...] | None = None
     sampling: SamplingSpans = ()
     finish_reasons: tuple[str, ...] = ()
     turns: tuple[int, ...] = ()
@@ -251,7 +250,7 @@ class Sample:
 
 
 _UNSET: Mapping[str, tuple[Any, ...]] = {
-    "broken_by": (None,), "repaired_tokens": (0,), "uncertain_tokens": (0,), "parents": (None,), "sampling": ([],),
+    "broken_by": (None,), "repaired_tokens": (0,), "uncertain_tokens": (0,), "sampling": ([],),
     "finish_reasons": ([],), "turns": ([],),
 }
 """What the fields hold that are left out then."""

@@ -27,6 +27,7 @@ from ajet_proxy.io.control import runs as waiting
 from ajet_proxy.io.http.audit import MAX_BYTES
 from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
+from ajet_proxy.offline import tree_row
 from ajet_proxy.settings import OF_AGENTS, SETTINGS
 from ajet_sdk import frame, routes, runs
 from ajet_sdk.routes import Abort, Play
@@ -240,7 +241,7 @@ CALL = Call(
 SAMPLE = Sample(
     sample="e/0", episode="e", task="t", model="m", agent="", token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0),
     policy_versions=((1, 1),), calls=("c",), spans=(("c", 1, 2),), reward=1.0, broken_by="template", repaired_tokens=1,
-    uncertain_tokens=1, parents=(-1, 0), sampling=(({"logprobs": "raw"}, 1),), finish_reasons=("stop",),
+    uncertain_tokens=1, sampling=(({"logprobs": "raw"}, 1),), finish_reasons=("stop",),
     turns=(0,),
 )
 
@@ -272,17 +273,25 @@ def test_the_frame() -> None:
     sent = msgpack.unpackb(frame.encode_batch(batch), raw=False)
     group = sent["groups"][0]
     for of, seen in (
-        ("frame", [sent]), ("group", [group]), ("episode", group["episodes"]),
+        ("frame", [sent]), ("group", [group]), ("tree", [group["tree"]]), ("episode", group["episodes"]),
         ("sample", group["episodes"][0]["samples"]),
     ):
         fits(told("7.1", of), seen)
-    kinds = {"str": str, "bin": bytes, "int": int, "float": float, "array": list}
+    kinds = {"str": str, "bin": bytes, "int": int, "float": float, "array": list, "map": dict}
     for of, name, kind in tables(SECTIONS["7.1"])[0]:
         whole = group["episodes"][0]
-        one = {"frame": sent, "group": group, "episode": whole}.get(of, whole["samples"][0])
+        one = {"frame": sent, "group": group, "tree": group["tree"], "episode": whole}.get(of, whole["samples"][0])
         for word in words(name):
             assert isinstance(one[word], kinds[re.split(r"\W", kind)[0]]), (of, word)
-    assert sent["version"] == frame.VERSION == 2 and frame.CONTENT_TYPE in SECTIONS["7"]
+    assert sent["version"] == frame.VERSION == 3 and frame.CONTENT_TYPE in SECTIONS["7"]
+
+
+def test_a_tree() -> None:
+    tree = tree_row([SAMPLE, plain(SAMPLE, told("6.2"))])
+    fits(told("6.6"), [tree])
+    with_end = told("6.2") | {"end": True}
+    del with_end["token_ids"]
+    fits(with_end, tree["samples"])
 
 
 def test_what_the_trainer_refuses_for() -> None:

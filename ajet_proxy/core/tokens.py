@@ -1,6 +1,6 @@
 """Token ids as bytes: int32 in native byte order, so that a memcmp replaces a loop over tokens.
 
-Positions and lengths are in tokens everywhere; only this module multiplies by the width of one.
+Positions and lengths are in tokens everywhere; only this module and `ajet_sdk.tree` multiply by the width of one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import Annotated, Any
 
 from msgspec import Meta, ValidationError, convert
 
+from ajet_sdk.tree import WIDTH as WIDTH
+from ajet_sdk.tree import common_prefix as common_prefix
+
 NOT_SO = (ValidationError, UnicodeEncodeError)
 """What msgspec's `convert` raises for a value of another type; the second for half a surrogate pair."""
 TokenIds = list[Annotated[int, Meta(ge=0, lt=2**31)]]
-WIDTH = 4
 
 
 def are_tokens(values: Any) -> bool:
@@ -61,17 +63,3 @@ def find(text: bytes, part: bytes, start: int, end: int) -> int:
     while at % WIDTH and at >= 0:
         at = text.find(part, at + 1, end * WIDTH)
     return at // WIDTH
-
-
-def common_prefix(a: bytes, b: bytes) -> int:
-    """How many leading tokens `a` and `b` share."""
-    low, high = 0, min(len(a), len(b)) // WIDTH
-    if a[: high * WIDTH] == b[: high * WIDTH]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low * WIDTH : middle * WIDTH] == b[low * WIDTH : middle * WIDTH]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -42,7 +42,7 @@ def test_parquet_holds_the_same_rows(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_column_that_a_row_can_have_is_there(form: str) -> None:
-    """A row of a sample that leaves nothing out but `parents`, which no exported sample has."""
+    """A row of a sample that leaves nothing out."""
     full = Sample(
         sample="e/1", episode="e", task="t", model="m", agent="a", token_ids=(1, 2), loss_mask=(0, 1),
         logprobs=(0.0, -0.1), policy_versions=((1, 1),), calls=("c",), spans=(("c", 1, 2),), reward=1.0,
@@ -50,7 +50,7 @@ def test_every_column_that_a_row_can_have_is_there(form: str) -> None:
         sampling=(({"logprobs": "raw", "top_p": 0.5}, 1), (None, 1)), finish_reasons=("stop",), turns=(1,),
     )  # fmt: skip
     told = [field.name for field in dataclasses.fields(full) if getattr(full, field.name) != field.default]
-    assert {field.name for field in dataclasses.fields(full)} - set(told) == {"parents"}
+    assert {field.name for field in dataclasses.fields(full)} == set(told)
     row = {"samples": full.to_json(), "sft": sft_row(full), "preferences": preference_row(full, full)}[form]
     assert written(iter([row]), form) == [row]
 

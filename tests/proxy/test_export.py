@@ -18,6 +18,7 @@ from ajet_proxy.offline import replay_lines
 from tests.kit.histories import encoded, write_segments
 from tests.kit.ledger_rig import LedgerRig
 from tests.proxy.test_cli import run
+from tests.proxy.test_offline import by_name, laid_out
 
 
 @pytest.fixture
@@ -84,6 +85,23 @@ def test_pairs(data: Path) -> None:
         ("t0", 3.0, 0.0), ("t0", 2.0, 1.0), ("t1", 3.0, 0.0), ("t1", 2.0, 1.0),
     ]
     assert (found[0]["prompt_ids"], found[0]["chosen_ids"], found[0]["rejected_ids"]) == ([1, 2, 0], [5, 3], [5, 0])
+
+
+def test_trees(data: Path) -> None:
+    """What they have laid out are the samples, archived or not, and a task's group holds both."""
+    samples = exported(data)
+    trees, groups = exported(data, "--tree"), exported(data, "--tree", "--by", "group")
+    assert trees == exported(data, "--tree", "--by", "episode")
+    assert [tree["episodes"] for tree in trees] == [[sample["episode"]] for sample in samples]
+    assert [tree["task"] for tree in groups] == ["t0", "t1"]
+    assert [len(tree["episodes"]) for tree in groups] == [5, 4]
+    assert groups[1]["token_ids"] == [1, 2, 1, 5, 4, 5, 6, 7] and groups[1]["parents"] == [[5, -1], *[[1, 3]] * 3]
+    for found in (trees, groups):
+        laid = [by_name(sample) for tree in found for sample in laid_out(tree)]
+        assert sorted(laid) == sorted(map(by_name, samples))
+    assert [tree["episodes"] for tree in exported(data, "--tree", "--by", "group", "--min-reward", "3")] == [
+        [sample["episode"]] for sample in samples if sample["reward"] == 3.0
+    ]
 
 
 def test_into_a_file(data: Path) -> None:

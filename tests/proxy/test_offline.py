@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.state import LedgerSettings, State
-from ajet_proxy.core.trajectory.samples import merge_calls, tree_rows
+from ajet_proxy.core.trajectory.samples import merge_calls
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.codec import encode
 from ajet_proxy.io.storage.compaction import compact
@@ -43,7 +43,74 @@ def test_merging_lines_is_merging_calls_in_any_order(calls: list[Call], dice: ra
     for policy in ("strict", "off"):
         expected = merge_calls(calls, "off" if policy == "off" else "strict")
         assert [json.loads(line) for line in merge_lines(given_lines, policy)] == [s.to_json() for s in expected]
-    assert [json.loads(line) for line in merge_lines(given_lines, tree=True)] == [r.to_json() for r in tree_rows(calls)]
+
+
+def laid_out(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    """The samples of a tree, by the parents of its nodes alone."""
+    parents: list[int] = []
+    for length, parent in tree["parents"]:
+        parents += [parent, *range(len(parents), len(parents) + length - 1)]
+    assert len(parents) == len(tree["token_ids"])
+    samples = []
+    for told in tree["samples"]:
+        ids, node = list[int](), told["end"]
+        while node >= 0:
+            ids.insert(0, tree["token_ids"][node])
+            node = parents[node]
+        mask = [place & 1 for place, run in enumerate(told["loss_mask"]) for _ in range(run)]
+        logprobs = iter(told["logprobs"])
+        laid = {"token_ids": ids, "loss_mask": mask, "logprobs": [next(logprobs) if bit else 0.0 for bit in mask]}
+        assert not list(logprobs)
+        samples.append({name: value for name, value in told.items() if name != "end"} | laid)
+    return samples
+
+
+def check_tree(tree: dict[str, Any]) -> None:
+    """Each distinct beginning is one node, and each sampled token's call is known."""
+    samples = laid_out(tree)
+    texts = [tuple(sample["token_ids"]) for sample in samples]
+    assert len(tree["token_ids"]) == len({text[:end] for text in texts for end in range(1, len(text) + 1)})
+    for sample in samples:
+        spans = [place for _, start, end in sample["spans"] for place in range(start, end)]
+        assert [place for place, bit in enumerate(sample["loss_mask"]) if bit] == spans
+        assert [span[0] for span in sample["spans"]] == sample["calls"]
+        assert sample["episode"] in tree["episodes"] and sample["task"] == tree["task"]
+
+
+@given(st.lists(st.one_of(tangled_calls(), conversations()), max_size=3), st.randoms(use_true_random=False))
+def test_trees_laid_out_are_the_strict_samples_bit_for_bit(made: list[list[Call]], dice: random.Random) -> None:
+    """Of several episodes, which begin alike more often than not."""
+    calls = [replace(call, episode=f"e{number}") for number, calls in enumerate(made) for call in calls]
+    given_lines = lines(calls)
+    dice.shuffle(given_lines)
+    samples = list(map(json.loads, merge_lines(given_lines)))
+    trees = list(map(json.loads, merge_lines(given_lines, by="episode")))
+    assert repr([by_name(one) for tree in trees for one in laid_out(tree)]) == repr(list(map(by_name, samples)))
+    groups = list(map(json.loads, merge_lines(given_lines, by="group")))
+    assert [tree["task"] for tree in groups] == list(dict.fromkeys(sample["task"] for sample in samples))
+    found = {one["sample"]: by_name(one) for tree in groups for one in laid_out(tree)}
+    assert repr([found[sample["sample"]] for sample in samples]) == repr(list(map(by_name, samples)))
+    for tree in (*trees, *groups):
+        check_tree(tree)
+
+
+def by_name(sample: dict[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(sample.items())
+
+
+def test_a_tree_looks_like_this() -> None:
+    """Two episodes of one prompt; one of them forks."""
+    calls = [
+        make_call("a", [1, 2], [3, 4], at=0.0), make_call("b", [1, 2, 3, 4, 5], [6], at=1.0),
+        make_call("c", [1, 2, 9], [6], at=2.0), make_call("d", [1, 2], [3], at=3.0, episode="other"),
+    ]
+    (tree,) = map(json.loads, merge_lines(lines(calls), by="group"))
+    assert (tree["episodes"], tree["token_ids"]) == (["ep", "other"], [1, 2, 3, 4, 5, 6, 9, 6])
+    assert tree["parents"] == [[6, -1], [2, 1]]
+    assert [(one["sample"], one["end"], one["loss_mask"], one["logprobs"]) for one in tree["samples"]] == [
+        ("ep/0", 5, [2, 2, 1, 1], [-0.5, -1.5, -0.5]), ("ep/1", 7, [3, 1], [-0.5]), ("other/0", 2, [2, 1], [-0.5]),
+    ]
+    assert len(list(merge_lines(lines(calls), by="episode"))) == 2
 
 
 def test_one_text_in_other_tokens_joins_by_what_calls_say_or_an_engine_knows() -> None:
@@ -107,10 +174,10 @@ def test_zeros_of_both_signs_are_other_contents() -> None:
         list(merge_lines(lines(calls)))
 
 
-@pytest.mark.parametrize(("policy", "tree"), [("repair", True), ("off", True)])
-def test_what_cannot_be_done_is_refused_before_reading(policy: str, tree: bool) -> None:
-    with pytest.raises(BadRequest, match="--"):
-        next(merge_lines(iter(["not read"]), policy, tree))
+@pytest.mark.parametrize("policy", ["repair", "off"])
+def test_what_cannot_be_done_is_refused_before_reading(policy: Any) -> None:
+    with pytest.raises(BadRequest, match="--tree"):
+        next(merge_lines(iter(["not read"]), policy, "group"))
 
 
 # ---- replay
@@ -166,6 +233,24 @@ def test_replay_of_a_proxy_that_did_not_merge(tmp_path: Path) -> None:
     expected = delivered(rig, rig.lease())
     assert len(expected) == 2
     assert [json.loads(line) for line in replay_lines(journal_of(tmp_path, rig))] == expected
+
+
+def test_trees_of_a_replay_laid_out_are_its_samples(tmp_path: Path) -> None:
+    rig = LedgerRig(SETTINGS)
+    rig.restart()
+    first, second = two_turns(rig), two_turns(rig)
+    assert rig.lease(group_size=2)
+    ready = [two_turns(rig, task) for task in ("u", "v", "u")]
+    journal_of(tmp_path, rig)
+    samples = [json.loads(line) for line in replay_lines(tmp_path)]
+    for by, expected in (
+        ("episode", [[first], [second], [ready[0]], [ready[2]], [ready[1]]]),
+        ("group", [[first, second], [ready[0], ready[2]], [ready[1]]]),
+    ):
+        trees = [json.loads(line) for line in replay_lines(tmp_path, by=by)]  # type: ignore[arg-type]
+        assert [tree["episodes"] for tree in trees] == expected
+        assert [by_name(one) for tree in trees for one in laid_out(tree)] == list(map(by_name, samples))
+        assert all(len(tree["token_ids"]) == 6 for tree in trees)
 
 
 def test_replay_reads_what_no_trainer_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

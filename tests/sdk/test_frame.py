@@ -35,13 +35,12 @@ def sample(name: str = "s1", **change: Any) -> Sample:
 
 
 def batch() -> Batch:
-    tree = sample(
+    other = sample(
         "s2", token_ids=(1, 2), loss_mask=(1, 1), logprobs=(-1.0, -2.0), policy_versions=((4, 2),), calls=("c3",),
-        spans=(("c3", 0, 2),), reward=None, broken_by="retokenized", repaired_tokens=1, parents=(-1, 0),
-        sampling=(), finish_reasons=(),
+        spans=(("c3", 0, 2),), reward=None, broken_by="retokenized", repaired_tokens=1, sampling=(), finish_reasons=(),
     )
     reward = {"id": "rew-1", "value": 0.5, "final": True, "note": "né"}
-    episode = BatchEpisode("e1", "t", "m", 0.5, (reward,), (sample(), tree))
+    episode = BatchEpisode("e1", "t", "m", 0.5, (reward,), (sample(), other))
     return Batch("batch-1", 1790000000.25, 4, (Group("t", (episode,)), Group("empty", ())))
 
 
@@ -74,18 +73,26 @@ def test_the_order_of_calls_is_said_where_it_is_known() -> None:
     assert first["turns"] == [0, 3] and "turns" not in second
 
 
-def test_golden_frame_of_version_2() -> None:
-    golden = (GOLDEN / "batch.v2.msgpack").read_bytes()
+def test_golden_frame_of_version_3() -> None:
+    golden = (GOLDEN / "batch.v3.msgpack").read_bytes()
     assert frame.encode_batch(batch()) == golden
     assert frame.decode_batch(golden) == batch()
 
 
-def test_golden_frame_of_version_1() -> None:
-    """It tells neither how tokens were sampled nor why calls ended."""
-    (group, empty), (episode,) = batch().groups, batch().groups[0].episodes
-    untold = tuple(replace(one, sampling=(), finish_reasons=()) for one in episode.samples)
-    older = replace(batch(), groups=(replace(group, episodes=(replace(episode, samples=untold),)), empty))
-    assert frame.decode_batch((GOLDEN / "batch.v1.msgpack").read_bytes()) == older
+def test_golden_frame_of_version_2() -> None:
+    """Each sample has its own token ids, and a logprob for each."""
+    golden = (GOLDEN / "batch.v2.msgpack").read_bytes()
+    assert frame.decode_batch(golden) == batch()
+    older = msgpack.unpackb(golden)
+    assert (older["version"], first(older)["token_ids"][:4]) == (2, b"\1\0\0\0")
+    for name, value, says in (
+        ("token_ids", b"\x01\x00\x00", "s1: token_ids: 3 bytes is no whole number"), ("token_ids", [1], "type list"),
+        ("logprobs", b"\x00" * 4, "differ in length"),
+    ):
+        broken = msgpack.unpackb(golden)
+        first(broken)[name] = value
+        with pytest.raises(frame.FrameError, match=says):
+            frame.decode_batch(msgpack.packb(broken))
 
 
 def test_equal_samplings_are_equal_bytes() -> None:
@@ -104,11 +111,6 @@ def test_every_truncation_is_an_error_that_says_so() -> None:
             frame.decode_batch(data[:size])
     with pytest.raises(frame.FrameError, match=r"truncated: 'lease_until', 'policy_version', 'groups' missing"):
         frame.decode_batch(data[: data.index(b"lease_until")])
-
-
-def test_this_version_and_the_one_before_it_are_read() -> None:
-    for version in (frame.VERSION, frame.VERSION - 1):
-        assert frame.decode_batch(msgpack.packb({**body(), "version": version})) == batch()
 
 
 def test_a_byte_too_many_is_an_error() -> None:
@@ -134,9 +136,9 @@ def test_unknown_fields_are_ignored_at_every_level() -> None:
     assert decoded.groups[0].episodes[0].samples == batch().groups[0].episodes[0].samples
 
 
-@pytest.mark.parametrize("version", [0, 3, -1, 99])
+@pytest.mark.parametrize("version", [0, 1, 4, -1, 99])
 def test_another_wire_version_is_named(version: int) -> None:
-    with pytest.raises(frame.FrameError, match=f"version {version}") as caught:
+    with pytest.raises(frame.FrameError, match=f"version {version}; this reader knows 3 and 2") as caught:
         frame.decode_batch(msgpack.packb({**body(), "version": version}))
     assert caught.value.code == "wire_version"
 
@@ -164,14 +166,18 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("token_ids", b"\x01\x00\x00", "whole number"),
-        ("token_ids", [1, 2], "type list"),
-        ("token_ids", b"\x01\x00\x00\x00", "add up to 1"),
+        ("end", 7, "end 7 is none of the tree's 7 nodes"),
+        ("end", -2, "end -2 is none"),
+        ("end", "2", "'end' has type str"),
+        ("end", True, "'end' has type bool"),
+        ("end", 0, "loss_mask: run lengths must .* add up to 1"),
+        ("end", -1, "add up to 0"),
         ("loss_mask", [2, 2, 1], "add up to 6"),
         ("loss_mask", [2, -1, 5], "non-negative"),
         ("loss_mask", [2, 4.0], "non-negative"),
         ("loss_mask", [2, 10**12], "add up to 6"),
-        ("logprobs", b"\x00" * 4, "differ in length"),
+        ("logprobs", b"\x00" * 4, "1 logprobs for 3 sampled tokens"),
+        ("logprobs", b"\x00" * 3, "whole number"),
         ("policy_versions", [[3, 2]], "add up to 3"),
         ("policy_versions", [[3, 3, 1]], "policy_versions"),
         ("policy_versions", [7], "policy_versions"),
@@ -188,9 +194,6 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
         ("broken_by", 7, "broken_by"),
         ("repaired_tokens", "7", "repaired_tokens"),
         ("uncertain_tokens", "7", "uncertain_tokens"),
-        ("parents", b"\x00" * 4, "parents"),
-        ("parents", b"\xff\xff\xff\xff" + b"\x05\x00\x00\x00" * 5, "earlier token"),
-        ("parents", [0], "parents"),
         ("sampling", [], "sampling must be runs .* add up to 3"),
         ("sampling", [[{}, 2], [None, 0]], "sampling must be runs"),
         ("sampling", [[{}, True], [None, 2]], "sampling must be runs"),
@@ -217,6 +220,41 @@ def test_a_sample_that_is_not_what_it_says_is_refused(name: str, value: Any, say
 
 
 @pytest.mark.parametrize(
+    ("tree", "says"),
+    [
+        ({"parents": [[6, 0], [1, 0]]}, "group 0: tree: run 0 has 6 nodes from node 0 on, the first a child of 0"),
+        ({"parents": [[6, -1], [1, 6]]}, "group 0: tree: run 1 .* a child of 6"),
+        ({"parents": [[6, -1]]}, "group 0: tree: its runs have 6 nodes, and there are 7 tokens"),
+        ({"parents": [[6, -1], [1]]}, "parents must be runs of"),
+        ({"parents": [[6, -1], [True, 0]]}, "parents must be runs of"),
+        ({"parents": [7]}, "'parents' holds a int"),
+        ({"token_ids": b"\x01\x00\x00"}, "group 0: tree: token_ids: 3 bytes is no whole number"),
+        ({"token_ids": [1]}, "'token_ids' has type list"),
+        ({"token_ids": frame.pack("i", (1, 2, 2, 3, 4, 5, 6))}, "node 2 repeats token 2 after node 0"),
+        ({}, "lacks 'token_ids'"),
+        (None, "'tree' has type NoneType"),
+    ],
+)
+def test_a_tree_that_is_none_is_refused_with_its_place(tree: Any, says: str) -> None:
+    def change(out: Any) -> None:
+        known = out["groups"][0]["tree"]
+        out["groups"][0]["tree"] = tree and known | tree
+
+    assert [len(run) for run in body()["groups"][0]["tree"]["parents"]] == [2, 2]
+    with pytest.raises(frame.FrameError, match=says):
+        frame.decode_batch(msgpack.packb(body(change)))
+
+
+def test_few_tokens_that_many_samples_share_are_not_laid_out_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = frame.encode_batch(batch())
+    monkeypatch.setattr(frame, "MAX_TOKENS", 8)
+    assert frame.decode_batch(data) == batch()
+    monkeypatch.setattr(frame, "MAX_TOKENS", 7)
+    with pytest.raises(frame.FrameError, match="sample s2: with its 2 tokens, all samples have more than 7"):
+        frame.decode_batch(data)
+
+
+@pytest.mark.parametrize(
     "change",
     [
         lambda out: out.update(groups=[7]),
@@ -240,34 +278,75 @@ def test_random_bytes_are_no_frame(data: bytes) -> None:
         frame.decode_batch(data)
 
 
-@given(st.data())
-def test_a_damaged_frame_is_refused_or_read_and_never_anything_else(data: st.DataObject) -> None:
-    whole = bytearray(frame.encode_batch(batch()))
-    at = data.draw(st.integers(0, len(whole) - 1))
-    whole[at] = data.draw(st.integers(0, 255))
-    with suppress(frame.FrameError):
-        frame.decode_batch(bytes(whole))
-
-
 @st.composite
-def samples(draw: st.DrawFn) -> Sample:
-    mask = tuple(draw(st.lists(st.integers(0, 1), max_size=30)))
-    size, sampled = len(mask), sum(mask)
-    ids = draw(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=size, max_size=size))
-    logprobs = draw(st.lists(st.floats(-100, 0, width=32), min_size=size, max_size=size))
+def samples(draw: st.DrawFn, known: list[Sample]) -> Sample:
+    """One that begins as one of the `known` ones, or not; perhaps an empty one, or one of equal tokens."""
+    before = draw(st.sampled_from(known)).token_ids if known else ()
+    news = draw(st.lists(st.one_of(st.integers(0, 1), st.integers(-(2**31), 2**31 - 1)), max_size=6))
+    ids = before[: draw(st.integers(0, len(before)))] + tuple(news)
+    mask = tuple(draw(st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids))))
+    logprobs = tuple(draw(st.floats(-100, 0, width=32)) if bit else 0.0 for bit in mask)
+    size = sum(mask)
     return sample(
-        token_ids=tuple(ids), loss_mask=mask, logprobs=tuple(logprobs), spans=(),
-        policy_versions=((1, sampled),) if sampled else (),
-        sampling=((draw(samplings), sampled),) if sampled else (),
+        f"s{len(known)}", token_ids=ids, loss_mask=mask, logprobs=logprobs, spans=(),
+        policy_versions=((1, size),) if size else (), sampling=((draw(samplings), size),) if size else (),
         finish_reasons=draw(st.sampled_from([(), ("stop", "length")])), turns=draw(st.sampled_from([(), (0, 7)])),
     )
 
 
-@given(st.lists(samples(), max_size=3))
-def test_what_is_encoded_is_decoded(drawn: list[Sample]) -> None:
-    episode = BatchEpisode("e1", "t", "m", 1.0, (), tuple(drawn))
-    there = Batch("b", 1.0, 1, (Group("t", (episode,)),))
-    assert frame.decode_batch(frame.encode_batch(there)) == there
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    """Groups of episodes, whose samples share beginnings within an episode and beyond it."""
+    groups = []
+    for _ in range(draw(st.integers(0, 3))):
+        known, episodes = list[Sample](), list[BatchEpisode]()
+        for _ in range(draw(st.integers(0, 3))):
+            own = draw(st.integers(0, 3))
+            known += [draw(samples(known)) for _ in range(own)]
+            episodes.append(BatchEpisode("e1", "t", "m", 1.0, (), tuple(known[len(known) - own :])))
+        groups.append(Group("t", tuple(episodes)))
+    return Batch("b", 1.0, 1, tuple(groups))
+
+
+def exactly(there: Batch) -> str:
+    """All that a batch says, with the signs of its zeros."""
+    return repr(there)
+
+
+@given(batches())
+def test_what_is_encoded_is_decoded_bit_for_bit(there: Batch) -> None:
+    sent = frame.encode_batch(there)
+    assert exactly(frame.decode_batch(sent)) == exactly(there)
+    assert frame.encode_batch(frame.decode_batch(sent)) == sent
+
+
+@given(batches())
+def test_each_beginning_that_samples_of_a_group_share_is_sent_once(there: Batch) -> None:
+    for sent, group in zip(msgpack.unpackb(frame.encode_batch(there))["groups"], there.groups, strict=True):
+        texts = [one.token_ids for episode in group.episodes for one in episode.samples]
+        beginnings = {text[:length] for text in texts for length in range(1, len(text) + 1)}
+        assert len(sent["tree"]["token_ids"]) == 4 * len(beginnings)
+        logprobs = [one["logprobs"] for episode in sent["episodes"] for one in episode["samples"]]
+        masks = [one.loss_mask for episode in group.episodes for one in episode.samples]
+        assert [len(data) for data in logprobs] == [4 * sum(mask) for mask in masks]
+
+
+@given(batches())
+def test_each_truncation_of_any_frame_is_an_error(there: Batch) -> None:
+    sent = frame.encode_batch(there)
+    for size in range(0, len(sent), 1 + len(sent) // 50):
+        with pytest.raises(frame.FrameError, match="truncated"):
+            frame.decode_batch(sent[:size])
+
+
+@given(st.data())
+def test_a_damaged_frame_is_refused_or_read_and_never_anything_else(data: st.DataObject) -> None:
+    whole = bytearray(frame.encode_batch(data.draw(batches())))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    with suppress(frame.FrameError):
+        frame.decode_batch(bytes(whole))
 
 
 @given(st.lists(st.integers(0, 1), max_size=50))

@@ -125,16 +125,16 @@ def test_a_sample_has_one_length_and_leaves_out_what_it_lacks() -> None:
     line = sample.to_json()
     assert line["spans"] == [["c", 1, 2]]
     assert line["policy_versions"] == [[1, 1]]
-    unset = {"broken_by", "repaired_tokens", "uncertain_tokens", "parents", "sampling", "finish_reasons", "turns"}
+    unset = {"broken_by", "repaired_tokens", "uncertain_tokens", "sampling", "finish_reasons", "turns"}
     assert not unset & set(line)
     more = Sample(
         **fields, token_ids=(1,), loss_mask=(1,), logprobs=(0.0,), calls=(), spans=(), broken_by="parallel",
-        repaired_tokens=2, uncertain_tokens=1, parents=(-1,), sampling=(({"top_p": 0.5}, 1), (None, 2)),
+        repaired_tokens=2, uncertain_tokens=1, sampling=(({"top_p": 0.5}, 1), (None, 2)),
         finish_reasons=("stop",), turns=(2,),
     ).to_json()
     assert (more["sampling"], more["finish_reasons"]) == ([[{"top_p": 0.5}, 1], [None, 2]], ["stop"])
     assert (more["uncertain_tokens"], more["turns"]) == (1, [2])
-    assert (more["broken_by"], more["repaired_tokens"], more["parents"]) == ("parallel", 2, [-1])
+    assert (more["broken_by"], more["repaired_tokens"]) == ("parallel", 2)
     with pytest.raises(BadRequest, match="differ in length"):
         Sample(**fields, token_ids=(1, 2), loss_mask=(0,), logprobs=(0.0, -1.0), calls=(), spans=())
 

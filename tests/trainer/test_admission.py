@@ -31,7 +31,6 @@ def changed(values: tuple[float, ...], index: int, value: float) -> tuple[float,
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (broken(parents=(-1, *range(len(GOOD.token_ids) - 1))), "tree"),
         (broken(loss_mask=tuple(2 * bit for bit in GOOD.loss_mask)), "other than 0 and 1"),
         (broken(loss_mask=(1, *GOOD.loss_mask[1:])), "from no prompt"),
         (broken(logprobs=changed(GOOD.logprobs, 5, math.nan)), "logprob nan at token 5"),

@@ -95,7 +95,7 @@ def test_a_batch_is_leased_over_the_wire_with_version_and_key() -> None:
     assert link(handler, Clock(), key="ajet-k").lease(ask) == decode_batch(encode_batch(sent))
     assert seen[0].url == "http://proxy:1/ajet/v1/batches/lease"
     assert seen[0].headers["authorization"] == "Bearer ajet-k"
-    assert seen[0].headers[routes.HEADER_WIRE] == "2, 1"
+    assert seen[0].headers[routes.HEADER_WIRE] == "3, 2"
     assert json.loads(seen[0].content) == {
         "groups": 2,
         "group_size": 4,

@@ -325,6 +325,23 @@ def test_the_proxy_hears_which_episodes_were_not_trained_and_why(tmp_path: Path,
     assert set(setting.proxy.filtered.values()) == {"no_samples: an episode without a complete call"}
 
 
+def test_an_episode_with_a_token_of_two_calls_is_not_trained_and_its_batch_is_acknowledged(tmp_path: Path) -> None:
+    def doubled(name: str) -> BatchEpisode:
+        (one,) = episode(name, turns=2).samples
+        (first, start, end), second = one.spans
+        return replace(episode(name), samples=(replace(one, spans=((first, start, end + 3), second)),))
+
+    setting = Setting(tmp_path, 2)
+    setting.proxy.make = lambda task: (episode(f"{task}a", 1.0), episode(f"{task}b", 0.0), doubled(f"{task}c"))
+    setting.whole()
+    assert setting.learner.version == 2
+    assert [word for word in setting.proxy.log if word.startswith("ack")] == ["ack lease0 1", "ack lease1 2"]
+    assert set(setting.proxy.filtered.values()) == {
+        f"unlawful_sample: {n}g{g}c/0: span of call {n}g{g}c/0/c1 is outside the sample or overlaps another"
+        for n in range(2) for g in range(2)
+    }
+
+
 def test_a_push_that_fails_opens_the_gate_at_the_old_version_and_returns_the_batch(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 2, save_freq=10)
     run = setting.start(fail_push=RuntimeError("the weight push did not finish within 1 s"))

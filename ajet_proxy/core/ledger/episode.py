@@ -257,6 +257,14 @@ class Episode:
             Timeline(whole, chain.turns, chain.broken_by) for chain, whole in zip(self.chains, wholes, strict=True)
         )
 
+    def distinct(self, chains: Sequence[Chain]) -> int:
+        """How many tokens some of its timelines have together at most, if what they share from their first token on
+        counts once. One that may be joined to another text shares nothing."""
+        alone = sum(chain.turns[-1].end for chain in chains if chain.turns[0].same_text is not None)
+        return alone + self.texts.distinct(
+            (chain.text, chain.turns[-1].end) for chain in chains if chain.turns[0].same_text is None
+        )
+
     def merged(self, policy: Policy) -> tuple[Timeline, ...]:
         """Its timelines as they are now."""
         if self.chains or self.state not in ("open", "sealed"):

@@ -7,8 +7,9 @@ come last, freshest first (`ReadyQueues`). With a ``min_group_size``, a task tha
 left of it as a group, or it is dropped.
 
 How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs next to
-nothing. A lease takes groups until the next one would go beyond `LEASE_BYTES`; the trainer asks again for more. A group
-that alone is larger would come back with every lease, so its episodes that take more than their part are discarded.
+nothing. What the timelines of an episode share counts once, as it is sent once. A lease takes groups until the next one
+would go beyond `LEASE_BYTES`; the trainer asks again for more. A group that alone is larger would come back with every
+lease, so its episodes that take more than their part are discarded.
 
 Invariant: no lease takes what is dropped, not even this one. While a trainer has another model's share of an episode,
 the episode is left alone. One look costs what it looks at. It ends without a lease when it has dropped `MOST`, and the
@@ -36,14 +37,18 @@ MOST = 250
 NAMED = 5
 """Scopes of rewards that a reason names; each may have a thousand characters."""
 LEASE_BYTES = 256 << 20
-"""Some 30 million tokens, more than one step is made of. Such a frame is made in up to ten seconds, which trainers wait
-(`ajet_sdk.frame.MAX_FRAME_BYTES` is what they read), and takes eleven times its size in memory meanwhile."""
+"""Some 30 million sampled tokens, more than one step is made of. Such a frame is made in up to ten seconds, which
+trainers wait (`ajet_sdk.frame.MAX_FRAME_BYTES` is what they read). Meanwhile it takes up to eighteen times as much
+memory."""
 NO_SIGNAL = "no_signal: all rewards of its group are equal"
-_TOKEN = 8
-"""Its id and its logprob."""
-_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 121, 352, 55, 20
+_TOKEN, _LOGPROB = 4, 4
+_LAID_OUT = 2
+"""A token counts for this much in each timeline, since daemon and trainer lay the shared ones out. So no lease has more
+tokens than a trainer reads (`ajet_sdk.frame.MAX_TOKENS`)."""
+_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 434, 121, 357, 55, 20
 """The names of the fields, all numbers, and the lengths that stand before texts and lists; the frame's own, and a
-group's, are counted with each episode. A turn has two runs of its mask, and each version that sampled it a span."""
+group's, are counted with each episode. A sample has a run of the tree. A turn has two runs of its mask, and each
+version that sampled it a span."""
 _VALUE = 3
 """What a value takes in a frame, as a multiple of its JSON, at most: 0.5 and its comma take nine bytes there."""
 _CHARACTER = 4
@@ -272,19 +277,22 @@ def _dropped(
 
 
 def most_bytes(episode: Episode, model: str) -> int:
-    """The most bytes that what `model` learns from a merged episode can take in a frame."""
+    """The most bytes that what `model` learns from a merged episode can take in a frame; more if that is little for all
+    the tokens that are laid out."""
     chains = [chain for chain in episode.chains if chain.turns[0].model == model]
     turns = [turn for chain in chains for turn in chain.turns]
-    return (
+    sent = (
         _EPISODE + _text(episode.id, episode.named_task, episode.named_task, model)
         + sum(
             _REWARD + _text(one.id, one.call, one.agent, one.note, one.state, one.model)
             for one in episode.rewards_of(model)
         )
-        + sum(_SAMPLE + _TOKEN * chain.turns[-1].end + _text(episode.id, chain.turns[0].agent) for chain in chains)
+        + _TOKEN * episode.distinct(chains) + _LOGPROB * sum(turn.sampled for turn in turns)
+        + sum(_SAMPLE + _text(episode.id, chain.turns[0].agent) for chain in chains)
         + sum(_TURN + _SPAN * len(turn.policy_versions) + _text(turn.call, turn.call) for turn in turns)
         + sum(_text(turn.finish_reason) + _VALUE * _text(turn.sampling) for turn in turns)
     )
+    return max(sent, _LAID_OUT * sum(chain.turns[-1].end for chain in chains))
 
 
 def leading(groups: Groups, sizes: Mapping[str, int]) -> Groups:

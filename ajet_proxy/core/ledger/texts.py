@@ -101,6 +101,14 @@ class Texts:
                 number = self.texts[number].behind
         return longest
 
+    def distinct(self, ends: Iterable[tuple[int, int]]) -> int:
+        """How many distinct tokens the beginnings of texts have together: each is a text's number and a length."""
+        longest = self.reached(ends)
+        return sum(
+            max(0, min(self.texts[number].end, length) - self.texts[number].start)
+            for number, length in longest.items() if number != START
+        )
+
     def holder(self, number: int, end: int) -> int:
         """The text that holds the last of the first `end` tokens of text `number`."""
         while number != START and self.texts[number].start >= end:

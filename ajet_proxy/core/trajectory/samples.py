@@ -1,4 +1,4 @@
-"""Timelines become samples, the records that the trainer sees; with `tree_rows`, one record for each tree of them.
+"""Timelines become samples, the records that the trainer sees.
 
 Invariant: a sample's mask is 1 exactly where one of its calls sampled. Its logprobs are the engine's there and 0.0
 elsewhere. Its policy versions, and how it was sampled, count those same tokens in order. Its turns tell the order in
@@ -13,14 +13,14 @@ Next: ajet_sdk/frame.py
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from ajet_proxy.core.tokens import count, cut, unpack_tokens
+from ajet_proxy.core.tokens import common_prefix, cut, unpack_tokens
 from ajet_proxy.core.trajectory.call import prompt_hash
 from ajet_proxy.core.trajectory.repair import join
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
-from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge, pack, told
+from ajet_proxy.core.trajectory.timeline import Policy, Timeline, Turn, merge, told
 from ajet_sdk.sample import Call, PolicySpans, Sample, SamplingSpans
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def samples_of(
 ) -> Iterator[Sample]:
     """The samples of one episode, one for each of `timelines` after `repair.join`, in their order. Each is made when it
     is asked for: their tokens as numbers take many times the room of timelines."""
-    places = _places(turn for timeline in timelines for turn in timeline.turns)
+    places, joined = _places(turn for timeline in timelines for turn in timeline.turns), join(timelines)
     return (
         Sample(
             sample=f"{episode}/{index}",
@@ -39,7 +39,7 @@ def samples_of(
             task=task,
             model=timeline.model,
             agent=timeline.agent,
-            token_ids=unpack_tokens(timeline.tokens),
+            token_ids=token_ids,
             loss_mask=_mask(timeline),
             logprobs=_logprobs(timeline),
             policy_versions=_versions(timeline.turns),
@@ -53,7 +53,7 @@ def samples_of(
             finish_reasons=tuple(turn.finish_reason for turn in timeline.turns),
             turns=tuple(places[turn.call] for turn in timeline.turns),
         )
-        for index, timeline in enumerate(join(timelines))
+        for index, (timeline, token_ids) in enumerate(zip(joined, _ids(joined), strict=True))
     )
 
 
@@ -71,6 +71,17 @@ def _places(turns: Iterable[Turn]) -> dict[str, int]:
         places[turn.call] = seen[turn.model, turn.agent]
         seen[turn.model, turn.agent] += 1
     return places
+
+
+def _ids(timelines: Iterable[Timeline]) -> Iterator[tuple[int, ...]]:
+    """The tokens of each as numbers. What one shares with the one before it are the same objects, since an object takes
+    four times the room of its place in a tuple."""
+    text, ids = b"", tuple[int, ...]()
+    for timeline in timelines:
+        shared = common_prefix(text, timeline.tokens)
+        ids = ids[:shared] + unpack_tokens(cut(timeline.tokens, shared, len(timeline)))
+        text = timeline.tokens
+        yield ids
 
 
 def _mask(timeline: Timeline) -> tuple[int, ...]:
@@ -117,87 +128,3 @@ def _reward(turns: Sequence[Turn], rewards: Iterable[EpisodeReward]) -> float | 
     calls, agent, model = {turn.call for turn in turns}, turns[0].agent, turns[0].model
     mine = [reward for reward in rewards if reward.agent in (None, agent) and reward.model in (None, model)]
     return total(reward for reward in mine if reward.call is None or reward.call in calls)
-
-
-def tree_rows(calls: Sequence[Call]) -> tuple[Sample, ...]:
-    """One row for each tree of one episode's calls: calls of one model and agent whose texts begin with the same token.
-
-    ``parents`` holds each token's predecessor. A token that two calls share as history stands once; a token that two
-    calls sampled stands twice, because each sampled it with a logprob of its own. Each call's sampled tokens stand next
-    to each other.
-    """
-    trees: dict[tuple[str, str, int | None], _Tree] = {}
-    ordered = sorted(calls, key=lambda call: (call.started_at, call.call))
-    for call in sorted(ordered, key=lambda call: len(call.prompt_token_ids)):
-        packed = pack(call)
-        root = (*call.prompt_token_ids[:1], *call.token_ids[:1], None)[0]
-        trees.setdefault((call.model, call.agent, root), _Tree()).add(packed)
-    task = prompt_hash(ordered[0].prompt_token_ids)
-    rows = sorted(trees.values(), key=lambda tree: min(turn.rank for turn in tree.turns))
-    places = _places(turn for tree in rows for turn in tree.turns)
-    episode = ordered[0].episode
-    return tuple(tree.row(f"{episode}/{index}", episode, task, places) for index, tree in enumerate(rows))
-
-
-class _Tree:
-    """Nodes in the order in which they were made. A node stands for one token after one history. `_first` finds, for a
-    node and a token, the node that first continued it so. Calls come in the order of their prompts' lengths, so a
-    sampled token is made before anyone has it as history."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.logprobs: list[float] = []
-        self.sampled: list[int] = []
-        self.turns: list[Turn] = []
-        self._first: dict[tuple[int, int], int] = {}
-        self._same: list[int] = []
-        self._starts: list[int] = []
-
-    def add(self, call: Packed) -> None:
-        """Add `call`'s history, as far as it is new, and then its sampled tokens, which are always new."""
-        turn, at = call.turn, -1
-        for token in unpack_tokens(cut(call.text, 0, turn.start)):
-            known = self._first.get((at, token))
-            at = self._make(at, at, token, 0.0, 0) if known is None else known
-        history = at
-        self._starts.append(len(self.tokens))
-        sampled = unpack_tokens(cut(call.text, turn.start, count(call.text)))
-        for token, logprob in zip(sampled, turn.logprob_values(), strict=True):
-            at = self._make(at, history, token, logprob, 1)
-            history = self._same[at]
-        self.turns.append(turn)
-
-    def _make(self, parent: int, history: int, token: int, logprob: float, sampled: int) -> int:
-        """A new node after `parent`. `history` is the node that first had the text which `parent` ends."""
-        node = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.logprobs.append(logprob)
-        self.sampled.append(sampled)
-        self._same.append(self._first.setdefault((history, token), node))
-        return node
-
-    def row(self, name: str, episode: str, task: str, places: Mapping[str, int]) -> Sample:
-        order = sorted(range(len(self.turns)), key=lambda index: self._starts[index])
-        turns = [self.turns[index] for index in order]
-        starts = [self._starts[index] for index in order]
-        spans = [(turn.call, at, at + turn.sampled) for turn, at in zip(turns, starts, strict=True)]
-        return Sample(
-            sample=name,
-            episode=episode,
-            task=task,
-            model=turns[0].model,
-            agent=turns[0].agent,
-            token_ids=tuple(self.tokens),
-            loss_mask=tuple(self.sampled),
-            logprobs=tuple(self.logprobs),
-            policy_versions=_versions(turns),
-            calls=tuple(turn.call for turn in turns),
-            spans=tuple(spans),
-            uncertain_tokens=_uncertain(turns),
-            parents=tuple(self.parents),
-            sampling=_sampling(turns),
-            finish_reasons=tuple(turn.finish_reason for turn in turns),
-            turns=tuple(places[turn.call] for turn in turns),
-        )

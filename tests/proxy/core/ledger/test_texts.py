@@ -53,6 +53,16 @@ def test_a_token_that_several_begin_with_is_kept_once(said: list[Tokens]) -> Non
         assert texts.whole(number, text.end) == pack_tokens(said[int(text.call)][: text.end])
 
 
+@given(some, st.data())
+def test_what_beginnings_share_is_counted_once(said: list[Tokens], data: st.DataObject) -> None:
+    texts, numbers = tree_of(said)
+    some_of = [data.draw(st.sampled_from(range(len(said)))) for _ in range(data.draw(st.integers(0, 5))) if said]
+    ends = [data.draw(st.integers(0, len(said[place]))) for place in some_of]
+    beginnings = {said[place][:n] for place, end in zip(some_of, ends, strict=True) for n in range(1, end + 1)}
+    asked = [(numbers[place], end) for place, end in zip(some_of, ends, strict=True)]
+    assert texts.distinct(asked) == len(beginnings)
+
+
 @given(some, some)
 def test_a_tree_of_what_is_written_goes_on_as_before(said: list[Tokens], later: list[Tokens]) -> None:
     texts, _ = tree_of(said)

@@ -1,8 +1,7 @@
-"""The laws of contract §6.3 for samples and tree rows, against the calls they came from."""
+"""The laws of contract §6.3 for samples, against the calls they came from."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from ajet_proxy.core.ledger.views import delivered
 from ajet_proxy.core.trajectory.call import prompt_hash
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
-from ajet_proxy.core.trajectory.samples import merge_calls, samples_of, tree_rows
+from ajet_proxy.core.trajectory.samples import merge_calls, samples_of
 from ajet_proxy.core.trajectory.timeline import merge
 from ajet_sdk.sample import Call, Sample
 from tests.kit.ledger_rig import LedgerRig
@@ -24,7 +23,7 @@ some_calls = st.one_of(tangled_calls(), conversations())
 
 
 def check_masks(samples: Sequence[Sample], calls: Sequence[Call]) -> None:
-    """Laws 1 and 3, which hold for samples and for tree rows."""
+    """Laws 1 and 3."""
     by_name = {call.call: call for call in calls}
     seen: list[str] = []
     for sample in samples:
@@ -153,81 +152,10 @@ def test_a_sample_gets_the_rewards_that_concern_it(rewards: list[EpisodeReward],
     assert [sample.reward for sample in samples] == expected
 
 
-# ---- trees
-
-
-def path(row: Sample, node: int) -> tuple[int, ...]:
-    out = []
-    while node >= 0:
-        out.append(row.token_ids[node])
-        node = row.parents[node] if row.parents else -1
-    return tuple(reversed(out))
-
-
-def distinct_nodes(calls: Sequence[Call]) -> int:
-    """Nodes that any tree of `calls` needs: each history once, and each sampled token of its own."""
-    needed = 0
-    for kind in {(call.model, call.agent) for call in calls}:
-        mine = [call for call in calls if (call.model, call.agent) == kind]
-        texts = {
-            (call.prompt_token_ids + call.token_ids)[:length]
-            for call in mine for length in range(1, len(call.prompt_token_ids + call.token_ids) + 1)
-        }
-        claims: dict[tuple[int, ...], int] = {}
-        for call in mine:
-            for length in range(1, len(call.token_ids) + 1):
-                text = call.prompt_token_ids + call.token_ids[:length]
-                claims[text] = claims.get(text, 0) + 1
-        needed += sum(max(1, claims.get(text, 0)) for text in texts)
-    return needed
-
-
-@given(some_calls)
-def test_tree_rows_keep_the_laws_of_masks(calls: list[Call]) -> None:
-    check_masks(tree_rows(calls), calls)
-
-
-@given(some_calls)
-def test_every_token_of_a_tree_has_its_calls_own_history(calls: list[Call]) -> None:
-    by_name = {call.call: call for call in calls}
-    for row in tree_rows(calls):
-        assert row.parents is not None
-        assert all(-1 <= parent < node for node, parent in enumerate(row.parents))
-        for name, start, end in row.spans:
-            call = by_name[name]
-            for node in range(start, end):
-                assert path(row, node) == call.prompt_token_ids + call.token_ids[: node - start + 1]
-        held = {path(row, node) for node in range(len(row.token_ids))}
-        for name in row.calls:
-            call = by_name[name]
-            assert not call.prompt_token_ids or call.prompt_token_ids in held
-
-
-@given(some_calls)
-def test_every_shared_token_stands_once(calls: list[Call]) -> None:
-    assert sum(len(row.token_ids) for row in tree_rows(calls)) == distinct_nodes(calls)
-
-
-@given(tangled_calls(), st.randoms(use_true_random=False))
-def test_trees_do_not_depend_on_the_order_of_arrival(calls: list[Call], dice: random.Random) -> None:
-    rows = tree_rows(calls)
-    dice.shuffle(calls)
-    assert tree_rows(calls) == rows
-
-
-def test_a_fork_is_one_tree() -> None:
-    calls = [make_call("a", [1, 2], [3], at=0), make_call("b", [1, 2], [4], at=1), make_call("c", [8], [9], at=2)]
-    first, second = tree_rows(calls)
-    assert (first.token_ids, first.parents, first.loss_mask) == ((1, 2, 3, 4), (-1, 0, 1, 1), (0, 0, 1, 1))
-    assert (second.token_ids, second.parents) == ((8, 9), (-1, 0))
-    assert [row.sample for row in (first, second)] == ["ep/0", "ep/1"]
-
-
 def test_a_sample_says_how_many_of_its_tokens_have_uncertain_versions() -> None:
     sure = make_call("a", (1,), (2, 3), at=1)
     unsure = replace(make_call("b", (1, 2, 3, 4), (5, 6, 7), at=2), version_uncertain=True)
-    for samples in (merge_calls([sure, unsure]), tree_rows([sure, unsure])):
-        assert [sample.uncertain_tokens for sample in samples] == [3]
+    assert [sample.uncertain_tokens for sample in merge_calls([sure, unsure])] == [3]
     assert merge_calls([sure])[0].uncertain_tokens == 0
     (timeline,) = merge([sure, unsure])
     assert [turn.to_call(timeline.tokens, EPISODE) for turn in timeline.turns] == [sure, unsure]
