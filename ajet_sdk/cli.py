@@ -212,7 +212,7 @@ def run(
     with usage():
         files = allow_files(most)
     how: dict[str, Any] = {"repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval}
-    how |= team(members, teachers) | {"wanted": wanted}
+    how |= team(model, members, teachers) | {"wanted": wanted}
     how |= {"play": play, "epochs": epochs, "retries": retries, "watch": watch}
     how |= {"client_name": client_name, "lane": lane, "revision": revision, "replace_older": replace_older}
     with playing(program, reward_cmd, reward_from, intercept, proxy, files) as (client, what):
@@ -238,20 +238,22 @@ def try_(
 
     if not task:
         raise click.UsageError("--task is empty: an unset variable?")
-    both = team(members, teachers)
+    both = team(model, members, teachers)
     with usage():
         files = allow_files(1)
     with playing(program, reward_cmd, reward_from, intercept, proxy, files) as (client, what):
         return try_and_tell(client, what, task, model=model, agent=agent, team=both)
 
 
-def team(members: dict[str, str], teachers: dict[str, str]) -> dict[str, dict[str, str] | None]:
+def team(model: str | None, members: dict[str, str], teachers: dict[str, str]) -> dict[str, dict[str, str] | None]:
     """The ``members`` and ``teachers`` of an episode; None where there are none."""
     if both := members.keys() & teachers:
         raise click.UsageError(f"--teacher: agent {min(both)!r} has an --agent-model already")
-    for agent, model in teachers.items():
-        if model in members.values():
-            raise click.UsageError(f"--teacher: an --agent-model learns as {model!r}, so {agent!r} needs another")
+    for agent, taught_by in teachers.items():
+        if taught_by in members.values():
+            raise click.UsageError(f"--teacher: an --agent-model learns as {taught_by!r}, so {agent!r} needs another")
+        if taught_by == model:
+            raise click.UsageError(f"--teacher: --model {model!r} learns, so {agent!r} needs another")
     return {"members": members or None, "teachers": teachers or None}
 
 

@@ -88,12 +88,12 @@ def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
         raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}") from error
 
 
-def wanting(target: Target, models: Collection[str]) -> Talk[tuple[str, int] | None]:
-    """A model that wants evaluation episodes now, and is one of `models` if there are any, with the next place of its
-    evaluation; None if none does."""
+def wanting(target: Target, models: Collection[str], never: Collection[str] = ()) -> Talk[tuple[str, int] | None]:
+    """A model that wants evaluation episodes now, is one of `models` if there are any, and is not one of `never`, with
+    the next place of its evaluation; None if none does."""
     answer = _told(target, (yield from request(target, "wanted")))
     wanted = (name for name, missing in answer["eval"].items() if missing > 0 and (not models or name in models))
-    return next(((name, int(answer["next"][name])) for name in wanted), None)
+    return next(((name, int(answer["next"][name])) for name in wanted if name not in never), None)
 
 
 def place_taken(error: BaseException) -> bool:

@@ -286,7 +286,8 @@ def source_of(
 ) -> Source:
     """Where the turns of a run come from."""
     if how.wanted:
-        return WantedRollouts(tasks, repeat, [body.model] if body.model else list((body.members or {}).values()))
+        learn = [body.model] if body.model else list((body.members or {}).values())
+        return WantedRollouts(tasks, repeat, learn, never=list((body.teachers or {}).values()))
     if how.play is None:
         return OnceRollouts(tasks, repeat, how.retries)
     return PlayedRollouts(

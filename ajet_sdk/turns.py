@@ -132,14 +132,17 @@ class WantedRollouts:
 
     serial: ClassVar[bool] = True
 
-    def __init__(self, tasks: Iterable[Any], repeat: int, models: Collection[str]) -> None:
-        """`models` are those whose evaluations are played; without any, all are."""
+    def __init__(
+        self, tasks: Iterable[Any], repeat: int, models: Collection[str], never: Collection[str] = ()
+    ) -> None:
+        """`models` are those whose evaluations are played; without any, all are but `never`."""
         self._all, self._repeat, self._models = tuple(rollouts_at(tasks, repeat)), repeat, models
+        self._never = never
         if not self._all:
             raise BadRequest("there is no task to play", param="tasks")
 
     def take(self, target: Target) -> Talk[Turn | Later | None]:
-        found = yield from wanting(target, self._models)
+        found = yield from wanting(target, self._models, self._never)
         if found is None:
             return LATER
         model, place = found

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,7 +29,7 @@ LOST_S = 60.0
 class Load:
     """`agents` at once, each with `turns` requests one after another; a stream of `chunks` every `gap_ms`, or a
     document if there are none. Their starts are spread over `ramp_s`. ``{}`` in `path` is the episode: one for
-    `per_episode` requests."""
+    `per_episode` requests. Agents ask for one of `models` each, in turn."""
 
     agents: int
     turns: int
@@ -37,6 +37,7 @@ class Load:
     gap_ms: int = 0
     ramp_s: float = 0.0
     per_episode: int = 10
+    models: Sequence[str] = ("stub",)
 
 
 @dataclass(slots=True)
@@ -69,7 +70,8 @@ async def run(port: int, load: Load, *, path: str, name: str = "", limit_s: floa
 
 
 def _request(path: str, load: Load, name: str, number: int, turn: int) -> bytes:
-    body = {"model": "stub", "stream": load.chunks > 0, "max_tokens": load.chunks or 200}
+    model = load.models[number % len(load.models)]
+    body = {"model": model, "stream": load.chunks > 0, "max_tokens": load.chunks or 200}
     if load.chunks:
         body["seed"] = load.gap_ms
     body |= {"messages": [{"role": "user", "content": FILLER}]}

@@ -27,13 +27,14 @@ SHORT = st.lists(st.integers(0, 2), max_size=4)
 
 def _open(rig: LedgerRig, draw: Any) -> None:
     members = {"x": "m", "y": "n"} if draw(st.integers(0, 4)) == 0 else None
+    teachers = {"z": "n"} if members is None and draw(st.integers(0, 4)) == 0 else None
     evaluates, model = draw(st.integers(0, 2)) == 0, draw(st.sampled_from([None, "m"]))
     task = draw(st.sampled_from([None, "s", "t"]))
     client = draw(st.sampled_from([None, *rig.state.clients.live]))
     revision = draw(st.sampled_from([None, "r1", "r2"]))
     rig.open(
         draw(EPISODES), task=task, members=members, eval=evaluates, model=None if members else model, client=client,
-        revision=revision,
+        revision=revision, teachers=teachers,
     )
 
 

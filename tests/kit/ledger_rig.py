@@ -111,6 +111,8 @@ def check(state: State) -> None:
     assert state.captures.total() - state.captures["complete"] == state.calls["lost"]
     assert state.captures["complete"] >= state.calls["complete"]
     for episode in episodes:
+        assert episode.members or episode.aims == (episode.aimed() or episode.aims)
+        assert not set(episode.aims) & set((episode.teachers or {}).values())
         assert episode.running == sum(entry.state == "running" for entry in episode.calls.values())
         assert (episode.id in state.unsettled) == (episode.state in ("open", "sealed"))
         assert not (episode.state == "sealed" and not episode.running)

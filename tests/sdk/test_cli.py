@@ -54,6 +54,7 @@ def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
         ("run", "--task", "t", "--agent-model", "a=m", "--agent-model", "a=n", "--", "true"),
         ("try", "--agent-model", "a=m", "--teacher", "a=n", "--", "true"),
         ("try", "--agent-model", "a=m", "--teacher", "b=m", "--", "true"),
+        ("try", "--model", "m", "--teacher", "b=m", "--", "true"),
         ("run", "--task", "t", "--name", "\udcff", "--", "true"), ("run", "--task", "t", "--name", "", "--", "true"),
     ],
     ids=" ".join,

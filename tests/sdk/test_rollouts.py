@@ -402,6 +402,18 @@ async def test_exactly_what_is_wanted_is_played(face: Any, stub: ControlStub, ea
     ], "each evaluation begins with the first task"
 
 
+async def test_what_a_teachers_model_wants_is_not_played(face: Any, stub: ControlStub, eager: None) -> None:
+    """Its teacher never learns, so such an episode would be refused."""
+    stub.evaluations.extend([{"n": 1, "m": 1}, *[{}] * 100_000])
+
+    def ends(result: RunResult) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await face.run(one, ["a"], eval=True, wanted=True, parallel=1, on_result=ends, teachers={"tutor": "n"})
+    assert [record["model"] for record in stub.episodes.values()] == ["m"]
+
+
 async def test_two_programs_go_through_the_tasks_of_an_evaluation_once(
     face: Any, stub: ControlStub, eager: None
 ) -> None:

@@ -35,7 +35,9 @@ from tests.tutorials.pages import NAMES, hosts_of, play
 from tests.tutorials.stories import STORIES
 
 MODEL = Path(".ajet/models/smollm2-135m-instruct")
-SHORT_STEPS = {"math": 2, "cocktail": 2, "critic": 2, "laptop": 2}
+TEAMS = {"team": ("sender", "receiver")}
+"""The models of a tutorial that has others than ``policy``."""
+SHORT_STEPS = {"math": 2, "cocktail": 2, "critic": 2, "team": 2, "laptop": 2}
 """The steps that a data set is enough for when it is played once."""
 TUNNEL = 2222
 
@@ -76,9 +78,9 @@ def run(name: str, stub: Path | None, *, opencode: bool) -> str:
         children = stack.enter_context(Children())
         network = stack.enter_context(Hosts(*hosts)) if hosts else None
         inside = {host: network.inside(host) for host in hosts} if network else {}
-        engine = stack.enter_context(scripted(name, network)) if stub is not None or name == "coding" else ""
+        engines = stack.enter_context(scripted(name, network)) if stub is not None or name == "coding" else {}
         if stub is not None:
-            make_clone(clone, engine)
+            make_clone(clone, engines)
         env = environment()
         path = programs(log / "programs", network, children, env, opencode=opencode)
         env["PATH"] = f"{path}{os.pathsep}{env['PATH']}"
@@ -89,28 +91,34 @@ def run(name: str, stub: Path | None, *, opencode: bool) -> str:
             env["AJET_TRAINER_TOTAL_STEPS"] = str(SHORT_STEPS[name])
 
         def edit(text: str) -> str:
-            text = text.replace("http://127.0.0.1:8000", engine) if engine else text
-            return re.sub(r"--epochs \d\b", "--epochs 1", text) if stub is not None else text
+            text = text.replace("http://127.0.0.1:8000", engines.get("policy", "http://127.0.0.1:8000"))
+            return re.sub(r"--epochs \d\d?\b", "--epochs 1", text) if stub is not None else text
 
         return play(name, clone, children, env, log=log / "terminals", inside=inside, edit=edit)
 
 
 @contextmanager
-def scripted(name: str, network: Hosts | None) -> Iterator[str]:
-    """The base URL of an engine with the tutorial's story, on the GPU host if there are hosts."""
+def scripted(name: str, network: Hosts | None) -> Iterator[Mapping[str, str]]:
+    """The base URLs of engines with the tutorial's story, by their models; on the GPU host if there are hosts."""
     inside = network.inside("gpu") if network else ()
-    with stub_process("--model", "policy", inside=inside) as engine:
+    rules = [asdict(rule) for rule in STORIES[name]]
+    with ExitStack() as stack:
+        engines = {
+            model: stack.enter_context(stub_process("--model", model, inside=inside))
+            for model in TEAMS.get(name, ("policy",))
+        }
         with network.at("gpu") if network else nullcontext():
-            rules = [asdict(rule) for rule in STORIES[name]]
-            httpx.post(f"{engine}/stub/script", json=rules, trust_env=False).raise_for_status()
-        yield engine
+            for engine in engines.values():
+                httpx.post(f"{engine}/stub/script", json=rules, trust_env=False).raise_for_status()
+        yield engines
 
 
-def make_clone(clone: Path, engine: str) -> None:
-    """A folder in which the commands of a page find what a clone has; its trainer trains nothing."""
+def make_clone(clone: Path, engines: Mapping[str, str]) -> None:
+    """A folder in which the commands of a page find what a clone has; its trainers train nothing."""
     for name in (".venv", "integrations"):
         (clone / name).symlink_to(ROOT / name)
-    trainer = f"PYTHONPATH={ROOT} exec {sys.executable} -m tests.tutorials.scripted_trainer {engine}"
+    words = " ".join(f"{model}={engine}" for model, engine in engines.items())
+    trainer = f"PYTHONPATH={ROOT} exec {sys.executable} -m tests.tutorials.scripted_trainer {words}"
     script(clone / ".venv-engine/bin/ajet-trainer", f'{trainer} "$@"')
     script(clone / ".venv-engine/bin/python", f'exec {ROOT}/.venv-engine/bin/python "$@"')
 

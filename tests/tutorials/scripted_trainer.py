@@ -1,6 +1,6 @@
 """Stands for ``ajet-trainer`` where a tutorial is tested: the real run, with a learner that learns nothing.
 
-    python -m tests.tutorials.scripted_trainer ENGINE run --config FILE
+    python -m tests.tutorials.scripted_trainer MODEL=ENGINE… run --config FILE
 
 Configuration, mix, leases, admission, the gate, acknowledgements and metrics are the trainer's own.
 """
@@ -58,7 +58,9 @@ class Learner:
         pass
 
 
-def main(engine: str, config_file: str) -> None:
+def main(engines: Mapping[str, str], config_file: str) -> None:
+    """Trains the model of its configuration, on the one of `engines` that serves it."""
+
     def say(line: str) -> None:
         sys.stdout.write(f"{line}\n")
 
@@ -67,7 +69,8 @@ def main(engine: str, config_file: str) -> None:
     daemons = Daemons.of(config, say)
     daemons.meet()
     with closing(daemons), Keeper(daemons) as keeper:
-        run = Run(config, daemons, Learner(engine, config.max_tokens), TrainedBatches(), keeper, progress)
+        learner = Learner(engines[config.model_name], config.max_tokens)
+        run = Run(config, daemons, learner, TrainedBatches(), keeper, progress)
         try:
             run.start()
             run.loop()
@@ -77,4 +80,5 @@ def main(engine: str, config_file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[4])
+    *words, _, _, config_file = sys.argv[1:]
+    main(dict(word.split("=", 1) for word in words), config_file)

@@ -20,6 +20,7 @@ STORIES: dict[str, tuple[Rule, ...]] = {
     "cocktail": (Rule("2 + 3", "5"), Rule("opposite of hot", "Cold."), Rule("Paris", "Yes"), Rule("fire", "Yes")),
     "live": (Rule("cat", "A small animal that purrs"), Rule("sun", "Very old")),
     "critic": (Rule("right?", "yes"), Rule("2 + 3", "5"), Rule("1 + 1", "2"), Rule("= ?", "9")),
+    "team": (Rule("sun", "q"), Rule("moon", "c"), Rule("yes", "s"), Rule("no", "x")),
     "coding": (
         Rule("mended", "Done."),
         Rule("function median", tool="bash", arguments={"command": MEND_MEDIAN, "description": "Mends it"}),

@@ -78,6 +78,20 @@ def test_critic(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@NEEDS_ENGINE
+def test_team(tmp_path: Path) -> None:
+    """The receiver always names the sun, which is right every other time. Each model learns from every episode."""
+    shown = played("team", tmp_path)
+    assert re.search(r"^\d+ episodes: 64 rewarded,.* mean reward 0.5$", shown, re.MULTILINE)
+    assert "opened 64 = open 0 + sealed 0 + ready 0 + leased 0 + trained 64 +" in shown
+    shares = re.findall(r"^ +(sender|receiver) +1 +1 +[01] +trained, policy version ([12])$", shown, re.MULTILINE)
+    assert len(shares) == 2 and {model for model, _ in shares} == {"sender", "receiver"}
+    for model in ("sender", "receiver"):
+        folder = tmp_path / "runs/tutorials/team" / model
+        steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [(step["episodes"], step["policy_version"]) for step in steps] == [(32, 1), (32, 2)]
+
+
 MENDED = {"repo/median": ["4", "0", "1.000"], "repo/spread": ["4", "0", "0.000"]}
 
 
@@ -102,12 +116,14 @@ def test_every_tutorial_has_a_page_that_leads_to_the_next() -> None:
     assert [fault for page in pages for fault in broken_links(page, page.read_text())] == []
 
 
-@pytest.mark.parametrize("name", ["math", "cocktail", "critic", "laptop"])
+@pytest.mark.parametrize("name", ["math", "cocktail", "critic", "laptop", "team"])
 def test_what_is_played_is_what_is_trained(name: str) -> None:
     """Or agents would wait for an engine that has ended with its trainer, or a trainer for agents."""
     page = page_of(name).read_text()
     epochs, repeat = (int(re.findall(rf"--{option} (\d+)", page)[0]) for option in ("epochs", "repeat"))
     source = FOLDER / ("math" if name == "laptop" else name)
     tasks = sum(len(file.read_text().splitlines()) for file in source.glob("*.jsonl"))
-    config = load(str(FOLDER / name / "run.toml"))
-    assert (repeat, tasks * epochs) == (config.group_size, config.total_steps * config.groups)
+    trainers = list((FOLDER / name).glob("*.toml"))
+    assert trainers
+    for config in map(load, map(str, trainers)):
+        assert (repeat, tasks * epochs) == (config.group_size, config.total_steps * config.groups)

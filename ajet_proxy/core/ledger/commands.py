@@ -477,7 +477,7 @@ def paced(state: State, events: Sequence[Event]) -> tuple[Pot, tuple[str, ...]] 
     opened = (event for event in events if isinstance(event, ev.EpisodeOpened) and not event.eval)
     found = (
         (Pot(one.lane or lane_of(one.task or ""), one.task or "", one.revision or ""),
-         state.aims(one.model, one.members)) for one in opened
+         state.aims(one.model, one.members, one.teachers)) for one in opened
     )  # fmt: skip
     return next(found, None)
 

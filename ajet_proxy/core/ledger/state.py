@@ -319,11 +319,15 @@ class State(Serving, Shares):
         names = dict.fromkeys(model if model in self.own else "" for model in models) or ("",)
         return [self.directed(name) for name in names]
 
-    def aims(self, model: str | None, members: Mapping[str, str] | None) -> tuple[str, ...]:
+    def aims(
+        self, model: str | None, members: Mapping[str, str] | None, teachers: Mapping[str, str] | None
+    ) -> tuple[str, ...]:
         """The models that an episode may train which is opened so: those that are announced of its members, if any is;
-        its own; else whichever is announced."""
+        its own; else whichever is announced, but for those of its teachers."""
         named = tuple(dict.fromkeys(members.values() if members else filter(None, (model,))))
-        return tuple(one for one in named if one in self.served) or named or tuple(self.served)
+        return tuple(one for one in named if one in self.served) or named or tuple(
+            one for one in self.served if one not in (teachers or {}).values()
+        )
 
     def room(self, lane: str, models: Iterable[str] = ()) -> int | None:
         """How many more episodes of `lane` that may train `models` may be opened now; None: any number. There is room
@@ -383,7 +387,7 @@ class State(Serving, Shares):
             play.begin(event.place)
         if (evaluation := self.evaluation(event.evaluation)) is not None:
             evaluation.begin(event.episode)
-        episode.aims = self.aims(event.model, event.members)
+        episode.aims = self.aims(event.model, event.members, event.teachers)
         if not episode.eval:
             self.pots.opened(Pot.of(episode), event.at)
             self._opens(episode, 1)
@@ -417,8 +421,7 @@ class State(Serving, Shares):
     def _call_started(self, event: ev.CallStarted) -> None:
         episode = self.episodes[event.episode]
         episode.active_at = event.at
-        if not (episode.calls or episode.members or episode.model):
-            self._aim(episode, event.model)
+        known = episode.aimed()
         asked = Asked(
             event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
             event.retries,
@@ -426,17 +429,19 @@ class State(Serving, Shares):
         for call in event.calls:
             episode.calls[call] = CallEntry(asked)
             self.episode_by_call[call] = episode.id
+        if not known and (aims := episode.aimed()):
+            self._aim(episode, aims)
         if event.identified_by == "lineage":
             self.lineage.add_request(episode.id, event.body_hash, event.idempotency_key)
         episode.running += len(event.calls)
         self.calls["running"] += len(event.calls)
         self.running[event.model] += len(event.calls)
 
-    def _aim(self, episode: Episode, model: str) -> None:
-        """Its first call is to `model`, and nothing was said before: that one it trains."""
+    def _aim(self, episode: Episode, aims: tuple[str, ...]) -> None:
+        """A call has told what it trains, and nothing was said before."""
         if not episode.eval:
             self._opens(episode, -1)
-        episode.aims = (model,)
+        episode.aims = aims
         if not episode.eval:
             self._opens(episode, 1)
 

@@ -78,7 +78,7 @@ def wanted(state: State) -> dict[str, Any]:
     """How many episodes each lane wants now that has a share, or any ``other`` lane. Without shares, those are named in
     which most is open or ready. Nothing where no lane is held back. Of several models, the one that wants most
     counts."""
-    models = state.aims(None, None)
+    models = state.aims(None, None, None)
     other = state.room("", models)
     if other is None:
         return {}

@@ -63,12 +63,14 @@ class AnythingHappens(RuleBasedStateMachine):
             assert picture(self.rig.state) == self.rig.pictures[-1]
 
     @rule(
-        episode=EPISODES, task=st.sampled_from([None, "s", "t", "lane/s"]), eval=st.booleans(), members=st.booleans(),
-        model=st.sampled_from([None, "m"]),
-    )
-    def opens(self, episode: str, task: str | None, eval: bool, members: bool, model: str | None) -> None:
-        both = {"x": "m", "y": "n"} if members else None
-        fields = {"eval": eval, "members": both, "model": None if members else model}
+        episode=EPISODES, task=st.sampled_from([None, "s", "t", "lane/s"]), eval=st.booleans(),
+        team=st.sampled_from([
+            {"members": {"x": "m", "y": "n"}}, {"members": {"x": "m"}, "teachers": {"y": "n"}},
+            {"model": "m", "teachers": {"y": "n"}}, {"teachers": {"y": "n"}}, {"model": "m"}, {},
+        ]),
+    )  # fmt: skip
+    def opens(self, episode: str, task: str | None, eval: bool, team: dict[str, Any]) -> None:
+        fields = {"eval": eval, **team}
         self.attempt(lambda: self.rig.open(episode, task=task, **fields))
 
     @rule(model=MODELS, episodes=st.integers(0, 2), name=st.sampled_from([None, None, "again"]))

@@ -337,6 +337,22 @@ def test_which_models_an_episode_may_train_by_what_was_said_of_it() -> None:
     assert rig.state.own["m"].load.playing == {"default": 2} and rig.state.load.playing == {"default": 3}
 
 
+def test_a_call_to_a_teacher_says_nothing_of_what_an_episode_trains() -> None:
+    rig = LedgerRig(watch=True)
+    for model in ("m", "n"):
+        rig.announce(model, 1)
+        mix(rig, model, ahead=1)
+    taught, all_teach = rig.open(teachers={"tutor": "n"}), rig.open(teachers={"tutor": "n", "other": "m"})
+    assert (rig.state.episodes[taught].aims, rig.state.episodes[all_teach].aims) == (("m",), ())
+    rig.announce("o", 1)
+    later = rig.open(teachers={"tutor": "n"})
+    assert rig.state.episodes[later].aims == ("m", "o")
+    for model, aims in (("n", ("m", "o")), ("o", ("o",)), ("m", ("o",))):
+        rig.begin(later, model=model)
+        assert rig.state.episodes[later].aims == aims
+    assert (rig.state.own["n"].load.playing, rig.state.load.playing) == ({}, {"default": 2})
+
+
 def test_agents_may_be_held_by_the_mix_of_a_model_alone() -> None:
     rig = two()
     assert not rig.state.paced()
