@@ -89,8 +89,8 @@ def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
 
 
 def wanting(target: Target, models: Collection[str], never: Collection[str] = ()) -> Talk[tuple[str, int] | None]:
-    """A model that wants evaluation episodes now, is one of `models` if there are any, and is not one of `never`, with
-    the next place of its evaluation; None if none does."""
+    """A model that wants evaluation episodes now, with the next place of its evaluation; None if none does. It is one
+    of `models` if there are any, and none of `never`."""
     answer = _told(target, (yield from request(target, "wanted")))
     wanted = (name for name, missing in answer["eval"].items() if missing > 0 and (not models or name in models))
     return next(((name, int(answer["next"][name])) for name in wanted if name not in never), None)

@@ -323,7 +323,7 @@ class State(Serving, Shares):
         self, model: str | None, members: Mapping[str, str] | None, teachers: Mapping[str, str] | None
     ) -> tuple[str, ...]:
         """The models that an episode may train which is opened so: those that are announced of its members, if any is;
-        its own; else whichever is announced, but for those of its teachers."""
+        its own; else whichever is announced. A teacher's it does not train."""
         named = tuple(dict.fromkeys(members.values() if members else filter(None, (model,))))
         return tuple(one for one in named if one in self.served) or named or tuple(
             one for one in self.served if one not in (teachers or {}).values()
