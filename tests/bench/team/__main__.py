@@ -108,7 +108,8 @@ def report(runs: Mapping[str, list[Ran]], folder: Path) -> bool:
     everything = [ran for some in runs.values() for ran in some]
     seen = Counter[str]()
     for ran in everything:
-        seen.update({name.partition(": ")[2]: number for name, number in ran["gates"].items()})
+        for name, number in ran["gates"].items():
+            seen[name.partition(": ")[2]] += number
     shut, waited = seen["another's gate is shut"], seen["and requests wait"]
     return verdicts([
         (f"both learn: {LEARNED:g} or more in each last third", min(both) >= LEARNED),
