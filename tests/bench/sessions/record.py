@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet_trainer.quickstart.guess import play
 from ajet_trainer.quickstart.plan import Plan
-from ajet_trainer.verl_backend.packaged_model import unpack
+from ajet_trainer.verl_backend.packaged_model import END_OF_TURN, FILE, packaged_weights
 from tests.bench.sessions import FOLDER, Call, blocks_of
 from tests.integrations.stage import AJET, ENVIRONMENTS, Stage, python_of
 from tests.kit.engine_script import Rule
@@ -87,36 +87,44 @@ def counted(call: dict[str, Any], tokenizer: Any) -> Call:
     return [*prompt, *sampled], len(sampled)
 
 
-def quickstart(tokenizer: Any, model: Any) -> tuple[str, list[list[Call]]]:
+def quickstart(tokenizer: Any) -> tuple[str, list[list[Call]]]:
     """The first step: the model has learned nothing yet."""
     import torch
+    from transformers import AutoModelForCausalLM
 
+    model = AutoModelForCausalLM.from_pretrained(packaged_weights(), gguf_file=FILE, dtype=torch.float32)
     plan, episodes = Plan(), []
+    torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
+    end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+    how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 6}
+
+    def game(secret: int) -> list[Call]:
+        calls: list[Call] = []
+
+        def ask(messages: list[dict[str, str]]) -> str:
+            prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            ids = torch.tensor([prompt])
+            [tokens] = model.generate(
+                ids, attention_mask=torch.ones_like(ids), eos_token_id=end, pad_token_id=end, **how
+            ).tolist()
+            calls.append((tokens, len(tokens) - len(prompt)))
+            said = [token for token in tokens[len(prompt) :] if token != end]
+            return str(tokenizer.decode(said, clean_up_tokenization_spaces=False))
+
+        play(secret, ask)
+        return calls
+
     for secret in plan.secrets()[0]:
-        for _ in range(plan.group_size):
-            calls: list[Call] = []
-
-            def ask(messages: list[dict[str, str]], calls: list[Call] = calls) -> str:
-                prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-                options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 6}
-                [tokens] = model.generate(torch.tensor([prompt]), **options).tolist()
-                calls.append((tokens, len(tokens) - len(prompt)))
-                return str(tokenizer.decode(tokens[len(prompt) :], skip_special_tokens=True))
-
-            play(secret, ask)
-            episodes.append(calls)
+        episodes += [game(secret) for _ in range(plan.group_size)]
     return "ajet_trainer.quickstart.guess", episodes
 
 
 def main(name: str) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    with tempfile.TemporaryDirectory() as folder:
-        unpack(Path(folder) / "model")
-        tokenizer = AutoTokenizer.from_pretrained(f"{folder}/model")
-        model = AutoModelForCausalLM.from_pretrained(f"{folder}/model")
-        program, episodes = opencode(tokenizer) if name == "opencode" else quickstart(tokenizer, model)
+    tokenizer = AutoTokenizer.from_pretrained(packaged_weights(), gguf_file=FILE)
+    program, episodes = opencode(tokenizer) if name == "opencode" else quickstart(tokenizer)
     found = {"program": program, "tokenizer": "SmolLM2-135M-Instruct", "episodes": blocks_of(episodes)}
     (FOLDER / f"{name}.json").write_text(f"{json.dumps(found, separators=(',', ':'))}\n")
 
