@@ -6,9 +6,9 @@ other ids from there on. Sampled tokens are whole blocks.
 
 - ``quickstart.json``: the games of the quick start's first step, played by its agent and its model with the model's own
   tokenizer and template, in transformers instead of vLLM.
-- ``opencode.json``: opencode, as `.ci/integrations/node` locks it, on a task of the coding tutorial, run by ``ajet run``
-  and captured by ``ajet-proxy``. The scripted engine answers, in each episode otherwise. What opencode sends is its own:
-  system prompt, tools, and what they return. The text of each call is counted by the tokenizer of SmolLM2.
+- ``opencode.json``: opencode, as `.ci/integrations/node` locks it, on a task of the coding tutorial, run by ``ajet
+  run`` and captured by ``ajet-proxy``. The scripted engine answers, in each episode otherwise. What opencode sends is
+  its own: system prompt, tools, and what they return. The tokenizer of SmolLM2 counts the text of each call.
 
 `tests.bench.sessions.record` records them.
 """
