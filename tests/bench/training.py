@@ -8,6 +8,10 @@ workers of a run, without Ray; with flex attention in float32 on a GPU, if there
 of tokens a micro-batch. The forms take turns; the first round of each warms up and is not counted. Without --model it
 is a random one of 1 M parameters.
 
+Two shapes are recorded (`tests.bench.sessions`): the quick start's first step, and opencode on a task of the coding
+tutorial. Their tokens are drawn, their lengths and what they share are real. opencode's prompt is long, so this session
+is made a tenth as long; ``--scale 10 --shapes "a session of opencode"`` is its real length.
+
 Predicted is the cost by `ajet_trainer.forest.Prices`, of all micro-batches that a form makes. By it *tree* says which
 rows go together. Goals:
 
@@ -34,11 +38,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import table
+from tests.bench import sessions, table
+from tests.bench.sessions import Call
 
 FORMS = ("off", "timeline", "tree")
-Call = tuple[list[int], int]
-"""The tokens of a call, and how many of them are sampled: its last ones."""
 Row = tuple[list[int], list[int]]
 """Tokens, and 1 for those that are sampled."""
 SLACK = 1.05
@@ -48,10 +51,14 @@ SLACK = 1.05
 def calls_of(shape: str, scale: float, vocabulary: int) -> list[list[Call]]:
     """The calls of each episode."""
     pick = random.Random(0)
+    if shape in RECORDED:
+        scale *= RECORDED[shape][1]
 
     def some(count: int) -> list[int]:
         return [pick.randrange(vocabulary) for _ in range(max(1, round(count * scale)))]
 
+    if shape in RECORDED:
+        return sessions.drawn(sessions.read(RECORDED[shape][0]), some)
     if shape == "chains of 12 turns":
         return [chain(some, some(60), 12, 24, 30) for _ in range(4)]
     if shape == "8 episodes, one prompt":
@@ -72,8 +79,10 @@ def calls_of(shape: str, scale: float, vocabulary: int) -> list[list[Call]]:
     return out
 
 
-SHAPES = ("chains of 12 turns", "8 episodes, one prompt", "8 sub-agents, one history", "stripped reasoning")
-TURNS = (SHAPES[0], SHAPES[1], SHAPES[3])
+RECORDED = {"the quick start": ("quickstart", 1.0), "a session of opencode": ("opencode", 0.1)}
+"""The file of each recorded shape, and how long it is made."""
+SHAPES = ("chains of 12 turns", "8 episodes, one prompt", "8 sub-agents, one history", "stripped reasoning", *RECORDED)
+TURNS = (SHAPES[0], SHAPES[1], SHAPES[3], *RECORDED)
 
 
 def chain(some: Callable[[int], list[int]], history: list[int], turns: int, answer: int, between: int) -> list[Call]:
