@@ -37,11 +37,13 @@ class Stage:
     def script(self, rules: Sequence[Rule]) -> None:
         httpx.post(f"{self.engine}/stub/script", json=[asdict(rule) for rule in rules]).raise_for_status()
 
-    def run(self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+    def run(
+        self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, limit_s: float = 110
+    ) -> str:
         """What `command` printed; it must succeed. It knows the proxy by AJET_PROXY_URL alone."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(NOT_OURS)}
         own = clean | {"AJET_PROXY_URL": self.proxy} | dict(env or {})
-        done = subprocess.run(command, env=own, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
+        done = subprocess.run(command, env=own, cwd=cwd, capture_output=True, text=True, timeout=limit_s, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

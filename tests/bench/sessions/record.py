@@ -71,7 +71,8 @@ def opencode(tokenizer: Any) -> tuple[str, list[list[Call]]]:
         env = {"PATH": path, "HOME": name, "XDG_CONFIG_HOME": f"{name}/.config", "TMPDIR": name}
         for story in STORIES:
             theatre.script(rules_of(story))
-            theatre.run(*AJET, "run", "--tasks", str(tasks), "--", "sh", str(TUTORIAL / "agent.sh"), env=env)
+            play_it = (*AJET, "run", "--tasks", str(tasks), "--", "sh", str(TUTORIAL / "agent.sh"))
+            theatre.run(*play_it, env=env, limit_s=1800)
         records = reversed(theatre.episodes(json.loads(line)["id"]))
         episodes = [[counted(call, tokenizer) for call in record["calls"]] for record in records]
     package = ENVIRONMENTS / "node/node_modules/opencode-ai/package.json"
