@@ -192,6 +192,8 @@ def cut(
     Of all ways to cut the depth-first order, it is the one that costs least by `price`. A part has its whole path from
     the root, so a cut costs the tokens that the rows on its sides share. Rows that are all alone are one of the ways:
     what shares too little is not computed together. Each row begins with a prompt of so many tokens, as in `reading`.
+    What a row asks about and shares with the one before it counts as asked by both. So logprobs are counted too low
+    where that one's prompt is the longer one.
 
     `agree` is told the number of parts, and says how many are wanted: at most one a row. More forks are cut for these,
     those first where the least is shared.

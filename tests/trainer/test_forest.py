@@ -122,8 +122,8 @@ def nodes(rows: list[list[int]], part: list[int]) -> int:
 
 
 def worth(rows: list[list[int]], prompts: list[int], parts: list[list[int]], price: Prices) -> float:
-    """The price of `parts`, counted node by node. Of a row somebody asks about the tokens after its prompt, which the
-    row before it has not."""
+    """The price of `parts`: tokens and pairs counted node by node, logprobs as `cut` says. Of a row somebody asks about
+    the tokens after its prompt, which the row before it has not."""
     total = 0.0
     for part in parts:
         seen = sum(map(len, prefixes([rows[place] for place in part])))
