@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -232,9 +233,16 @@ class Episode:
         known = {(call, agent) for turn in turns for call in (None, turn.call) for agent in (None, turn.agent)}
         return any((one.call, one.agent) in known for one in self.rewards_of(model))
 
-    def rewards_of(self, model: str) -> list[EpisodeReward]:
-        """The rewards that may concern what `model` sampled: those of other models do not."""
-        return [one for one in self.rewards.values() if one.model in (None, model)]
+    def rewards_of(self, model: str, first: int | None = None) -> list[EpisodeReward]:
+        """The rewards, or the `first` of them, that may concern what `model` sampled. Those of other models do not, nor
+        those of calls and agents that have asked only others."""
+        others = {call for call, entry in self.calls.items() if entry.asked.model != model}
+        agents = {self.calls[call].asked.agent for call in others}
+        agents -= {entry.asked.agent for entry in self.calls.values() if entry.asked.model == model}
+        return [
+            one for one in islice(self.rewards.values(), first)
+            if one.model in (None, model) and one.call not in others and one.agent not in agents
+        ]
 
     def _sampled(self, model: str) -> list[Chain]:
         """The timelines in which `model` sampled anything."""

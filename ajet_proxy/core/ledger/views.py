@@ -354,7 +354,7 @@ def ready_episodes(state: State) -> Iterator[BatchEpisode]:
 def delivered(episode: Episode, model: str, rewarded: int | None) -> BatchEpisode:
     """What `model` learns from an episode that had only its first `rewarded` rewards when it was leased. Rewards of
     other models are left out."""
-    rewards = tuple(one for one in tuple(episode.rewards.values())[:rewarded] if one.model in (None, model))
+    rewards = episode.rewards_of(model, rewarded)
     samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
     return BatchEpisode(
         episode=episode.id,

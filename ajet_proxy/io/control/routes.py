@@ -275,12 +275,14 @@ class Control:
 
     async def _close_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Hold new calls; then freeze the engines or wait for the calls in flight, as configured. An engine that serves
-        another model too is not frozen, since calls of that one would wait."""
+        another model too is not frozen, since calls of that one would wait. Nor is one that the named model does not
+        have, such as a teacher's: its weights stay, and it may be unable to."""
         wanted = parse(routes.GateClose, request.body)
         await self._ask(http, request)
         behind = partial(self._engines.guards, wanted.model or "")
         if self._config.gate_mode == "pause" and not self._engines.shares(wanted.model or ""):
-            await self._engine_control.pause(self._engines.behind(wanted.model or ""))
+            own = self._engines.of(wanted.model) if wanted.model else ()
+            await self._engine_control.pause(own or self._engines.behind(wanted.model or ""))
         elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S), behind):
             count = self._gate.inside(behind)
             raise NotReady(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.views import delivered
+from ajet_proxy.core.ledger.views import delivered, record
 from ajet_proxy.core.trajectory.call import prompt_hash
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.samples import merge_calls, samples_of
@@ -120,6 +121,27 @@ def test_what_is_delivered_is_of_one_model_and_has_the_rewards_that_its_batch_ha
     assert (sample.model, sample.task, sample.token_ids, sample.reward) == ("m", "t", (1, 2, 3), 0.75)
     first = delivered(episode, "n", 1)
     assert (first.episode, first.model, first.reward, len(first.rewards)) == (name, "n", 0.5, 1)
+
+
+def test_a_model_is_shown_no_reward_of_a_call_or_an_agent_of_another() -> None:
+    rig = LedgerRig()
+    name = rig.open(task="t", members={"sends": "m", "takes": "n"})
+    call = rig.call(name, (1, 2), (3,), model="m", agent="sends")
+    for model, agent in (("n", "takes"), ("m", "both"), ("n", "both")):
+        rig.call(name, (1, 2), (3,), model=model, agent=agent)
+    scopes: list[dict[str, Any]] = [
+        {"call": call}, {"agent": "sends"}, {"agent": "takes"}, {"agent": "both"}, {"agent": "misspelt"}, {},
+    ]  # fmt: skip
+    for power, scope in enumerate(scopes):
+        rig.reward(name, 2.0**power, final=False, **scope)
+    assert {model: one["reward"] for model, one in record(rig.state, name)["models"].items()} == {"m": 59.0, "n": 60.0}
+    rig.seal(name)
+    episode = rig.state.episodes[name]
+    assert [delivered(episode, model, None).reward for model in "mn"] == [59.0, 60.0]
+    assert [delivered(episode, model, 3).reward for model in "mn"] == [3.0, 4.0]
+    for model in "mn":
+        whole = {sample["sample"]: sample["reward"] for sample in record(rig.state, name, tokens="all")["timelines"]}
+        assert all(one.reward == whole[one.sample] for one in delivered(episode, model, None).samples)
 
 
 # ---- rewards

@@ -124,6 +124,24 @@ async def test_each_of_several_models_has_its_own_engines_frozen_and_woken(tmp_p
         assert [r.path for r in one.requests] == ["/pause"]
 
 
+async def test_an_engine_of_a_teacher_that_cannot_be_frozen_is_no_matter_to_the_only_trainer(tmp_path: Path) -> None:
+    async with EngineStub(models=("one",)) as one:
+        upstreams = (f"one={one.url}", "judge=http://127.0.0.1:9")
+        async with serving(tmp_path, upstream=upstreams, gate_mode="pause") as client, EngineStub(models=("t",)) as it:
+            await client.control("POST", "/policy", {"model": "one", "version": 1, "upstreams": [one.url, it.url]})
+            answer = await client.control("POST", "/gate/close", {"model": "one"})
+            assert (answer.status, answer.json["gate"]) == (200, "closed")
+            assert [[r.path for r in engine.requests] for engine in (one, it)] == [["/pause"]] * 2
+            assert (await client.control("POST", "/gate/open", {"policy_version": 2, "model": "one"})).status == 200
+            assert [engine.requests[-1].path for engine in (one, it)] == ["/resume"] * 2
+    async with EngineStub(models=("one",)) as one, EngineStub(models=("judge",)) as judge:
+        upstreams = (f"one={one.url}", f"judge={judge.url}")
+        async with serving(tmp_path / "two", upstream=upstreams, gate_mode="pause") as client:
+            await client.control("POST", "/policy", {"model": "one", "version": 1})
+            await client.control("POST", "/gate/close", {"model": "one"})
+            assert ([r.path for r in one.requests], judge.requests) == (["/pause"], [])
+
+
 @pytest.mark.parametrize("mode", ["drain", "pause"])
 async def test_two_models_of_one_engine_have_gates_of_their_own(tmp_path: Path, mode: str) -> None:
     """As two adapters have: while one waits for its calls and takes weights, the same engine answers the other. It is
