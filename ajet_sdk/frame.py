@@ -97,6 +97,8 @@ def _group(group: Group) -> dict[str, Any]:
     tokens, runs, ends = plant([pack("i", sample.token_ids) for sample in samples])
     told = iter(list(map(_sample, samples, ends)))
     episodes = [_fields(one) | {"samples": [next(told) for _ in one.samples]} for one in group.episodes]
+    for body in episodes:
+        del body["fault"]
     return {"task": group.task, "tree": {"token_ids": tokens, "parents": runs}, "episodes": episodes}
 
 
@@ -120,8 +122,9 @@ def _in_order(sampling: Any) -> Any:
     return None if sampling is None else json.loads(canonical(sampling))
 
 
-def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
-    """The batch in `data`, or a `FrameError` that names what is wrong or missing."""
+def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES, lenient: bool = False) -> Batch:
+    """The batch in `data`, or a `FrameError` that names what is wrong or missing. If it is `lenient` and names its
+    episodes, those that cannot be read have a ``fault`` instead, and the others are read."""
     if len(data) > max_bytes:
         raise TooLarge(f"frame of {len(data)} bytes is over the limit of {max_bytes}", code="frame_too_large")
     try:
@@ -140,7 +143,7 @@ def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
             batch=found.get("batch", str),
             lease_until=found.number("lease_until"),
             policy_version=found.get("policy_version", int),
-            groups=_Groups(version == VERSION).read(found.get("groups", list)),
+            groups=_Groups(version == VERSION, lenient).read(found.get("groups", list)),
         )
     except FrameError:
         raise
@@ -198,8 +201,8 @@ class _Map:
 class _Groups:
     """Reads groups. Their samples are paths in the tree of their group, or in version 2 each has its own tokens."""
 
-    def __init__(self, in_trees: bool) -> None:
-        self._in_trees = in_trees
+    def __init__(self, in_trees: bool, lenient: bool) -> None:
+        self._in_trees, self._lenient = in_trees, lenient
         self._left = MAX_TOKENS
         self._tree = Tree((), ())
 
@@ -207,23 +210,34 @@ class _Groups:
         return tuple(self._group(body, f"group {number}") for number, body in enumerate(groups))
 
     def _group(self, body: Any, where: str) -> Group:
-        found = _Map(body, where)
-        if self._in_trees:
-            self._tree = _tree(_Map(found.get("tree", dict), f"{where}: tree"))
-        return Group(found.get("task", str), tuple(map(self._episode, found.get("episodes", list))))
+        found, fault = _Map(body, where), None
+        try:
+            if self._in_trees:
+                self._tree = _tree(_Map(found.get("tree", dict), f"{where}: tree"))
+        except FrameError as error:
+            fault = error
+        return Group(found.get("task", str), tuple(self._episode(one, fault) for one in found.get("episodes", list)))
 
-    def _episode(self, body: Any) -> BatchEpisode:
+    def _episode(self, body: Any, fault: FrameError | None) -> BatchEpisode:
+        """An episode of a group that has a `fault`, or has none."""
         found = _Map(body, "episode")
         episode = found.get("episode", str)
         found.where = f"episode {episode}"
         task, model = found.get("task", str), found.get("model", str)
         of_episode = {"episode": episode, "task": task, "model": model}
-        return BatchEpisode(
-            **of_episode,
-            reward=found.number("reward"),
-            rewards=tuple(found.each("rewards", dict)),
-            samples=tuple(self._sample(item, of_episode) for item in found.get("samples", list)),
-        )
+        try:
+            if fault is not None:
+                raise fault
+            return BatchEpisode(
+                **of_episode,
+                reward=found.number("reward"),
+                rewards=tuple(found.each("rewards", dict)),
+                samples=tuple(self._sample(item, of_episode) for item in found.get("samples", list)),
+            )
+        except BadRequest as error:
+            if not self._lenient:
+                raise
+            return BatchEpisode(**of_episode, reward=0.0, rewards=(), samples=(), fault=error.message)
 
     def _sample(self, body: Any, of_episode: dict[str, str]) -> Sample:
         found = _Map(body, f"sample of {of_episode['episode']}")

@@ -265,7 +265,10 @@ def _listed(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BatchEpisode:
-    """One episode of a leased group: its reward (a finite float) and its samples, in the order of their first call."""
+    """One episode of a leased group: its reward (a finite float) and its samples, in the order of their first call.
+
+    With a ``fault`` the frame told something that is none. Then this says what, and the rest is empty.
+    """
 
     episode: str
     task: str
@@ -273,6 +276,7 @@ class BatchEpisode:
     reward: float
     rewards: tuple[Mapping[str, Any], ...]
     samples: tuple[Sample, ...]
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

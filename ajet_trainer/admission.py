@@ -141,6 +141,8 @@ def episode_fault(
     """``(reason, detail)`` for an episode that must not be trained, else None."""
     if episode.episode in trained:
         return ALREADY_TRAINED, "part of the checkpointed history"
+    if episode.fault is not None:
+        return "unlawful_sample", episode.fault
     if not math.isfinite(episode.reward):
         return "bad_reward", f"reward is {episode.reward}"
     if not episode.samples:

@@ -116,7 +116,7 @@ class Link:
         if frame is None:
             return None
         try:
-            return decode_batch(frame)
+            return decode_batch(frame, lenient=True)
         except FrameError as error:
             if error.code != "wire_version":
                 raise

@@ -272,6 +272,28 @@ def test_so_is_anything_around_it(change: Any) -> None:
         frame.decode_batch(msgpack.packb(body(change)))
 
 
+def test_what_cannot_be_read_is_a_fault_of_its_episodes_alone() -> None:
+    """Of those of a group whose tree is none, and of one whose sample is none. Without names nothing is read."""
+    (told,) = batch().groups[0].episodes
+    other = replace(told, episode="e2", samples=tuple(replace(one, episode="e2") for one in told.samples))
+    sent = Batch("b", 0.0, 4, (Group("t", (told, other)), Group("u", (told,))))
+    plain = msgpack.packb(body := msgpack.unpackb(frame.encode_batch(sent), raw=False))
+    assert frame.decode_batch(plain, lenient=True) == sent
+
+    first(body)["end"] = 99
+    found = frame.decode_batch(msgpack.packb(body), lenient=True)
+    empty = BatchEpisode("e1", "t", "m", 0.0, (), (), "sample s1: end 99 is none of the tree's 7 nodes, nor -1")
+    assert found == replace(sent, groups=(Group("t", (empty, other)), sent.groups[1]))
+
+    body["groups"][0]["tree"]["parents"] = [[6, 0], [1, 0]]
+    (one, two), (three,) = (group.episodes for group in frame.decode_batch(msgpack.packb(body), lenient=True).groups)
+    assert str(one.fault).startswith("group 0: tree: run 0") and one.fault == two.fault and three == told
+
+    del body["groups"][0]["episodes"][0]["episode"]
+    with pytest.raises(frame.FrameError, match="episode lacks 'episode'"):
+        frame.decode_batch(msgpack.packb(body), lenient=True)
+
+
 @given(st.binary(max_size=60))
 def test_random_bytes_are_no_frame(data: bytes) -> None:
     with pytest.raises(frame.FrameError):
@@ -346,7 +368,7 @@ def test_a_damaged_frame_is_refused_or_read_and_never_anything_else(data: st.Dat
         at = data.draw(st.integers(0, len(whole) - 1))
         whole[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
     with suppress(frame.FrameError):
-        frame.decode_batch(bytes(whole))
+        frame.decode_batch(bytes(whole), lenient=data.draw(st.booleans()))
 
 
 @given(st.lists(st.integers(0, 1), max_size=50))

@@ -266,6 +266,15 @@ def test_another_wire_version_says_what_to_do() -> None:
         link(lambda _: httpx.Response(200, content=frame), Clock()).lease(routes.Lease())
 
 
+def test_an_episode_that_cannot_be_read_comes_with_its_fault() -> None:
+    body = msgpack.unpackb(encode_batch(batch("b")))
+    body["groups"][0]["tree"]["parents"] = []
+    leased = link(lambda _: httpx.Response(200, content=msgpack.packb(body)), Clock()).lease(routes.Lease())
+    assert leased is not None
+    faults = [one.fault for group in leased.groups for one in group.episodes]
+    assert len(leased.groups[0].episodes) == sum("group 0: tree: its runs have 0 nodes" in str(one) for one in faults)
+
+
 def test_a_truncated_frame_names_itself() -> None:
     with pytest.raises(FrameError, match="truncated"):
         link(lambda _: httpx.Response(200, content=encode_batch(batch("b"))[:50]), Clock()).lease(routes.Lease())

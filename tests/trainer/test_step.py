@@ -342,6 +342,19 @@ def test_an_episode_with_a_token_of_two_calls_is_not_trained_and_its_batch_is_ac
     }
 
 
+def test_an_episode_that_could_not_be_read_is_refused_and_its_batch_is_acknowledged(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 2)
+    setting.proxy.make = lambda task: (
+        episode(f"{task}a", 1.0), episode(f"{task}b", 0.0),
+        replace(episode(f"{task}c", 0.0), samples=(), fault="no tree"),
+    )  # fmt: skip
+    setting.whole()
+    assert setting.learner.version == 2
+    assert [word for word in setting.proxy.log if word.startswith("ack")] == ["ack lease0 1", "ack lease1 2"]
+    assert set(setting.proxy.filtered) == {f"{n}g{g}c" for n in range(2) for g in range(2)}
+    assert set(setting.proxy.filtered.values()) == {"unlawful_sample: no tree"}
+
+
 def test_a_push_that_fails_opens_the_gate_at_the_old_version_and_returns_the_batch(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 2, save_freq=10)
     run = setting.start(fail_push=RuntimeError("the weight push did not finish within 1 s"))
