@@ -121,7 +121,7 @@ def test_rewards_by_agent_and_by_model_reach_their_trainers_alone(rig: Rig, way:
         (sample,) = one.samples
         assert (one.episode, sample.reward) == (episode.id, reward)
         assert {given.get("model", model) for given in one.rewards} == {model}
-        assert [given["agent"] for given in one.rewards if "agent" in given] == ["critic"]
+        assert [given["agent"] for given in one.rewards if "agent" in given] == ["critic"] * (model == "c-model")
         assert rig.post(f"/batches/{batch.batch}/ack", {"policy_version": 3}).is_success
     assert rig.record(episode.id)["state"] == "trained"
 
@@ -135,6 +135,15 @@ def test_a_model_that_no_engine_serves_is_named(rig: Rig, ajet: Ajet) -> None:
     assert rig.post("/episodes", {"members": {"planner": "x"}, "place": "no"}).status_code == 400
     code, _, err = ajet("try", "--agent-model", "planner=p-modle", "--", "true")
     assert (code, known in err, len(err.splitlines())) == (1, True, 1)
+
+
+def test_before_any_trainer_has_come_no_episode_of_a_team_opens(tmp_path: Path) -> None:
+    """Its calls would go to the engine of the model whose trainer comes first."""
+    with ProxyProcess(None, tmp_path / "data") as proxy, Rig(proxy.url) as rig:
+        answer = rig.post("/episodes", {"members": TEAM})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+        assert answer.json()["error"]["message"].endswith("there are engines for none yet")
+        assert rig.get("/status").json()["episodes"]["opened"] == 0
 
 
 def test_a_run_waits_for_a_trainer_that_has_yet_to_come_and_says_so(

@@ -269,7 +269,7 @@ class Control:
         agents = {model: name for name, model in {**(body.members or {}), **(body.teachers or {})}.items()}
         if (model := self._engines.lacks(agents)) is not None:
             self._decide(request, "")  # what is wrong with the request is said first
-            known = ", ".join(map(repr, self._engines.names()))
+            known = ", ".join(map(repr, self._engines.names())) or "none yet"
             said = f"no engine serves {model!r}, the model of {agents[model]!r}; there are engines for {known}"
             raise NotReady(said, code="no_engine", retry_after=1.0)
 

@@ -83,9 +83,9 @@ class Engines:
         return self.of(model) or (() if model in self._models() else self.all())
 
     def lacks(self, models: Iterable[str]) -> str | None:
-        """The first of the models that no engine serves, although there are engines for others."""
+        """The first of the models that no engine serves."""
         known = self.names()
-        return next((model for model in models if model not in known and not self.of(model) and self.all()), None)
+        return next((model for model in models if model not in known and not self.of(model)), None)
 
     def home(self, model: str) -> str:
         """As whose a request for `model` counts: that of a model with engines of its own, of the only one that is
