@@ -142,16 +142,29 @@ def test_the_gradient_is_that_of_flat_rows(both: Pair, mode: str, terms: dict[st
         assert np.linalg.norm(one) > 1e-4 and close(one, other) < LIMIT
 
 
-@pytest.mark.parametrize("loss", ["vanilla", "gspo", "geo_mean"])
-def test_losses_over_sequences_need_no_definition_of_their_own(both: Pair, loss: str) -> None:
+def test_every_loss_over_advantages_and_weights_of_single_tokens(both: Pair) -> None:
+    """As credit by turn and importance correction make them. Two losses choose tokens by their micro-batch, which the
+    forest packs otherwise."""
+    import torch
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from verl.workers.config import PolicyLossConfig
+
+    from ajet_trainer.verl_backend.refused import LOSSES
 
     flat, forest, _ = both
     rows = grown(9, 10)
-    choice = PolicyLossConfig(loss_mode=loss)
-    options = {"policy_loss": choice, "loss_agg_mode": "seq-mean-token-mean"}
-    found = [gradient(one, step_data(rows, advantages(rows), pack=300), **options) for one in (flat, forest)]
-    assert close(*found) < LIMIT
+    for loss in sorted(set(POLICY_LOSS_REGISTRY) - set(LOSSES) - {"clip_cov", "kl_cov"}):
+        choice, found = PolicyLossConfig(loss_mode=loss, dro_beta=0.1), []
+        for worker in (flat, forest):
+            data, pick = step_data(rows, advantages(rows), pack=300), torch.Generator().manual_seed(1)
+            for name in ("advantages", "rollout_is_weights"):
+                values = torch.rand(data["advantages"].values().shape, generator=pick)
+                if name == "advantages":
+                    values = values - 0.5
+                masked = values * data["response_mask"].values()
+                data[name] = torch.nested.nested_tensor_from_jagged(masked, data["response_mask"].offsets())
+            found.append(gradient(worker, data, policy_loss=choice, loss_agg_mode="seq-mean-token-mean"))
+        assert np.linalg.norm(found[0]) > 1e-4 and close(*found) < LIMIT, loss
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
