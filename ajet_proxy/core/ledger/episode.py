@@ -236,13 +236,13 @@ class Episode:
     def rewards_of(self, model: str, first: int | None = None) -> list[EpisodeReward]:
         """The rewards, or the `first` of them, that may concern what `model` sampled. Those of other models do not, nor
         those of calls and agents that have asked only others."""
+        found = [one for one in islice(self.rewards.values(), first) if one.model in (None, model)]
+        if all(one.call is None and one.agent is None for one in found):
+            return found
         others = {call for call, entry in self.calls.items() if entry.asked.model != model}
         agents = {self.calls[call].asked.agent for call in others}
         agents -= {entry.asked.agent for entry in self.calls.values() if entry.asked.model == model}
-        return [
-            one for one in islice(self.rewards.values(), first)
-            if one.model in (None, model) and one.call not in others and one.agent not in agents
-        ]
+        return [one for one in found if one.call not in others and one.agent not in agents]
 
     def _sampled(self, model: str) -> list[Chain]:
         """The timelines in which `model` sampled anything."""
