@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
+from tests.kit.http_server import started
 from tests.kit.ports import free_port
 from tests.trainer.engine.test_adapters import LORA, adapted, logprobs
 from tests.trainer.engine.test_gradient import conversation, rows_of, step_data
@@ -51,10 +51,7 @@ class Holder:
 
             do_GET = do_POST  # noqa: N815
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.server, self.url = started(Handler)
 
     def answer(self, path: str, body: dict[str, str]) -> tuple[int, Any]:
         self.asked.append(path)
