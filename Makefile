@@ -20,6 +20,7 @@
 # make swarm       clients are killed, lanes share, rewards are edited while a model trains (SEEDS=N, OUT=DIR; docs/reports/swarm.md)
 # make team        two models learn in one episode, or one of them alone, with a trainer each (SEEDS=N, OUT=DIR; docs/reports/team.md)
 # make bench-training  seconds and memory of training calls, timelines and trees, by shape (MODEL=DIR: another model; ROUNDS=N)
+# make curve       the quick start by trees and by timelines: rewards and seconds a step, in an hour (SEEDS=N, OUT=DIR)
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainers, agents and supervisor 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
@@ -27,7 +28,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team step bench-training conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team step bench-training curve conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -108,6 +109,9 @@ step: setup
 
 bench-training: setup
 	@.venv-engine/bin/python -m tests.bench.training $(if $(MODEL),--model $(MODEL)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+curve: setup
+	@.venv-engine/bin/python -m tests.bench.curve $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT))
 
 conformance:
 	@.ci/setup daemon

@@ -69,14 +69,19 @@ def staleness(metrics: Metrics) -> dict[str, int]:
 
 
 def tokens(metrics: Metrics) -> dict[str, int]:
-    """What merging saved: `as_calls` tokens would be trained if each call were a sample of its own."""
+    """What merging saved: `as_calls` tokens would be trained if each call were a sample of its own. The model
+    `computed` so many in the updates."""
     samples = sum(step["samples"] for step in metrics)
-    stored = sum(step["sampled_tokens"] + step["prompt_tokens"] for step in metrics)
+    each = [step["sampled_tokens"] + step["prompt_tokens"] for step in metrics]
+    learner = [step.get("learner", {}) for step in metrics]
+    computed = [told.get("actor/computed_tokens", all_) for told, all_ in zip(learner, each, strict=True)]
+    stored = sum(each)
     return {
         "calls": samples + sum(step["merged_calls"] for step in metrics),
         "samples": samples,
         "as_calls": stored + sum(step["merged_tokens"] for step in metrics),
         "stored": stored,
+        "computed": round(sum(computed)),
         "sampled": sum(step["sampled_tokens"] for step in metrics),
     }
 
@@ -98,6 +103,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         f" ({stale['steps_with_stale_data']} steps with any)",
         f"  merging   {tok['calls']} calls became {tok['samples']} samples; {tok['as_calls']} tokens of prompts and "
         f"answers became {tok['stored']}, of them {tok['sampled']} sampled" + split(tok["splits"]),
+        f"  trees     what samples share is computed once: {tok['computed']} tokens in the updates",
         f"  episodes  {states['opened']} opened = {shown}" + ("" if states["adds_up"] else "  (DOES NOT ADD UP)"),
         "  time      " + ", ".join(f"{name} {clock(value)}" for name, value in outside.items()),
         "            of the steps: " + ", ".join(f"{PARTS[name]} {clock(value)}" for name, value in inside.items()),

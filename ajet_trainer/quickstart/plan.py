@@ -27,6 +27,8 @@ class Plan:
     lr: float = LEARNING_RATE
     groups: int = 2
     group_size: int = 8
+    rows: str = "tree"
+    """As in the trainer's configuration."""
 
     @property
     def episodes_per_step(self) -> int:
@@ -57,6 +59,7 @@ class Plan:
             "groups": self.groups,
             "group_size": self.group_size,
             "max_tokens": 256,
+            "rows": self.rows,
             "save_freq": 0,
         }
         verl = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -31,14 +31,20 @@ def reward_plot(
 def proof_plot(
     control: Sequence[Sequence[float]], treatment: Sequence[Sequence[float]], path: Path, subtitle: str
 ) -> None:
-    """Every run's moving mean, thin, and the mean over seeds, thick."""
-    with picture(len(treatment[0]), path, "Learning against a control that cannot learn", subtitle) as axes:
-        for runs, color, label in ((control, CONTROL, "control, learning rate 0"), (treatment, LEARNS, "learning")):
+    """Runs that learn against a control."""
+    arms = {"control, learning rate 0": control, "learning": treatment}
+    compared(arms, path, "Learning against a control that cannot learn", subtitle)
+
+
+def compared(arms: Mapping[str, Sequence[Sequence[float]]], path: Path, title: str, subtitle: str) -> None:
+    """Two arms, by their names: every run's moving mean, thin, and the mean over seeds, thick."""
+    steps = max(len(run) for runs in arms.values() for run in runs)
+    with picture(steps, path, title, subtitle) as axes:
+        for (label, runs), color in zip(arms.items(), (CONTROL, LEARNS), strict=True):
             for run in runs:
                 axes.plot(range(1, len(run) + 1), smoothed(run), color=color, alpha=0.35, linewidth=1.1)
             mean = smoothed(list(map(fmean, zip(*runs, strict=False))))
-            label = f"{label} (mean of {len(runs)})"
-            axes.plot(range(1, len(mean) + 1), mean, color=color, linewidth=2.6, label=label)
+            axes.plot(range(1, len(mean) + 1), mean, color=color, linewidth=2.6, label=f"{label} (mean of {len(runs)})")
 
 
 @contextmanager

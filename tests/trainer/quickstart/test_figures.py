@@ -26,7 +26,8 @@ def step(number: int, reward: float, **more: Any) -> dict[str, Any]:
     return {
         "step": number, "reward_mean": reward, "samples": 16, "sampled_tokens": 300, "prompt_tokens": 1200,
         "merged_calls": 40, "merged_tokens": 2000, "min_policy_version": number - 1, "rollout_probs_diff_mean": 0.001,
-        "rollout_probs_diff_max": 0.01 * number, "timing": {"wait": 5.0, "train": 7.5, "step": 99.0}, **more,
+        "rollout_probs_diff_max": 0.01 * number, "timing": {"wait": 5.0, "train": 7.5, "step": 99.0},
+        "learner": {"actor/computed_tokens": 800.0}, **more,
     }  # fmt: skip
 
 
@@ -42,7 +43,8 @@ def test_the_figures_by_hand() -> None:
     assert found["reward"]["first_third"] == pytest.approx(0.15)
     assert found["reward"]["gain"] == pytest.approx(0.7)
     assert found["tokens"] == {
-        "calls": 336, "samples": 96, "as_calls": 21000, "stored": 9000, "sampled": 1800, "splits": {"retokenized": 2},
+        "calls": 336, "samples": 96, "as_calls": 21000, "stored": 9000, "sampled": 1800, "computed": 4800,
+        "splits": {"retokenized": 2},
     }  # fmt: skip
     assert found["drift"] == {"mean": 0.001, "max": 0.06}
     assert found["staleness"] == {"max": 0, "steps_with_stale_data": 0}
