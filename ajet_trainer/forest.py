@@ -185,39 +185,49 @@ def prices(body: int, head: int, layers: int, width: int, whole: bool) -> Prices
 
 
 def cut(
-    rows: Sequence[Ints], prompts: Sequence[int], limit: int, price: Prices, agree: Callable[[int], int] = int
+    rows: Sequence[Ints], prompts: Sequence[int], heats: Sequence[float], limit: int, price: Prices,
+    agree: Callable[[int], int] = int,
 ) -> list[list[int]]:
-    """Which rows go together. No part's forest has more than `limit` nodes, unless it is of one row.
+    """Which rows go together. No part's forest has more than `limit` nodes, nor is it asked for more logprobs, unless
+    it is of one row.
 
     Of all ways to cut the depth-first order, it is the one that costs least by `price`. A part has its whole path from
     the root, so a cut costs the tokens that the rows on its sides share. Rows that are all alone are one of the ways:
-    what shares too little is not computed together. Each row begins with a prompt of so many tokens, as in `reading`.
-    What a row asks about and shares with the one before it counts as asked by both. So logprobs are counted too low
-    where that one's prompt is the longer one.
+    what shares too little is not computed together. `prompts` and `heats` are those of `reading`. A logprob counts once
+    for rows that follow each other and ask for it at one temperature. So they are never counted too low.
 
     `agree` is told the number of parts, and says how many are wanted: at most one a row. More forks are cut for these,
     those first where the least is shared.
     """
     order, shared = _sorted(rows)
     lengths = np.array([len(row) for row in rows], dtype=np.int64)[order]
-    forks = _forks(lengths, shared, np.asarray(prompts, dtype=np.int64)[order], limit, price)
+    prompt, heat = np.asarray(prompts, dtype=np.int64)[order], np.asarray(heats)[order]
+    same = np.concatenate(([False], heat[1:] == heat[:-1]))
+    both = np.where(same, np.maximum(shared - np.maximum(prompt, np.roll(prompt, 1)), 0), 0)
+    forks = _forks((lengths, lengths - prompt, _seen(lengths)), (shared, both, _seen(shared)), limit, price)
     spare = sorted(set(range(1, len(order))) - set(forks), key=lambda number: (int(shared[number]), number))
     forks = sorted([*forks, *spare[: agree(len(forks) + 1) - len(forks) - 1]])
     return [order[a:b] for a, b in zip([0, *forks], [*forks, len(order)], strict=True)]
 
 
-def _forks(lengths: Ints, shared: Ints, prompts: Ints, limit: int, price: Prices) -> list[int]:
-    """The rows before which the cheapest cuts are.
+Counts = tuple[Ints, Ints, Ints]
+"""Of rows: tokens, logprobs that are asked for, and pairs in attention that see."""
+
+
+def _forks(mine: Counts, again: Counts, limit: int, price: Prices) -> list[int]:
+    """The rows before which the cheapest cuts are. Each row has `mine`, and of that `again` what it shares with the one
+    before it.
 
     ``best[b]`` is the least that the rows before ``b`` cost. What each row has that the one before it has not adds up.
-    A part that begins with row ``a`` has what ``a`` shares with the one before it besides. Its nodes only fall with
+    A part that begins with row ``a`` has what ``a`` shares with the one before it besides. Its counts only fall with
     ``a``, so the places where the last part may begin are a window.
     """
-    mine, again = _counted(lengths, prompts), _counted(shared, prompts)
     fresh = [np.concatenate(([0], np.cumsum(one - other))) for one, other in zip(mine, again, strict=True)]
-    best, begin, first = np.zeros(len(lengths) + 1), [0], 0
+    best, begin, first = np.zeros(len(mine[0]) + 1), [0], 0
     for end in range(1, len(best)):
-        while first < end - 1 and again[0][first] + fresh[0][end] - fresh[0][first] > limit:
+        while first < end - 1 and any(
+            more[first] + new[end] - new[first] > limit for more, new in zip(again[:2], fresh[:2], strict=True)
+        ):
             first += 1
         window = slice(first, end)
         counts = (more[window] + new[end] - new[window] for more, new in zip(again, fresh, strict=True))
@@ -232,6 +242,6 @@ def _forks(lengths: Ints, shared: Ints, prompts: Ints, limit: int, price: Prices
     return forks[::-1]
 
 
-def _counted(ends: Ints, prompts: Ints) -> tuple[Ints, Ints, Ints]:
-    """Of rows up to their `ends`: tokens, those about which somebody asks, and pairs that see."""
-    return ends, np.maximum(ends - prompts, 0), ends * (ends + 1) // 2
+def _seen(ends: Ints) -> Ints:
+    """The pairs that see, of rows up to their `ends`."""
+    return ends * (ends + 1) // 2

@@ -137,7 +137,7 @@ def micro_batches(
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dp_group)
         return int(most.item())
 
-    parts = cut(rows_of(data), prompts_of(data), int(data["max_token_len_per_gpu"]), price, agree)
+    parts = cut(rows_of(data), prompts_of(data), heats_of(data), int(data["max_token_len_per_gpu"]), price, agree)
     return [tu.index_select_tensor_dict(data, part) for part in parts], parts
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from inspect import signature
+from textwrap import shorten
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -53,8 +54,9 @@ def model_faults(path: str) -> Iterator[Fault]:
     """Why the model at `path` cannot be computed over a tree."""
     try:
         config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        yield "model", f"= {path!r} has no configuration that can be read here ({str(error).splitlines()[0]})"
+    except Exception as error:  # it is somebody's file, and what it says may be anything
+        said = shorten(str(error) or type(error).__name__, 200, placeholder=" …")
+        yield "model", f"= {path!r} has no configuration that can be read here ({said})"
         return
     for why in misfits(config):
         yield "model", f"= {path!r} ({config.model_type}) {why}, so it does not compute trees"

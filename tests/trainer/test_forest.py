@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -117,24 +118,31 @@ def plain(rows: list[list[int]]) -> list[int]:
     return [1] * len(rows)
 
 
+def warm(rows: list[list[int]]) -> list[float]:
+    return [1.0] * len(rows)
+
+
 def nodes(rows: list[list[int]], part: list[int]) -> int:
     return len(prefixes([rows[place] for place in part]))
 
 
-def worth(rows: list[list[int]], prompts: list[int], parts: list[list[int]], price: Prices) -> float:
-    """The price of `parts`: tokens and pairs counted node by node, logprobs as `cut` says. Of a row somebody asks about
-    the tokens after its prompt, which the row before it has not."""
+def asks(rows: list[list[int]], prompts: list[int], heats: list[float], part: list[int]) -> int:
+    """The logprobs of `part` as `cut` counts them: those of a row for which the one before it does not ask too."""
+    names = [
+        {(*rows[place][:length], heats[place]) for length in range(prompts[place] + 1, len(rows[place]) + 1)}
+        for place in part
+    ]
+    return sum(len(mine - before) for mine, before in zip(names, [set[Any](), *names], strict=False))
+
+
+def worth(
+    rows: list[list[int]], prompts: list[int], heats: list[float], parts: list[list[int]], price: Prices
+) -> float:
+    """The price of `parts`: tokens and pairs counted node by node, logprobs as `cut` says."""
     total = 0.0
     for part in parts:
         seen = sum(map(len, prefixes([rows[place] for place in part])))
-        asked, before = 0, list[int]()
-        for place in part:
-            row, shared = rows[place], 0
-            while shared < min(len(row), len(before)) and row[shared] == before[shared]:
-                shared += 1
-            asked += max(0, len(row) - prompts[place]) - max(0, shared - prompts[place])
-            before = row
-        size = nodes(rows, part)
+        size, asked = nodes(rows, part), asks(rows, prompts, heats, part)
         pairs = size * size if price.whole and len(part) > 1 else seen
         total += price.token * size + price.logprob * asked + price.pair * pairs + price.part
     return total
@@ -143,17 +151,25 @@ def worth(rows: list[list[int]], prompts: list[int], parts: list[list[int]], pri
 @given(ROWS, st.integers(1, 30), PRICES, st.data())
 def test_the_cheapest_cut_of_all(rows: list[list[int]], limit: int, price: Prices, data: st.DataObject) -> None:
     prompts = [data.draw(st.integers(1, len(row))) for row in rows]
-    parts = cut(arrays(rows), prompts, limit, price)
+    heats = [data.draw(st.sampled_from([0.5, 1.0])) for _ in rows]
+
+    def fits(part: list[int]) -> bool:
+        return len(part) == 1 or max(nodes(rows, part), asks(rows, prompts, heats, part)) <= limit
+
+    parts = cut(arrays(rows), prompts, heats, limit, price)
     order = [place for part in parts for place in part]
-    assert sorted(order) == list(range(len(rows))) and all(parts)
-    assert all(len(part) == 1 or nodes(rows, part) <= limit for part in parts)
+    assert sorted(order) == list(range(len(rows))) and all(parts) and all(map(fits, parts))
+    for part in parts:
+        some = [[values[place] for place in part] for values in (arrays(rows), prompts, heats)]
+        asked = len(reading(plant(some[0]), *some[1:]).nodes)
+        assert asked <= asks(rows, prompts, heats, part) and (len(part) == 1 or asked <= limit)
     found = []
     for count in range(len(rows)):
         for forks in combinations(range(1, len(rows)), count):
             ways = [order[a:b] for a, b in zip([0, *forks], [*forks, len(rows)], strict=True)]
-            if all(len(part) == 1 or nodes(rows, part) <= limit for part in ways):
-                found.append(worth(rows, prompts, ways, price))
-    assert worth(rows, prompts, parts, price) == min(found)
+            if all(map(fits, ways)):
+                found.append(worth(rows, prompts, heats, ways, price))
+    assert worth(rows, prompts, heats, parts, price) == min(found)
 
 
 @given(ROWS, st.integers(1, 30), PRICES, st.integers(0, 9))
@@ -164,8 +180,9 @@ def test_as_many_parts_as_are_agreed_on(rows: list[list[int]], limit: int, price
         told.append(count)
         return min(len(rows), count + more)
 
-    parts = cut(arrays(rows), plain(rows), limit, price, agree)
-    assert told == [len(cut(arrays(rows), plain(rows), limit, price))] and len(parts) == min(len(rows), told[0] + more)
+    parts = cut(arrays(rows), plain(rows), warm(rows), limit, price, agree)
+    assert told == [len(cut(arrays(rows), plain(rows), warm(rows), limit, price))]
+    assert len(parts) == min(len(rows), told[0] + more)
     assert sorted(place for part in parts for place in part) == list(range(len(rows)))
     assert all(len(part) == 1 or nodes(rows, part) <= limit for part in parts)
 
@@ -174,17 +191,17 @@ def test_cuts_go_where_little_is_shared() -> None:
     one, two = [1] * 50, [2] * 50
     rows = [[*start, *end] for end in ([3] * 9, [4] * 9) for start in (one, two)]
     tokens = Prices(1.0, 0.0, 0.0, 0.5, whole=True)
-    assert cut(arrays(rows), plain(rows), 70, tokens) == [[0, 2], [1, 3]]
-    assert cut(arrays(rows), plain(rows), 140, tokens) == [[0, 2, 1, 3]]
+    assert cut(arrays(rows), plain(rows), warm(rows), 70, tokens) == [[0, 2], [1, 3]]
+    assert cut(arrays(rows), plain(rows), warm(rows), 140, tokens) == [[0, 2, 1, 3]]
 
 
 def test_rows_go_alone_where_a_mask_costs_more_than_they_share() -> None:
     """A whole mask has all pairs of a micro-batch, and a mask of blocks only those that see."""
     shared = arrays([[5] * 8 + [one] * 50 for one in (1, 2, 3)])
     apart = [[0], [1], [2]]
-    assert cut(shared, [8] * 3, 5000, Prices(1.0, 1.0, 1.0, 1.0, whole=True)) == apart
-    assert cut(shared, [8] * 3, 5000, Prices(1.0, 1.0, 1.0, 1.0, whole=False)) == [[0, 1, 2]]
-    assert cut(shared, [8] * 3, 5000, Prices(5000.0, 1.0, 1.0, 1.0, whole=True)) == [[0, 1, 2]]
+    assert cut(shared, [8] * 3, [1.0] * 3, 5000, Prices(1.0, 1.0, 1.0, 1.0, whole=True)) == apart
+    assert cut(shared, [8] * 3, [1.0] * 3, 5000, Prices(1.0, 1.0, 1.0, 1.0, whole=False)) == [[0, 1, 2]]
+    assert cut(shared, [8] * 3, [1.0] * 3, 5000, Prices(5000.0, 1.0, 1.0, 1.0, whole=True)) == [[0, 1, 2]]
 
 
 def test_what_is_priced() -> None:

@@ -98,3 +98,12 @@ def test_attention_on_gpus_is_blockwise_and_a_model_must_be_there(tiny: Path, ve
     assert composed({ATTENTION: "sdpa"}, model=str(tiny), rows="tree")
     said = refused({}, model=str(tiny / "nothing"), rows="tree")
     assert said.startswith("model = ") and said.endswith("set rows = 'timeline'")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{}", "{", '{"model_type": "qwen2", "num_hidden_layers": "x"}'])
+def test_a_configuration_that_cannot_be_read(text: str, tmp_path: Path, verl_here: None) -> None:
+    from ajet_trainer.verl_backend.forest_refused import model_faults
+
+    (tmp_path / "config.json").write_text(text)
+    ((key, said),) = model_faults(str(tmp_path))
+    assert key == "model" and "has no configuration that can be read here (" in said and "()" not in said

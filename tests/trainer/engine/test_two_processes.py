@@ -99,7 +99,8 @@ def test_trees_that_are_cut_in_one_process_alone(pair: Pair, tiny: Path) -> None
     rows = one_of_two.forests()
     tokens = [np.concatenate((row.prompt, row.response)) for row in rows]
     price, prompts = prices(10_000, 10_000, 2, 64, whole=True), [len(row.prompt) for row in rows]
-    assert len(cut(tokens[:8], prompts[:8], 110, price)) == 1 < len(cut(tokens[8:], prompts[8:], 110, price))
+    first, last = (cut(tokens[half], prompts[half], [1.0] * 8, 110, price) for half in (slice(8), slice(8, None)))
+    assert len(first) == 1 < len(last)
     data = step_data(rows, [0.3 * number - 2 for number in range(len(rows))], pack=4096)
     expected = gradient(learner.training_worker(tiny), data, loss_agg_mode="seq-mean-token-mean", **FULL)
     assert np.linalg.norm(expected) > 0
