@@ -84,7 +84,7 @@ def _lines(episodes: Iterable[Sequence[Sample]], by: By | None) -> Iterator[str]
 
 
 def tree_row(samples: Sequence[Sample]) -> dict[str, Any]:
-    """The tree of `samples` of one task (at least one), as contract §6.4 has it."""
+    """The tree of `samples` of one task (at least one), as contract §6.6 has it."""
     tokens, runs, ends = plant([pack("i", sample.token_ids) for sample in samples])
     return {
         "task": samples[0].task,
