@@ -167,6 +167,38 @@ def test_every_loss_over_advantages_and_weights_of_single_tokens(both: Pair) -> 
         assert np.linalg.norm(found[0]) > 1e-4 and close(*found) < LIMIT, loss
 
 
+def plain(*shapes: tuple[list[int], list[int], list[int]]) -> list[Row]:
+    """Rows of a prompt, a response and its mask."""
+    bits = [np.array(mask) for _, _, mask in shapes]
+    return [
+        Row("g", number, 0, np.array(prompt), np.array(response), mask, (-6.0 * mask).astype(np.float32), 1.0, 1, 0, 0)
+        for number, ((prompt, response, _), mask) in enumerate(zip(shapes, bits, strict=True))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        plain(*[([5], [6], [1])] * 4),
+        plain(([5, 6], [7], [0]), ([5, 6], [7], [0]), ([5, 6], [8, 9, 10], [1, 0, 1])),
+        plain(([5], [6], [1]), ([5], [6, 7], [1, 1]), ([5], [6, 7, 8], [1, 1, 1])),
+        plain(([5, 6, 7, 8], [9], [1]), ([5], [6, 7], [1, 1])),
+    ],
+    ids=["equal", "padding, of which nothing is trained", "one begins another", "a prompt that goes on in another"],
+)
+def test_rows_at_the_edge(both: Pair, rows: list[Row]) -> None:
+    import torch
+
+    found = []
+    for worker in both[:2]:
+        data = step_data(rows, [0.3 * number - 0.5 for number in range(len(rows))], pack=64)
+        for name in list(data.keys()):
+            if isinstance(data[name], torch.Tensor) and not data[name].is_nested and data[name].dim() == 2:
+                data[name] = torch.nested.as_nested_tensor(list(data[name].unbind()), layout=torch.jagged)
+        found.append(gradient(worker, data, **FULL))
+    assert np.linalg.norm(found[0]) > 1e-2 and close(*found) < LIMIT
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_other_families(tmp_path: Path, tiny: Path, verl_here: None, family: str) -> None:
     folder = saved(tmp_path / family, tiny, family)
