@@ -88,12 +88,15 @@ def admit(
     """
     groups: list[Group] = []
     rejected: list[Rejection] = []
+    often = Counter(name for group in batch.groups for episode in group.episodes for name in names_of(episode))
     left_out, untold, penalties = Counter[str](), Counter[str](), dict[str, float]()
     for group in batch.groups:
         kept: list[BatchEpisode] = []
         for leased in group.episodes:
             episode = leased if by_turn is None else widened(leased)
             fault = episode_fault(episode, trained, max_tokens, oldest)
+            if fault is None and (twice := sorted(name for name in names_of(leased) if often[name] > 1)):
+                fault = "unlawful_sample", f"{twice[0]} is in the batch twice"
             if fault is None and episode.episode in failed:
                 fault = REASON, failed[episode.episode]
             if fault is not None:
@@ -117,6 +120,11 @@ def admit(
             groups.append(Group(group.task, tuple(kept)))
     admission = Admission(tuple(groups), tuple(rejected), left_out, untold)
     return replace(admission, penalties={one.episode: penalties.get(one.episode, 0.0) for one in admission.episodes})
+
+
+def names_of(episode: BatchEpisode) -> set[str]:
+    """What may be in a batch once: the episode and its calls."""
+    return {episode.episode, *(call for sample in episode.samples for call in sample.calls)}
 
 
 def group_fault(group: Group, no_signal: str, by_turn: ByTurn | None) -> tuple[str, str] | None:
@@ -168,6 +176,8 @@ def episode_fault(
 def sample_faults(sample: Sample) -> Iterator[str]:
     """What breaks a law of contract §6.3 in one sample."""
     sampled = sum(sample.loss_mask)
+    if (least := min(sample.token_ids, default=0)) < 0:
+        yield f"token {least} at {sample.token_ids.index(least)} is none"
     if set(sample.loss_mask) - {0, 1}:
         yield "the loss mask holds something other than 0 and 1"
     if sample.loss_mask[:1] == (1,):

@@ -33,6 +33,7 @@ def changed(values: tuple[float, ...], index: int, value: float) -> tuple[float,
     [
         (broken(loss_mask=tuple(2 * bit for bit in GOOD.loss_mask)), "other than 0 and 1"),
         (broken(loss_mask=(1, *GOOD.loss_mask[1:])), "from no prompt"),
+        (broken(token_ids=(*GOOD.token_ids[:3], -1, *GOOD.token_ids[4:])), "token -1 at 3"),
         (broken(logprobs=changed(GOOD.logprobs, 5, math.nan)), "logprob nan at token 5"),
         (broken(logprobs=changed(GOOD.logprobs, 5, -math.inf)), "logprob -inf"),
         (broken(logprobs=changed(GOOD.logprobs, 5, 0.5)), "logprob 0.5"),
@@ -64,6 +65,18 @@ SILENT = broken(
     sample="e/1", loss_mask=(0,) * 12, logprobs=(0.0,) * 12, calls=("quiet",), spans=(("quiet", 12, 12),),
     policy_versions=(), sampling=(),
 )
+
+
+def test_an_episode_that_comes_twice_and_calls_of_two_episodes_are_refused() -> None:
+    one, other, third = episode("e", 0.0), episode("f", 1.0), episode("g", 1.0)
+    stolen = replace(third, samples=(replace(other.samples[0], sample="g/0", episode="g"),))
+    good = Group("t", (episode("h", 0.0), episode("i", 1.0)))
+    admission = admit(batch("b", Group("t", (one, one)), Group("t", (other, stolen)), good))
+    assert [found.episode for found in admission.episodes] == ["h", "i"]
+    assert admission.filtered == {
+        "e": "unlawful_sample: e is in the batch twice",
+        **dict.fromkeys("fg", f"unlawful_sample: {other.samples[0].calls[0]} is in the batch twice"),
+    }
 
 
 def test_what_sampled_nothing_is_lawful_and_teaches_nothing() -> None:

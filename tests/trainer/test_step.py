@@ -171,8 +171,7 @@ def test_a_stop_between_checkpoints_saves_and_acknowledges_first(tmp_path: Path)
 
 def test_metrics_of_a_step(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 1)
-    two = (episode("a", 1.0, samples=2, turns=2), episode("b", 0.0))
-    setting.proxy.make = lambda task: tuple(replace(e, episode=f"{task}{e.episode}") for e in two)
+    setting.proxy.make = lambda task: (episode(f"{task}a", 1.0, samples=2, turns=2), episode(f"{task}b", 0.0))
     setting.whole()
     record = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert record["timing"].keys() == {"wait", "drain", "train", "update_actor", "save", "push"}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
-from ajet_sdk.sample import BatchEpisode, Group, Sample
+from ajet_sdk.sample import BatchEpisode, Group
 from ajet_trainer.admission import admit
 from ajet_trainer.batch import to_rows
 from ajet_trainer.turns import ByTurn, Play, Turn, credit, has_signal, plays, returns_to_go, spread, widened
@@ -214,13 +214,8 @@ def test_a_signal_is_an_advantage_of_some_call() -> None:
     group = Group("t", (early, late))
     assert not admit(batch("b", group), no_signal="drop").groups
     assert admit(batch("b", group), no_signal="drop", by_turn=RAW).groups
-    rejected = admit(batch("b", Group("t", (early, replace(early, episode="c", samples=renamed(early))))),
-                     no_signal="drop", by_turn=RAW).rejected  # fmt: skip
+    rejected = admit(batch("b", Group("t", (early, played("c", [1, 0])))), no_signal="drop", by_turn=RAW).rejected
     assert {(one.reason, one.detail) for one in rejected} == {("no_signal", "all advantages of task t are 0")}
-
-
-def renamed(one: BatchEpisode) -> tuple[Sample, ...]:
-    return tuple(replace(part, sample=f"{part.sample}x") for part in one.samples)
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=7).filter(lambda values: len(values) > 1), st.integers(1, 3))
