@@ -10,6 +10,9 @@ summed over rows then is as it would be without a forest.
 Sorted rows are a trie already: of each, the part that it shares with the one before it is there. Where a forest is
 larger than a limit, or too wide for its mask, `cut` says which rows go together, so that the whole costs the least.
 
+The tree of a frame (`ajet_sdk.tree`) is that of all samples of a group, as bytes. This one is planted for each
+micro-batch, of rows, and has what a model needs.
+
 Next: ajet_trainer/verl_backend/forest_engine.py
 """
 
