@@ -34,7 +34,7 @@ def quickstart(
 
     An unmodified agent plays guess-the-number with SmolLM2-135M-Instruct, through ajet-proxy and vLLM. verl trains on
     the games. It takes about ten minutes on two cores without a GPU, and writes reward.png, episodes.html and
-    summary.json. With --proof it takes about three quarters of an hour. An interrupted proof repeats no finished run.
+    summary.json. With --proof it takes about half an hour. An interrupted proof repeats no finished run.
     """
     screen = Screen(sys.stdout.isatty())
     if proof:
