@@ -28,23 +28,20 @@ def reward_plot(
         axes.plot(steps, smoothed(rewards), color=LEARNS, linewidth=2.4, zorder=3, label="moving mean of 5 steps")
 
 
-def proof_plot(
-    control: Sequence[Sequence[float]], treatment: Sequence[Sequence[float]], path: Path, subtitle: str
-) -> None:
-    """Runs that learn against a control."""
-    arms = {"control, learning rate 0": control, "learning": treatment}
-    compared(arms, path, "Learning against a control that cannot learn", subtitle)
-
-
 def compared(arms: Mapping[str, Sequence[Sequence[float]]], path: Path, title: str, subtitle: str) -> None:
-    """Two arms, by their names: every run's moving mean, thin, and the mean over seeds, thick."""
+    """Two arms, by their names, with the moving means of their runs."""
     steps = max(len(run) for runs in arms.values() for run in runs)
     with picture(steps, path, title, subtitle) as axes:
         for (label, runs), color in zip(arms.items(), (CONTROL, LEARNS), strict=True):
-            for run in runs:
-                axes.plot(range(1, len(run) + 1), smoothed(run), color=color, alpha=0.35, linewidth=1.1)
-            mean = smoothed(list(map(fmean, zip(*runs, strict=False))))
-            axes.plot(range(1, len(mean) + 1), mean, color=color, linewidth=2.6, label=f"{label} (mean of {len(runs)})")
+            draw(axes, label, list(map(smoothed, runs)), color)
+
+
+def draw(axes: Any, label: str, runs: Sequence[Sequence[float]], color: str) -> None:
+    """Every run, thin, and their mean, thick."""
+    for run in runs:
+        axes.plot(range(1, len(run) + 1), run, color=color, alpha=0.35, linewidth=1.1)
+    mean = list(map(fmean, zip(*runs, strict=False)))
+    axes.plot(range(1, len(mean) + 1), mean, color=color, linewidth=2.6, label=f"{label} (mean of {len(runs)})")
 
 
 @contextmanager

@@ -64,9 +64,11 @@ def prove(plan: Plan, seeds: Sequence[int], folder: Path, *, port: int, keep: bo
         screen.line(f"  reward {first} in the first third, {last} in the last: {gain}")
     proof = Proof(tuple(seeds), tuple(done[seed, True] for seed in seeds), tuple(done[seed, False] for seed in seeds))
     (folder / "proof.md").write_text(report(plan, proof), encoding="utf-8")
-    plot.proof_plot(
-        [run["reward"]["steps"] for run in proof.control], [run["reward"]["steps"] for run in proof.learning],
-        folder / "proof.png", f"{len(seeds)} seeds · gain over control {proof.difference} (95 %)",
+    arms = {"control, learning rate 0": proof.control, "learning": proof.learning}
+    plot.compared(
+        {arm: [run["reward"]["steps"] for run in runs] for arm, runs in arms.items()}, folder / "proof.png",
+        "Learning against a control that cannot learn",
+        f"{len(seeds)} seeds · gain over control {proof.difference} (95 %)",
     )  # fmt: skip
     return proof
 

@@ -157,7 +157,4 @@ def picture(
         for runs, color, label in (
             (control, plot.CONTROL, "control"), (disturbed, plot.LEARNS, "one of three clients killed every 10 s"),
         ):
-            for one in runs:
-                axes.plot(steps, one, color=color, alpha=0.35, linewidth=1.1)
-            mean = [statistics.fmean(values) for values in zip(*runs, strict=True)]
-            axes.plot(steps, mean, color=color, linewidth=2.6, label=f"{label} (mean of {len(runs)})")
+            plot.draw(axes, label, runs, color)

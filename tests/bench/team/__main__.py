@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from ajet_trainer.quickstart import figures, plot
 from tests.bench import table
@@ -134,14 +133,7 @@ def picture(runs: Mapping[str, list[Ran]], path: Path, subtitle: str) -> None:
     with plot.picture(steps, path, "A sender and a receiver, each with a trainer of its own", subtitle) as axes:
         axes.axhline(CHANCE, color=plot.QUIET, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
         for (arm, some), color in zip(curves.items(), COLORS, strict=True):
-            _draw(axes, [one[:steps] for one in some], color, arm)
-
-
-def _draw(axes: Any, some: Sequence[Sequence[float]], color: str, arm: str) -> None:
-    for one in some:
-        axes.plot(range(1, len(one) + 1), one, color=color, alpha=0.3, linewidth=1)
-    mean = [statistics.fmean(values) for values in zip(*some, strict=True)]
-    axes.plot(range(1, len(mean) + 1), mean, color=color, linewidth=2.4, label=f"{arm} (mean of {len(some)})")
+            plot.draw(axes, arm, [one[:steps] for one in some], color)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Runs:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     fake = Runs([0.6, 0.5, 0.7], [0.0, 0.05, -0.05])
     monkeypatch.setattr(session, "one_run", fake)
-    monkeypatch.setattr(proof.plot, "proof_plot", lambda *_: None)
+    monkeypatch.setattr(proof.plot, "compared", lambda *_: None)
     return fake
 
 
