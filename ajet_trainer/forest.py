@@ -8,7 +8,7 @@ its parent, since that is the token before it in each row that it is a part of.
 summed over rows then is as it would be without a forest.
 
 Sorted rows are a trie already: of each, the part that it shares with the one before it is there. Where a forest is
-larger than a limit, or too wide for its mask, `cut` says which rows go together, so that the whole costs the least.
+larger than a limit, `cut` says which rows go together, so that the whole costs the least.
 
 The tree of a frame (`ajet_sdk.tree`) is that of all samples of a group, as bytes. This one is planted for each
 micro-batch, of rows, and has what a model needs.
@@ -18,7 +18,7 @@ Next: ajet_trainer/verl_backend/forest_engine.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -110,10 +110,12 @@ def reading(forest: Forest, prompts: Sequence[int], heats: Sequence[float]) -> R
     return Reading(forest.parent[children], forest.ids[children], kinds[found % len(kinds)], index)
 
 
-def dense(exit_: Ints) -> NDArray[np.bool_]:
-    """The mask ``[N, N]``: which token (row) sees which (column)."""
-    place = np.arange(len(exit_))
-    return (place[None, :] <= place[:, None]) & (place[:, None] < exit_[None, :])
+def spans(forest: Forest) -> Iterator[tuple[int, int, Ints]]:
+    """Nodes from a start to an end, each the child of the one before it, and which nodes are above the first of them.
+    They see these and each other. There are at most as many as rows."""
+    ends = np.flatnonzero(forest.parent != np.arange(len(forest.ids)) - 1)
+    for start, end in pairwise([0, *ends[ends > 0].tolist(), len(forest.ids)]):
+        yield start, end, np.flatnonzero(forest.exit[:start] > start)
 
 
 def mask_mod(exit_: Any) -> Mask:
@@ -162,29 +164,24 @@ def _common(one: Ints, other: Ints) -> int:
 @dataclass(frozen=True, slots=True)
 class Prices:
     """What a model computes forward, in multiplications and additions: for each token, for each logprob that is read,
-    and for each pair in attention. A micro-batch takes `part` besides. (Backward takes twice as much of each.)
-
-    With a `whole` mask attention computes all pairs of what shares a micro-batch, and of one row those that see. With
-    a mask of blocks it is always about those that see.
-    """
+    and for each pair of tokens that attention computes. A micro-batch takes `part` besides. (Backward takes twice as
+    much of each.)"""
 
     token: float
     logprob: float
     pair: float
     part: float
-    whole: bool
 
-    def of(self, tokens: Any, logprobs: Any, seen: Any, alone: Any) -> Any:
-        """The price of a micro-batch with so many of each; `alone`: it has one row."""
-        pairs = np.where(alone, seen, tokens * tokens) if self.whole else seen
+    def of(self, tokens: Any, logprobs: Any, pairs: Any) -> Any:
+        """The price of a micro-batch with so many of each."""
         return self.token * tokens + self.logprob * logprobs + self.pair * pairs + self.part
 
 
-def prices(body: int, head: int, layers: int, width: int, whole: bool) -> Prices:
+def prices(body: int, head: int, layers: int, width: int) -> Prices:
     """A parameter is multiplied and added once for each token: those of the `body`, and for a logprob those of the
     `head`. In each layer a pair takes two products of vectors, of `width` numbers over all heads: one for the score,
     one for the value. A layer of a micro-batch takes `LAUNCH` besides."""
-    return Prices(2.0 * body, 2.0 * head, 4.0 * layers * width, LAUNCH * layers, whole)
+    return Prices(2.0 * body, 2.0 * head, 4.0 * layers * width, LAUNCH * layers)
 
 
 def cut(
@@ -195,9 +192,9 @@ def cut(
     it is of one row.
 
     Of all ways to cut the depth-first order, it is the one that costs least by `price`. A part has its whole path from
-    the root, so a cut costs the tokens that the rows on its sides share. Rows that are all alone are one of the ways:
-    what shares too little is not computed together. `prompts` and `heats` are those of `reading`. A logprob counts once
-    for rows that follow each other and ask for it at one temperature. So they are never counted too low.
+    the root, so a cut costs the tokens that the rows on its sides share. What has room is never cut. `prompts` and
+    `heats` are those of `reading`. A logprob counts once for rows that follow each other and ask for it at one
+    temperature. So they are never counted too low.
 
     `agree` is told the number of parts, and says how many are wanted: at most one a row. More forks are cut for these,
     those first where the least is shared.
@@ -234,8 +231,7 @@ def _forks(mine: Counts, again: Counts, limit: int, price: Prices) -> list[int]:
             first += 1
         window = slice(first, end)
         counts = (more[window] + new[end] - new[window] for more, new in zip(again, fresh, strict=True))
-        tokens, asked, seen = counts
-        worth = best[window] + price.of(tokens, asked, seen, np.arange(first, end) == end - 1)
+        worth = best[window] + price.of(*counts)
         begin.append(first + int(worth.argmin()))
         best[end] = worth.min()
     forks, place = [], begin[-1]

@@ -7,8 +7,8 @@ gradients of what is read several times: the gradient is that of the rows too, u
 The model's head is asked once about each token of a response, at each temperature, and about prompts not at all. It
 has most of the numbers of a small model's forward pass.
 
-Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. Which rows do is what a
-model of their cost says. Rows that it leaves alone are computed as such.
+Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. Where a forest has to be
+cut for it, a model of costs says.
 
 verl finds these engines in its registry, under the vendor of the variable ``VERL_ENGINE_VENDOR``.
 """
@@ -24,7 +24,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
-from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
@@ -38,16 +37,13 @@ from ajet_trainer.forest import (
     VENDOR,
     Ints,
     Prices,
-    blocks,
     cut,
-    mask_mod,
     plant,
     prices,
     reading,
 )
+from ajet_trainer.verl_backend.forest_attention import SPANS, block_mask, spans_of
 
-WHOLE = "sdpa"
-"""The implementation of attention that takes a whole mask. Flex attention takes one of blocks."""
 FIGURES = ("calculate_entropy", "calculate_sum_pi_squared")
 """What verl may ask for besides logprobs."""
 
@@ -56,11 +52,16 @@ class ForestRows:
     """The difference to an engine of verl's with a language model's head."""
 
     model_config: Any
+    _autocast_dtype: torch.dtype
     prices: Prices
+    _by_spans: bool  # or by blocks
     _computed = 0  # tokens of the micro-batch at hand
 
     def _build_module(self) -> Any:
         module = super()._build_module()  # type: ignore[misc]
+        self._by_spans = module.config._attn_implementation == "sdpa"
+        if self._by_spans:
+            module.config._attn_implementation = SPANS
         self.prices = prices_of(module)
         return module
 
@@ -82,19 +83,22 @@ class ForestRows:
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         forest, warmth = plant(rows_of(micro_batch)), micro_batch["temperature"]
         device, nodes = micro_batch["input_ids"].device, len(forest.ids)
-        whole, self._computed = self.prices.whole, nodes
-        padding, read = 0 if whole else -nodes % BLOCK, reading(forest, prompts_of(micro_batch), heats_of(micro_batch))
-        exit_ = np.concatenate((forest.exit, np.arange(nodes, nodes + padding) + 1))  # padding sees itself
+        padding, self._computed = 0 if self._by_spans else -nodes % BLOCK, nodes
+        read = reading(forest, prompts_of(micro_batch), heats_of(micro_batch))
 
         def put(values: Ints) -> torch.Tensor:
             return torch.from_numpy(np.concatenate((values, np.zeros(padding, dtype=np.int64)))).to(device)
 
         inputs = {
             "input_ids": put(forest.ids)[None],
-            "attention_mask": whole_mask(exit_, device) if whole else block_mask(exit_, device),
             "position_ids": put(forest.depth)[None],
             "logits_to_keep": torch.from_numpy(read.nodes).to(device),
         }
+        if self._by_spans:
+            inputs["forest_spans"] = spans_of(forest, device, self._autocast_dtype)
+        else:
+            exit_ = np.concatenate((forest.exit, np.arange(nodes, nodes + padding) + 1))  # padding sees itself
+            inputs["attention_mask"] = block_mask(exit_, device)
         return inputs, {
             "temperature_is_one": not isinstance(warmth, torch.Tensor) and float(warmth) == 1.0,
             "temperature_rmpad": torch.from_numpy(read.heat).to(device),
@@ -168,30 +172,6 @@ def in_one_row(tokens: torch.Tensor, asked: dict[str, Any]) -> TensorDict:
 # What the model takes -------------------------------------------------------------------------------------------------
 
 
-def whole_mask(exit_: Ints, device: Any) -> torch.Tensor | None:
-    """``[1, 1, N, N]`` of bools. It is made on `device`, which has more memory bandwidth. None is what is causal."""
-    if (exit_ == len(exit_)).all():
-        return None
-    ends, place = torch.from_numpy(exit_).to(device), torch.arange(len(exit_), device=device)
-    return mask_mod(ends)(None, None, place[:, None], place[None, :])[None, None]  # type: ignore[no-any-return]
-
-
-def block_mask(exit_: Ints, device: Any) -> BlockMask:
-    """Flex attention's: blocks that see in part, which it asks `mask_mod` about, and blocks that see wholly."""
-    some, every = blocks(exit_)
-
-    def listed(which: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """How many blocks of keys each block of queries has, and which ones: these come first."""
-        mask = torch.from_numpy(which).to(device)
-        counts, order = mask.sum(-1), (~mask).to(torch.int8).argsort(dim=-1, stable=True)
-        return counts.to(torch.int32)[None, None], order.to(torch.int32)[None, None]
-
-    return BlockMask.from_kv_blocks(
-        *listed(some & ~every), *listed(every), BLOCK_SIZE=BLOCK, mask_mod=mask_mod(torch.from_numpy(exit_).to(device)),
-        seq_lengths=(len(exit_), len(exit_)),
-    )  # fmt: skip
-
-
 def prices_of(module: Any) -> Prices:
     """What `module` computes. An embedding is looked up, which costs nothing."""
     config, head = module.config, module.get_output_embeddings().weight.numel()
@@ -199,7 +179,7 @@ def prices_of(module: Any) -> Prices:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     body = sum(one.numel() for one in module.parameters()) - head - table
-    return prices(body, head, config.num_hidden_layers, heads * width, config._attn_implementation == WHOLE)
+    return prices(body, head, config.num_hidden_layers, heads * width)
 
 
 @contextmanager

@@ -48,6 +48,8 @@ from tests.bench.sessions import Call
 FORMS = ("off", "timeline", "tree")
 Row = tuple[list[int], list[int]]
 """Tokens, and 1 for those that are sampled."""
+ROOM = {"off": 1, "timeline": 1, "tree": 2}
+"""So many times the longest row, a micro-batch has room for in any case."""
 SLACK = 1.05
 """Of a peak of memory, which counts pages."""
 
@@ -66,7 +68,7 @@ def calls_of(shape: str, scale: float, vocabulary: int) -> list[list[Call]]:
     if shape == "chains of 12 turns":
         return [chain(some, some(60), 12, 24, 30) for _ in range(4)]
     if shape == "8 episodes, one prompt":
-        prompt = some(800)
+        prompt = some(6000)
         return [chain(some, [*prompt, *some(10)], 4, 12, 8) for _ in range(8)]
     if shape == "8 sub-agents, one history":
         history = some(700)
@@ -177,11 +179,15 @@ class Worker:
         self.engine.module.register_forward_pre_hook(self._note, with_kwargs=True)
 
     def _note(self, module: Any, args: Any, kwargs: Any) -> None:
+        """On a CPU torch computes all pairs of flat rows that are packed, and flex attention those that see."""
+        import torch
+
         places, keep = kwargs["position_ids"], kwargs.get("logits_to_keep")
         count = places.numel()
-        alone = kwargs["attention_mask"] is None and int((places == 0).sum()) == 1
+        packed = keep is None and not torch.cuda.is_available() and int((places == 0).sum()) > 1
+        pairs = count * count if packed else int(places.sum()) + count
         self.tokens += count
-        self.cost += self._price.of(count, count if keep is None else len(keep), int(places.sum()) + count, alone)
+        self.cost += self._price.of(count, count if keep is None else len(keep), pairs)
 
     def round(self, data: Any) -> tuple[float, float]:
         """Seconds and MB of old logprobs and an update, whose gradient stays."""
@@ -243,9 +249,9 @@ def measure(shape: str, workers: dict[str, Worker], scale: float, limit: int, ro
     found = {form: Measured() for form in FORMS}
     for number in range(rounds + 1):
         for form, rows in zip(FORMS, (single, strict, strict), strict=True):
-            limited = max(limit, *(len(tokens) for mine in rows for tokens, _ in mine))
+            longest = max(len(tokens) for mine in rows for tokens, _ in mine)
             worker, one = workers["tree" if form == "tree" else "flat"], found[form]
-            seconds, memory = worker.round(data_of(rows, limited))
+            seconds, memory = worker.round(data_of(rows, max(limit, ROOM[form] * longest)))
             one.tokens, one.cost, one.gradient = worker.tokens, worker.cost, worker.gradient
             if number:
                 one.seconds.append(seconds)

@@ -30,16 +30,17 @@ def verl_here(device: str = "cpu") -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def forest_worker(folder: Path, attention: str = "sdpa", **optim: Any) -> Any:
+def forest_worker(folder: Path, attention: str = "sdpa", *, lora: int = 0, **optim: Any) -> Any:
     """The same as `training_worker`, with the engine that computes shared tokens once."""
     from ajet_trainer.forest import VENDOR
 
     with patch.dict(os.environ, VERL_ENGINE_VENDOR=VENDOR):
-        return training_worker(folder, attention, **optim)
+        return training_worker(folder, attention, lora=lora, **optim)
 
 
-def training_worker(folder: Path, attention: str = "sdpa", **optim: Any) -> Any:
-    """Ours, which is verl's, with the model in `folder`, packing on, and the optimizer's options `optim`."""
+def training_worker(folder: Path, attention: str = "sdpa", *, lora: int = 0, **optim: Any) -> Any:
+    """Ours, which is verl's, with the model in `folder`, packing on, and the optimizer's options `optim`. `lora` is the
+    rank of an adapter."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 
@@ -49,6 +50,8 @@ def training_worker(folder: Path, attention: str = "sdpa", **optim: Any) -> Any:
         path=str(folder),
         use_remove_padding=True,
         enable_gradient_checkpointing=False,
+        lora_rank=lora,
+        target_modules="all-linear",
         override_config={"attn_implementation": attention},
     )
     engine = FSDPEngineConfig(

@@ -16,13 +16,14 @@ from ajet_trainer.forest import (
     Prices,
     blocks,
     cut,
-    dense,
     flatten,
     mask_mod,
     plant,
     prices,
     reading,
+    spans,
 )
+from tests.kit.forests import dense
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=9)
 """Few tokens, so that rows share, repeat each other and begin each other."""
@@ -68,6 +69,20 @@ def test_a_token_sees_its_own_path_alone(rows: list[list[int]]) -> None:
     assert dense(forest.exit).sum() == forest.seen
 
 
+@given(ROWS)
+def test_a_span_sees_its_path(rows: list[list[int]]) -> None:
+    """Spans are all nodes, one after the other. What a span's nodes see is above it, or in it and not behind."""
+    forest = plant(arrays(rows))
+    found, wanted, place = [*spans(forest)], dense(forest.exit), 0
+    assert len(found) <= len(rows)
+    for start, end, above in found:
+        assert start == place < end
+        place = end
+        for node in range(start, end):
+            assert [*above.tolist(), *range(start, node + 1)] == np.flatnonzero(wanted[node]).tolist()
+    assert place == len(forest.ids)
+
+
 @given(ROWS.filter(lambda rows: any(len(row) > 1 for row in rows)), st.data())
 def test_each_token_is_read_once_at_the_one_before_it(rows: list[list[int]], data: st.DataObject) -> None:
     """Once at each temperature, and the tokens of prompts not at all."""
@@ -111,7 +126,7 @@ def test_the_plain_cases() -> None:
     assert large.ids.tolist() == [LARGE, 255, 256] and large.parent.tolist() == [-1, 0, 0]
 
 
-PRICES = st.builds(Prices, *[st.sampled_from([0.0, 0.5, 1.0, 8.0])] * 4, whole=st.booleans())
+PRICES = st.builds(Prices, *[st.sampled_from([0.0, 0.5, 1.0, 8.0])] * 4)
 
 
 def plain(rows: list[list[int]]) -> list[int]:
@@ -143,8 +158,7 @@ def worth(
     for part in parts:
         seen = sum(map(len, prefixes([rows[place] for place in part])))
         size, asked = nodes(rows, part), asks(rows, prompts, heats, part)
-        pairs = size * size if price.whole and len(part) > 1 else seen
-        total += price.token * size + price.logprob * asked + price.pair * pairs + price.part
+        total += price.token * size + price.logprob * asked + price.pair * seen + price.part
     return total
 
 
@@ -190,22 +204,19 @@ def test_as_many_parts_as_are_agreed_on(rows: list[list[int]], limit: int, price
 def test_cuts_go_where_little_is_shared() -> None:
     one, two = [1] * 50, [2] * 50
     rows = [[*start, *end] for end in ([3] * 9, [4] * 9) for start in (one, two)]
-    tokens = Prices(1.0, 0.0, 0.0, 0.5, whole=True)
+    tokens = Prices(1.0, 0.0, 0.0, 0.5)
     assert cut(arrays(rows), plain(rows), warm(rows), 70, tokens) == [[0, 2], [1, 3]]
     assert cut(arrays(rows), plain(rows), warm(rows), 140, tokens) == [[0, 2, 1, 3]]
 
 
-def test_rows_go_alone_where_a_mask_costs_more_than_they_share() -> None:
-    """A whole mask has all pairs of a micro-batch, and a mask of blocks only those that see."""
-    shared = arrays([[5] * 8 + [one] * 50 for one in (1, 2, 3)])
-    apart = [[0], [1], [2]]
-    assert cut(shared, [8] * 3, [1.0] * 3, 5000, Prices(1.0, 1.0, 1.0, 1.0, whole=True)) == apart
-    assert cut(shared, [8] * 3, [1.0] * 3, 5000, Prices(1.0, 1.0, 1.0, 1.0, whole=False)) == [[0, 1, 2]]
-    assert cut(shared, [8] * 3, [1.0] * 3, 5000, Prices(5000.0, 1.0, 1.0, 1.0, whole=True)) == [[0, 1, 2]]
+@given(ROWS, PRICES)
+def test_what_has_room_is_never_cut(rows: list[list[int]], price: Prices) -> None:
+    """A forest has no more of anything than its rows have alone, so it is never dearer."""
+    parts = cut(arrays(rows), plain(rows), warm(rows), 10_000, price)
+    assert len(parts) == 1
 
 
 def test_what_is_priced() -> None:
-    price = prices(body=1000, head=300, layers=2, width=64, whole=True)
-    assert price == Prices(2000.0, 600.0, 512.0, 2 * LAUNCH, True)
-    assert price.of(7, 3, 20, False) == 7 * 2000 + 3 * 600 + 49 * 512 + 2 * LAUNCH
-    assert price.of(7, 3, 20, True) == 7 * 2000 + 3 * 600 + 20 * 512 + 2 * LAUNCH
+    price = prices(body=1000, head=300, layers=2, width=64)
+    assert price == Prices(2000.0, 600.0, 512.0, 2 * LAUNCH)
+    assert price.of(7, 3, 20) == 7 * 2000 + 3 * 600 + 20 * 512 + 2 * LAUNCH

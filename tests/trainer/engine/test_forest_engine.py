@@ -6,13 +6,15 @@ import random
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ajet_trainer.batch import Row
-from ajet_trainer.forest import dense, plant
+from ajet_trainer.forest import plant
+from tests.kit.forests import dense
 from tests.kit.learner import forest_worker, old_logprobs, training_worker
 from tests.trainer.engine.test_gradient import FULL, MODES, VOCABULARY, close, gradient, step_data
 
@@ -208,21 +210,20 @@ def test_other_families(tmp_path: Path, tiny: Path, verl_here: None, family: str
     assert np.linalg.norm(found[0]) > 1e-4 and close(*found) < LIMIT
 
 
-def test_rows_go_alone_where_that_is_cheaper(both: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the prices of the model at hand, which small rows of a small model are far from."""
-    flat, forest, seen = both
-    pick = random.Random(3)
-    tokens = [[pick.randrange(VOCABULARY) for _ in range(40 - number)] for number in range(6)]
-    rows = [one_row(pick, number, [5, 6, 7, *ids]) for number, ids in enumerate(tokens)]
-    monkeypatch.setattr(forest.engine, "prices", replace(forest.engine.prices, pair=1e9))
-    seen.since()
-    found = [old_logprobs(one, rows) for one in (flat, forest)]
-    assert sorted(seen.since()) == sorted(row.tokens for row in rows)
-    for expected, other in zip(*found, strict=True):
-        np.testing.assert_allclose(other, expected, atol=LIMIT)
-    given = advantages(rows)
-    one, other = (gradient(worker, step_data(rows, given, pack=4096)) for worker in (flat, forest))
-    assert np.linalg.norm(one) > 1e-4 and close(one, other) < LIMIT
+def test_adapters(tiny: Path, verl_here: None) -> None:
+    """The model's own weights rest, and both matrices of each adapter learn."""
+    import torch
+
+    rows, found = grown(4, 12), []
+    for made in (training_worker, forest_worker):
+        worker, pick = made(tiny, lora=4), torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weights in worker.engine.module.parameters():
+                if weights.requires_grad:
+                    weights.copy_(torch.distributed.tensor.distribute_tensor(
+                        0.05 * torch.randn(weights.shape, generator=pick), weights.device_mesh, weights.placements))
+        found.append(gradient(worker, step_data(rows, advantages(rows), pack=200), **FULL))
+    assert np.linalg.norm(found[0]) > 1e-4 and close(*found) < LIMIT
 
 
 def test_the_prices_of_a_model(both: Pair) -> None:
@@ -230,7 +231,7 @@ def test_the_prices_of_a_model(both: Pair) -> None:
     _, forest, _ = both
     config, price = forest.engine.model_config.hf_config, forest.engine.prices
     table = config.vocab_size * config.hidden_size
-    assert price.logprob == 2 * table and price.whole
+    assert price.logprob == 2 * table
     assert price.token == 2 * (sum(one.numel() for one in forest.engine.module.parameters()) - table)
 
 
@@ -259,21 +260,49 @@ def test_metrics_and_several_updates(tiny: Path, verl_here: None) -> None:
         assert len(told[0][name]) == 4
 
 
+@pytest.mark.parametrize("heads", [4, 2], ids=["as many keys as queries", "fewer"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_attention_by_spans_is_that_of_the_whole_mask(verl_here: None, heads: int, kind: str) -> None:
+    """With spans longer than one piece, on a path and from a root."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from ajet_trainer.verl_backend.forest_attention import PIECE, by_spans, spans_of
+
+    long, pick = [*range(2 * PIECE + 9)], np.random.default_rng(1)
+    tree = [long, [*long[:300], 7, *long], [*long[:300], 7, 7], [5, *long[:PIECE]], long[:20]]
+    others = [np.concatenate((row.prompt, row.response)) for row in grown(8, 30, length=90)]
+    forest, number = plant([*map(np.array, tree), *others]), getattr(torch, kind)
+    torch.manual_seed(0)
+    shapes = [(1, count, len(forest.ids), 16) for count in (4, heads, heads)]
+    query, key, value = (torch.randn(shape).to(number).requires_grad_() for shape in shapes)
+    ours, _ = by_spans(
+        SimpleNamespace(num_key_value_groups=4 // heads), query, key, value, None, scaling=0.3,
+        forest_spans=spans_of(forest, "cpu", number),
+    )  # fmt: skip
+    mask = torch.from_numpy(dense(forest.exit))
+    wanted = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
+    weights = torch.from_numpy(pick.standard_normal(wanted.shape)).to(number)
+    grads = [torch.autograd.grad((found * weights).sum(), (query, key, value)) for found in (ours, wanted)]
+    for found, expected in zip((ours, *grads[0]), (wanted, *grads[1]), strict=True):
+        assert found.dtype == number and found.shape == expected.shape
+        assert float((found - expected).norm() / expected.norm()) < (1e-6 if kind == "float32" else 0.02)
+
+
 def test_flex_attention_has_the_same_mask(verl_here: None) -> None:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     from torch.nn.functional import scaled_dot_product_attention
 
     from ajet_trainer.forest import mask_mod
-    from ajet_trainer.verl_backend.forest_engine import block_mask, whole_mask
+    from ajet_trainer.verl_backend.forest_attention import block_mask
 
     rows = [np.concatenate((row.prompt, row.response)) for row in grown(8, 60, length=120)]
     exit_ = plant(rows).exit
     assert len(exit_) > 500
     exit_ = np.concatenate((exit_, np.arange(len(exit_), len(exit_) + -len(exit_) % 128) + 1))
     size = len(exit_)
-    ours, whole = block_mask(exit_, "cpu"), whole_mask(exit_, "cpu")
-    assert whole[0, 0].numpy().tolist() == dense(exit_).tolist()
+    ours, whole = block_mask(exit_, "cpu"), torch.from_numpy(dense(exit_))
     theirs = create_block_mask(mask_mod(torch.from_numpy(exit_)), None, None, size, size, device="cpu")
     assert ours.to_dense().tolist() == theirs.to_dense().tolist()
     for name in ("kv_num_blocks", "full_kv_num_blocks"):

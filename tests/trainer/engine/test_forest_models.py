@@ -1,4 +1,5 @@
-"""Each language model of transformers is refused, or computes the forest of some rows as it does the rows."""
+"""Each language model of transformers is refused, or computes the forest of some rows as it does the rows: by a mask,
+which stands for that of flex attention, and by spans."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet_trainer.forest import dense, plant
+from ajet_trainer.forest import plant
 from ajet_trainer.verl_backend.forest_refused import misfits
+from tests.kit.forests import dense
 
 pytestmark = pytest.mark.slow
 SMALL = {
@@ -47,7 +49,6 @@ def small(kind: Any) -> Any:
         config = kind(**{name: value for name, value in SMALL.items() if name in known})
     except Exception:
         return None
-    config._attn_implementation = "sdpa"
     return config
 
 
@@ -55,11 +56,14 @@ def apart(made: Any, config: Any) -> float | None:
     """How far the forest's logits are from the rows', relative to the largest; None for models that are not so made."""
     import torch
 
+    from ajet_trainer.verl_backend.forest_attention import SPANS, spans_of
+
     pick = np.random.default_rng(0)
     base = pick.integers(3, 300, 20)
     shapes = ((20, 5), (20, 9), (10, 12), (20, 0), (0, 15))
     rows = [np.concatenate([base[:length], pick.integers(3, 300, more)]) for length, more in shapes]
     forest, furthest = plant(rows), 0.0
+    config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     try:
         with within(20):
@@ -70,12 +74,16 @@ def apart(made: Any, config: Any) -> float | None:
             flat = [model(input_ids=torch.from_numpy(row)[None], use_cache=False).logits[0] for row in rows]
     except Exception:
         return None
-    found = model(
-        input_ids=torch.from_numpy(forest.ids)[None], position_ids=torch.from_numpy(forest.depth)[None],
-        attention_mask=torch.from_numpy(dense(forest.exit))[None, None], use_cache=False,
-    ).logits[0]  # fmt: skip
-    for expected, places in zip(flat, forest.index, strict=True):
-        furthest = max(furthest, float((expected - found[places]).abs().max() / expected.abs().max()))
+    mask = torch.from_numpy(dense(forest.exit))[None, None]
+    spans = spans_of(forest, "cpu", torch.float32)
+    for name, more in (("sdpa", {"attention_mask": mask}), (SPANS, {"forest_spans": spans})):
+        model.config._attn_implementation = name
+        found = model(
+            input_ids=torch.from_numpy(forest.ids)[None], position_ids=torch.from_numpy(forest.depth)[None],
+            use_cache=False, **more,
+        ).logits[0]  # fmt: skip
+        for expected, places in zip(flat, forest.index, strict=True):
+            furthest = max(furthest, float((expected - found[places]).abs().max() / expected.abs().max()))
     return furthest
 
 

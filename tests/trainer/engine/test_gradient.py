@@ -115,7 +115,8 @@ def gradient(worker: Any, data: Any, **options: Any) -> np.ndarray[Any, Any]:
     with engine.train_mode():
         engine.optimizer_zero_grad()
         engine.forward_backward_batch(data, partial(session_loss, config=config))
-        parts = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in engine.module.parameters()]
+        trained = [p.grad for p in engine.module.parameters() if p.requires_grad]
+        parts = [grad.full_tensor() if hasattr(grad, "full_tensor") else grad for grad in trained]
         return torch.cat([part.flatten() for part in parts]).double().numpy()
 
 
