@@ -1,12 +1,13 @@
 """Seconds and memory of training unmerged calls, strict timelines and trees, in one run.
 
     .venv-engine/bin/python -m tests.bench.training [--model DIR] [--scale X] [--limit TOKENS] [--rounds N]
+        [--dtype bf16]
 
 Each shape is a batch of calls as real agents make them. *off* has a row a call, *timeline* merges them strictly, and
 *tree* computes the rows of *timeline* as a forest (``rows = "tree"``). A round is old logprobs and an update, by the
-workers of a run, without Ray; with flex attention in float32 on a GPU, if there is one. All forms have the same limit
-of tokens a micro-batch. The forms take turns; the first round of each warms up and is not counted. Without --model it
-is a random one of 1 M parameters.
+workers of a run, without Ray; with flex attention on a GPU, if there is one. All forms have the same limit of
+tokens a micro-batch. The forms take turns; the first round of each warms up and is not counted. Without --model it is a
+random one of 1 M parameters.
 
 Two shapes are recorded (`tests.bench.sessions`): the quick start's first step, and opencode on a task of the coding
 tutorial. Their tokens are drawn, their lengths and what they share are real. opencode's prompt is long, so this session
@@ -211,11 +212,11 @@ class Worker:
 
 
 def flat(module: Any) -> Any:
-    """The gradient as one vector."""
+    """The gradient as one vector, where it is."""
     import torch
 
     parts = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in module.parameters()]
-    return torch.cat([part.flatten() for part in parts]).double().cpu()
+    return torch.cat([part.flatten() for part in parts])
 
 
 def forget_peak() -> float:
@@ -281,9 +282,8 @@ def goals(shape: str, found: dict[str, Measured]) -> Iterator[tuple[str, bool]]:
     elif shape in TURNS:
         yield "3 at least 1.5 x off", off.time / tree.time >= 1.5
     yield "4 peak no higher than timeline's", tree.peak <= timeline.peak * SLACK
-    apart, rounding = (
-        float((timeline.gradient - one.gradient).norm() / timeline.gradient.norm()) for one in (tree, off)
-    )
+    exact = timeline.gradient.double()
+    apart, rounding = (float((exact - one.gradient.double()).norm() / exact.norm()) for one in (tree, off))
     yield f"5 gradients {apart:.1e} apart, of off {rounding:.1e}", apart < max(5e-6, rounding)
 
 
@@ -311,6 +311,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder of another model than the small random one")
     parser.add_argument("--scale", type=float, default=1.0, help="so many times as long as here")
     parser.add_argument("--limit", type=int, default=2048, help="tokens of a micro-batch")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"], help="what layers compute in")
     parser.add_argument("--rounds", type=int, default=3, help="so many are counted")
     parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
     given = parser.parse_args()
@@ -322,7 +323,8 @@ def main() -> None:
     attention = "flex_attention" if device == "cuda" else "sdpa"
     with tempfile.TemporaryDirectory() as name, verl_here(device):
         model = given.model or model_in(Path(name))
-        workers = {"flat": Worker(training_worker(model, attention)), "tree": Worker(forest_worker(model, attention))}
+        made = {"flat": training_worker, "tree": forest_worker}
+        workers = {kind: Worker(one(model, attention, dtype=given.dtype)) for kind, one in made.items()}
         vocabulary = workers["flat"].engine.model_config.hf_config.vocab_size
         said = []
         for shape in given.shapes:

@@ -1,4 +1,4 @@
-"""verl's training worker in this process or a few like it, on a CPU, in float32: what tests compute gradients with."""
+"""verl's training worker in this process or a few like it, on a CPU or a GPU: what tests compute gradients with."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ def verl_here(device: str = "cpu") -> Iterator[None]:
     if device == "cpu":
         start_gloo()
     else:
-        dist.init_process_group("nccl", rank=0, world_size=1)
+        dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1)  # as verl does
     yield
     dist.destroy_process_group()
 
 
-def forest_worker(folder: Path, attention: str = "sdpa", *, lora: int = 0, **optim: Any) -> Any:
+def forest_worker(folder: Path, attention: str = "sdpa", **more: Any) -> Any:
     """The same as `training_worker`, with the engine that computes shared tokens once."""
     from ajet_trainer.forest import VENDOR
 
     with patch.dict(os.environ, VERL_ENGINE_VENDOR=VENDOR):
-        return training_worker(folder, attention, lora=lora, **optim)
+        return training_worker(folder, attention, **more)
 
 
-def training_worker(folder: Path, attention: str = "sdpa", *, lora: int = 0, **optim: Any) -> Any:
+def training_worker(
+    folder: Path, attention: str = "sdpa", *, lora: int = 0, dtype: str = "fp32", checkpointing: bool = False,
+    **optim: Any,
+) -> Any:
     """Ours, which is verl's, with the model in `folder`, packing on, and the optimizer's options `optim`. `lora` is the
-    rank of an adapter."""
+    rank of an adapter. Weights are float32, and layers compute in `dtype`."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 
@@ -49,7 +52,7 @@ def training_worker(folder: Path, attention: str = "sdpa", *, lora: int = 0, **o
     model = HFModelConfig(
         path=str(folder),
         use_remove_padding=True,
-        enable_gradient_checkpointing=False,
+        enable_gradient_checkpointing=checkpointing,
         lora_rank=lora,
         target_modules="all-linear",
         override_config={"attn_implementation": attention},
@@ -60,7 +63,7 @@ def training_worker(folder: Path, attention: str = "sdpa", *, lora: int = 0, **o
         max_token_len_per_gpu=4096,
         infer_max_token_len_per_gpu=4096,
         use_torch_compile=False,
-        mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        mixed_precision={"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
     )
     made = RowWorker(
         TrainingWorkerConfig(

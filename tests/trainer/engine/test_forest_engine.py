@@ -64,17 +64,19 @@ class Seen:
         return out
 
 
-def saved(folder: Path, tiny: Path, family: str) -> Path:
-    """A random model of another `family` with the vocabulary of the `tiny` one."""
+def saved(folder: Path, tiny: Path, family: str, **more: Any) -> Path:
+    """A random model of another `family` with the vocabulary of the `tiny` one, and `more` in its configuration."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     same = AutoConfig.from_pretrained(tiny)
     told = {name: getattr(same, name) for name in ("vocab_size", "eos_token_id", "pad_token_id")}
-    config = AutoConfig.for_model(
-        family, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=4096, tie_word_embeddings=family != "llama", **told,
-    )  # fmt: skip
+    told |= {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096,
+        "tie_word_embeddings": family != "llama",
+    }  # fmt: skip
+    config = AutoConfig.for_model(family, **told | more)
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)

@@ -117,7 +117,7 @@ def gradient(worker: Any, data: Any, **options: Any) -> np.ndarray[Any, Any]:
         engine.forward_backward_batch(data, partial(session_loss, config=config))
         trained = [p.grad for p in engine.module.parameters() if p.requires_grad]
         parts = [grad.full_tensor() if hasattr(grad, "full_tensor") else grad for grad in trained]
-        return torch.cat([part.flatten() for part in parts]).double().numpy()
+        return torch.cat([part.flatten() for part in parts]).double().cpu().numpy()
 
 
 def close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
