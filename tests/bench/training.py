@@ -1,7 +1,7 @@
 """Seconds and memory of training unmerged calls, strict timelines and trees, in one run.
 
     .venv-engine/bin/python -m tests.bench.training [--model DIR] [--scale X] [--limit TOKENS] [--rounds N]
-        [--dtype bf16]
+        [--dtype bf16] [--attention sdpa]
 
 Each shape is a batch of calls as real agents make them. *off* has a row a call, *timeline* merges them strictly, and
 *tree* computes the rows of *timeline* as a forest (``rows = "tree"``). A round is old logprobs and an update, by the
@@ -312,15 +312,18 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="so many times as long as here")
     parser.add_argument("--limit", type=int, default=2048, help="tokens of a micro-batch")
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"], help="what layers compute in")
+    parser.add_argument("--attention", choices=["sdpa", "flex_attention"], help="another one than the device's best")
     parser.add_argument("--rounds", type=int, default=3, help="so many are counted")
     parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
     given = parser.parse_args()
     import torch
+    import torch._dynamo
 
     from tests.kit.learner import forest_worker, training_worker, verl_here
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    attention = "flex_attention" if device == "cuda" else "sdpa"
+    attention = given.attention or ("flex_attention" if device == "cuda" else "sdpa")
+    torch._dynamo.config.recompile_limit = 64  # past it flex attention computes all pairs; each form has its own sizes
     with tempfile.TemporaryDirectory() as name, verl_here(device):
         model = given.model or model_in(Path(name))
         made = {"flat": training_worker, "tree": forest_worker}
