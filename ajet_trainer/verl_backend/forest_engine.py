@@ -7,8 +7,8 @@ gradients of what is read several times: the gradient is that of the rows too, u
 The model's head is asked once about each token of a response, at each temperature, and about prompts not at all. It
 has most of the numbers of a small model's forward pass.
 
-Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. Where a forest has to be
-cut for it, a model of costs says.
+Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. A larger forest is cut, and
+a model of costs says where.
 
 verl finds these engines in its registry, under the vendor of the variable ``VERL_ENGINE_VENDOR``.
 """
