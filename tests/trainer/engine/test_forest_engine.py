@@ -255,6 +255,8 @@ def test_metrics_and_several_updates(tiny: Path, verl_here: None) -> None:
     assert np.linalg.norm(ends[0]) > 1e-3 and close(*ends) < LIMIT
     counts = [told[1][name] for name in ("row_tokens", "computed_tokens")]
     assert sum(counts[0]) == 2 * sum(row.tokens for row in rows) and sum(counts[1]) < 0.9 * sum(counts[0])
+    work = [sum(told[1][name]) for name in ("row_operations", "computed_operations")]
+    assert 0 < work[1] < work[0]
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(told[1][name], told[0][name], rtol=1e-5, atol=1e-7)
         assert len(told[0][name]) == 4
