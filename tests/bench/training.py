@@ -5,8 +5,8 @@
 Each shape is a batch of calls as real agents make them. *off* has a row a call, *timeline* merges them strictly, and
 *tree* computes the rows of *timeline* as a forest (``rows = "tree"``). A round is old logprobs and an update, by the
 workers of a run, without Ray; with flex attention in float32 on a GPU, if there is one. All forms have the same limit
-of tokens a micro-batch. Where a row is longer, flat rows are alone, and a tree has room for twice as much. The forms take
-turns; the first round of each warms up and is not counted. Without --model it is a random one of 1 M parameters.
+of tokens a micro-batch. Where a row is longer, flat rows are alone, and a tree has room for twice as much. The forms
+take turns; the first round of each warms up and is not counted. Without --model it is a random one of 1 M parameters.
 
 Two shapes are recorded (`tests.bench.sessions`): the quick start's first step, and opencode on a task of the coding
 tutorial. Their tokens are drawn, their lengths and what they share are real. opencode's prompt is long, so this session
