@@ -313,6 +313,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2048, help="tokens of a micro-batch")
     parser.add_argument("--rounds", type=int, default=3, help="so many are counted")
     parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
+    parser.add_argument("--sdpa", action="store_true", help="trees on a GPU by torch's attention too, as on a CPU")
     given = parser.parse_args()
     import torch
 
@@ -320,9 +321,10 @@ def main() -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     attention = "flex_attention" if device == "cuda" else "sdpa"
+    of_trees = "sdpa" if given.sdpa else attention
     with tempfile.TemporaryDirectory() as name, verl_here(device):
         model = given.model or model_in(Path(name))
-        workers = {"flat": Worker(training_worker(model, attention)), "tree": Worker(forest_worker(model, attention))}
+        workers = {"flat": Worker(training_worker(model, attention)), "tree": Worker(forest_worker(model, of_trees))}
         vocabulary = workers["flat"].engine.model_config.hf_config.vocab_size
         said = []
         for shape in given.shapes:
