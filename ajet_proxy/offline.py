@@ -175,6 +175,8 @@ def _call(line: str | bytes, number: int) -> Call | None:
         return Call.from_json(record)
     except UnicodeDecodeError as error:
         raise BadRequest(f"line {number} is not UTF-8 text: {error}") from error
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"line {number} is not JSON: {error.msg}, at character {error.pos + 1}") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"line {number} is not JSON: {error}") from error
     except BadRequest as error:

@@ -7,8 +7,8 @@ gradients of what is read several times: the gradient is that of the rows too, u
 The model's head is asked once about each token of a response, at each temperature, and about prompts not at all. It
 has most of the numbers of a small model's forward pass.
 
-Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. Where a forest has to be
-cut for it, a model of costs says.
+Rows that share prefixes go into the same micro-batch, whose limit counts the forest's tokens. A larger forest is cut,
+and a model of costs says where.
 
 verl finds these engines in its registry, under the vendor of the variable ``VERL_ENGINE_VENDOR``.
 """
@@ -55,7 +55,7 @@ class ForestRows:
     _autocast_dtype: torch.dtype
     prices: Prices
     _by_spans: bool  # or by blocks
-    _computed = 0  # tokens of the micro-batch at hand
+    _computed: tuple[int, int, int]  # of the micro-batch at hand: tokens, logprobs, and pairs in attention
 
     def _build_module(self) -> Any:
         module = super()._build_module()  # type: ignore[misc]
@@ -76,15 +76,19 @@ class ForestRows:
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         loss, output = super().forward_step(micro_batch, loss_function, forward_only)  # type: ignore[misc]
         if not forward_only:
-            output["metrics"]["row_tokens"] = Metric("sum", micro_batch["input_ids"].values().numel())
-            output["metrics"]["computed_tokens"] = Metric("sum", self._computed)
+            lengths = micro_batch["input_ids"].offsets().diff()
+            tokens, pairs = int(lengths.sum()), int((lengths * (lengths + 1) // 2).sum())
+            for name, counts in (("row", (tokens, tokens, pairs)), ("computed", self._computed)):
+                output["metrics"][f"{name}_tokens"] = Metric("sum", counts[0])
+                output["metrics"][f"{name}_operations"] = Metric("sum", self.prices.of(*counts))
         return loss, output
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         forest, warmth = plant(rows_of(micro_batch)), micro_batch["temperature"]
         device, nodes = micro_batch["input_ids"].device, len(forest.ids)
-        padding, self._computed = 0 if self._by_spans else -nodes % BLOCK, nodes
+        padding = 0 if self._by_spans else -nodes % BLOCK
         read = reading(forest, prompts_of(micro_batch), heats_of(micro_batch))
+        self._computed = nodes, len(read.nodes), forest.seen
 
         def put(values: Ints) -> torch.Tensor:
             return torch.from_numpy(np.concatenate((values, np.zeros(padding, dtype=np.int64)))).to(device)

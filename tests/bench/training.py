@@ -1,20 +1,20 @@
 """Seconds and memory of training unmerged calls, strict timelines and trees, in one run.
 
     .venv-engine/bin/python -m tests.bench.training [--model DIR] [--scale X] [--limit TOKENS] [--rounds N]
-        [--dtype bf16] [--attention sdpa]
+        [--dtype bf16] [--sdpa]
 
 Each shape is a batch of calls as real agents make them. *off* has a row a call, *timeline* merges them strictly, and
 *tree* computes the rows of *timeline* as a forest (``rows = "tree"``). A round is old logprobs and an update, by the
 workers of a run, without Ray; with flex attention on a GPU, if there is one. All forms have the same limit of
-tokens a micro-batch. The forms take turns; the first round of each warms up and is not counted. Without --model it is a
-random one of 1 M parameters.
+tokens a micro-batch. Where a row is longer, flat rows are alone, and a tree has room for twice as much. The forms take
+turns; the first round of each warms up and is not counted. Without --model it is a random one of 1 M parameters.
 
 Two shapes are recorded (`tests.bench.sessions`): the quick start's first step, and opencode on a task of the coding
 tutorial. Their tokens are drawn, their lengths and what they share are real. opencode's prompt is long, so this session
 is made a tenth as long; ``--scale 10 --shapes "a session of opencode"`` is its real length.
 
-Predicted is the cost by `ajet_trainer.forest.Prices`, of all micro-batches that a form makes. By it *tree* says which
-rows go together. Goals:
+Predicted is the cost by `ajet_trainer.forest.Prices`, of all micro-batches that a form makes. By it a tree is cut.
+Goals:
 
 1. The median of tree is never above the slowest round of timeline.
 2. Where tree has less than half the tokens of timeline, time is within 1.3 of the ratio of tokens, or less.
@@ -312,9 +312,9 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="so many times as long as here")
     parser.add_argument("--limit", type=int, default=2048, help="tokens of a micro-batch")
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"], help="what layers compute in")
-    parser.add_argument("--attention", choices=["sdpa", "flex_attention"], help="another one than the device's best")
     parser.add_argument("--rounds", type=int, default=3, help="so many are counted")
     parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
+    parser.add_argument("--sdpa", action="store_true", help="trees on a GPU by torch's attention too, as on a CPU")
     given = parser.parse_args()
     import torch
     import torch._dynamo
@@ -322,12 +322,13 @@ def main() -> None:
     from tests.kit.learner import forest_worker, training_worker, verl_here
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    attention = given.attention or ("flex_attention" if device == "cuda" else "sdpa")
+    attention = "flex_attention" if device == "cuda" else "sdpa"
+    of_trees = "sdpa" if given.sdpa else attention
     torch._dynamo.config.recompile_limit = 64  # past it flex attention computes all pairs; each form has its own sizes
     with tempfile.TemporaryDirectory() as name, verl_here(device):
-        model = given.model or model_in(Path(name))
-        made = {"flat": training_worker, "tree": forest_worker}
-        workers = {kind: Worker(one(model, attention, dtype=given.dtype)) for kind, one in made.items()}
+        model, dtype = given.model or model_in(Path(name)), given.dtype
+        flat, tree = training_worker(model, attention, dtype=dtype), forest_worker(model, of_trees, dtype=dtype)
+        workers = {"flat": Worker(flat), "tree": Worker(tree)}
         vocabulary = workers["flat"].engine.model_config.hf_config.vocab_size
         said = []
         for shape in given.shapes:

@@ -156,7 +156,9 @@ def test_incomplete_calls_of_a_record_have_nothing_to_merge() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("{", "line 2 is not JSON"), ("[]", "line 2: a call must be a JSON object"), ("NaN", "line 2"),
+        ("{x", "line 2 is not JSON: Expecting property name enclosed in double quotes, at character 2"),
+        ("[]", "line 2: a call must be a JSON object"),
+        ("NaN", "line 2"),
         ('{"call": "b", "episode": "e"}', "line 2: token_ids"),
         (lines([make_call("a", [1], [3])])[0], "line 2: call a is in an earlier line with other contents"),
         (b'{"call": "\xff"}', "line 2 is not UTF-8 text"),

@@ -257,6 +257,8 @@ def test_metrics_and_several_updates(tiny: Path, verl_here: None) -> None:
     assert np.linalg.norm(ends[0]) > 1e-3 and close(*ends) < LIMIT
     counts = [told[1][name] for name in ("row_tokens", "computed_tokens")]
     assert sum(counts[0]) == 2 * sum(row.tokens for row in rows) and sum(counts[1]) < 0.9 * sum(counts[0])
+    work = [sum(told[1][name]) for name in ("row_operations", "computed_operations")]
+    assert 0 < work[1] < work[0]
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(told[1][name], told[0][name], rtol=1e-5, atol=1e-7)
         assert len(told[0][name]) == 4
@@ -289,6 +291,30 @@ def test_attention_by_spans_is_that_of_the_whole_mask(verl_here: None, heads: in
     for found, expected in zip((ours, *grads[0]), (wanted, *grads[1]), strict=True):
         assert found.dtype == number and found.shape == expected.shape
         assert float((found - expected).norm() / expected.norm()) < (1e-6 if kind == "float32" else 0.02)
+
+
+def test_no_branch_keeps_a_copy_of_its_path(verl_here: None) -> None:
+    """What is kept for backward is a few times the forest's, not that of all paths."""
+    import torch
+
+    from ajet_trainer.verl_backend.forest_attention import by_spans, spans_of
+
+    prompt = [*range(400)]
+    forest = plant([np.array([*prompt, 1000 + number, 7, 8]) for number in range(40)])
+    paths, nodes, kept = 40 * 403, len(forest.ids), {}
+    query, key, value = (torch.randn(1, 2, nodes, 16).requires_grad_() for _ in range(3))
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    spans = spans_of(forest, "cpu", torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out, _ = by_spans(SimpleNamespace(), query, key, value, None, forest_spans=spans)
+    forest_bytes = query.numel() * 4
+    assert len(spans.branches) == 39 and paths > 20 * nodes
+    assert sum(kept.values()) < 10 * forest_bytes + spans.bias.numel() * 4
+    assert out.requires_grad
 
 
 def test_flex_attention_has_the_same_mask(verl_here: None) -> None:
