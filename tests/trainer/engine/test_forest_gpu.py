@@ -31,17 +31,20 @@ Note = Callable[[str, object], None]
 @pytest.fixture(scope="module")
 def on_gpu() -> Iterator[None]:
     import torch
+    import torch._dynamo
 
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
     if os.environ.get("VERL_PLATFORM") == "cpu":
         pytest.skip("another test of this process uses the CPU: run this file alone")
     torch.set_float32_matmul_precision("highest")
+    for name, value in (("recompile_limit", 64), ("fail_on_recompile_limit_hit", True)):  # of many models in a process
+        setattr(torch._dynamo.config, name, value)
     with learner.verl_here("cuda"):
         yield
 
 
-@pytest.fixture(scope="module", params=[{}, {"num_attention_heads": 6}], ids=["4 heads", "6 heads"])
+@pytest.fixture(scope="module", params=[{}, {"num_attention_heads": 6}], ids=["four heads", "six heads"])
 def model(on_gpu: None, tiny: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
     """Six heads are no power of two: then transformers repeats keys instead of sharing them."""
     return saved(tmp_path_factory.mktemp("models") / "one", tiny, "llama", **request.param)
@@ -156,7 +159,8 @@ def test_no_size_is_too_many(model: Path, monkeypatch: pytest.MonkeyPatch, recor
     from torch._dynamo.utils import counters
 
     worker = learner.forest_worker(model, "flex_attention")
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)  # torch's own
+    torch._dynamo.reset()
     seen, before = Seen(worker), counters["stats"]["unique_graphs"]
     for number in range(20):
         rows = grown(20 + number, 4 + 3 * number, 60)
