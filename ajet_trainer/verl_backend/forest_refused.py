@@ -21,12 +21,16 @@ from ajet_trainer.verl_backend.unread import ACTOR
 MODEL = "actor_rollout_ref.model"
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 TAKES_A_MASK = {"cpu": ("sdpa",), "cuda": ("flex_attention", "sdpa")}
+SUPPORTS = {"flex_attention": "_supports_flex_attn", "sdpa": "_supports_sdpa"}
+"""How a class of transformers tells that it can be computed so."""
 STRATEGIES = ("fsdp", "fsdp2")
 FULL = "full_attention"
 CHOOSE = ("index_topk", "keep_window_size")
 """What models have that attend to the tokens that score highest: DeepSeek's sparse attention and Doge."""
-DROPOUT = ("dropout", "pdrop", "dropout_prob")
-"""How the names of a model's shares of dropped values end."""
+CHANCE = ("dropout", "pdrop", "dropout_prob", "jitter_noise")
+"""How the names of what a model draws by chance end: shares of dropped values, and noise."""
+BY_LENGTH = ("dynamic", "longrope")
+"""Kinds of rotary positions that go by the longest row of a micro-batch."""
 
 
 def faults(tree: DictConfig) -> Iterator[Fault]:
@@ -47,25 +51,26 @@ def faults(tree: DictConfig) -> Iterator[Fault]:
     attention = OmegaConf.select(tree, ATTENTION)
     if attention not in (fine := TAKES_A_MASK[tree.trainer.device]):
         yield ATTENTION, f"= {attention!r} does not take the mask of a tree, as {' and '.join(fine)} does"
-    yield from model_faults(tree.actor_rollout_ref.model.path)
+    yield from model_faults(tree.actor_rollout_ref.model.path, attention)
 
 
-def model_faults(path: str) -> Iterator[Fault]:
-    """Why the model at `path` cannot be computed over a tree."""
+def model_faults(path: str, attention: str) -> Iterator[Fault]:
+    """Why the model at `path` cannot be computed over a tree with this `attention`."""
     try:
         config = AutoConfig.from_pretrained(path)
     except Exception as error:  # it is somebody's file, and what it says may be anything
         said = shorten(str(error) or type(error).__name__, 200, placeholder=" …")
         yield "model", f"= {path!r} has no configuration that can be read here ({said})"
         return
-    for why in misfits(config):
+    for why in misfits(config, attention):
         yield "model", f"= {path!r} ({config.model_type}) {why}, so it does not compute trees"
         return
 
 
-def misfits(config: Any) -> Iterator[str]:
-    """What a model of `config` has that does not go by a mask."""
+def misfits(config: Any, attention: str) -> Iterator[str]:
+    """What a model of `config` has that does not go by a mask, or by this `attention`."""
     made = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    rotary = rotary_kinds(getattr(config, "rope_parameters", None) or {})
     if getattr(config, "auto_map", None):
         yield "brings code of its own"
     elif made is None or any(hasattr(config, name) for name in ("vision_config", "audio_config")):
@@ -80,5 +85,15 @@ def misfits(config: Any) -> Iterator[str]:
         yield f"has layers of {' and '.join(odd)}"
     elif getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         yield f"has a sliding window of {config.sliding_window} tokens"
-    elif any(value for name, value in vars(config).items() if name.endswith(DROPOUT)):
-        yield "drops values at random"
+    elif rotary & set(BY_LENGTH):
+        yield f"has positions ({' and '.join(sorted(rotary & set(BY_LENGTH)))}) that go by the longest row"
+    elif any(value for name, value in vars(config).items() if name.endswith(CHANCE)):
+        yield "drops or changes values at random"
+    elif not getattr(made, SUPPORTS.get(attention, ""), True):
+        yield f"has no {attention} in transformers"
+
+
+def rotary_kinds(told: dict[str, Any]) -> set[str]:
+    """The kinds of rotary positions in ``rope_parameters``: of all layers, or of each type of them."""
+    each = [told, *(part for part in told.values() if isinstance(part, dict))]
+    return {part["rope_type"] for part in each if "rope_type" in part}

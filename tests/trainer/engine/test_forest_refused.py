@@ -11,6 +11,7 @@ from tests.trainer.engine.test_settings import ACTOR, composed, refused
 
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
+FLEX = "flex_attention"
 BASE = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 300,
@@ -60,8 +61,13 @@ def saved(folder: Path, family: str, **more: Any) -> str:
         ("mamba", {}, "has layers without an attention that takes a mask"),
         ("bloom", {}, "has layers without an attention that takes a mask"),
         ("qwen2", {"auto_map": {"AutoModelForCausalLM": "own.Model"}}, "brings code of its own"),
-        ("qwen2", {"attention_dropout": 0.1}, "drops values at random"),
-        ("gpt2", {}, "drops values at random"),
+        ("qwen2", {"attention_dropout": 0.1}, "drops or changes values at random"),
+        ("gpt2", {}, "drops or changes values at random"),
+        ("mixtral", {"sliding_window": None, "router_jitter_noise": 0.1}, "drops or changes values at random"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "(dynamic) that go by the longest row"),
+        ("phi3", {"pad_token_id": 0, "original_max_position_embeddings": 64, "rope_scaling": {
+            "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}},
+         "positions (longrope) that go by the longest row"),
         ("llava", {}, "is not a language model alone"),
     ],
 )  # fmt: skip
@@ -72,10 +78,18 @@ def test_models(family: str, more: dict[str, Any], words: str, tmp_path: Path, v
         from transformers import LlavaConfig
 
         LlavaConfig().save_pretrained(tmp_path)
-        said = list(model_faults(str(tmp_path)))
+        said = list(model_faults(str(tmp_path), FLEX))
     else:
-        said = list(model_faults(saved(tmp_path, family, **more)))
+        said = list(model_faults(saved(tmp_path, family, **more), FLEX))
     assert len(said) == 1 and said[0][0] == "model" and words in said[0][1]
+
+
+def test_a_model_may_have_one_attention_and_not_the_other(tmp_path: Path, verl_here: None) -> None:
+    from ajet_trainer.verl_backend.forest_refused import model_faults
+
+    assert list(model_faults(saved(tmp_path, "olmoe"), "sdpa")) == []
+    ((_, said),) = model_faults(str(tmp_path), FLEX)
+    assert "has no flex_attention in transformers" in said
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "phi3", "granite"])
@@ -85,7 +99,7 @@ def test_models_that_do(family: str, tmp_path: Path, verl_here: None) -> None:
     more = {"sliding_window": None} if family == "mistral" else {}
     if family == "phi3":
         more = {"pad_token_id": 0}
-    assert list(model_faults(saved(tmp_path, family, **more))) == []
+    assert list(model_faults(saved(tmp_path, family, **more), FLEX)) == []
 
 
 def test_attention_on_gpus_is_blockwise_and_a_model_must_be_there(tiny: Path, verl_here: None) -> None:
@@ -105,5 +119,5 @@ def test_a_configuration_that_cannot_be_read(text: str, tmp_path: Path, verl_her
     from ajet_trainer.verl_backend.forest_refused import model_faults
 
     (tmp_path / "config.json").write_text(text)
-    ((key, said),) = model_faults(str(tmp_path))
+    ((key, said),) = model_faults(str(tmp_path), FLEX)
     assert key == "model" and "has no configuration that can be read here (" in said and "()" not in said
