@@ -20,7 +20,7 @@ from ajet_trainer.verl_backend.unread import ACTOR
 
 MODEL = "actor_rollout_ref.model"
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
-TAKES_A_MASK = {"cpu": ("sdpa",), "cuda": ("flex_attention", "sdpa")}
+TAKES_A_TREE = {"cpu": "sdpa", "cuda": "flex_attention"}
 SUPPORTS = {"flex_attention": "_supports_flex_attn", "sdpa": "_supports_sdpa"}
 """How a class of transformers tells that it can be computed so."""
 STRATEGIES = ("fsdp", "fsdp2")
@@ -49,8 +49,8 @@ def faults(tree: DictConfig) -> Iterator[Fault]:
     if not tree.actor_rollout_ref.model.use_remove_padding:
         yield f"{MODEL}.use_remove_padding", "= false pads rows, and a tree has none"
     attention = OmegaConf.select(tree, ATTENTION)
-    if attention not in (fine := TAKES_A_MASK[tree.trainer.device]):
-        yield ATTENTION, f"= {attention!r} does not take the mask of a tree, as {' and '.join(fine)} does"
+    if attention != (fine := TAKES_A_TREE[tree.trainer.device]):
+        yield ATTENTION, f"= {attention!r} does not compute a tree, as {fine} does"
     yield from model_faults(tree.actor_rollout_ref.model.path, attention)
 
 

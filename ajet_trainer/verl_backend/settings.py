@@ -158,8 +158,12 @@ def on_cpu(config: Config) -> dict[str, Any]:
 
 
 def over_trees(config: Config, device: str) -> dict[str, Any]:
-    """On GPUs a tree's mask is one of blocks."""
-    return {forest_refused.ATTENTION: "flex_attention"} if config.rows == "tree" and device == "cuda" else {}
+    """The attention of trees. On a CPU there is room for two of the longest rows: with less, each part of a tree would
+    hold one row, and what they share would be computed for each."""
+    if config.rows != "tree":
+        return {}
+    room = {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": max(1024, 2 * config.max_tokens)}
+    return {forest_refused.ATTENTION: forest_refused.TAKES_A_TREE[device]} | (room if device == "cpu" else {})
 
 
 def attached(folder: Path, apart: bool) -> dict[str, Any]:

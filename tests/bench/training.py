@@ -1,7 +1,7 @@
 """Seconds and memory of training unmerged calls, strict timelines and trees, in one run.
 
     .venv-engine/bin/python -m tests.bench.training [--model DIR] [--scale X] [--limit TOKENS] [--rounds N]
-        [--dtype bf16] [--sdpa]
+        [--dtype bf16]
 
 Each shape is a batch of calls as real agents make them. *off* has a row a call, *timeline* merges them strictly, and
 *tree* computes the rows of *timeline* as a forest (``rows = "tree"``). A round is old logprobs and an update, by the
@@ -74,6 +74,9 @@ def calls_of(shape: str, scale: float, vocabulary: int) -> list[list[Call]]:
     if shape == "8 sub-agents, one history":
         history = some(700)
         return [[one for _ in range(8) for one in chain(some, [*history, *some(20)], 1, 50, 0)]]
+    if shape == "8 long rows, one header":
+        header = some(50)
+        return [chain(some, [*header, *some(600)], 1, 400, 0) for _ in range(8)]
     out = []  # reasoning is stripped from the history
     for _ in range(2):
         history = some(100)
@@ -88,8 +91,8 @@ def calls_of(shape: str, scale: float, vocabulary: int) -> list[list[Call]]:
 
 RECORDED = {"the quick start": ("quickstart", 1.0), "a session of opencode": ("opencode", 0.1)}
 """The file of each recorded shape, and how long it is made."""
-SHAPES = ("chains of 12 turns", "8 episodes, one prompt", "8 sub-agents, one history", "stripped reasoning", *RECORDED)
-TURNS = (SHAPES[0], SHAPES[1], SHAPES[3], *RECORDED)
+TURNS = ("chains of 12 turns", "8 episodes, one prompt", "stripped reasoning", *RECORDED)
+SHAPES = (*TURNS, "8 sub-agents, one history", "8 long rows, one header")
 
 
 def chain(some: Callable[[int], list[int]], history: list[int], turns: int, answer: int, between: int) -> list[Call]:
@@ -277,7 +280,7 @@ def goals(shape: str, found: dict[str, Measured]) -> Iterator[tuple[str, bool]]:
     yield "1 not slower than timeline", tree.time <= max(timeline.seconds)
     if tree.tokens < timeline.tokens / 2:
         yield "2 time within 1.3 of tokens", timeline.time / tree.time >= timeline.tokens / tree.tokens / 1.3
-    if shape == SHAPES[1]:
+    if shape == "8 episodes, one prompt":
         yield "3 at least 10 x off", off.time / tree.time >= 10
     elif shape in TURNS:
         yield "3 at least 1.5 x off", off.time / tree.time >= 1.5
@@ -314,7 +317,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"], help="what layers compute in")
     parser.add_argument("--rounds", type=int, default=3, help="so many are counted")
     parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
-    parser.add_argument("--sdpa", action="store_true", help="trees on a GPU by torch's attention too, as on a CPU")
     given = parser.parse_args()
     import torch
     import torch._dynamo
@@ -323,11 +325,10 @@ def main() -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     attention = "flex_attention" if device == "cuda" else "sdpa"
-    of_trees = "sdpa" if given.sdpa else attention
     torch._dynamo.config.recompile_limit = 64  # past it flex attention computes all pairs; each form has its own sizes
     with tempfile.TemporaryDirectory() as name, verl_here(device):
         model, dtype = given.model or model_in(Path(name)), given.dtype
-        flat, tree = training_worker(model, attention, dtype=dtype), forest_worker(model, of_trees, dtype=dtype)
+        flat, tree = training_worker(model, attention, dtype=dtype), forest_worker(model, attention, dtype=dtype)
         workers = {"flat": Worker(flat), "tree": Worker(tree)}
         vocabulary = workers["flat"].engine.model_config.hf_config.vocab_size
         said = []

@@ -1,4 +1,4 @@
-"""The engine over a forest on a GPU, by flex attention and by spans, against verl's own over flat rows.
+"""The engine over a forest on a GPU, by flex attention, against verl's own over flat rows.
 
 They need a GPU and a process of their own: verl has one platform for each. Flat rows are computed by plain products of
 matrices. Each test notes how far the two are apart in pytest's report (``--junitxml``).
@@ -22,7 +22,7 @@ from tests.trainer.engine.test_forest_engine import LIMIT, Seen, advantages, gro
 from tests.trainer.engine.test_gradient import FULL, VOCABULARY, close, gradient, step_data
 
 pytestmark = pytest.mark.gpu
-ATTENTION = ["flex_attention", "sdpa"]
+FLEX = "flex_attention"
 SHAPES = [(1, 12, 20, 4096), (2, 60, 120, 16384), (3, 60, 120, 600), (4, 24, 400, 1500)]
 """A seed, a number of rows, the most that one adds, and the tokens of a micro-batch."""
 Note = Callable[[str, object], None]
@@ -44,7 +44,9 @@ def on_gpu() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=[{}, {"num_attention_heads": 6}], ids=["four heads", "six heads"])
+@pytest.fixture(
+    scope="module", params=[{}, {"num_attention_heads": 6, "hidden_size": 96}], ids=["four heads", "six heads"]
+)
 def model(on_gpu: None, tiny: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
     """Six heads are no power of two: then transformers repeats keys instead of sharing them."""
     return saved(tmp_path_factory.mktemp("models") / "one", tiny, "llama", **request.param)
@@ -52,9 +54,8 @@ def model(on_gpu: None, tiny: Path, tmp_path_factory: pytest.TempPathFactory, re
 
 @pytest.fixture(scope="module")
 def engines(model: Path) -> dict[str, Any]:
-    """Over flat rows, and over a forest by each kind of attention."""
-    return {"flat": plain(learner.training_worker(model))} | {kind: learner.forest_worker(model, kind)
-                                                             for kind in ATTENTION}  # fmt: skip
+    """Over flat rows, and over a forest."""
+    return {"flat": plain(learner.training_worker(model)), "forest": learner.forest_worker(model, FLEX)}
 
 
 def plain(worker: Any) -> Any:
@@ -76,15 +77,14 @@ def gradients(workers: tuple[Any, Any], rows: list[Row], pack: int) -> tuple[Any
     return one, other
 
 
-@pytest.mark.parametrize("kind", ATTENTION)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_logprobs_and_gradients(
-    engines: dict[str, Any], kind: str, shape: tuple[int, ...], record_property: Note
+    engines: dict[str, Any], shape: tuple[int, ...], record_property: Note
 ) -> None:
     seed, count, length, pack = shape
-    rows, pair = grown(seed, count, length), (engines["flat"], engines[kind])
+    rows, pair = grown(seed, count, length), (engines["flat"], engines["forest"])
     one, other = (logprobs(worker, rows, pack) for worker in pair)
-    seen = Seen(engines[kind])
+    seen = Seen(engines["forest"])
     gradient_apart = close(*gradients(pair, rows, pack))
     record_property("logprobs", float(np.abs(one - other).max()))
     record_property("gradients", gradient_apart)
@@ -93,13 +93,12 @@ def test_logprobs_and_gradients(
     assert gradient_apart < LIMIT
 
 
-@pytest.mark.parametrize("kind", ATTENTION)
-def test_a_long_prompt(engines: dict[str, Any], kind: str, record_property: Note) -> None:
+def test_a_long_prompt(engines: dict[str, Any], record_property: Note) -> None:
     pick = random.Random(1)
     prompt = [pick.randrange(VOCABULARY) for _ in range(6000)]
     answers = [[pick.randrange(VOCABULARY) for _ in range(40 + 30 * number)] for number in range(8)]
     rows = [one_row(pick, number, [*prompt, *answer]) for number, answer in enumerate(answers)]
-    pair, pack = (engines["flat"], engines[kind]), 8192
+    pair, pack = (engines["flat"], engines["forest"]), 8192
     one, other = (logprobs(worker, rows, pack) for worker in pair)
     apart = close(*gradients(pair, rows, pack))
     record_property("logprobs", float(np.abs(one - other).max()))
@@ -108,37 +107,34 @@ def test_a_long_prompt(engines: dict[str, Any], kind: str, record_property: Note
     assert apart < LIMIT
 
 
-@pytest.mark.parametrize("kind", ATTENTION)
-def test_checkpointing(engines: dict[str, Any], model: Path, kind: str, record_property: Note) -> None:
+def test_checkpointing(engines: dict[str, Any], model: Path, record_property: Note) -> None:
     """Each layer is computed a second time for its gradient."""
     rows = grown(5, 40, 90)
-    again = learner.forest_worker(model, kind, checkpointing=True)
+    again = learner.forest_worker(model, FLEX, checkpointing=True)
     apart = close(*gradients((engines["flat"], again), rows, 2048))
     record_property("gradients", apart)
     assert apart < LIMIT
 
 
-@pytest.mark.parametrize("kind", ATTENTION)
 def test_bfloat16_rounds_as_flat_rows_do(
-    engines: dict[str, Any], model: Path, kind: str, record_property: Note
+    engines: dict[str, Any], model: Path, record_property: Note
 ) -> None:
     """A forest is no farther from float32 than flat rows in bfloat16, up to chance."""
     rows = grown(6, 40, 90)
     exact, one = gradients((engines["flat"], learner.training_worker(model, dtype="bf16")), rows, 2048)
-    _, other = gradients((engines["flat"], learner.forest_worker(model, kind, dtype="bf16")), rows, 2048)
+    _, other = gradients((engines["flat"], learner.forest_worker(model, FLEX, dtype="bf16")), rows, 2048)
     flat, forest = close(exact, one), close(exact, other)
     record_property("flat", flat)
     record_property("forest", forest)
     assert 1e-4 < forest < 1.5 * flat < 0.5
 
 
-@pytest.mark.parametrize("kind", ATTENTION)
-def test_adapters(model: Path, kind: str, record_property: Note) -> None:
+def test_adapters(model: Path, record_property: Note) -> None:
     """Of rank 16, whose matrices are not at zero."""
     import torch
 
     rows, found = grown(7, 40, 90), []
-    for make in (learner.training_worker, partial(learner.forest_worker, attention=kind)):
+    for make in (learner.training_worker, partial(learner.forest_worker, attention=FLEX)):
         worker, pick = make(model, lora=16), torch.Generator().manual_seed(1)
         with torch.no_grad():
             for weights in worker.engine.module.parameters():

@@ -31,8 +31,8 @@ BASE = {
         ({f"{ACTOR}.fsdp_config.qat.enable": True}, f"{ACTOR}.fsdp_config.qat.enable"),
         ({f"{MODEL}.use_fused_kernels": True}, f"{MODEL}.use_fused_kernels"),
         ({f"{MODEL}.use_remove_padding": False}, f"{MODEL}.use_remove_padding"),
-        ({ATTENTION: "flash_attention_2"}, f"{ATTENTION} = 'flash_attention_2' does not take the mask of a tree"),
-        ({ATTENTION: "eager"}, f"{ATTENTION} = 'eager' does not take the mask of a tree"),
+        ({ATTENTION: "flash_attention_2"}, f"{ATTENTION} = 'flash_attention_2' does not compute a tree"),
+        ({ATTENTION: "eager"}, f"{ATTENTION} = 'eager' does not compute a tree"),
         ({f"{ACTOR}.strategy": "fsdp_turbo"}, f"{ACTOR}.strategy = 'fsdp_turbo'"),
         ({"model_engine": "megatron"}, f"{ACTOR}.strategy = 'megatron'"),
     ],
@@ -107,9 +107,13 @@ def test_attention_on_gpus_is_blockwise_and_a_model_must_be_there(tiny: Path, ve
         "attn_implementation": "flex_attention"
     }
     assert "attn_implementation" not in composed({}, model=str(tiny)).actor_rollout_ref.model.override_config
-    here = composed({}, model=str(tiny), device="cpu", rows="tree").actor_rollout_ref.model.override_config
-    assert here["attn_implementation"] == "sdpa"
-    assert composed({ATTENTION: "sdpa"}, model=str(tiny), rows="tree")
+    assert "'sdpa' does not compute a tree" in refused({ATTENTION: "sdpa"}, model=str(tiny), rows="tree")
+    here, flat = (composed({}, model=str(tiny), device="cpu", rows=rows, max_tokens=3000).actor_rollout_ref
+                  for rows in ("tree", "timeline"))  # fmt: skip
+    assert here.model.override_config["attn_implementation"] == "sdpa"
+    for limited in (here.actor.ppo_max_token_len_per_gpu, here.ref.log_prob_max_token_len_per_gpu):
+        assert limited == 6000, "a tree of two of the longest rows"
+    assert flat.actor.ppo_max_token_len_per_gpu == 3000
     said = refused({}, model=str(tiny / "nothing"), rows="tree")
     assert said.startswith("model = ") and said.endswith("set rows = 'timeline'")
 
