@@ -158,8 +158,8 @@ def on_cpu(config: Config) -> dict[str, Any]:
 
 
 def over_trees(config: Config, device: str) -> dict[str, Any]:
-    """The attention of trees. On a CPU there is room for two of the longest rows: with less, each part of a tree would
-    hold one row, and what they share would be computed for each."""
+    """The attention of trees. On a CPU there is room for two of the longest rows. With less, each part of a tree would
+    hold one row, and nothing would be shared."""
     if config.rows != "tree":
         return {}
     room = {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": max(1024, 2 * config.max_tokens)}
