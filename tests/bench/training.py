@@ -21,8 +21,8 @@ Goals:
 3. On the shared prompt tree is at least 10 times as fast as off, and at least 1.5 times on each shape of several turns.
 4. The peak of memory is no higher than timeline's. It counts what a round takes besides what was there before: the
    weights and the process itself.
-5. The gradients of timeline and tree differ by less than 5e-6, in float32, or by less than those of off and timeline,
-   which differ by rounding alone: a deep model rounds more.
+5. The gradients of timeline and tree differ by less than 5e-6, in float32. Those of off and timeline stand next to it:
+   they differ by rounding alone.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ Row = tuple[list[int], list[int]]
 """Tokens, and 1 for those that are sampled."""
 ROOM = {"off": 1, "timeline": 1, "tree": 2}
 """So many times the longest row, a micro-batch has room for in any case."""
-SLACK = 1.05
-"""Of a peak of memory, which counts pages."""
 
 
 def calls_of(shape: str, scale: float, vocabulary: int) -> list[list[Call]]:
@@ -284,10 +282,10 @@ def goals(shape: str, found: dict[str, Measured]) -> Iterator[tuple[str, bool]]:
         yield "3 at least 10 x off", off.time / tree.time >= 10
     elif shape in TURNS:
         yield "3 at least 1.5 x off", off.time / tree.time >= 1.5
-    yield "4 peak no higher than timeline's", tree.peak <= timeline.peak * SLACK
+    yield "4 peak no higher than timeline's", tree.peak <= timeline.peak
     exact = timeline.gradient.double()
     apart, rounding = (float((exact - one.gradient.double()).norm() / exact.norm()) for one in (tree, off))
-    yield f"5 gradients {apart:.1e} apart, of off {rounding:.1e}", apart < max(5e-6, rounding)
+    yield f"5 gradients {apart:.1e} apart, of off {rounding:.1e}", apart < 5e-6
 
 
 def model_in(folder: Path) -> Path:
