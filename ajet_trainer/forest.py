@@ -164,8 +164,8 @@ def _common(one: Ints, other: Ints) -> int:
 @dataclass(frozen=True, slots=True)
 class Prices:
     """What a model computes forward, in multiplications and additions: for each token, for each logprob that is read,
-    and for each pair of tokens that attention computes. A micro-batch takes `part` besides. (Backward takes twice as
-    much of each.)"""
+    and for each pair in attention that sees. A micro-batch takes `part` besides. (Backward takes twice as much of
+    each.)"""
 
     token: float
     logprob: float
