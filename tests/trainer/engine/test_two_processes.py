@@ -98,7 +98,7 @@ def test_trees_that_are_cut_in_one_process_alone(pair: Pair, tiny: Path) -> None
     """Against flat rows in one process. Both processes must have as many micro-batches."""
     rows = one_of_two.forests()
     tokens = [np.concatenate((row.prompt, row.response)) for row in rows]
-    price, prompts = prices(10_000, 10_000, 2, 64, whole=True), [len(row.prompt) for row in rows]
+    price, prompts = prices(10_000, 10_000, 2, 64), [len(row.prompt) for row in rows]
     first, last = (cut(tokens[half], prompts[half], [1.0] * 8, 110, price) for half in (slice(8), slice(8, None)))
     assert len(first) == 1 < len(last)
     data = step_data(rows, [0.3 * number - 2 for number in range(len(rows))], pack=4096)
