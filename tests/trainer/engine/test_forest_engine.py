@@ -212,18 +212,25 @@ def test_other_families(tmp_path: Path, tiny: Path, verl_here: None, family: str
     assert np.linalg.norm(found[0]) > 1e-4 and close(*found) < LIMIT
 
 
-def test_adapters(tiny: Path, verl_here: None) -> None:
-    """The model's own weights rest, and both matrices of each adapter learn."""
+def with_adapters(worker: Any) -> Any:
+    """`worker`, the matrices of whose adapters are drawn: none is at zero."""
     import torch
 
+    pick = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weights in worker.engine.module.parameters():
+            if weights.requires_grad:
+                drawn = (0.05 * torch.randn(weights.shape, generator=pick)).to(weights.device)
+                parts = torch.distributed.tensor.distribute_tensor(drawn, weights.device_mesh, weights.placements)
+                weights.copy_(parts)
+    return worker
+
+
+def test_adapters(tiny: Path, verl_here: None) -> None:
+    """The model's own weights rest, and both matrices of each adapter learn."""
     rows, found = grown(4, 12), []
     for made in (training_worker, forest_worker):
-        worker, pick = made(tiny, lora=4), torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for weights in worker.engine.module.parameters():
-                if weights.requires_grad:
-                    weights.copy_(torch.distributed.tensor.distribute_tensor(
-                        0.05 * torch.randn(weights.shape, generator=pick), weights.device_mesh, weights.placements))
+        worker = with_adapters(made(tiny, lora=4))
         found.append(gradient(worker, step_data(rows, advantages(rows), pack=200), **FULL))
     assert np.linalg.norm(found[0]) > 1e-4 and close(*found) < LIMIT
 

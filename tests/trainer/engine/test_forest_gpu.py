@@ -18,7 +18,7 @@ import pytest
 
 from ajet_trainer.batch import Row
 from tests.kit import learner
-from tests.trainer.engine.test_forest_engine import LIMIT, Seen, advantages, grown, one_row, saved
+from tests.trainer.engine.test_forest_engine import LIMIT, Seen, advantages, grown, one_row, saved, with_adapters
 from tests.trainer.engine.test_gradient import FULL, VOCABULARY, close, gradient, step_data
 
 pytestmark = pytest.mark.gpu
@@ -130,18 +130,10 @@ def test_bfloat16_rounds_as_flat_rows_do(
 
 
 def test_adapters(model: Path, record_property: Note) -> None:
-    """Of rank 16, whose matrices are not at zero."""
-    import torch
-
+    """Of rank 16."""
     rows, found = grown(7, 40, 90), []
     for make in (learner.training_worker, partial(learner.forest_worker, attention=FLEX)):
-        worker, pick = make(model, lora=16), torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for weights in worker.engine.module.parameters():
-                if weights.requires_grad:
-                    drawn = (0.05 * torch.randn(weights.shape, generator=pick)).to(weights.device)
-                    parts = torch.distributed.tensor.distribute_tensor(drawn, weights.device_mesh, weights.placements)
-                    weights.copy_(parts)
+        worker = with_adapters(make(model, lora=16))
         found.append(gradient(plain(worker), step_data(rows, advantages(rows), pack=2048), **FULL))
     apart = close(*found)
     record_property("gradients", apart)
