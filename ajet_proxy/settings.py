@@ -116,6 +116,10 @@ class Config:
     )
     gate_hold_s: float = option(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")
     read_timeout: float = option(0.0, "Limit for an engine's silence within one answer; 0 is none.", zero=True)
+    keep_alive_s: float = option(
+        15.0, "A stream whose client heard nothing for this long gets an event of its protocol that changes nothing; 0 "
+        "sends none.", zero=True,
+    )
     drain_s: float = option(
         60.0, "Requests in flight have this long to finish after SIGTERM. So do whole answers whose disk is full or "
         "fails; then they get a 503."
@@ -172,7 +176,6 @@ SPANS = "spans are sent where OTEL_EXPORTER_OTLP_ENDPOINT says, if ajet[traces] 
 SETTINGS = Settings(Config, prefix="AJET_", removed={
     "drift_limit": "more than 5 % of a model's latest turns that drift are an alert",
     "connect_timeout": "an engine has 10 s to accept a connection",
-    "keep_alive_s": "a stream whose engine is silent for 15 s gets a keep-alive",
     "key_ttl_s": "an episode's key lives for 7 days, or for wall_timeout if that is longer",
     "max_audit": "the audit log and its older files take 256 MiB",
     "traces": SPANS,

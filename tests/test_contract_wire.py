@@ -338,7 +338,7 @@ def test_the_limits_that_are_fixed() -> None:
         routes.MAX_LANES, mix.MAX_AHEAD, mix.MAX_LANE_WAIT_S, control.HOLD_S,
         commands.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN,
         routes.MAX_CLIENT_TEXT, client_commands.MAX_TTL_S, client_commands.MAX_CLIENTS, front.client_timeout,
-        front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
+        front.connect_timeout, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
         wanted.MAX_RUNS, runs.MAX_CONFIG, supervisors.MAX_LINES, supervisors.MAX_BYTES, supervisors.MAX_LINE,
         supervisors.MAX_REASON, supervisors.SILENT_S, waiting.VERDICT_S, waiting.MAX_POLL_S,
     ]

@@ -50,6 +50,7 @@ class Chat(OpenAIDialect):
         + rb')?\},"logprobs":)\{"content":\[' + ROW + rb'\]\}(,"finish_reason":null,"token_ids":)\[('
         + ID + rb')\](\}\]\}\n\n)'
     )
+    silence = '"delta":{}'
 
     def __init__(self, *, withholds: bool = True) -> None:
         self._withholds = withholds

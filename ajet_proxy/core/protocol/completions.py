@@ -41,6 +41,7 @@ class Completions(OpenAIDialect):
         + rb'(,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":)'
         + rb'\[(' + ID + rb')\]((?:,"weight_versions":null)?\}\]\}\n\n)'
     )
+    silence = '"text":""'
 
     def reader(self, ask: Ask) -> Reading:
         return Reading(self, ask) if ask.echo is None else EchoReading(self, ask, ask.echo)

@@ -21,6 +21,9 @@ from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import Outcome
 
 DONE = b"[DONE]"
+COMMENT = b": waiting for the engine\n"
+"""What a waiting client is sent while there is nothing to imitate. Readers of server-sent events skip it. No empty line
+follows: for some readers that would end an event, an empty one."""
 VERSIONS = "return_weight_versions"
 """Asks vLLM, from 0.33 on, which weights sampled each token."""
 
@@ -60,9 +63,6 @@ class Dialect(Protocol):
     """The client's route."""
     target: str
     """The engine's route that answers it."""
-    keep_alive: bytes = b": waiting for the engine\n\n"
-    """What a stream may say while the engine is silent: its clients ignore it. Every reader of server-sent events skips
-    a comment."""
 
     def translate(self, request: Request) -> Request:
         """`request` as the engine's route takes it; `BadRequest` for what cannot be carried faithfully."""
@@ -113,6 +113,16 @@ class Reader(Protocol):
         """What the client sees of one event of the engine's, if anything; it may raise where the answer is not of the
         dialect."""
 
+    def leaving(self, event: bytes) -> bytes:
+        """What leaves in place of an `event` that `show` gave. It is asked as the event leaves, in order."""
+        return event
+
+    def keep_alive(self, *, held: bool) -> bytes:
+        """What a client that waits may be sent: an event of its dialect that changes nothing of what it accumulates.
+        Where there is nothing to imitate that is a `COMMENT`. After the end it is nothing; with `held` the client does
+        not have the end yet."""
+        return b"" if self.ended and not held else COMMENT
+
     def document(self, body: bytes) -> bytes:
         """What the client sees of an answer in one piece, with `translates` also of an error; may raise like `show`."""
 
@@ -138,6 +148,9 @@ class OpenAIDialect(Dialect, Protocol):
     """The event that makes up most of a stream, blank line included: one token of one choice, and nothing else to
     report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
     the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
+
+    silence: str
+    """What a choice holds, as JSON text, in an event that says nothing."""
 
     def logprobs(self, value: Any) -> list[Any]:
         """One logprob for each token in the ``logprobs`` of a choice."""

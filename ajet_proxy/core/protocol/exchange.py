@@ -67,6 +67,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 TRANSITIONS.update({(state, "over"): "over" for state in get_args(State)})
 _BUFFERED = ("document", "lost document")
 _UNSETTLED = ("waiting", "document", "stream")
+_STREAMED = ("stream", "held", "watched")
 
 
 def question(dialect: Dialect, asked: Request, max_choices: int) -> Ask:
@@ -100,8 +101,6 @@ class Exchange:
         """The names of the request's fields that the engine sees otherwise than the client sent them."""
         self.target = dialect.target
         """The engine's route."""
-        self.keep_alive = dialect.keep_alive
-        """What a stream may say to its client while `patient`."""
         self.asked = asked
         """The request in the form of the engine's route, without what only the proxy asks for."""
         self.cache_salt: Any = asked.fields.get("cache_salt")
@@ -116,6 +115,8 @@ class Exchange:
         """Whether it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
         self.outcomes: tuple[Outcome, ...] = ()
         """What became of each choice, in order, as far as is known; empty until `settled`."""
+        self.heard = False
+        """Whether the client has got an event since this was last set to false. A comment is none."""
         self.contradicted: str | None = None
         """Why calls that were captured when they `settled` are lost after all, if they are; `outcomes` says so too."""
         self.ask = ask
@@ -124,6 +125,10 @@ class Exchange:
         self.reader = dialect.reader(ask)
         """What is read of the answer. Its `Reader.status` is known after `finish`."""
         self._translates = self.reader.translates
+        self._is_mixed = False
+        """Whether the client was sent events that are not the engine's."""
+        self._is_awaited = False
+        """Whether nothing has come yet of a stream that is not read."""
         self._parser = SseParser()
         self._document: list[bytes] = []
         self._held: list[bytes] = []
@@ -151,10 +156,13 @@ class Exchange:
         """The id under which the engine may keep the answer, if it gives answers out again; known once `settled`."""
         return None if self.asked.fields.get("store") is False else self.reader.response_id
 
-    @property
-    def patient(self) -> bool:
-        """Whether the client has whole events of a stream that is not at its end."""
-        return self.state in ("stream", "held", "watched") and not self.reader.ended
+    def keep_alive(self) -> bytes:
+        """What the client gets if it has waited for an event. Nothing after the end. Of a stream that is not read it may
+        have a part of an event, so nothing either once that has begun."""
+        says = self.state in _STREAMED or (self.state == "unread" and self._is_awaited)
+        said = self.reader.keep_alive(held=self.state == "held") if says else b""
+        self._is_mixed = self._is_mixed or bool(said)
+        return said
 
     def pass_by(self) -> None:
         """The engine answers the client's own request on the client's own route. The client gets the answer as it is,
@@ -179,19 +187,22 @@ class Exchange:
             return
         lost: Event = "lost stream" if stream and status < 400 else "lost document"
         self._go(lost if self._translates else "unread", REFUSED if status >= 400 else self.skip)
+        self._is_awaited = stream and status < 400
 
     def feed(self, data: bytes) -> list[bytes]:
         """Takes bytes from the engine; returns what of them the client gets at once."""
         state = self.state
-        if state in ("stream", "held", "watched"):
+        if state in _STREAMED:
             if state == "held" or self._parser.unfinished:
                 out = self._events(self._parser.feed(data))
                 return out if len(self._parser.unfinished) <= MAX_EVENT else out + self._overlong()
             out, end = self.reader.usual(data)
+            self.heard = self.heard or bool(out)
             return out if end == len(data) else out + self._events(self._parser.feed(data[end:]))
         if self.buffered:
             self._document.append(data)
         elif not self._translates:
+            self._is_awaited = False
             if state != "cut":
                 return [data]
             self._held.append(data)
@@ -199,7 +210,8 @@ class Exchange:
 
     def release(self) -> list[bytes]:
         """The bytes that were kept back until the calls were durable."""
-        held, self._held = self._held, []
+        held = [*map(self._leaving, self._held)]
+        self.heard, self._held = self.heard or bool(held), []
         self._go("release")
         return held
 
@@ -220,6 +232,9 @@ class Exchange:
         self._held, self._document = [], []
         self._go("over", reason)
         return [part for part in rest if part]
+
+    def _leaving(self, event: bytes) -> bytes:
+        return self.reader.leaving(event) if self._is_mixed else event
 
     def _go(self, event: Event, lost: str | None = None) -> None:
         """Take the transition of `event`. Calls that it settles are `lost` for this reason. Without one they are what
@@ -242,9 +257,11 @@ class Exchange:
             except Exception:  # the one broad except: a capture that fails must not cost the agent its answer
                 if not self.reader.ended:
                     self._go("ended", CAPTURE_FAILED)
-            if seen:
-                holds = self.state == "held" or (self.reader.ended and self.state == "stream")
-                (self._held if holds else out).append(seen)
+            if seen and (self.state == "held" or (self.reader.ended and self.state == "stream")):
+                self._held.append(seen)
+            elif seen:
+                out.append(self._leaving(seen))
+                self.heard = self.heard or bool(event.data)
         if not self.settled:
             if self.reader.ended:
                 self._go("ended")

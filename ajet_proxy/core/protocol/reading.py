@@ -44,6 +44,7 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, Recur
 """What reading an answer may raise that is not of the dialect."""
 LOSSES = {"abort": ENGINE_ABORTED, "error": ENGINE_ERROR}
 """The finish reasons of a generation that did not come to its end."""
+_OF_STREAM = ("id", "object", "created", "model")
 Piece = bytes | Mapping[str, Any]
 """Words of a choice: the object that held them (``delta`` or ``message`` of a chat, ``{"text": …}`` of a completion).
 The fast way through a stream keeps the raw bytes of its one member."""
@@ -130,6 +131,10 @@ class Reading(Reader):
         self._prompts: list[Any] = [None] * ask.prompts
         self._each = ask.choices // ask.prompts
         self._unfinished = ask.choices
+        self._last = 0
+        """The choice that finished last."""
+        self._stream: Mapping[str, Any] = {}
+        """What every event of this stream says of it."""
         self._model = ""
         self.ended = False
 
@@ -181,9 +186,22 @@ class Reading(Reader):
         answer = scan(text, deep="choices")
         choices = answer.values.get("choices")
         edits = self._read(answer, choices, text)
-        if choices and isinstance(choices, list) and self._is_filler(choices):
-            return None
+        if choices and isinstance(choices, list):
+            if self._is_filler(choices):
+                return None
+            if not self._stream:
+                self._stream = {name: answer.values[name] for name in _OF_STREAM if name in answer.values}
         return splice(text, edits).encode() if edits else data
+
+    def keep_alive(self, *, held: bool) -> bytes:
+        if not self._stream or (self.ended and not held):
+            return super().keep_alive(held=held)
+        waiting = [index for index, partial in enumerate(self._choices) if partial.finish_reason is None]
+        begun = [index for index in waiting if self._choices[index].said]
+        index = (begun or waiting or [self._last])[0]
+        choice = f'{{"index":{index},{self._dialect.silence},"logprobs":null,"finish_reason":null}}'
+        head = json.dumps(self._stream, separators=(",", ":"))[:-1]
+        return f'data: {head},"choices":[{choice}]}}\n\n'.encode()
 
     def document(self, body: bytes) -> bytes:
         """What the agent sees in place of `body`; raises like `event`."""
@@ -278,6 +296,7 @@ class Reading(Reader):
             partial.versions = values["weight_versions"] or partial.versions
         if finish_reason := values.get("finish_reason"):
             partial.finish_reason, partial.stop_reason = finish_reason, values.get("stop_reason")
+            self._last = index
             self._unfinished -= 1
             self.ended = self._unfinished == 0
 

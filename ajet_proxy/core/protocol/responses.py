@@ -16,6 +16,10 @@ for. So the proxy remembers how each of the latest responses was asked for (`Kep
 fetched once more in the same way. What is not remembered stays as it is.
 
 vLLM reports an aborted generation on this route as a complete one.
+
+A client that waits is sent the last delta once more, empty, while its item is open. Otherwise it is sent
+``response.in_progress`` with what the response holds by then, since some clients start anew from such an event. Both
+have a ``sequence_number``, so those of later events are moved on.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from ajet_proxy.core.protocol.json_edits import (
 )
 from ajet_proxy.core.protocol.reading import UNREADABLE, hide, logprobs_of
 from ajet_proxy.core.protocol.request import beyond_text
-from ajet_proxy.core.protocol.sse import SseEvent
+from ajet_proxy.core.protocol.sse import SseEvent, SseParser
 from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import (
     CAPTURE_FAILED,
@@ -62,7 +66,15 @@ _LAST = ("response.completed", "response.incomplete", "response.failed")
 _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 _LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}
 _DELTAS = tuple(f"response.{of}.delta" for of in ("output_text", "reasoning_text", "function_call_arguments"))
-_ITEM = "response.output_item.done"
+_IN_PROGRESS = "response.in_progress"
+_BEGUN = ("response.created", "response.queued", _IN_PROGRESS)
+_ADDED, _ITEM = "response.output_item.added", "response.output_item.done"
+_PARTS = ("response.content_part.added", "response.reasoning_part.added")
+_BEGINS: Mapping[str, Mapping[str, Any]] = {
+    "output_text": {"type": _DELTAS[0], "logprobs": []}, "reasoning_text": {"type": _DELTAS[1]}
+}  # fmt: skip
+"""What begins the deltas of a part, by its type."""
+_NUMBER = "sequence_number"
 _TELLING = (*_DELTAS, _ITEM, *_LAST)
 """The events that tell what was sampled. None of them may come behind the last."""
 _ROW = b'"top_logprobs":['
@@ -116,6 +128,18 @@ class ResponseReading(Reader):
         self._prompt: Any = None
         self._answer: Mapping[str, Any] | None = None
         self._shown: list[Any] = []
+        self._begun = ""
+        """The event with which the response began for the client, as JSON text."""
+        self._open: list[Any] = []
+        """The item that is not done, as it was added."""
+        self._is_whole = True
+        """Whether the items that are done, and the open one as it was added, are all that the client has."""
+        self._delta: dict[str, Any] | bytes | None = None
+        """An event that adds to the open item, or could."""
+        self._number: Any = None
+        """The ``sequence_number`` of the last event; None if it is that of the `_delta`."""
+        self._put_in = 0
+        """How many events of our own the client has."""
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -124,9 +148,10 @@ class ResponseReading(Reader):
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
         seen: list[bytes] = []
         at = 0
-        while not self.ended and (found := _USUAL.match(stream, at)):
+        while not self.ended and not self._put_in and (found := _USUAL.match(stream, at)):
             if not is_utf8(found[0]):
                 break
+            self._delta, self._number = found[0], None
             head, rows, tail = found.groups()
             if rows and self._ask.hide_logprobs:
                 seen += (head, tail)
@@ -157,10 +182,58 @@ class ResponseReading(Reader):
         elif "response" in found.spans:
             response = scan_at(text, found.spans["response"][0])
             edits = self._put_back(text, response)
+            if kind in _BEGUN:
+                self._begun = splice(text, edits)
             self._learn(response.values.get("input_messages"))
             if kind in _LAST and not self.ended:
                 self._end(response.values)
+        self._follow(kind, found.values)
         return event.with_data(splice(text, edits).encode()) if edits else event.raw
+
+    def _follow(self, kind: Any, event: Mapping[str, Any]) -> None:
+        """Note what an event of this `kind` says of the items that the client has. The last one is held back."""
+        if self.ended:
+            return
+        self._number = event.get(_NUMBER)
+        if kind in (_ADDED, _ITEM):
+            self._open, self._delta, self._is_whole = [event.get("item")] if kind == _ADDED else [], None, True
+        elif kind not in _BEGUN:
+            self._is_whole = False
+        if kind in _DELTAS:
+            self._delta = dict(event)
+        elif isinstance(part := event.get("part"), dict) and kind in _PARTS and part.get("type") in _BEGINS:
+            places = {name: event[name] for name in ("item_id", "output_index", "content_index") if name in event}
+            self._delta = {**places, **_BEGINS[part["type"]]}
+
+    def leaving(self, event: bytes) -> bytes:
+        if not self._put_in:
+            return event
+        try:
+            (one,) = SseParser().feed(event)
+            text = (one.data or b"").decode()
+            found = scan(text)
+            moved = str(found.values[_NUMBER] + self._put_in)
+            return one.with_data(splice(text, {found.spans[_NUMBER]: moved}).encode())
+        except UNREADABLE:
+            return event
+
+    def keep_alive(self, *, held: bool) -> bytes:
+        if isinstance(self._delta, bytes):
+            self._delta = json.loads(self._delta.partition(b"\ndata: ")[2])
+            self._number = self._number or self._delta.get(_NUMBER)
+        if not self._begun or (self.ended and not held) or not (self._delta or self._is_whole):
+            return super().keep_alive(held=held)
+        if self._delta:
+            event = {**self._delta, "delta": ""} | ({"logprobs": []} if "logprobs" in self._delta else {})
+        else:
+            event = json.loads(self._begun)
+            event["response"]["output"] = [*self._shown, *self._open]
+            event["type"] = _IN_PROGRESS
+        if type(self._number) is int:
+            self._put_in += 1
+            event[_NUMBER] = self._number + self._put_in
+        text = json.dumps(event, separators=(",", ":"))
+        return f"event: {event['type']}\ndata: {text}\n\n".encode()
 
     def document(self, body: bytes) -> bytes:
         text = body.decode()

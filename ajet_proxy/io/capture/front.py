@@ -260,8 +260,8 @@ def settings(config: Config, daemon: str) -> FrontSettings:
     """The settings of the front of the `daemon` of this name, in its own process and in each of its workers."""
     return FrontSettings(
         daemon=daemon, allow_routes=config.allow_route, upstream_key=config.upstream_key,
-        read_timeout=config.read_timeout, max_body=config.max_body, continuity=config.continuity == "auto",
-        pauses=config.gate_mode == "pause",
+        read_timeout=config.read_timeout, keep_alive=config.keep_alive_s, max_body=config.max_body,
+        continuity=config.continuity == "auto", pauses=config.gate_mode == "pause",
     )
 
 

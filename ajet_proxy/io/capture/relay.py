@@ -99,8 +99,7 @@ class _Relay:
         recorder: Recorder, tail: Tail | None, keep_alive_s: float,
     ) -> None:
         """`answer` is the engine's to `request`; `exchange` has seen its headers. `tail` gets an answer that is not
-        captured. A stream whose engine is silent for `keep_alive_s` (0: never) is kept alive in the client's
-        protocol."""
+        captured. A stream whose client heard nothing for `keep_alive_s` (0: never) is kept alive in its protocol."""
         self._http = http
         self._answer = answer
         self._request = request
@@ -174,6 +173,7 @@ class StreamRelay(_Relay):
     _rest: list[bytes] | None = None
     """What the client gets once no more comes."""
     _is_cut = False
+    _silence: KeepAlive
 
     async def relay(self) -> None:
         if self._exchange.settled:  # nothing of it is captured
@@ -206,14 +206,18 @@ class StreamRelay(_Relay):
         self._response = response = Streamed(self._answer, keep_length=exchange.settled)
         self._address(response)
         await response.prepare(http)
-        silence = self._open.enter_context(KeepAlive(response, exchange, self._keep_alive_s))
+        every_s = 0.0 if "Content-Length" in response.headers else self._keep_alive_s  # nothing more fits in
+        self._silence = silence = self._open.enter_context(KeepAlive(response, exchange, every_s))
 
         def take(data: bytes) -> list[bytes]:
-            silence.looks = 0
             if tail is not None:
                 tail.feed(data)
             recorder.note_version(exchange)
-            return exchange.feed(data)
+            parts = exchange.feed(data)
+            if exchange.heard:
+                exchange.heard = False
+                silence.heard()
+            return parts
 
         self._take = take
         self._shortcut = self._open.enter_context(
@@ -237,6 +241,7 @@ class StreamRelay(_Relay):
     async def _write_end(self, parts: list[bytes]) -> None:
         """Write what the client gets of a whole answer, or what follows that, and note that it was sent."""
         await _write(self._response, parts)
+        self._silence.heard()
         self._recorder.sent()
 
 

@@ -9,8 +9,9 @@ Invariant: the client gets the same bytes in the same order on either way. The s
 that aiohttp has written. It writes only while the client's transport keeps nothing back. It frames what it writes as
 aiohttp does (RFC 9112, section 7.1).
 
-While the engine is silent, `KeepAlive` says something that the client's protocol ignores. It has one timer a stream,
-which counts how often it ran out since something came: a chunk costs no more than setting that to zero.
+While the client hears nothing, whatever the engine says, `KeepAlive` says something that changes nothing for it. It
+has one timer a stream, which asks when it runs out how long ago that was: an event costs no more than a look at the
+clock.
 """
 
 from __future__ import annotations
@@ -26,28 +27,24 @@ from aiohttp import web
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.io.http.aiohttp_internals import tap_of
 
-LOOKS = 4
-"""The timer runs out so often in the time after which silence is filled, which may last longer by one part of it."""
-
 
 class KeepAlive:
-    """Writes ``exchange.keep_alive`` to `response` whenever nothing has come for `every_s` seconds (0: never) and the
-    client has whole events. It is a context: nothing more is written once it is left."""
+    """Writes ``exchange.keep_alive()`` to `response` whenever its client has `heard` nothing for `every_s` seconds (0:
+    never). It is a context: nothing more is written once it is left."""
 
     def __init__(self, response: web.StreamResponse, exchange: Exchange, every_s: float) -> None:
         self._response = response
         self._exchange = exchange
         self._every_s = every_s
         self._loop = asyncio.get_running_loop()
-        self.looks = 0
-        """How often was looked since something came: to be set to zero when something does."""
+        self._since = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
         self._left = False
 
     def __enter__(self) -> Self:
         if self._every_s:
-            self._timer = self._loop.call_later(self._every_s / LOOKS, self._look)
+            self._timer = self._loop.call_later(self._every_s, self._look)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,18 +52,21 @@ class KeepAlive:
         if self._timer is not None:
             self._timer.cancel()
 
+    def heard(self) -> None:
+        """The client is given an event."""
+        self._since = self._loop.time()
+
     def _look(self) -> None:
-        self.looks += 1
-        if self.looks > LOOKS:
-            self.looks = 1
+        if (now := self._loop.time()) >= self._since + self._every_s:
+            self._since = now
             if self._writing is None or self._writing.done():
                 self._writing = self._loop.create_task(self._write())
-        self._timer = self._loop.call_later(self._every_s / LOOKS, self._look)
+        self._timer = self._loop.call_at(self._since + self._every_s, self._look)
 
     async def _write(self) -> None:
-        if self._exchange.patient and not self._left:
+        if not self._left and (said := self._exchange.keep_alive()):
             with suppress(ConnectionError):  # the handler is told of that, too
-                await self._response.write(self._exchange.keep_alive)
+                await self._response.write(said)
 
 
 class Shortcut:

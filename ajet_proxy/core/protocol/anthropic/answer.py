@@ -46,6 +46,7 @@ _USUAL = re.compile(
 )  # fmt: skip
 """The event that makes up most of a stream: one token, which shows one text or nothing."""
 _KINDS = {b"content": "text", b"reasoning": "thinking"}
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _DELTA = (
     b"event: content_block_delta\n"
     b'data: {"type":"content_block_delta","delta":{"type":"%b_delta","%b":%b},"index":%d}\n\n'
@@ -96,6 +97,9 @@ class MessagesReading(Reading):
         except UNREADABLE as error:
             self.spoil(CAPTURE_FAILED)
             return self._fail(f"the engine's stream cannot be read: {error}")
+
+    def keep_alive(self, *, held: bool) -> bytes:
+        return b"" if self.ended and not held else _PING
 
     def document(self, body: bytes) -> bytes:
         try:

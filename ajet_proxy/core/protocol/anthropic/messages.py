@@ -27,7 +27,6 @@ class Messages(Dialect):
     name = "messages"
     path = "/v1/messages"
     target = CHAT.path
-    keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, template: Template | None = None) -> None:
         self._template = template or Template()

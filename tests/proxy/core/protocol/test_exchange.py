@@ -266,7 +266,7 @@ def test_a_question_with_nothing_added_is_not_put_again() -> None:
 class Shout:
     """A made-up protocol: the client hears the engine's chat in capitals."""
 
-    name, path, target, keep_alive = "shout", "/v1/shout", "/v1/chat/completions", b":\n\n"
+    name, path, target = "shout", "/v1/shout", "/v1/chat/completions"
 
     def translate(self, request: Request) -> Request:
         return Request(request.with_fields({"loud": "true"}))
@@ -316,7 +316,7 @@ def test_a_request_asks_for_no_more_choices_than_it_may(path: str, asked: dict[s
 
 def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() -> None:
     running = Exchange(Shout(), Shout().translate(Request(b'{"model":"policy"}')))
-    assert (running.target, running.keep_alive) == ("/v1/chat/completions", b":\n\n")
+    assert running.target == "/v1/chat/completions"
     assert running.asked.fields == {"model": "policy", "loud": True}
     assert json.loads(running.upstream_body()) == {
         "model": "policy", "loud": True, "return_token_ids": True, "logprobs": True
@@ -338,7 +338,7 @@ def test_the_engines_answer_to_the_clients_own_request_is_not_translated(
     running = Exchange(Shout(), Request(b'{"model":"policy", "n": 2}'))
     running.pass_by()
     running.on_headers(status, content_type)
-    assert running.settled and not running.buffered and not running.patient
+    assert running.settled and not running.buffered
     assert reasons(running.outcomes) == [reason] * 2
     assert running.feed(b"data: any\n") + running.abort() == [b"data: any\n"]
 
@@ -385,15 +385,15 @@ def test_what_is_not_captured_is_translated_too(content_type: str, seen: bytes) 
 
 def test_a_stream_is_kept_alive_until_its_end() -> None:
     running = streaming()
-    assert running.patient
+    assert running.keep_alive() == b": waiting for the engine\n"
     running.feed(START + WORD[:9])
-    assert running.patient, "nothing of a piece of an event has left"
+    assert running.keep_alive(), "nothing of a piece of an event has left"
     running.feed(WORD[9:] + END)
-    assert not running.patient and running.release() and not running.patient
+    assert running.keep_alive() and running.release() and not running.keep_alive()
     for status, content_type in ((200, "application/json"), (400, SSE)):
         other = exchange(CHAT)
         other.on_headers(status, content_type)
-        assert not other.patient
+        assert not other.keep_alive()
 
 
 def test_a_document_may_need_another_status() -> None:

@@ -11,7 +11,7 @@ import aiohttp
 import openai
 import pytest
 
-from ajet_proxy.core.protocol.chat import CHAT as DIALECT
+from ajet_proxy.core.protocol.dialect import COMMENT
 from ajet_sdk.routes import Policy
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.engine_tokens import encode
@@ -141,21 +141,42 @@ async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, s
     body = body_for(CHAT, stream=True, max_tokens=3)
     async with EngineStub(delay_s=0.3, split_seed=2) as stub, Front(stub.url, keep_alive=keep_alive) as front:
         answer = await send(f"{front.url}/e/x{CHAT}", body=body)
-    events = answer.body.split(b"\n\n")
-    comments = [place for place, event in enumerate(events) if event == DIALECT.keep_alive.strip()]
-    assert bool(comments) == said
-    others = [event for event in events if event != DIALECT.keep_alive.strip()]
-    assert all(event.startswith(b"data: ") for event in others[:-1]) and others[-1] == b""
+    assert answer.body.startswith(COMMENT) == said and b"\n\n: " not in answer.body
+    events = answer.body.replace(COMMENT, b"").split(b"\n\n")
+    nothing = b'"delta":{},"logprobs":null,"finish_reason":null'
+    silent = [place for place, event in enumerate(events) if nothing in event]
+    assert bool(silent) == said
+    assert all(event.startswith(b"data: ") for event in events[:-1]) and events[-1] == b""
     finished = next(place for place, event in enumerate(events) if b'"finish_reason":"' in event)
-    assert all(place < finished for place in comments), "never after the end"
-    assert answer.events()[-1] == "[DONE]", "who reads by the standard skips comments"
+    assert all(place < finished for place in silent), "never after the end"
+    assert answer.events()[-1] == "[DONE]"
     assert len(front.calls) == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"])
+async def test_a_client_hears_something_until_its_call_is_on_disk(path: str) -> None:
+    """Also if the engine itself has long said all: the end is held back."""
+    asked = {"prompt": "say"} if path == COMPLETIONS else {"input": "say"} if path == "/v1/responses" else {}
+    async with EngineStub() as stub, Front(stub.url, keep_alive=0.1) as front, aiohttp.ClientSession() as client:
+        front.store.slow.clear()
+        body = {"model": "stub", "max_tokens": 3, "messages": MESSAGES, "stream": True, **asked}
+        async with client.post(f"{front.url}/e/x{path}", json=body) as answer:
+            await until(lambda: front.calls)
+            seen = answer.content.read_nowait()
+            for _ in range(3):
+                seen += await answer.content.readany()
+            front.store.slow.set()
+            seen += await answer.content.read()
+    before = seen.split(b"\n\n")[-9:-2]
+    assert len(front.calls) == 1 and front.lost == []
+    assert sum(b'"delta":{}' in e or b'"text":""' in e or b"ping" in e or b'"delta":""' in e or b"in_progress" in e
+               for e in before) >= 3  # fmt: skip
 
 
 async def test_a_keep_alive_does_not_replace_the_limit_on_silence() -> None:
     async with EngineStub(delay_s=60.0) as stub, Front(stub.url, keep_alive=0.1, read_timeout=1.5) as front:
         status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True))
-    assert (status, ended) == (200, False) and set(got.split(b"\n\n")) == {DIALECT.keep_alive.strip(), b""}
+    assert (status, ended) == (200, False) and got == COMMENT * got.count(COMMENT) != b""
     assert front.lost == ["truncated"]
 
 

@@ -179,8 +179,8 @@ def test_an_engine_that_counts_nothing() -> None:
 def test_the_end_waits_until_the_call_is_durable() -> None:
     running = exchange()
     early = b"".join(running.feed(start() + chunk({"content": "a"})))
-    assert running.patient and not running.settled
-    assert running.feed(chunk({"content": "b"}, "stop")) == [] and running.settled and not running.patient
+    assert not running.settled
+    assert running.feed(chunk({"content": "b"}, "stop")) == [] and running.settled
     assert ids_of(running.outcomes) == [(5, 5)]
     late = b"".join(running.release())
     assert [item["type"] for item in events(early)][-1] == "content_block_delta"
@@ -239,7 +239,7 @@ def test_a_stream_that_cannot_be_read_ends_with_an_error(bad: bytes) -> None:
         stream, running = run(*parts)
         [last] = events(stream)
         assert last["type"] == "error" and "cannot be read" in last["error"]["message"]
-        assert reasons(running.outcomes) == ["capture_failed"] and not running.patient
+        assert reasons(running.outcomes) == ["capture_failed"] and not running.keep_alive()
 
 
 @pytest.mark.parametrize(("written", "text"), [

@@ -1,0 +1,235 @@
+"""What a waiting client is sent is of its own dialect, and what it has in the end is the same with and without it.
+
+Every stream on tape is played with a keep-alive at each place where the client may wait, and read by the strictest
+readers: one that knows four fields of an event and nothing else, the types and accumulators of the `openai` package,
+and an accumulator that begins anew with each ``response.in_progress``, as that of openai-node does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai import omit
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types import Completion
+from openai.types.chat import ChatCompletionChunk
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from ajet_proxy.core.protocol.dialect import COMMENT
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import CAPTURED
+from tests.kit import tapes
+from tests.kit.record_responses import FILE, PASSED_THROUGH
+from tests.kit.record_tapes import PASSED
+from tests.kit.tapes import AGENT, PROXY, Tape
+from tests.proxy.core.protocol.answers import SSE, chat_event, chat_start, event
+from tests.proxy.core.replaying import exchange_of
+from tests.proxy.core.streams import DONE, END, START, WORD, streaming
+
+MESSAGES = "/v1/messages"
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def streams() -> dict[str, tuple[Tape, Tape]]:
+    found = {}
+    for file, passed in ((tapes.FILE, PASSED), (FILE, PASSED_THROUGH)):
+        tape = tapes.load(file)
+        for name, asked_by in tape:
+            told = tape[name, PROXY]
+            if asked_by == PROXY and told.stream and told.status == 200 and name.removesuffix("-stream") not in passed:
+                found[name] = tape[name, AGENT], told
+    return {name: pair for name, pair in found.items() if name not in PASSED}
+
+
+STREAMS = streams()
+
+
+def messages() -> Exchange:
+    dialect = CAPTURED[MESSAGES]
+    asked = {"model": "policy", "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": "?"}]}
+    running = Exchange(dialect, dialect.translate(Request(json.dumps(asked).encode())))
+    running.on_headers(200, SSE)
+    return running
+
+
+def played(running: Exchange, chunks: list[bytes], *, waits: bool) -> bytes:
+    """All that the client gets. If it `waits`, then as long as it lets itself be told so: after each chunk, and before
+    the end that is held back."""
+    out = [running.keep_alive(), running.keep_alive()] if waits else []
+    for chunk in chunks:
+        out += running.feed(chunk)
+        out += [running.keep_alive()] if waits else []
+        if running.settled:
+            out += [running.keep_alive()] if waits else []
+            out += running.release()
+            out += [running.keep_alive()] if waits else []
+    return b"".join([*out, *running.finish()])
+
+
+def strictly(stream: bytes) -> list[dict[str, str]]:
+    """The events of a stream for a reader that knows four fields, and comments before the first event alone. It
+    dispatches at each empty line."""
+    out: list[dict[str, str]] = []
+    fields: dict[str, str] = {}
+    for line in stream.decode().split("\n")[:-1]:
+        if line:
+            name, _, value = line.partition(": ")
+            assert name in ("data", "event", "id", "retry") or (line.encode() + b"\n" == COMMENT and not out), line
+            fields |= {name: value} if name else {}
+        else:
+            assert "data" in fields, "an empty event"
+            out.append(fields)
+            fields = {}
+    assert not fields
+    return out
+
+
+def by_openai_chat(events: list[Any]) -> Any:
+    state = ChatCompletionStreamState()
+    for one in events:
+        chunk = ChatCompletionChunk.model_validate(one)
+        assert chunk.choices or one["usage"], "clients read the first choice"
+        state.handle_chunk(chunk)
+    return state.current_completion_snapshot.model_dump()
+
+
+def by_hand(events: list[Any]) -> Any:
+    """Texts and the last finish of each choice of completions."""
+    found: dict[int, list[Any]] = {}
+    for one in events:
+        whole = [{**choice, "finish_reason": "stop", "logprobs": None} for choice in one["choices"]]
+        Completion.model_validate({**one, "choices": whole})
+        for choice in one["choices"]:
+            said = found.setdefault(choice["index"], ["", None])
+            said[:] = [said[0] + choice["text"], choice["finish_reason"]]
+    return found
+
+
+def by_openai_responses(events: list[Any]) -> Any:
+    state, reads = ResponseStreamState(input_tools=omit, text_format=omit), TypeAdapter[Any](ResponseStreamEvent)
+    for one in events:
+        if one["type"].startswith("response.reasoning_part"):
+            continue  # vLLM's own, which no client knows
+        state.handle_event(reads.validate_python(one))
+    snapshot, whole = state._ResponseStreamState__current_snapshot, state._completed_response  # type: ignore[attr-defined]
+    return snapshot.model_dump(warnings=False), whole and whole.model_dump(warnings=False)
+
+
+def starting_anew(events: list[Any]) -> list[Any]:
+    """The output as a client has it for which each response object is all there is."""
+    output: list[Any] = []
+    for one in events:
+        kind, place = one["type"], one.get("output_index")
+        if kind in ("response.created", "response.in_progress"):
+            output = json.loads(json.dumps(one["response"]["output"]))
+        elif kind == "response.output_item.added":
+            assert place == len(output)
+            output.append(json.loads(json.dumps(one["item"])))
+        elif kind == "response.output_item.done":
+            output[place] = one["item"]
+        elif kind in ("response.content_part.added", "response.reasoning_part.added"):
+            content = output[place]["content"] = output[place].get("content") or []
+            assert one["content_index"] == len(content)
+            content.append(dict(one["part"]))
+        elif kind in ("response.output_text.delta", "response.reasoning_text.delta"):
+            output[place]["content"][one["content_index"]]["text"] += one["delta"]
+        elif kind == "response.function_call_arguments.delta":
+            output[place]["arguments"] += one["delta"]
+    return output
+
+
+def read(route: str, stream: bytes) -> Any:
+    """What a client has in the end."""
+    events = [json.loads(one["data"]) for one in strictly(stream) if one["data"] != "[DONE]"]
+    if route == "/v1/responses":
+        numbers = [one["sequence_number"] for one in events]
+        assert numbers == [*range(len(events))]
+        return by_openai_responses(events), starting_anew(events), {**events[-1], "sequence_number": 0}
+    return by_hand(events) if route == "/v1/completions" else by_openai_chat(events)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_client_that_waited_has_the_same_in_the_end(name: str) -> None:
+    asked, told = STREAMS[name]
+    chunks, got = [chunk.encode() for chunk in told.chunks], []
+    for waits in (False, True):
+        running = exchange_of(asked)
+        running.on_headers(told.status, told.headers["content-type"])
+        got.append(played(running, chunks, waits=waits))
+    plain, waited = got
+    assert waited.startswith(COMMENT * 2) and len(strictly(waited)) > len(strictly(plain))
+    assert read(told.route, waited) == read(told.route, plain)
+
+
+@pytest.mark.parametrize("name", [
+    name for name, (_, told) in STREAMS.items() if told.route == "/v1/chat/completions" and "-n" not in name
+])  # fmt: skip
+def test_a_messages_client_hears_pings(name: str) -> None:
+    chunks = [chunk.encode() for chunk in STREAMS[name][1].chunks]
+    plain, waited = (played(messages(), chunks, waits=waits) for waits in (False, True))
+    assert waited.startswith(PING * 2) and waited.replace(PING, b"") == plain
+    assert all(one["event"] == json.loads(one["data"])["type"] for one in strictly(waited))
+    assert PING not in waited.partition(b"event: message_stop")[2]
+
+
+def test_it_is_said_of_a_choice_that_goes_on() -> None:
+    running = streaming({"n": 3})
+
+    def said() -> tuple[int, Any]:
+        [choice] = json.loads(running.keep_alive()[6:])["choices"]
+        return choice["index"], choice["finish_reason"]
+
+    running.feed(START + event(chat_start([1, 2], index=2)))
+    assert said() == (0, None)
+    running.feed(WORD + END)
+    assert said() == (2, None), "what the client has heard of"
+    running.feed(event(chat_event({}, index=2, ids=[5], logprobs=[-1.0], finish="stop")))
+    assert said() == (1, None)
+    assert running.feed(event(chat_event({"content": "a"}, index=1, ids=[5], logprobs=[-1.0], finish="stop"))) == []
+    assert running.settled and said() == (1, None), "the client does not know that it has ended"
+    running.release()
+    assert running.keep_alive() == b"" == b"".join(running.feed(b"")) and running.feed(DONE)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES])
+def test_an_engine_that_only_comments_says_nothing(path: str) -> None:
+    running = messages() if path == MESSAGES else streaming(path=path)
+    running.feed(b": keep-alive\n\n: keep-alive\n\n")
+    assert not running.heard and running.keep_alive() == (PING if path == MESSAGES else COMMENT)
+
+
+def test_what_is_not_read_is_only_waited_for() -> None:
+    running = streaming({"use_beam_search": True})
+    assert running.keep_alive() == COMMENT and running.feed(b"data: {") == [b"data: {"]
+    assert running.keep_alive() == b"" and not running.heard
+
+
+@pytest.mark.parametrize("events", [
+    [], [("response.output_item.added", {"item": {"type": "message"}}), ("response.odd", {})], [("response.odd", {})],
+    [("response.output_item.added", {"item": {"type": "message"}}), ("response.content_part.added", {"part": {}})],
+])  # fmt: skip
+def test_a_response_that_is_not_understood_gets_a_comment(events: list[tuple[str, Any]]) -> None:
+    running = streaming(path="/v1/responses")
+    begun = {"type": "response.created", "response": {"id": "resp_1", "output": []}}
+    for kind, fields in [("response.created", begun), *events] if events else []:
+        running.feed(event({**fields, "type": kind}))
+    assert running.keep_alive() == COMMENT
+
+
+def test_an_engine_that_does_not_number_its_events_gets_none_numbered() -> None:
+    running = streaming(path="/v1/responses")
+    begun = {"type": "response.created", "response": {"id": "resp_1", "output": []}}
+    running.feed(event(begun))
+    assert running.keep_alive() == b"event: response.in_progress\n" + event({**begun, "type": "response.in_progress"})
+    numbered = event({"type": "response.odd", "sequence_number": 1})
+    assert running.feed(numbered) == [numbered]
+    running.feed(event({**begun, "sequence_number": 2}))
+    running.keep_alive()
+    assert running.feed(b"data: [DONE]\n\n" + event({"type": "response.odd"})) == [
+        b"data: [DONE]\n\n", event({"type": "response.odd"})
+    ]  # fmt: skip
