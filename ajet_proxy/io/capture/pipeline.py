@@ -223,13 +223,14 @@ class Pipeline:
             started_at=begun.started_at, policy_version=begun.policy_version,
             identified_by=identity.identified_by, altered=exchange.altered,
         )
-        incoming.upstream_request = request = self._request(
-            incoming, exchange.target, exchange.upstream_body(), begun.model, sticky=begun.episode
+        asks = partial(self._forwarding.request, incoming.http, incoming.headers)  # holds no `incoming`: see `Recorder`
+        incoming.upstream_request = request = asks(
+            exchange.target, exchange.upstream_body(), model=begun.model, sticky=begun.episode
         )
         incoming.recorder = recorder = Recorder(
             origin, score=lambda choice: score(choice, self._upstream, request, exchange.cache_salt, self._metrics),
             find_same_text=partial(repeated, self._upstream, request), ledger_port=self._ledger_port,
-            find_sampling=partial(self._sampled, incoming), marks=self._marks(incoming.history, exchange),
+            find_sampling=partial(self._sampled, exchange, begun, asks), marks=self._marks(incoming.history, exchange),
         )
         incoming.sender = self._upstream
         if self._continuity is not None:
@@ -254,12 +255,12 @@ class Pipeline:
         incoming.translated = incoming.dialect.translate(incoming.request)
         incoming.ask = question(incoming.dialect, incoming.translated, self._settings.max_choices)
 
-    async def _sampled(self, incoming: Incoming) -> Sampled:
+    async def _sampled(self, exchange: Exchange, begun: Begun, asks: Callable[..., EngineRequest]) -> Sampled:
         """How the calls were sampled. If the request names nothing that shapes that, it is known beforehand."""
-        exchange, model, sticky = incoming.exchange, incoming.begun.model, incoming.begun.episode
+        model = begun.model
 
         def ask(path: str, body: bytes) -> EngineRequest:
-            return self._request(incoming, path, body, model, sticky)
+            return asks(path, body, model=model, sticky=begun.episode)
 
         known = self._sampling.kept.get((model, self._upstream.standing(model)))
         if known is None:

@@ -154,7 +154,7 @@ class WholeRelay(_Relay):
         try:
             data = await self._answer.read()
         except _BROKEN as error:
-            self._error = error
+            self._error = _bare(error)
             self._exchange.abort()
             return
         if self._tail is not None:
@@ -229,7 +229,8 @@ class StreamRelay(_Relay):
         """Wait for what comes next, and write what the client gets of it at once."""
         try:
             data = await self._answer.content.readany()
-        except _BROKEN:
+        except _BROKEN as error:
+            _bare(error)
             self._is_cut = True
             self._rest = [*self._exchange.feed(unread(self._answer)), *self._exchange.abort()]
             return
@@ -276,7 +277,8 @@ async def passed(
         while True:
             try:
                 data = await answer.content.readany()
-            except _BROKEN:
+            except _BROKEN as error:
+                _bare(error)
                 await _write(response, [unread(answer)])
                 return _cut(http, response)
             if not data:
@@ -295,10 +297,16 @@ async def stored(request: EngineRequest, upstream: Upstream, show: Callable[[byt
     try:
         body = await answer.read()
     except _BROKEN as error:
-        raise EngineError("the engine's answer broke off", code="engine_broken") from error
+        raise EngineError("the engine's answer broke off", code="engine_broken") from _bare(error)
     finally:
         answer.close()
     return WholeAnswer(answer, show(body) if answer.status == 200 else body, None)
+
+
+def _bare(error: Exception) -> Exception:
+    """`error` without the frames that it passed through. The engine's answer keeps the error of its end, and these
+    frames hold the answer: a cycle that would keep the request in memory."""
+    return error.with_traceback(None)
 
 
 def _lead_back(

@@ -7,7 +7,10 @@ are measured on every tick, not on every request. The core then decides which ev
 from __future__ import annotations
 
 import contextlib
+import gc
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +23,8 @@ from ajet_proxy.io.storage.journal import folder_of
 from ajet_sdk.errors import NotReady
 
 RETRY_AFTER_S = 10.0
+COLLECT_S = 60.0
+"""Garbage is collected at most so often, because that may hold everybody up for a second."""
 STATM = "/proc/{}/statm"
 
 
@@ -30,21 +35,26 @@ class DaemonLimits:
     def __init__(
         self, data_dir: Path, *, max_disk: int, max_memory: int, metrics: Metrics,
         resident: Callable[[], int] | None = None, measured: Callable[[int], None] = lambda left: None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`measured` is told each time how many bytes of memory are left, if they are limited."""
+        """`measured` is told each time how many bytes of memory are left, if they are limited. `now` is in seconds."""
         self.disk, self.memory = 0, 0
         self._data_dir = data_dir
         self._limits = {"disk": max_disk, "memory": max_memory}
         self._metrics = metrics
         self._resident = resident or resident_bytes
         self._measured = measured
+        self._now, self._collected_at = now, -math.inf
         self.measure()
 
     def measure(self) -> None:
-        """Measure again."""
+        """Measure again. Before memory keeps anything out, garbage is collected, unless it was just now."""
         self.disk, self.memory = disk_bytes(self._data_dir), self._resident()
         limit = self._limits["memory"]
         if limit and self.memory >= NEARLY * limit:
+            if self._now() - self._collected_at >= COLLECT_S:
+                gc.collect()
+                self._collected_at = self._now()
             give_memory_back()
             self.memory = self._resident()
         if limit:

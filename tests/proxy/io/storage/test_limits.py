@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -47,6 +49,37 @@ def test_nearly_used_up_takes_no_new_episode_and_used_up_no_new_call(tmp_path: P
         assert bool(limits.refused()) == opened
         assert limits.memory == used
     assert 'ajet_refused_total{reason="memory"} 3' in metrics.render()
+
+
+class Ring:
+    """Holds itself, and so many bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.itself, self.size = self, size
+        alive.add(self)
+
+
+alive: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+
+def test_garbage_is_collected_before_anything_is_refused(tmp_path: Path) -> None:
+    """At most once a minute, because it takes a while."""
+    clock = [0.0]
+    gc.disable()
+    try:
+        Ring(950)
+        limits = DaemonLimits(
+            tmp_path, max_disk=0, max_memory=1000, metrics=Metrics(), resident=lambda: sum(one.size for one in alive),
+            now=lambda: clock[0],
+        )
+        assert not refuses(limits, OPENED)
+        for later, refused in ((0.0, True), (59.0, True), (1.0, False)):
+            Ring(950)
+            clock[0] += later
+            limits.measure()
+            assert refuses(limits, OPENED) == refused
+    finally:
+        gc.enable()
 
 
 async def test_a_tenant_over_its_quota_gets_a_429_in_its_own_protocol(tmp_path: Path) -> None:
