@@ -15,6 +15,7 @@
 # make gate        how long agents wait for 100 weight updates, with real vLLM (MODEL=DIR: another model than the tiny one)
 # make overlap     what it gains that agents play while a step trains: reward by time, staleness, idle shares (STEPS=N, ROUNDS=N)
 # make sampling    how far a trainer's probabilities are from the engine's, by how agents sample (MODEL=DIR: another model than SmolLM2)
+# make open-episodes  what others wait for while long open episodes are looked at, and the memory of 1,000 turns (docs/reports/real-days.md)
 # make step        seconds and memory of a training step on a fixed batch (MODEL=DIR: another model than SmolLM2; STEPS=N)
 # make credit      how fast a model learns from rewards on its turns, and from their sum (docs/reports/credit.md)
 # make swarm       clients are killed, lanes share, rewards are edited while a model trains (SEEDS=N, OUT=DIR; docs/reports/swarm.md)
@@ -28,7 +29,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team step bench-training curve conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team open-episodes step bench-training curve conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -103,6 +104,10 @@ swarm: setup
 
 team: setup
 	@.venv-engine/bin/python -m tests.bench.team $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT))
+
+open-episodes:
+	@.ci/setup daemon
+	@.venv/bin/python -m tests.bench.open_episodes $(if $(TURNS),--turns $(TURNS))
 
 step: setup
 	@.venv-engine/bin/python -m tests.bench.step $(if $(MODEL),--model $(MODEL)) $(if $(STEPS),--steps $(STEPS))

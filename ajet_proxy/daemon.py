@@ -57,6 +57,7 @@ from ajet_proxy.io.runtime.process import (
     endings,
     log_to_stderr,
     look_for_garbage_less,
+    take_short_turns,
 )
 from ajet_proxy.io.storage.compactor import Compactor
 from ajet_proxy.io.storage.limits import DaemonLimits, resident_bytes
@@ -328,6 +329,7 @@ def main(config: Config, announce: Callable[[str], None]) -> None:
     log_to_stderr()
     allow_many_connections()
     look_for_garbage_less()
+    take_short_turns()
     asyncio.run(_run(App(config), announce))
 
 

@@ -20,7 +20,7 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.state import State
-from ajet_proxy.core.ledger.views import Tokens, Wanted, mix, overview, parts, record, records, status, wanted
+from ajet_proxy.core.ledger.views import Tokens, Wanted, mix, overview, parts, records, status, wanted
 from ajet_sdk import routes
 from ajet_sdk.errors import BadRequest, Forbidden, NotFound
 from ajet_sdk.routes import MAX_CLIENT_TEXT, check_id, parse, route
@@ -52,7 +52,8 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """``body`` makes the JSON object to answer with; call it after the events are committed. An iterator in it stands
-    for a list whose items are written one by one. ``status`` is 204 for a lease that found nothing."""
+    for a list whose items are written one by one, and a function for what it returns. ``status`` is 204 for a lease
+    that found nothing."""
 
     body: Callable[[], Body]
     events: tuple[Event, ...] = ()
@@ -142,16 +143,14 @@ class _Handlers:
         if not (limit.isascii() and limit.isdigit() and len(limit) <= 9 and 1 <= int(limit) <= MAX_RECORDS):
             raise BadRequest(f"limit must be 1 to {MAX_RECORDS}", param="limit")
         wanted = Wanted(int(limit), query.get("state"), query.get("task"), query.get("before"))
-        listed = records(self.state, wanted)
-        return Answer(lambda: listed)
+        return Answer(lambda: records(self.state, wanted))
 
     def get_episode(self) -> Answer:
         tokens = _TOKENS.get(self.request.query.get("tokens", "0"))
         if tokens is None:
             raise BadRequest("tokens must be 0, 1 or timelines", param="tokens")
         episode = self._own()
-        shown = record if tokens == "none" else parts
-        return Answer(lambda: shown(self.state, episode, tokens=tokens))
+        return Answer(lambda: parts(self.state, episode, tokens=tokens))
 
     def reward(self) -> Answer:
         episode, body = self._own(), self.body

@@ -15,8 +15,10 @@ Next: ajet_proxy/core/ledger/commands.py
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -124,6 +126,16 @@ class Chain:
     broken_by: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a record without tokens shows of the timelines of an episode whose calls have these `turns`. So who looks
+    again does not have them merged again."""
+
+    turns: Sequence[Turn | None]
+    drift: Mapping[str, Any]
+    timelines: Sequence[Mapping[str, Any]]
+
+
 @dataclass(slots=True)
 class Episode:
     """The mutable state of one episode. Only `State.apply` changes it, through the methods below."""
@@ -173,6 +185,8 @@ class Episode:
     """Its number among the rewarded ones, once it is settled and rewarded."""
     stored: str | None = None
     """``archive``: nothing happens to it any more; ``removed``: archived without its calls. None: in memory."""
+    shown: Shown | None = field(default=None, init=False, compare=False)
+    """How its timelines were shown last."""
 
     def move(self, state: str, at: float, reason: str | None = None, detail: str | None = None) -> None:
         if state not in NEXT[self.state]:
@@ -201,7 +215,8 @@ class Episode:
 
     def complete(self, model: str, agent: str) -> list[Packed]:
         """The complete calls of `agent` to `model`, as long as the episode is not merged."""
-        return self._packed([one for one in self._with_texts() if (one[0].model, one[0].agent) == (model, agent)])
+        mine = [one for one in self._with_texts() if (one[0].model, one[0].agent) == (model, agent)]
+        return _packed(mine, self.texts)
 
     def _with_texts(self) -> list[tuple[Turn, int]]:
         """The complete calls, each with the number of its text, as long as the episode is not merged."""
@@ -209,10 +224,6 @@ class Episode:
             (entry.turn, entry.text) for entry in self.calls.values()
             if entry.turn is not None and entry.text is not None
         ]
-
-    def _packed(self, complete: Sequence[tuple[Turn, int]]) -> list[Packed]:
-        wholes = self.texts.wholes((text, turn.end) for turn, text in complete)
-        return [Packed(turn, whole) for (turn, _), whole in zip(complete, wholes, strict=True)]
 
     def turns(self) -> list[Turn]:
         """Its complete calls in the order of their start."""
@@ -260,10 +271,7 @@ class Episode:
     @property
     def timelines(self) -> tuple[Timeline, ...]:
         """Its timelines, once it is merged."""
-        wholes = self.texts.wholes((chain.text, chain.turns[-1].end) for chain in self.chains)
-        return tuple(
-            Timeline(whole, chain.turns, chain.broken_by) for chain, whole in zip(self.chains, wholes, strict=True)
-        )
+        return _timelines(self.chains, self.texts)
 
     def distinct(self, chains: Sequence[Chain]) -> int:
         """How many tokens some of its timelines have together at most, if what they share from their first token on
@@ -275,9 +283,14 @@ class Episode:
 
     def merged(self, policy: Policy) -> tuple[Timeline, ...]:
         """Its timelines as they are now."""
+        return self.merging(policy)()
+
+    def merging(self, policy: Policy) -> Callable[[], tuple[Timeline, ...]]:
+        """Makes its timelines as they are now, at any time and in any thread."""
         if self.chains or self.state not in ("open", "sealed"):
-            return self.timelines
-        return merge_packed(self._packed(self._with_texts()), policy)
+            return partial(_timelines, self.chains, self.texts)
+        complete, texts = self._with_texts(), Texts(list(map(copy, self.texts.texts)))
+        return lambda: merge_packed(_packed(complete, texts), policy)
 
     def keep_timelines(self, policy: Policy) -> tuple[Timeline, ...]:
         """From now on, know its calls by their timelines alone."""
@@ -381,6 +394,18 @@ class Episode:
         if any(self.shares.values()):
             return "leased"
         return "ready" if None in self.shares.values() else "trained"
+
+
+def _packed(complete: Sequence[tuple[Turn, int]], texts: Texts) -> list[Packed]:
+    """Calls with their texts, given by number."""
+    wholes = texts.wholes((text, turn.end) for turn, text in complete)
+    return [Packed(turn, whole) for (turn, _), whole in zip(complete, wholes, strict=True)]
+
+
+def _timelines(chains: Sequence[Chain], texts: Texts) -> tuple[Timeline, ...]:
+    """Timelines with their tokens."""
+    wholes = texts.wholes((chain.text, chain.turns[-1].end) for chain in chains)
+    return tuple(Timeline(whole, chain.turns, chain.broken_by) for chain, whole in zip(chains, wholes, strict=True))
 
 
 def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float]:

@@ -7,20 +7,20 @@ episodes open now are looked through.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
-from copy import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import chain, dropwhile, islice
 from typing import Any, Literal
 
-from ajet_proxy.core.ledger.episode import CallEntry, Episode
+from ajet_proxy.core.ledger.episode import CallEntry, Episode, Shown
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.teams import slowest
 from ajet_proxy.core.trajectory.drift_rate import by_model
 from ajet_proxy.core.trajectory.repair import join
 from ajet_proxy.core.trajectory.rewards import total
 from ajet_proxy.core.trajectory.samples import samples_of
-from ajet_proxy.core.trajectory.timeline import Timeline
+from ajet_proxy.core.trajectory.timeline import Policy, Timeline
 from ajet_sdk import __version__
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import EPISODE_STATES
@@ -170,30 +170,65 @@ def _idle(episode: Episode, at: float) -> dict[str, Any]:
 def record(state: State, name: str, *, tokens: Tokens = "none") -> dict[str, Any]:
     """One episode with its calls and timelines. `tokens` says which of them have ids, masks and logprobs: all, none, or
     the timelines alone. In timelines every token stands once, while calls repeat their history."""
-    shown = parts(state, name, tokens=tokens)
-    return {name: list(value) if isinstance(value, Iterator) else value for name, value in shown.items()}
+    return {name: made(value) for name, value in parts(state, name, tokens=tokens).items()}
+
+
+def made(part: Any) -> Any:
+    """What one of `parts` stands for."""
+    return list(part) if isinstance(part, Iterator) else part() if callable(part) else part
 
 
 def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
-    """`record` as it is now, with iterators in place of its lists of calls and timelines. Each item is made when it is
-    asked for, in any thread. Together the items may have many times the tokens that the episode has."""
+    """`record` as it is now, with iterators in place of its lists of calls and timelines, and a function in place of
+    ``drift``. Each item is made when it is asked for, in any thread, and timelines are merged only then. Together the
+    items may have many times the tokens that the episode has."""
     episode = state.episode(name)
-    timelines = episode.merged(state.merge_policy)
-    text = {turn.call: timeline.tokens for timeline in timelines for turn in timeline.turns if tokens == "all"}
-    rewards, entries = tuple(episode.rewards.values()), [(call, copy(entry)) for call, entry in episode.calls.items()]
-    out = summary(episode)
-    out["rewards"] = [reward.to_json() for reward in rewards]
-    out["models"] = _models(episode)
-    out["calls"] = (_call(call, entry, episode.id, text.get(call)) for call, entry in entries)
-    out["drift"] = {
+    rewards = tuple(episode.rewards.values())
+    entries = [
+        (call, CallEntry(entry.asked, entry.state, entry.reason, entry.turn)) for call, entry in episode.calls.items()
+    ]
+    text: Callable[[], Mapping[str, bytes]] = dict
+    if tokens == "none":
+        shown = _shown(episode, state.merge_policy)
+        drift, timelines = lambda: shown().drift, _later(lambda: shown().timelines)
+    else:
+        merged = cache(episode.merging(state.merge_policy))
+        told = partial(samples_of, episode=episode.id, task=episode.named_task, rewards=rewards)
+        drift, timelines = lambda: _drift(merged()), _later(lambda: (one.to_json() for one in told(merged())))
+        if tokens == "all":
+            text = cache(lambda: {turn.call: timeline.tokens for timeline in merged() for turn in timeline.turns})
+    return {
+        **summary(episode), "rewards": [reward.to_json() for reward in rewards], "models": _models(episode),
+        "calls": (_call(call, entry, episode.id, text().get(call)) for call, entry in entries), "drift": drift,
+        "timelines": timelines,
+    }
+
+
+def _later(items: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    """The `items`, which are made when the first is asked for."""
+    yield from items()
+
+
+def _shown(episode: Episode, policy: Policy) -> Callable[[], Shown]:
+    """What is shown of its timelines as they are now. They are merged only if a call has come or gone since."""
+    turns, before, merged = [entry.turn for entry in episode.calls.values()], episode.shown, episode.merging(policy)
+    if before is not None and before.turns == turns:
+        return lambda: before
+
+    @cache
+    def show() -> Shown:
+        timelines = merged()
+        rows = [_timeline(f"{episode.id}/{index}", item) for index, item in enumerate(join(timelines))]
+        episode.shown = shown = Shown(turns, _drift(timelines), rows)
+        return shown
+
+    return show
+
+
+def _drift(timelines: Sequence[Timeline]) -> dict[str, Any]:
+    return {
         model: {"turns": turns, "broken_by": dict(broken)} for model, (turns, broken) in by_model(timelines).items()
     }
-    if tokens != "none":
-        samples = samples_of(timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
-        out["timelines"] = (sample.to_json() for sample in samples)
-    else:
-        out["timelines"] = (_timeline(f"{episode.id}/{index}", item) for index, item in enumerate(join(timelines)))
-    return out
 
 
 def summary(episode: Episode) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import paced
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
+from ajet_proxy.io.control.answers import LOOKS, Answers
 from ajet_proxy.io.control.pace import Pace
 from ajet_proxy.io.control.runs import RunsPort
 from ajet_proxy.io.engines.pause import EngineControl
@@ -55,7 +56,6 @@ KEY_TTL_S = 7 * 86400.0
 """An episode's key lives this long, or as long as the episode may be open."""
 MAX_OPENING = 64 << 10
 """What an episode was opened with is kept as long as it is."""
-PIECE = 1 << 18
 PAUSE = 4.0
 """A lease that looked in vain looks again no sooner than after so many times as long: others need the processor too."""
 HOLD_S = 15.0
@@ -84,8 +84,13 @@ class Control:
         self._metrics = metrics
         self._config = config
         self._stopping = asyncio.Event()
+        self._answers = Answers()
         self._pace = Pace(store.state.room, store.state.lacking, self._watch)
         self._runs = RunsPort(store, clock)
+
+    async def close(self, _app: web.Application) -> None:
+        """Let go of the thread that makes answers."""
+        self._answers.close()
 
     def stop(self) -> None:
         """End the waits of trainers, of event readers and of those who open episodes, so that the daemon can end."""
@@ -98,6 +103,7 @@ class Control:
         for route in ROUTES:
             path = PREFIX + route.path
             app.router.add_route(route.method, path, self._handler(route), expect_handler=body_of.unasked)
+        app.on_cleanup.append(self.close)
         app.router.add_get("/metrics", self._metrics_page, expect_handler=body_of.unasked)
         self._add_page(app)
         app.router.add_route("*", "/ajet{tail:(/.*)?}", _unknown, expect_handler=body_of.unasked)
@@ -147,7 +153,7 @@ class Control:
             asked = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
             request = api.of_own_model(asked)
             if route.name in RUN_ROUTES:
-                return await _response(http, await self._runs.answer(request))
+                return _response(await self._runs.answer(request))
             match route.name:
                 case "open_episode":
                     return await self._open_episode(http, request)
@@ -166,9 +172,11 @@ class Control:
                 case "policy":
                     await self._check_upstreams(request)
             answer = await self._ask(http, request)
+            if route.name in LOOKS:
+                return await self._answers.look(http, answer)
             if (made := {"open_episode": "episode", "join": "client"}.get(route.name)) is not None:
                 http[SUBJECT] = (answer.body() or {}).get(made, "")
-            return await _response(http, answer)
+            return _response(answer)
 
         return handle
 
@@ -261,7 +269,7 @@ class Control:
         finally:
             self._pace.changed()  # the room is somebody else's, if it was not taken
         http[SUBJECT] = (answer.body() or {}).get("episode", "")
-        return await _response(http, answer)
+        return _response(answer)
 
     def _check_engines(self, request: api.Request, body: routes.OpenEpisode) -> None:
         """`NotReady` if a member or teacher has a model that no engine serves: it is misspelt, or its trainer has yet
@@ -373,6 +381,7 @@ class Control:
             async for event in self._store.subscribe():
                 data = json.dumps(event_json(event))
                 await response.write(f"event: {type(event).__name__}\ndata: {data}\n\n".encode())
+                await asyncio.sleep(0)  # a thousand events at once are told in turn with what others ask
 
         await self._until_stop(stream())
         return response
@@ -438,35 +447,5 @@ def _check_wire(http: web.Request) -> None:
         )
 
 
-async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse:
-    """`answer` as JSON. If it has iterators, it is written piece by piece, each made in a thread. A record with tokens
-    may be hundreds of megabytes, so memory and other requests bear one item at a time."""
-    body = answer.body()
-    if body is None or not any(isinstance(value, Iterator) for value in body.values()):
-        return web.json_response(body, status=answer.status)
-    response = body_of.Unmeasured(status=answer.status)
-    response.content_type, response.charset = "application/json", "utf-8"
-    await response.prepare(http)
-    written = _written(body)
-    while (piece := await asyncio.to_thread(next, written, None)) is not None:
-        await response.write(piece)
-    await response.write_eof()
-    return response
-
-
-def _written(body: Mapping[str, Any]) -> Iterator[bytes]:
-    """`body` as JSON, in pieces of some `PIECE` characters, or of one item of its iterators if that is more."""
-    text = "{"
-    for place, (name, value) in enumerate(body.items()):
-        text += f"{', ' if place else ''}{json.dumps(name)}: "
-        if not isinstance(value, Iterator):
-            text += json.dumps(value)
-            continue
-        text += "["
-        for number, item in enumerate(value):
-            text += f"{', ' if number else ''}{json.dumps(item)}"
-            if len(text) >= PIECE:
-                yield text.encode()
-                text = ""
-        text += "]"
-    yield f"{text}}}".encode()
+def _response(answer: api.Answer) -> web.Response:
+    return web.json_response(answer.body(), status=answer.status)

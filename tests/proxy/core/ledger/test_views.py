@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from ajet_proxy.core.ledger import episode as episode_module
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.views import Tokens, Wanted, parts, records
+from ajet_proxy.core.trajectory.timeline import Timeline, merge_packed
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import EPISODE_STATES, GateClose
 from tests.kit.ledger_rig import LedgerRig, Shelf
@@ -102,8 +103,29 @@ def test_the_parts_are_the_record_as_it_was_when_it_was_asked_for(rig: LedgerRig
         shown = parts(rig.state, episode, tokens=tokens)
         rig.call(episode)
         rig.lose(episode, call)
-        assert {name: list(part) if isinstance(part, Iterator) else part for name, part in shown.items()} == before
+        assert {name: views.made(part) for name, part in shown.items()} == before
         assert len(views.record(rig.state, episode, tokens=tokens)["calls"]) == len(before["calls"]) + 1
+
+
+def test_an_episode_is_merged_again_for_a_look_only_if_its_calls_have_changed(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged = 0
+
+    def counted(*of: Any) -> tuple[Timeline, ...]:
+        nonlocal merged
+        merged += 1
+        return merge_packed(*of)
+
+    monkeypatch.setattr(episode_module, "merge_packed", counted)
+    name = rig.open()
+    rig.call(name, (1, 2), (3,))
+    first = views.record(rig.state, name)
+    rig.reward(name, final=False)
+    assert views.record(rig.state, name)["timelines"] == first["timelines"]
+    assert merged == 1
+    rig.call(name, (1, 2, 3, 4), (5,))
+    assert len(views.record(rig.state, name)["timelines"][0]["calls"]) == merged == 2
 
 
 def test_the_reason_is_in_the_record(rig: LedgerRig) -> None:

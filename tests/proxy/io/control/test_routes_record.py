@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
-from ajet_proxy.io.control import routes as control
+from ajet_proxy.core.control.api import Answer
+from ajet_proxy.core.ledger.events import EpisodeOpened
+from ajet_proxy.io.control import answers
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, eventually, serving
 
 
 @pytest.mark.parametrize("tokens", ["1", "timelines"])
-async def test_a_record_with_tokens_comes_item_by_item_and_is_whole(tmp_path: Path, tokens: str) -> None:
+async def test_a_record_with_tokens_comes_item_by_item_and_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: str
+) -> None:
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         assert (await client.ask("POST", "/e/many/v1/chat/completions", CHAT | {"n": 3})).status == 200
         await client.chat("many", "something else")
+        whole = await client.control("GET", "/episodes/many")
+        assert "Content-Length" in whole.headers
+        plain = whole.json
+        monkeypatch.setattr(answers, "PIECE", 1500)
         answer = await client.control("GET", f"/episodes/many?tokens={tokens}")
-        plain = (await client.control("GET", "/episodes/many")).json
         assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
         assert answer.headers["Transfer-Encoding"] == "chunked"
-        assert "Content-Length" in (await client.control("GET", "/episodes/many")).headers
         assert list(answer.json) == list(plain)
         lists = ("calls", "timelines")
         assert {name: value for name, value in answer.json.items() if name not in lists} == {
@@ -62,17 +71,20 @@ async def test_a_record_that_cannot_be_made_to_its_end_breaks_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(body: object) -> Iterator[bytes]:
-        yield b"{"
+        yield from (b"{", b" ")
         raise MemoryError
 
-    monkeypatch.setattr(control, "_written", fails)
+    monkeypatch.setattr(answers, "_written", fails)
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         await client.chat("ep")
         with pytest.raises(aiohttp.ClientPayloadError):
             await asyncio.wait_for(client.control("GET", "/episodes/ep?tokens=1"), 10.0)
 
 
-async def test_a_client_of_http_1_0_knows_the_end_by_the_connections(tmp_path: Path) -> None:
+async def test_a_client_of_http_1_0_knows_the_end_by_the_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "PIECE", 1)
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         await client.chat("ep")
         host, port = client.app.url.removeprefix("http://").split(":")
@@ -85,10 +97,10 @@ async def test_a_client_of_http_1_0_knows_the_end_by_the_connections(tmp_path: P
 
 @pytest.mark.parametrize("piece", [1, 500, 1 << 18])
 def test_pieces_together_are_the_json_of_the_whole(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(control, "PIECE", piece)
+    monkeypatch.setattr(answers, "PIECE", piece)
     for items in ([], [1], [{"a": [1, 2]}, None, "é" * 400]):
         body = {"first": iter(items), "plain": [1], "last": iter(items)}
-        written = list(control._written(body))
+        written = list(answers._written(body))
         assert json.loads(b"".join(written)) == {"first": items, "plain": [1], "last": items}
         assert len(written) == (2 * len(items) + 1 if piece == 1 else 1 if piece > 500 else len(written))
 
@@ -97,3 +109,50 @@ async def _audited(data_dir: Path) -> bool:
     """Whether the read has ended: only then is its line written."""
     log = data_dir / "audit.jsonl"
     return log.exists() and any(json.loads(line)["route"] == "get_episode" for line in log.read_text().splitlines())
+
+
+async def test_looks_wait_for_each_other_and_not_others_for_them(tmp_path: Path) -> None:
+    """While one look is made, the next one waits, and what others ask is answered."""
+    held, made = threading.Event(), list[str]()
+
+    def slow(name: str) -> Any:
+        made.append(name)
+        yield held.wait(60)
+
+    async with serving(tmp_path, upstream=("http://127.0.0.1:9",)) as client:
+        look = answers.Answers()
+        http = make_mocked_request("GET", "/")
+        first, second = (
+            asyncio.create_task(look.look(http, Answer(lambda name=name: {"calls": slow(name)})))
+            for name in ("first", "second")
+        )
+        await eventually(lambda: asyncio.sleep(0, made))
+        assert (await client.control("POST", "/episodes", {})).status == 200
+        assert made == ["first"]
+        held.set()
+        for task in (first, second):
+            assert json.loads((await task).body) == {"calls": [True]}
+        assert made == ["first", "second"]
+        look.close()
+
+
+async def test_many_events_at_once_do_not_hold_up_what_is_asked_meanwhile(tmp_path: Path) -> None:
+    async with serving(tmp_path, upstream=("http://127.0.0.1:9",)) as client:
+        store = client.app._store
+        async with client.session.get(f"{client.app.url}/ajet/v1/events") as events:
+            await events.content.readline()
+            steps = 0
+
+            async def count() -> None:
+                nonlocal steps
+                while True:
+                    steps += 1
+                    await asyncio.sleep(0)
+
+            counting = asyncio.create_task(count())
+            store.post([EpisodeOpened(1.0, f"e{n}", None, None, None, False, 1e9, 1e9) for n in range(500)])
+            async for line in events.content:
+                if b'"e499"' in line:
+                    break
+            counting.cancel()
+            assert steps >= 500
