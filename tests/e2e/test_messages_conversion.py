@@ -142,19 +142,27 @@ def usage(sampled: int) -> st.SearchStrategy[dict[str, Any]]:
     })  # fmt: skip
 
 
-PIECE = some(
-    id=st.sampled_from(["id0", "id1", "id2"]), type=st.just("function"),
-    function=some(name=st.sampled_from(["f", "g"]), arguments=st.sampled_from(['{"a":', "1}", "é", ""])),
-)  # fmt: skip
+ARGUMENTS = st.sampled_from([("{}",), ('{"a":1}',), ('{"a":', "1}"), ("", '{"é":[', "", "]}")])
+CALLS = st.lists(ARGUMENTS, min_size=1, max_size=2)
+"""The arguments of some calls, in pieces."""
 DELTA = (
     st.fixed_dictionaries({"content": TEXT}) | st.fixed_dictionaries({"reasoning": TEXT}) | st.just({})
-    | st.fixed_dictionaries({
-        "content": st.none() | TEXT,
-        "tool_calls": st.lists(
-            st.tuples(st.integers(0, 2), PIECE).map(lambda made: {"index": made[0]} | made[1]), min_size=1, max_size=2
-        ),
-    })
+    | st.fixed_dictionaries({"content": st.none() | TEXT, "tool_calls": CALLS})
 )  # fmt: skip
+
+
+def numbered(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`deltas` with their calls in order, one after the other: of calls whose pieces alternate vLLM loses some."""
+    out, count = [], 0
+    for delta in deltas:
+        pieces: list[dict[str, Any]] = []
+        for arguments in delta.get("tool_calls", ()):
+            head = {"id": f"id{count}", "type": "function", "function": {"name": "f", "arguments": arguments[0]}}
+            rest = [{"index": count, "function": {"arguments": more}} for more in arguments[1:]]
+            pieces += [{"index": count} | head, *rest]
+            count += 1
+        out.append({**delta, "tool_calls": pieces} if pieces else delta)
+    return out
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m"}
 ROWS = {"content": [{"token": "t", "logprob": -0.5, "bytes": [1], "top_logprobs": []}]}
 END = st.tuples(st.sampled_from(["stop", "length", "tool_calls", "abort"]), st.sampled_from([None, 7, "STOP"]))
@@ -172,12 +180,12 @@ def streams(draw: Any) -> list[str]:
     """The events of a chat stream, as vLLM writes them."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionStreamResponse
 
-    deltas = draw(st.lists(DELTA, max_size=10))
+    *deltas, last = numbered(draw(st.lists(DELTA, min_size=1, max_size=10)))
     first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     chunks = [HEAD | {"object": "chat.completion.chunk", "choices": [first], "usage": draw(usage(0)),
                       "prompt_token_ids": [1, 2]}]  # fmt: skip
     chunks += [chunk(delta, draw(usage(place))) for place, delta in enumerate(deltas)]
-    chunks.append(chunk(draw(DELTA), draw(usage(len(deltas))), draw(END)))
+    chunks.append(chunk(last, draw(usage(len(deltas))), draw(END)))
     if draw(st.integers(0, 9)):
         chunks.append(HEAD | {"object": "chat.completion.chunk", "choices": [], "usage": draw(usage(9))})
     told = [ChatCompletionStreamResponse.model_validate(made).model_dump_json(exclude_unset=True) for made in chunks]
@@ -220,9 +228,7 @@ MESSAGE_OUT = some(content=st.none() | TEXT, reasoning=st.none() | TEXT, tool_ca
 @given(MESSAGE_OUT, END, usage(4), st.none() | st.just({"a": None}))
 def test_a_document_is_told_in_the_same_bytes(said: dict[str, Any], end: Any, told: Any, params: Any) -> None:
     from fastapi.responses import JSONResponse
-    from vllm.entrypoints.anthropic.api_router import translate_error_response
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
-    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
     choice = {"index": 0, "message": {"role": "assistant"} | said, "finish_reason": end[0], "stop_reason": end[1],
               "token_ids": [1], "logprobs": ROWS}  # fmt: skip
@@ -231,15 +237,14 @@ def test_a_document_is_told_in_the_same_bytes(said: dict[str, Any], end: Any, to
     )
     try:
         message = converter().messages_full_converter(engine)
-        theirs = JSONResponse(content=message.model_dump(exclude_none=True))
-    except ValueError as error:
-        theirs = translate_error_response(create_error_response(error))
+        theirs = JSONResponse(content=message.model_dump(exclude_none=True)).body
+    except ValueError:
+        theirs = None  # vLLM's client learns nothing of arguments that are no object, and of their message
     running = Exchange(MESSAGES, MESSAGES.translate(Request(b'{"model":"m","max_tokens":9,"messages":[]}')))
     running.on_headers(200, "application/json")
     running.feed(engine.model_dump_json().encode())
     ours = b"".join(running.finish()).decode()
-    assert (running.reader.status or 200) == theirs.status_code
-    if "valid dictionary" in bytes(theirs.body).decode():  # pydantic's words, with a link to its manual
-        assert "not an object" in ours
+    if theirs is None:
+        assert '"input":{"INVALID_JSON":' in ours
         return
-    assert unsigned(ours) == unsigned(bytes(theirs.body).decode())
+    assert unsigned(ours) == unsigned(bytes(theirs).decode())

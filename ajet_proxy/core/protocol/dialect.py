@@ -90,8 +90,6 @@ class Reader(Protocol):
     spoilt: str | None = None
     """Why all calls are lost, whatever they were told to be: the engine failed, or contradicted itself. It may show
     behind the end."""
-    status: int | None = None
-    """The client's status for a document, where the engine's does not fit."""
     response_id: str | None = None
     """The id under which the engine may keep the answer, where it gives answers out again."""
     tells_versions: bool = False

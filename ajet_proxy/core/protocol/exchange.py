@@ -123,7 +123,7 @@ class Exchange:
         """What the engine is asked for, and what of it the client must not see."""
         self._fields = fields
         self.reader = dialect.reader(ask)
-        """What is read of the answer. Its `Reader.status` is known after `finish`."""
+        """What is read of the answer."""
         self._translates = self.reader.translates
         self._is_mixed = False
         """Whether the client was sent events that are not the engine's."""
@@ -157,8 +157,8 @@ class Exchange:
         return None if self.asked.fields.get("store") is False else self.reader.response_id
 
     def keep_alive(self) -> bytes:
-        """What the client gets if it has waited for an event. Nothing after the end. Of a stream that is not read it may
-        have a part of an event, so nothing either once that has begun."""
+        """What the client gets if it has waited for an event. Nothing after the end. Nothing either once a stream has
+        begun that is not read, since the client may have a part of an event."""
         says = self.state in _STREAMED or (self.state == "unread" and self._is_awaited)
         said = self.reader.keep_alive(held=self.state == "held") if says else b""
         self._is_mixed = self._is_mixed or bool(said)

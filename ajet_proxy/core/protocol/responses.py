@@ -218,13 +218,14 @@ class ResponseReading(Reader):
             return event
 
     def keep_alive(self, *, held: bool) -> bytes:
-        if isinstance(self._delta, bytes):
-            self._delta = json.loads(self._delta.partition(b"\ndata: ")[2])
-            self._number = self._number or self._delta.get(_NUMBER)
-        if not self._begun or (self.ended and not held) or not (self._delta or self._is_whole):
+        delta = self._delta
+        if isinstance(delta, bytes):
+            self._delta = delta = dict(json.loads(delta.partition(b"\ndata: ")[2]))
+            self._number = delta.get(_NUMBER) if self._number is None else self._number
+        if not self._begun or (self.ended and not held) or not (delta or self._is_whole):
             return super().keep_alive(held=held)
-        if self._delta:
-            event = {**self._delta, "delta": ""} | ({"logprobs": []} if "logprobs" in self._delta else {})
+        if delta:
+            event = {**delta, "delta": ""} | ({"logprobs": []} if "logprobs" in delta else {})
         else:
             event = json.loads(self._begun)
             event["response"]["output"] = [*self._shown, *self._open]

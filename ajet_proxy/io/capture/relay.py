@@ -57,15 +57,14 @@ class Streamed(Unmeasured):
 
 
 class WholeAnswer(web.Response):
-    """An engine's answer in one piece: its headers, `body` in place of its body, and perhaps another `status`. ``sent``
-    is called when all of it has left, ``unsent`` if the client goes away before that."""
+    """An engine's answer in one piece: its headers, and `body` in place of its body. ``sent`` is called when all of it
+    has left, ``unsent`` if the client goes away before that."""
 
-    def __init__(self, answer: aiohttp.ClientResponse, body: bytes, status: int | None) -> None:
+    def __init__(self, answer: aiohttp.ClientResponse, body: bytes) -> None:
         headers = response_headers(as_written(answer.raw_headers), keep_length=True)
         for name in [name for name in headers if name.lower() == "content-length"]:
             headers[name] = str(len(body))  # where it stands and as it is spelled
-        reason = sendable(answer.reason or "") if status is None else None
-        super().__init__(status=status or answer.status, reason=reason, headers=headers, body=body)
+        super().__init__(status=answer.status, reason=sendable(answer.reason or ""), headers=headers, body=body)
         self.lacking = _lacking(headers)
         self.unsent: Callable[[], None] = lambda: None
         self.sent: Callable[[], None] = lambda: None
@@ -144,7 +143,7 @@ class WholeRelay(_Relay):
             ) from self._error
         if self._body is None:
             raise EngineError("the engine's answer broke off", code="engine_broken") from self._error
-        response = WholeAnswer(self._answer, self._body, self._exchange.reader.status)
+        response = WholeAnswer(self._answer, self._body)
         response.unsent = lambda: self._recorder.lose(why_gone(self._http))
         response.sent = self._recorder.sent
         self._address(response)
@@ -300,7 +299,7 @@ async def stored(request: EngineRequest, upstream: Upstream, show: Callable[[byt
         raise EngineError("the engine's answer broke off", code="engine_broken") from _bare(error)
     finally:
         answer.close()
-    return WholeAnswer(answer, show(body) if answer.status == 200 else body, None)
+    return WholeAnswer(answer, show(body) if answer.status == 200 else body)
 
 
 def _bare(error: Exception) -> Exception:

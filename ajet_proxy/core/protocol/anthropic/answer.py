@@ -10,9 +10,10 @@
     | [DONE]                           | message_stop
     | an error                         | error, and nothing after it
 
-One block is open at a time, and blocks are numbered from 0. Text that comes while a tool's block is open waits until
-that block ends, because a block's deltas are of one kind. It is then a block of its own. Each event has the bytes that
-vLLM writes for it. Thinking is signed with 32 hexadecimal digits that mean nothing, as vLLM's do: its are random, these
+One block is open at a time, and blocks are numbered from 0. What belongs to a later block waits until those before it
+may end. The block of a tool may end when its arguments are a whole object, so calls whose pieces alternate lose none.
+Text waits for the end of a tool's block in any case, because a block's deltas are of one kind. Each event has the bytes
+that vLLM writes for it. Thinking is signed with 32 hexadecimal digits that mean nothing, as vLLM's do: its are random, these
 say which block it was.
 
 What comes is read as chat by `Reading`, whose outcomes hold whatever the client is shown.
@@ -25,6 +26,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_proxy.core.protocol.anthropic.errors import error_body
@@ -35,6 +37,7 @@ from ajet_proxy.core.protocol.reading import UNREADABLE, Reading
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED
 
+INVALID = "INVALID_JSON"
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _SMALL = rb'"[a-z_]++":(?:' + WHOLE + rb"|null)"
 _COUNT = rb"(?:" + _SMALL + rb'|"[a-z_]++":\{(?:' + _SMALL + rb"(?:," + _SMALL + rb")*+)?\})"
@@ -124,7 +127,7 @@ class MessagesReading(Reading):
     def _events(self, data: bytes) -> list[bytes]:
         if data.strip() == DONE:
             self.ended = self._over = True
-            return [*(self._blocks.close() if self._blocks else ()), _event("message_stop")]
+            return [*(self._close(self._blocks) if self._blocks else ()), _event("message_stop")]
         answer = scan(data.decode(), deep="choices")
         values = answer.values
         choices: Any = values.get("choices") or ()
@@ -139,11 +142,18 @@ class MessagesReading(Reading):
         if not choices:
             named = isinstance(self._stop_reason, str)  # in a stream, whatever else it ended with
             end = _stop("stop" if named else self._finish_reason, self._stop_reason)
-            return [*self._blocks.close(), _event("message_delta", delta=end, usage=_usage(values.get("usage")))]
+            return [*self._close(self._blocks), _event("message_delta", delta=end, usage=_usage(values.get("usage")))]
         choice = choices[0].values
         if choice.get("finish_reason"):
             self._finish_reason, self._stop_reason = choice["finish_reason"], choice.get("stop_reason")
         return self._blocks.add(choice["delta"])
+
+    def _close(self, blocks: Blocks) -> list[bytes]:
+        """The end of the `blocks`. If the client was not told all, the call is lost."""
+        out = blocks.close()
+        if blocks.is_lossy:
+            self.spoil(CAPTURE_FAILED)
+        return out
 
     def _fail(self, message: str) -> bytes:
         """End the stream here: the engine has failed, or cannot be understood."""
@@ -160,11 +170,7 @@ class MessagesReading(Reading):
             content.append({"type": "text", "text": said["content"]})
         for call in said.get("tool_calls") or ():
             function = call["function"]
-            try:
-                given = _arguments(function["arguments"])
-            except (ValueError, RecursionError) as error:
-                self.status = 400
-                return error_body("BadRequestError", str(error))
+            given = _arguments(function["arguments"])
             block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
             content.append(block | ({} if given is None else {"input": given}))
         shown = {"id": values["id"], "type": "message", "role": "assistant",
@@ -175,84 +181,130 @@ class MessagesReading(Reading):
         return {name: value for name, value in shown.items() if value is not None}
 
 
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A content block: what opens it, and what was said in it. A tool's has an `id`, and opens once it has a name."""
+
+    kind: str
+    head: dict[str, Any]
+    id: Any = None
+    said: list[str] = field(default_factory=list)
+
+    def may_open(self) -> bool:
+        return self.kind != "tool_use" or self.head["name"] is not None
+
+    def may_end(self) -> bool:
+        """Whether nothing of it can follow: the arguments of a tool are a whole object by then."""
+        if self.kind != "tool_use":
+            return True
+        with suppress(ValueError, RecursionError):
+            whole = bool(self.said) and self.said[-1].rstrip().endswith("}")
+            return whole and isinstance(json.loads("".join(self.said)), dict)
+        return False
+
+
 class Blocks:
-    """The content blocks of one streamed message: which one is open, and the events that lead to the next."""
+    """The content blocks of one streamed message: which one is open, which ones wait for its end, and the events that
+    lead from one to the next."""
 
     def __init__(self, message: str) -> None:
         self.kind: str | None = None
         self.index = 0
+        self.is_lossy = False
+        """Whether something could not be told: its block had ended, or is a tool's that never had a name."""
         self._message = message
-        self._tool: str | None = None
-        self._tools: dict[Any, str] = {}
-        self._waiting: list[str] = []
+        self._open: _Block | None = None
+        self._later: list[_Block] = []
+        self._tools: dict[Any, _Block] = {}
 
     def add(self, delta: Mapping[str, Any]) -> list[bytes]:
         """The events of one chat delta."""
         out: list[bytes] = []
-        if thought := delta.get("reasoning"):
-            out += self._opened("thinking", {"thinking": ""})
-            out.append(self._delta("thinking_delta", thinking=thought))
-        if text := delta.get("content"):
-            if self.kind == "tool_use":
-                self._waiting.append(text)
-            else:
-                out += self._opened("text", {"text": ""})
-                out.append(self._delta("text_delta", text=text))
+        for name, kind in (("reasoning", "thinking"), ("content", "text")):
+            if text := delta.get(name):
+                out += self._say(kind, text)
         for call in delta.get("tool_calls") or ():
             out += self._call(call)
         return out
 
     def close(self) -> list[bytes]:
-        """Close the open block, and tell the text that waited for it."""
-        waited, self._waiting = "".join(self._waiting), []
+        """Close the open block, and tell those that waited for it."""
         out = self._stop()
-        if waited:
-            out += [*self._opened("text", {"text": ""}), self._delta("text_delta", text=waited), *self._stop()]
+        for block in self._later:
+            if block.may_open():
+                out += [*self._start(block), *self._stop()]
+            else:
+                self.is_lossy = True
+        self._later = []
         return out
+
+    def _say(self, kind: str, text: str) -> list[bytes]:
+        if kind == self.kind:
+            return [self._delta(kind, text)]
+        if not self._later or self._later[-1].kind != kind:
+            self._later.append(_Block(kind, {kind: ""}))
+        self._later[-1].said.append(text)
+        return self._go_on()
 
     def _call(self, call: Mapping[str, Any]) -> list[bytes]:
-        out: list[bytes] = []
         function = call.get("function") or {}
-        if (tool := call.get("id")) is None:
-            tool = self._tools.get(call["index"])
-        else:
-            self._tools[call["index"]] = tool
-            if tool != self._tool and function.get("name") is not None:
-                out += self._start("tool_use", {"id": tool, "name": function["name"], "input": {}})
-                self._tool = tool
-        if function.get("arguments") and tool is not None and tool == self._tool:
-            out.append(self._delta("input_json_delta", partial_json=function["arguments"]))
+        tool, name, arguments = call.get("id"), function.get("name"), function.get("arguments")
+        block = self._tools.get(call["index"])
+        if block is None or (tool is not None and name is not None and block.id not in (None, tool)):
+            block = self._tools[call["index"]] = _Block("tool_use", {"id": tool, "name": name, "input": {}}, tool)
+            self._later.append(block)
+        elif block in self._later:
+            block.id = block.id or tool
+            block.head |= {"id": block.id, "name": block.head["name"] or name}
+        out = []
+        if arguments and block is self._open:
+            out.append(self._delta("input_json", arguments))
+        if arguments:
+            self.is_lossy = self.is_lossy or not (block is self._open or block in self._later or arguments.isspace())
+            block.said.append(arguments)
+        return out + self._go_on()
+
+    def _go_on(self) -> list[bytes]:
+        """Open what waits, as far as what stands before it may end. Text alone waits for the end of a tool's block."""
+        out: list[bytes] = []
+        while self._later and self._later[0].may_open() and (self._open is None or self._open.may_end()):
+            if self.kind == "tool_use" and all(block.kind == "text" for block in self._later):
+                break
+            out += [*self._stop(), *self._start(self._later.pop(0))]
         return out
 
-    def _opened(self, kind: str, block: dict[str, Any]) -> list[bytes]:
-        return [] if self.kind == kind else self._start(kind, block)
-
-    def _start(self, kind: str, block: dict[str, Any]) -> list[bytes]:
-        out = self.close()
-        self.kind = kind
-        out.append(_event("content_block_start", content_block={"type": kind, **block}, index=self.index))
+    def _start(self, block: _Block) -> list[bytes]:
+        self._open, self.kind = block, block.kind
+        head = {"type": block.kind, **block.head}
+        out = [_event("content_block_start", content_block=head, index=self.index)]
+        if block.said:
+            out.append(self._delta("input_json" if block.kind == "tool_use" else block.kind, "".join(block.said)))
         return out
 
-    def _delta(self, kind: str, **said: str) -> bytes:
-        return _event("content_block_delta", delta={"type": kind, **said}, index=self.index)
+    def _delta(self, kind: str, said: str) -> bytes:
+        name = "partial_json" if kind == "input_json" else kind
+        return _event("content_block_delta", delta={"type": f"{kind}_delta", name: said}, index=self.index)
 
     def _stop(self) -> list[bytes]:
-        if self.kind is None:
+        if self._open is None:
             return []
-        signature = _signature(self._message, self.index)
-        signed = [self._delta("signature_delta", signature=signature)] if self.kind == "thinking" else []
+        signed = []
+        if self.kind == "thinking":
+            signed.append(self._delta("signature", _signature(self._message, self.index)))
         out = [*signed, _event("content_block_stop", index=self.index)]
-        self.kind = self._tool = None
+        self._open = self.kind = None
         self.index += 1
         return out
 
 
 def _arguments(text: str) -> dict[str, Any] | None:
-    """A tool call's arguments. ValueError if vLLM cannot give them as an object either and answers 400."""
-    given = json.loads(text)
-    if given is not None and not isinstance(given, dict):
-        raise ValueError(f"the arguments of a tool call are not an object: {text}")
-    return given
+    """A tool call's arguments. What is no object is given as it is under a name that says so, as Anthropic advises, so
+    that the agent can tell its model."""
+    with suppress(ValueError, RecursionError):
+        given = json.loads(text or "{}")
+        if given is None or isinstance(given, dict):
+            return given
+    return {INVALID: text}
 
 
 def _usage(usage: Any) -> dict[str, int]:

@@ -294,7 +294,6 @@ class Shouting(Reading):
         return event.data.upper() + b"\n"
 
     def document(self, body: bytes) -> bytes:
-        self.status = 400 if b"bad" in body else None
         return body.upper()
 
 
@@ -394,15 +393,6 @@ def test_a_stream_is_kept_alive_until_its_end() -> None:
         other = exchange(CHAT)
         other.on_headers(status, content_type)
         assert not other.keep_alive()
-
-
-def test_a_document_may_need_another_status() -> None:
-    running = Exchange(Shout(), Request(b"{}"))
-    running.on_headers(200, "application/json")
-    running.feed(b'{"bad":1}')
-    assert running.reader.status is None
-    running.finish()
-    assert running.reader.status == 400
 
 
 # --- the states

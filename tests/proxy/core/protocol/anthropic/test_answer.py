@@ -127,15 +127,96 @@ def test_one_block_is_open_at_a_time() -> None:
     assert blocks[-2] != f"5 {signature}", "each block has a signature of its own"
 
 
-def test_pieces_of_a_call_that_is_not_open_are_nothing() -> None:
-    assert told(chunk(call(0, arguments="{}")), chunk(call(0, id="c1")), chunk(call(0, id="c1", arguments="x"))) == []
-    again = told(
-        chunk(call(0, id="c1", name="f")), chunk(call(0, id="c1", name="f", arguments="{")),
-        chunk(call(1, id="c2", name="g")), chunk(call(0, arguments="}")), chunk({"tool_calls": [{"index": 1}]}),
-    )  # fmt: skip
-    assert again == [
-        '0 {"type":"tool_use","id":"c1","name":"f"}', "0 {", "0 /", '1 {"type":"tool_use","id":"c2","name":"g"}', "1 /"
+C1, C2, C3 = ('%d {"type":"tool_use","id":"c' + str(i) + '","name":"f"}' for i in (1, 2, 3))
+
+
+def first(index: int, arguments: str | None = None) -> bytes:
+    return chunk(call(index, id=f"c{index + 1}", name="f", arguments=arguments))
+
+
+def more(index: int, arguments: str) -> bytes:
+    return chunk(call(index, arguments=arguments))
+
+
+def test_a_call_that_goes_on_after_the_next_has_begun_loses_nothing() -> None:
+    assert told(first(0, '{"a":'), first(1), more(0, "1"), more(1, '{"b"'), more(0, "} "), more(1, ":2}")) == [
+        C1 % 0, '0 {"a":', "0 1", "0 } ", "0 /", C2 % 1, '1 {"b"', "1 :2}", "1 /"
     ]  # fmt: skip
+    assert told(first(0), first(1, "{}"), first(2, '{"c":'), more(2, "3}"), more(0, "{}"), more(2, " ")) == [
+        C1 % 0, "0 {}", "0 /", C2 % 1, "1 {}", "1 /", C3 % 2, '2 {"c":3}', "2  ", "2 /"
+    ]  # fmt: skip
+
+
+def test_a_call_that_never_ends_is_told_before_the_next() -> None:
+    rest = first(1, "{}"), chunk({"content": "a"}), more(0, "x}"), chunk({"reasoning": "h"})
+    assert told(first(0, "{"), *rest)[:-2] == [
+        C1 % 0, "0 {", "0 x}", "0 /", C2 % 1, "1 {}", "1 /", '2 {"type":"text"}', "2 a", "2 /", '3 {"type":"thinking"}',
+        "3 h",
+    ]  # fmt: skip
+
+
+def test_thinking_waits_for_a_call_that_goes_on() -> None:
+    thinks = chunk({"reasoning": "h"}), chunk({"content": "a"}), chunk({"reasoning": "m"})
+    blocks = told(first(0, "{"), *thinks, more(0, "}"), chunk({"reasoning": "m"}))
+    assert [line for line in blocks if len(line) < 30] == [
+        "0 {", "0 }", "0 /", '1 {"type":"thinking"}', "1 h", "1 /", '2 {"type":"text"}', "2 a", "2 /",
+        '3 {"type":"thinking"}', "3 m", "3 m", "3 /",
+    ]  # fmt: skip
+
+
+def test_a_call_may_be_told_its_name_and_id_apart() -> None:
+    assert told(more(0, "{"), chunk(call(0, id="c1")), chunk(call(0, name="f", arguments="}")), first(1)) == [
+        C1 % 0, "0 {}", "0 /", C2 % 1, "1 /"
+    ]  # fmt: skip
+    again = chunk(call(0, id="c2", name="f", arguments="{}"))
+    assert told(first(0, "{"), first(0, "}"), again) == [C1 % 0, "0 {", "0 }", "0 /", C2 % 1, "1 {}", "1 /"]
+
+
+@pytest.mark.parametrize(("said", "reason"), [
+    ((chunk(call(0, id="c1", arguments="{}")),), "capture_failed"),
+    ((first(0, "{}"), first(1, "{}"), more(0, "x")), "capture_failed"),
+    ((first(0, "{}"), first(1), more(0, " ")), None),
+])  # fmt: skip
+def test_a_call_that_its_client_cannot_be_told_whole_is_lost(said: tuple[bytes, ...], reason: str | None) -> None:
+    stream, running = run(start(), *said, chunk({}, "tool_calls"), usage() + DONE)
+    assert reasons(running.outcomes) == [reason or "captured"] and events(stream)[-1]["type"] == "message_stop"
+    assert running.contradicted == reason
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_alternates_each_block_is_told_whole_and_in_order(seed: int) -> None:
+    """Each call is told in the order in which it began, all of its arguments, and in one block."""
+    dice = random.Random(seed)
+    calls = [dump({"n": place, "x": "é}{\""[: dice.randrange(5)]}) for place in range(dice.randrange(1, 5))]
+    left, begun, deltas = list(calls), 0, []
+    while begun < len(calls) or any(left):
+        others = [place for place in range(begun) if left[place]]
+        place = dice.choice([*others, begun] if begun < len(calls) else others)
+        if place == begun:
+            begun += 1
+            deltas.append(first(place))
+        cut = dice.randint(0, len(left[place]))
+        deltas.append(more(place, left[place][:cut]))
+        left[place] = left[place][cut:]
+        if dice.random() < 0.5:
+            deltas.append(chunk({dice.choice(["content", "reasoning"]): "w"}))
+    stream, running = run(start(), *deltas, chunk({}, "tool_calls"), usage() + DONE)
+    inputs: dict[int, str] = {}
+    texts, opened = "", -1
+    for one in events(stream):
+        if one["type"] == "content_block_start":
+            assert one["index"] == opened + 1
+            opened += 1
+            if one["content_block"]["type"] == "tool_use":
+                inputs[opened] = ""
+        elif one["type"] == "content_block_delta":
+            assert one["index"] == opened
+            if one["delta"]["type"] == "input_json_delta":
+                inputs[opened] += one["delta"]["partial_json"]
+            else:
+                texts += one["delta"].get("text", "") + one["delta"].get("thinking", "")
+    assert [*inputs.values()] == calls and texts == "w" * sum(b'"w"' in delta for delta in deltas)
+    assert reasons(running.outcomes) == ["captured"]
 
 
 @pytest.mark.parametrize(("finish", "stop", "reason", "sequence"), [
@@ -308,7 +389,7 @@ def test_the_bytes_of_a_document() -> None:
         '"model":"policy","stop_reason":"tool_use","usage":{"input_tokens":9,"output_tokens":0},'
         '"kv_transfer_params":{"a":null}}'
     )
-    assert ids_of(running.outcomes) == [(5,)] and running.reader.status is None
+    assert ids_of(running.outcomes) == [(5,)]
 
 
 @pytest.mark.parametrize("content", [None, ""])
@@ -322,13 +403,22 @@ def test_half_a_surrogate_pair_stays_an_escape() -> None:
     assert b'"text":"\\ud83d"' in body
 
 
-@pytest.mark.parametrize("arguments", ['{"a": 1', "", "3", '["a"]', "[" * 100_000])
-def test_arguments_that_are_no_object_are_refused_as_vllm_refuses_them(arguments: str) -> None:
+@pytest.mark.parametrize("arguments", ['{"a": 1', "{a: 1}", "3", '["a"]', "[" * 100_000])
+def test_arguments_that_are_no_object_reach_the_agent_as_they_are(arguments: str) -> None:
+    """In a document under a name that says so, in a stream in its pieces. The agent can tell its model of them."""
     body, running = whole(document({"tool_calls": [tool(arguments)]}, "length"))
-    assert running.reader.status == 400
-    error = json.loads(body)
-    assert error["type"] == "error" and error["error"]["type"] == "BadRequestError" and error["error"]["message"]
+    [block] = json.loads(body)["content"]
+    assert block == {"type": "tool_use", "id": "c1", "name": "f", "input": {"INVALID_JSON": arguments}}
     assert ids_of(running.outcomes) == [(5,)], "what was sampled was sampled"
+    stream, streamed = run(start(), first(0, arguments), chunk({}, "length"), usage() + DONE)
+    [block] = assembled(events(stream))
+    assert block["partial_json"] == arguments and reasons(streamed.outcomes) == ["captured"]
+    assert events(stream)[-2]["delta"]["stop_reason"] == json.loads(body)["stop_reason"] == "max_tokens"
+
+
+def test_no_arguments_are_an_empty_object() -> None:
+    body, _ = whole(document({"tool_calls": [tool("")]}, "tool_calls"))
+    assert json.loads(body)["content"][0]["input"] == {}
 
 
 def test_a_refusal_is_told_in_anthropics_shape() -> None:
