@@ -13,8 +13,8 @@
 One block is open at a time, and blocks are numbered from 0. What belongs to a later block waits until those before it
 may end. The block of a tool may end when its arguments are a whole object, so calls whose pieces alternate lose none.
 Text waits for the end of a tool's block in any case, because a block's deltas are of one kind. Each event has the bytes
-that vLLM writes for it. Thinking is signed with 32 hexadecimal digits that mean nothing, as vLLM's do: its are random, these
-say which block it was.
+that vLLM writes for it. Thinking is signed with 32 hexadecimal digits that mean nothing, as vLLM's do: its are random,
+these say which block it was.
 
 What comes is read as chat by `Reading`, whose outcomes hold whatever the client is shown.
 """
