@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; empty if there is none."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -33,7 +33,7 @@ def serve(proxy: str, allow: str, name: str | None, environ: Mapping[str, str], 
     )
     called = name or re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())[:64] or "host"
     keeper = Supervisor(
-        allowed.read(allow), link, url, called, say=say, env=env, secrets=secrets_in(environ, key)
+        allowed.read(allow), link, url, called, say=say, env=env, hidden=hidden_in(environ, config)
     )
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -46,7 +46,9 @@ def serve(proxy: str, allow: str, name: str | None, environ: Mapping[str, str], 
     keeper.loop()
 
 
-def secrets_in(environ: Mapping[str, str], key: str) -> tuple[str, ...]:
-    """What no log shows that is read from afar: our `key`, and what trainers have in variables such as HF_TOKEN."""
+def hidden_in(environ: Mapping[str, str], config: Config) -> dict[str, str]:
+    """What nobody sees from afar, with what is shown instead: our key, certificate, and what trainers have in variables
+    such as HF_TOKEN."""
     named = (value for name, value in environ.items() if re.search(r"(KEY|TOKEN|SECRET|PASSWORD)$", name))
-    return tuple(sorted(value for value in {key, *named} if len(value) >= LEAST_SECRET))
+    words = {word for word in (*config.key, *named, config.tls_cert) if len(word) >= LEAST_SECRET}
+    return dict.fromkeys(sorted(words), "***")

@@ -21,7 +21,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -32,7 +32,8 @@ from ajet_sdk.settings import ConfigError
 from ajet_trainer import held
 from ajet_trainer.allowed import Allowed, config_of, toml_of
 from ajet_trainer.config import SETTINGS, digest
-from ajet_trainer.followed import last_line, log_after, metrics_after
+from ajet_trainer.followed import last_line, log_after, metrics_after, phase_in
+from ajet_trainer.hidden import Hidden
 
 POLL_S = 1.0
 """How long the daemon holds a report while there is no news."""
@@ -40,6 +41,7 @@ TURN_S = 0.25
 """How long a turn takes at least, so that a daemon that holds nothing is not flooded."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 1.0, 300.0
 LOG, FILE = "trainer.log", "config.toml"
+METRICS = "metrics.jsonl"
 PHASE, STARTED, TOLD = "phase.json", "started.json", "told.json"
 TRAINING = ("training", "waiting for", "draining", "pushing", "saving", "evaluating")
 """How phases begin in which a run is up."""
@@ -70,6 +72,8 @@ class Kept:
     have: Mapping[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     """Empty until it was looked at."""
+    odd: dict[str, int] = field(default_factory=dict)
+    """Of its files, how much was left out of what they say, because no report can carry it."""
 
     def phase(self) -> dict[str, Any]:
         """What the trainer that started last says of itself; empty until it says anything."""
@@ -77,7 +81,7 @@ class Kept:
             fresh = (self.folder / PHASE).stat().st_mtime_ns >= (self.folder / STARTED).stat().st_mtime_ns
         except OSError:
             return {}
-        return held.read_json(self.folder / PHASE) if fresh else {}
+        return phase_in(self.folder / PHASE)[0] if fresh else {}
 
     def was_told(self, start: Mapping[str, Any]) -> bool:
         """Whether a supervisor has asked the trainer of this start to end. Asked twice, it ends in the middle."""
@@ -85,15 +89,18 @@ class Kept:
 
 
 class Supervisor:
-    """`command` is what trains, with the file of its configuration behind it; `say` shows a line."""
+    """`command` is what trains, with the file of its configuration behind it; `say` shows a line. `hidden` maps words
+    of the host that nobody sees from afar to what is shown instead."""
 
     def __init__(
         self, allowed: Allowed, daemon: Daemon, proxy: str, name: str, *, say: Callable[[str], None],
-        env: Mapping[str, str], secrets: tuple[str, ...] = (), command: tuple[str, ...] = (),
+        env: Mapping[str, str], hidden: Mapping[str, str] | None = None, command: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.allowed, self.daemon, self.proxy, self.name = allowed, daemon, proxy, check_name(name, "name")
-        self._say, self._env, self._secrets, self._clock, self._sleep = say, dict(env), secrets, clock, sleep
+        self._say, self._env, self._clock, self._sleep = say, dict(env), clock, sleep
+        folders = {str(path): "…" for path in (allowed.runs, allowed.runs.resolve())}
+        self._hidden = Hidden({**folders, proxy: "the daemon", **(hidden or {})})
         self._command = command or (sys.executable, "-m", "ajet_trainer.cli", "run", "--watch", "--config")
         self.runs: dict[str, Kept] = {}
         self.wanted: dict[str, Any] | None = None
@@ -157,7 +164,7 @@ class Supervisor:
         wait_s = 0.0 if self.ending or self.verdicts or lines is not None else POLL_S
         said = Supervise(self.name, self._instance, reports, self.verdicts, self.known, wait_s)
         try:
-            answer = self.daemon.supervise(said)
+            answer = self._told(said)
         except Conflict as error:
             self._stay(error.message)
             self.wanted = {}  # it is the other's to do
@@ -174,6 +181,14 @@ class Supervisor:
                 self.runs[run].have = have
         self.verdicts = {check: self._verdict(**asked) for check, asked in answer["checks"].items()}
 
+    def _told(self, said: Supervise) -> dict[str, Any]:
+        """The daemon's answer to a report. If it does not take that, it still says what is wanted."""
+        try:
+            return self.daemon.supervise(said)
+        except BadRequest as error:
+            self._stay(f"the daemon does not take what is said of the runs: {error.message}")
+            return self.daemon.supervise(replace(said, runs={}, verdicts={}))
+
     def _stay(self, message: str) -> None:
         if message != self._away:
             self._say(message)
@@ -188,8 +203,9 @@ class Supervisor:
         kept = self.runs[run]
         if not kept.have or not kept.report or run not in (self.wanted or {}):
             return {}
-        log = log_after(kept.folder / LOG, int(kept.have["log"]), self._clean)
-        metrics, last = metrics_after(kept.folder / "metrics.jsonl", kept.have)
+        log = log_after(kept.folder / LOG, int(kept.have["log"]), self._hidden.text)
+        metrics, last, odd = metrics_after(kept.folder / METRICS, kept.have, self._hidden.value)
+        self._left_out(run, METRICS, odd)
         found: dict[str, Any] = {} if log is None else {"log": log}
         if metrics or last < kept.have["step"]:
             found |= {"metrics": metrics, "last": last, "follows": kept.have["line"]}
@@ -199,12 +215,16 @@ class Supervisor:
         try:
             return {"digest": digest(config_of(self.allowed.document(check_name(run), config, self.proxy)))}
         except BadRequest as error:
-            return {"error": self._clean(error.message), "param": error.param}
+            return {"error": self._hidden.text(error.message), "param": error.param}
 
-    def _clean(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+    def _left_out(self, run: str, file: str, odd: int) -> None:
+        """Says once how much of a file cannot be shown."""
+        if odd > self.runs[run].odd.get(file, 0):
+            self._say(
+                f"run {run}: {odd} line(s) of {file} are left out: no JSON object with a whole step, or one with "
+                "numbers over 64 bits, NaN, broken text, or too much nesting"
+            )
+        self.runs[run].odd[file] = odd
 
     # -- one run
 
@@ -229,7 +249,7 @@ class Supervisor:
                     self._report(kept, "stopped")
         except (OSError, AjetError) as error:
             message = error.message if isinstance(error, AjetError) else str(error)
-            self._report(kept, "failed", reason=self._clean(message))
+            self._report(kept, "failed", reason=self._hidden.text(message))
 
     def _while_alive(self, run: str, kept: Kept, wanted: Mapping[str, Any]) -> None:
         pid, phase = self._pid(kept), kept.phase()
@@ -257,7 +277,7 @@ class Supervisor:
         try:
             self._write(run, kept, wanted)
         except ConfigError as error:
-            return self._clean(error.message)
+            return self._hidden.text(error.message)
         return None
 
     def _note_end(self, kept: Kept) -> None:
@@ -265,7 +285,7 @@ class Supervisor:
         if kept.process is None:
             return
         code, kept.process = kept.process.wait(), None
-        line = self._clean(last_line(kept.folder / LOG, kept.log_from))
+        line = self._hidden.text(last_line(kept.folder / LOG, kept.log_from))
         kept.ended |= {"exit_code": code, "reason": f"{_ended(code)}: {line}" if line else _ended(code)}
         kept.attempts = 0 if kept.was_told(held.read_json(kept.folder / STARTED)) else kept.attempts + 1
         pause = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(kept.attempts - 1, 16)) if kept.attempts else 0.0
@@ -312,8 +332,10 @@ class Supervisor:
             held.replace(path, text)
 
     def _report(self, kept: Kept, state: str, **more: Any) -> None:
-        last, now = held.read_json(kept.folder / PHASE), kept.phase()
-        known = {"step": last.get("step", 0), "of": last.get("of", 0), "phase": now.get("phase", "")}
+        (last, whole), now = phase_in(kept.folder / PHASE), kept.phase()
+        self._left_out(kept.folder.name, PHASE, 0 if whole else 1)
+        phase = self._hidden.text(now.get("phase", ""))
+        known = {"step": last.get("step", 0), "of": last.get("of", 0), "phase": phase}
         kept.report = {"state": state, "config": now.get("config"), **known} | {
             name: value for name, value in more.items() if name in ("starts", "exit_code", "reason")
         }

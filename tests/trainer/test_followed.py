@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_proxy.core.ledger.supervisors import Supervisors
+from ajet_sdk.routes import Supervise, parse
 from ajet_sdk.runs import line_digest
 from ajet_trainer import followed
 from ajet_trainer.followed import last_line, log_after, metrics_after
@@ -66,18 +71,18 @@ def write(path: Path, lines: list[dict[str, Any]]) -> None:
 
 def test_metrics_that_the_daemon_lacks(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert metrics_after(path, have([])) == ([], -1)
+    assert metrics_after(path, have([])) == ([], -1, 0)
     lines = [{"step": step, "try": 1} for step in range(5)]
     write(path, lines)
-    assert metrics_after(path, have([])) == (lines, -1)
-    assert metrics_after(path, have(lines[:3])) == (lines[3:], 4)
-    assert metrics_after(path, have(lines)) == ([], 4)
+    assert metrics_after(path, have([])) == (lines, -1, 0)
+    assert metrics_after(path, have(lines[:3])) == (lines[3:], 4, 0)
+    assert metrics_after(path, have(lines)) == ([], 4, 0)
     again = [*lines[:2], {"step": 2, "try": 2}]
     write(path, again)
-    assert metrics_after(path, have(lines)) == (again, -1)
-    assert metrics_after(path, have(again[:2])) == (again[2:], 2)
+    assert metrics_after(path, have(lines)) == (again, -1, 0)
+    assert metrics_after(path, have(again[:2])) == (again[2:], 2, 0)
     path.write_text('{"step": 1}\nnonsense\n[]\n{"step": "2"}\n{"st')
-    assert metrics_after(path, have([])) == ([{"step": 1}], -1)
+    assert metrics_after(path, have([])) == ([{"step": 1}], -1, 3)
 
 
 def test_metrics_come_in_pieces_and_a_monster_in_none(tmp_path: Path) -> None:
@@ -105,9 +110,38 @@ def test_the_daemon_ends_with_what_the_file_says(tries: list[list[int]]) -> None
             lines = [{"step": step, "try": number} for step in sorted(set(steps))]
             write(path, lines)
             for _ in range(3):
-                found, last = metrics_after(path, known.have)
+                found, last, _ = metrics_after(path, known.have)
                 known.take(Report(state="running", metrics=tuple(found), last=last, follows=known.have["line"]))
             assert [json.loads(line) for _, line in known.metrics.lines] == lines
+
+
+ODD = [
+    '{"step": 2, "x": NaN}', '{"step": 2, "x": 1e999}', '{"step": 2, "x": "\\ud800"}', '{"step": 2, "\\ud800": 1}',
+    '{"step": 2, "x": ' + "[" * 100_000, '{"step": 2, "x": ' + "[" * 30 + "]" * 30 + "}", "[" * 100_000,
+    '{"step": 2, "x": 18446744073709551616}', '{"step": 18446744073709551616}', '{"step": 2.0}', '{"step": true}',
+    '{"step": null}', "{}", "7", "", "\ufeff{}",
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+def test_one_odd_line_costs_itself_alone(tmp_path: Path, odd: str) -> None:
+    """What comes of the file can be sent, and the daemon takes it."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{odd}\n{{"step": 3}}\n')
+    found, last, left_out = metrics_after(path, have([]))
+    assert (found, left_out) == ([{"step": 1}, {"step": 3}], 1)
+    report = {"state": "running", "metrics": found, "last": last, "follows": have([])["line"]}
+    body = Supervise("s", "i", {"r": report}, {}, "", 0.0)
+    said = parse(Supervise, json.loads(json.dumps(asdict(body), allow_nan=False)))
+    runs: Any = {"r": SimpleNamespace(supervisor="s")}
+    known = Supervisors()
+    known.hear(said, runs, 1.0)
+    assert [json.loads(line) for _, line in known.of("r").metrics.lines] == found
+
+
+def test_a_line_that_is_still_being_written_is_not_odd(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"ste')
+    assert metrics_after(tmp_path / "metrics.jsonl", have([])) == ([{"step": 1}], -1, 0)
 
 
 def test_the_last_line_that_says_anything(tmp_path: Path) -> None:

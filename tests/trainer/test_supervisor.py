@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk.errors import Conflict, ProxyUnreachable
-from ajet_sdk.routes import Supervise
+from ajet_sdk.errors import BadRequest, Conflict, ProxyUnreachable
+from ajet_sdk.routes import Supervise, check_storable
 from ajet_sdk.runs import LEARNING_RATE, flat, merged
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import held
 from ajet_trainer.allowed import read
-from ajet_trainer.serving import secrets_in
+from ajet_trainer.config import Config
+from ajet_trainer.serving import hidden_in
 from ajet_trainer.supervisor import Supervisor, environment
 from tests.kit.source import ROOT
 
@@ -46,6 +47,7 @@ class MemoryDaemon:
         self.said: Supervise | None = None
         self.fault: Exception | None = None
         self.log: dict[str, list[str]] = {}
+        self.metrics: list[dict[str, Any]] = []
 
     def supervise(self, said: Supervise) -> dict[str, Any]:
         if self.fault is not None:
@@ -56,6 +58,7 @@ class MemoryDaemon:
             if "log" in report:
                 self.log.setdefault(run, []).extend(report["log"]["lines"])
                 have["log"] = report["log"]["end"]
+            self.metrics += report.get("metrics", ())
         have = {run: self.have.get(run, {"log": 0, "step": -1, "line": ""}) for run in self.wanted}
         return {"runs": self.wanted, "have": have, "checks": self.checks, "known": "k"}
 
@@ -74,7 +77,8 @@ class Site:
             older._lock.close()  # as at its death
         made = Supervisor(
             read(str(self.folder / "allow.toml")), self.daemon, PROXY, "s", say=self.said.append, env=env,
-            secrets=(SECRET,), command=COMMAND, clock=lambda: self.now, sleep=lambda seconds: time.sleep(0.02), **more,
+            hidden={SECRET: "***"}, command=COMMAND, clock=lambda: self.now,
+            sleep=lambda seconds: time.sleep(0.02), **more,
         )  # fmt: skip
         self.made.append(made)
         return made
@@ -352,6 +356,52 @@ def test_lines_reach_the_daemon_without_secrets(site: Site) -> None:
     assert SECRET not in (site.folder / "runs" / "r" / "config.toml").read_text()
 
 
+def test_nothing_of_the_host_is_seen_from_afar(site: Site) -> None:
+    """Neither in the log, nor in metrics, nor in the phase."""
+    site.want()
+    site.state("running")
+    folder = site.folder / "runs" / "r"
+    told = f"{folder}/x of {PROXY} by http://me:pass@engine:1/v1, {SECRET}"
+    with (folder / "trainer.log").open("a") as log:
+        log.write(f"{told}\n")
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write(json.dumps({"step": 99, "why": [told]}) + "\n")
+    shown = "…/r/x of the daemon by http://***@engine:1/v1, ***"
+    site.until(lambda: shown in site.daemon.log.get("r", []))
+    site.until(lambda: any(line.get("why") == [shown] for line in site.daemon.metrics))
+
+
+@pytest.mark.parametrize("odd", [
+    '{"phase": "training", "step": 1e999}', '{"phase": "\\ud800", "step": 9}', '{"step": 36893488147419103232}',
+    '{"step": "9"}', "[" * 100_000, "[]", '{"phase": 7}',
+])  # fmt: skip
+def test_a_phase_that_cannot_be_shown_costs_itself_alone(site: Site, odd: str) -> None:
+    site.want()
+    site.state("running")
+    (site.folder / "runs" / "r" / "phase.json").write_text(odd)
+    site.made[-1].turn()
+    check_storable(site.report(), "report")
+    assert all(type(site.report()[name]) is int for name in ("step", "of"))
+    site.want(desired="stopped")
+    site.state("stopped")
+
+
+def test_a_report_that_the_daemon_does_not_take_does_not_end_supervision(site: Site) -> None:
+    site.want()
+    site.state("running")
+    taken = site.daemon.supervise
+
+    def refuses(said: Supervise) -> dict[str, Any]:
+        if said.runs:
+            raise BadRequest("runs.r: nobody can read that")
+        return taken(said)
+
+    site.daemon.supervise = refuses  # type: ignore[method-assign]
+    site.want(desired="stopped")
+    site.until(lambda: site.pid() is None)
+    assert any("does not take what is said of the runs: runs.r" in line for line in site.said)
+
+
 def test_two_supervisors_do_not_share_a_folder(site: Site) -> None:
     code = "import sys; from ajet_trainer.supervisor import _alone; from pathlib import Path; _alone(Path(sys.argv[1]))"
     done = subprocess.run(
@@ -395,5 +445,7 @@ def test_what_trainers_inherit() -> None:
 
 def test_no_log_shows_what_a_variable_keeps_secret() -> None:
     environ = {"HF_TOKEN": "hf_0123456789", "API_KEY": "", "MY_SECRET": "short", "PATH": "/usr/local/bin"}
-    assert secrets_in(environ, "the trainer's key") == ("hf_0123456789", "the trainer's key")
-    assert secrets_in({}, "") == ()
+    config = Config(proxy_url=(PROXY,), key=("the trainer's key",), tls_cert="/etc/ajet/cert.pem")
+    hidden = ("/etc/ajet/cert.pem", "hf_0123456789", "the trainer's key")
+    assert hidden_in(environ, config) == dict.fromkeys(hidden, "***")
+    assert hidden_in({}, Config(proxy_url=(PROXY,))) == {}
