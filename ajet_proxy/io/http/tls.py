@@ -8,7 +8,7 @@ whose certificate is not of that CA. So agents need none on the same port. The r
 besides the key: a stolen key alone closes no gate and takes no batch.
 
 Invariants: a context comes into use as a whole or not at all. Between the two replacements the files do not fit
-together: the earlier context stays in use until they change again, and the log says so. `subject` is a name that the CA
+together: the earlier context stays in use until they do, and the log says so. `subject` is a name that the CA
 has signed, or None. What is refused in the handshake is said in the log, because asyncio tells nobody of it.
 """
 
@@ -41,17 +41,22 @@ def listening(config: Config) -> ssl.SSLContext | None:
     if config.tls_cert is None:
         return None
     files = WatchedFiles(file for file in (config.tls_cert, config.tls_key, config.tls_client_ca) if file is not None)
-    files.changed()
+    files.taken(files.changed() or [])
     secured = current = _context(config)
+    fault = ""
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context_now: ssl.SSLContext) -> None:
-        nonlocal current
-        if files.changed():
+        nonlocal current, fault
+        if (seen := files.changed()) is not None:
             try:
                 current = _context(config)
             except ConfigError as error:
-                logger.error("the certificate stays as it was: %s", error)
+                if str(error) != fault:
+                    logger.error("the certificate stays as it was: %s", error)
+                fault = str(error)
             else:
+                files.taken(seen)
+                fault = ""
                 logger.info("took up the changed certificate %s", config.tls_cert)
         connection.context = current
 

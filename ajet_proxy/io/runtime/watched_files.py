@@ -14,10 +14,15 @@ class WatchedFiles:
         self._files = tuple(files)
         self._seen: list[object] = []
 
-    def changed(self) -> bool:
-        """Whether one of them has changed since the last look; at the first look, whether there are any."""
-        before, self._seen = self._seen, [_version(file) for file in self._files]
-        return self._seen != before
+    def changed(self) -> list[object] | None:
+        """How the files are, if one of them has changed since they were `taken`; None if not. Before that, they have
+        changed if there are any."""
+        now = [_version(file) for file in self._files]
+        return None if now == self._seen else now
+
+    def taken(self, seen: list[object]) -> None:
+        """What `changed` has told was read. Until then it tells it again: who could not read tries once more."""
+        self._seen = seen
 
 
 def _version(file: str | Path) -> object:

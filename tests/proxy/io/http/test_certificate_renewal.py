@@ -87,6 +87,19 @@ async def test_half_of_a_renewal_leaves_the_certificate_as_it_was(site: Site, ca
     assert caplog.messages[1:] == [f"took up the changed certificate {site.own.cert}"]
 
 
+async def test_files_that_could_not_be_read_are_read_at_the_next_handshake(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_config: Config) -> ssl.SSLContext:
+        raise ConfigError("too many open files")
+
+    site.renew(site.others.sign("renewed"), "cert", "key")
+    with monkeypatch.context() as patch:
+        patch.setattr(tls, "_context", fails)
+        assert await site.ask(site.servers) == 403
+    assert await site.ask(site.others) == 403
+
+
 async def test_a_ca_of_trainers_that_was_replaced_is_no_longer_good(site: Site) -> None:
     replace(site.trainers.file, site.later.file)
     assert await site.ask(site.servers, site.later.sign("new")) == 204

@@ -92,6 +92,24 @@ def test_a_watch_takes_up_changes_and_keeps_what_it_has(tmp_path: Path, caplog: 
     assert not any(secret.hex() in caplog.text for secret in kept.secrets)
 
 
+def test_a_change_that_could_not_be_read_is_read_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the daemon has no descriptor left for a moment."""
+    keys = keyring.keys(tmp_path)
+    watch, key = keyring.Watch(tmp_path, keys), keys.issue(Claims("agent", "a", issued=5.0))
+    watch.tick()
+    keyring.revoke(tmp_path, "tenant", "a", 6.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        for _ in range(3):
+            watch.tick()
+        assert holds(keys, key)
+    assert caplog.text.count("Too many open files") == 1
+    watch.tick()
+    assert not holds(keys, key)
+
+
 @pytest.mark.parametrize("set_since", [3600.0, -3600.0])
 async def test_a_clock_that_was_set_since_the_start_revokes_what_it_should(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_since: float
