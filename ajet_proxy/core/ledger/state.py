@@ -67,6 +67,10 @@ class Gate:
     since: float = 0.0
     reason: str | None = None
 
+    def moved(self, back: float) -> Gate:
+        """The same gate by a clock that went `back` so many seconds (0 or below)."""
+        return Gate(self.shut, self.since + back if self.since else 0.0, self.reason)
+
 
 class Served(Struct, frozen=True):
     """The weights and engines of one model, as the trainer announced them."""
@@ -661,6 +665,8 @@ class State(Serving, Shares):
             episode.opened_at += back
         for batch in self.leased.values():
             batch.lease_until += back
+        self.gate_now = self.gate_now.moved(back)
+        self.gates = {name: gate.moved(back) for name, gate in self.gates.items()}
         self.pots.restart(event.at)
         self.waits_since = event.at
         for own in self.own.values():

@@ -203,6 +203,26 @@ def test_a_clock_that_was_set_back_over_a_restart(rig: LedgerRig) -> None:
     assert rig.state.episodes[episode].reason == "idle_timeout"
 
 
+@pytest.mark.parametrize("model", [None, "m"])
+@pytest.mark.parametrize("back", [3600.0, 0.0])
+def test_an_hour_back_on_the_clock_keeps_no_silent_episode_open(rig: LedgerRig, model: str | None, back: float) -> None:
+    """Although a gate was opened by the old clock just before the stop."""
+    rig.at = 1e6
+    rig.announce("m", 1)
+    rig.run(rig.commands.gate_close(GateClose(model=model), at=rig.at))
+    rig.run(rig.commands.gate_open(GateOpen(2, model), at=rig.at))
+    episode = rig.open()
+    timeout = rig.state.episodes[episode].idle_timeout
+    rig.at -= back
+    rig.restart()
+    rig.at += timeout - 1
+    rig.expire()
+    assert rig.state_of(episode) == "open"
+    rig.at += 2
+    rig.expire()
+    assert rig.state.episodes[episode].reason == "idle_timeout"
+
+
 def test_an_episode_is_merged_by_the_policy_of_its_time() -> None:
     rig = LedgerRig(LedgerSettings(merge_policy="repair"))
     delivered = []
