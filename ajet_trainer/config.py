@@ -63,6 +63,10 @@ class Config:
         (), "Base URLs of engines that stand alone and are sent the weights; without one, verl launches vLLM on the "
         "trainer's own devices."
     )
+    engine_key: str = option(
+        "", "The engines' own API key (vLLM's --api-key); AJET_UPSTREAM_KEY gives it too, as to the daemon. Never on "
+        "the command line.", secret=True, places=(FILE, ENVIRONMENT),
+    )
     weights_dir: str = option(
         "", "Folder that trainer and engines of engine_urls both see, for weights on their way; empty: shared memory, "
         "or run_dir for an adapter alone.",
@@ -155,7 +159,7 @@ class Config:
         return kept
 
 
-OF_THE_HOST = ("proxy_url", "key", "tls_cert", "run_dir")
+OF_THE_HOST = ("proxy_url", "key", "engine_key", "tls_cert", "run_dir")
 """Settings that say where a run stands and not how it trains."""
 DERIVED = "engine_urls alone says it: with one, engines stand alone, and without, verl launches its own"
 SETTINGS = Settings(Config, prefix="AJET_TRAINER_", removed={
@@ -178,6 +182,8 @@ def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str
     environ = environ or {}
     if "AJET_PROXY_URL" in environ:
         environ = {SETTINGS.variable("proxy_url"): environ["AJET_PROXY_URL"], **environ}
+    if "AJET_UPSTREAM_KEY" in environ:
+        environ = {SETTINGS.variable("engine_key"): environ["AJET_UPSTREAM_KEY"].strip(), **environ}
     values |= SETTINGS.in_environment(environ)
     words = {}
     for word in assignments:

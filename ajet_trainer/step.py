@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ajet_sdk.errors import AjetError, Conflict, NotFound
+from ajet_sdk.errors import Conflict, NotFound
 from ajet_sdk.results import counted
 from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.settings import ConfigError
@@ -445,21 +445,31 @@ class Run:
         return {name: round(seconds, 3) for name, seconds in (self.timing | learner).items()}
 
     def close(self) -> None:
-        """Leaves nothing behind at the proxy: untrained and unsaved batches go back, the gate opens."""
+        """Leaves nothing behind at the proxy: untrained and unsaved batches go back, the gate opens. Each is tried,
+        whatever became of the others, and what cannot be done is said."""
         self.daemons.hurry(CLOSE_S)
         saved = {(entry.daemon, entry.batch) for entry in self.batches.unacknowledged}
         for daemon, batch in sorted(set(self.keeper.held) - saved):
-            with suppress(AjetError):  # whose failure must not hide the reason why the run ends, like those below
+            with self.leaving(f"batch {batch} is not given back, and its lease runs out by itself"):
                 self.daemons.nack(daemon, batch)
             self.keeper.release(daemon, batch)
-        with suppress(AjetError):
+        with self.leaving("agents are held for a trainer that has ended: ajet mix --ahead 0"):
             self.daemons.direct(SetMix(ahead=0))  # nobody trains what agents would be held for
-        if self.learner.upstreams() is not None:
-            with suppress(AjetError):
+        with self.leaving("the engines of this run stay announced"):
+            if self.learner.upstreams() is not None:
                 self.daemons.announce(self.config.model_name, self.served, ())
         if self.gate_closed:
-            with suppress(AjetError):
+            with self.leaving("the gate may stay closed, until a trainer of this model starts"):
                 self.open_gate()
+
+    @contextmanager
+    def leaving(self, otherwise: str) -> Iterator[None]:
+        """A part of the end. Its failure must not hide the reason why the run ends, nor keep the next part from being
+        tried. But it is said what holds `otherwise`."""
+        try:
+            yield
+        except Exception as error:
+            self.progress.say(f"{otherwise} ({str(error) or type(error).__name__})")
 
     @contextmanager
     def part(self, name: str, phase: str) -> Iterator[None]:

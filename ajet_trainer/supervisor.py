@@ -356,7 +356,7 @@ def _ended(code: int) -> str:
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What trainers are started with: `environ`, in which no setting of a run may stand. Raises `ConfigError`."""
-    ours = (SETTINGS.variable("key"), SETTINGS.variable("tls_cert"))
+    ours = (*map(SETTINGS.variable, ("key", "tls_cert", "engine_key")), "AJET_UPSTREAM_KEY")
     for name in environ:
         if name.startswith(SETTINGS.prefix) and name not in ours:
             raise ConfigError(f"{name}: a run's configuration says it, and no variable of the supervisor", param=name)

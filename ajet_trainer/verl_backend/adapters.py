@@ -19,16 +19,16 @@ import os
 import shutil
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from ajet_sdk.settings import ConfigError
+from ajet_trainer import engines
 from ajet_trainer.config import Config, flatten
-from ajet_trainer.verl_backend.weights import PUSH_S, EngineLost, ask, asking, frozen, words
+from ajet_trainer.engines import EngineLost, ask, asking, frozen, words
+from ajet_trainer.verl_backend.weights import PUSH_S
 
 RANK = "actor_rollout_ref.model.lora_rank"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -42,7 +42,7 @@ def apart(config: Config) -> bool:
     rank = {key.lstrip("+"): value for key, value in flatten(config.verl)}.get(RANK)
     if not config.attached or not isinstance(rank, int) or rank < 1:
         return False
-    found = {url: _takes(url, config.model_name) for url in config.engine_urls}
+    found = {url: _takes(url, config.model_name, config.engine_key) for url in config.engine_urls}
     if len(set(found.values())) > 1:
         own = next(url for url, takes in found.items() if not takes)
         said = f"{config.model_name!r} is the model of {own} itself, and an adapter of the others"
@@ -50,9 +50,9 @@ def apart(config: Config) -> bool:
     return all(found.values())
 
 
-def _takes(url: str, name: str) -> bool:
+def _takes(url: str, name: str, key: str) -> bool:
     """Whether the engine takes an adapter `name`: False where this is the name of a model of its own."""
-    with asking(url, LOOK_S) as engine:
+    with asking(url, LOOK_S, key) as engine:
         try:
             own = [card["id"] for card in _cards(engine) if not card.get("parent")]
             if name in own:
@@ -103,16 +103,14 @@ def forget(folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def load_into(urls: Sequence[str], name: str, folder: Path, timeout_s: float = PUSH_S) -> None:
+def load_into(urls: Sequence[str], name: str, folder: Path, timeout_s: float = PUSH_S, key: str = "") -> None:
     """Has every engine answer to `name` with the adapter in `folder`, all at once. Raises `EngineLost`; an engine that
-    did not take it answers as before, if it can."""
-    with ThreadPoolExecutor(max(1, len(urls))) as pool:
-        for loading in [pool.submit(_load, url, name, folder, timeout_s) for url in urls]:
-            loading.result()
+    did not take it answers as before, or the message says that it cannot."""
+    engines.each(urls, lambda url: _load(url, name, folder, timeout_s, key))
 
 
-def _load(url: str, name: str, folder: Path, timeout_s: float) -> None:
-    with asking(url, timeout_s) as engine:
+def _load(url: str, name: str, folder: Path, timeout_s: float, key: str) -> None:
+    with asking(url, timeout_s, key) as engine:
         if frozen(engine):
             said = "is frozen, and its calls would go on with the old adapter: serve with gate_mode = drain"
             raise EngineLost(f"the engine at {url} {said}")
@@ -123,23 +121,34 @@ def _load(url: str, name: str, folder: Path, timeout_s: float) -> None:
                 ask(engine, UNLOAD, {"lora_name": name})
             ask(engine, LOAD, {"lora_name": name, "lora_path": str(folder)})
         except httpx.HTTPError as error:
-            with suppress(httpx.HTTPError):
-                if before is not None:
-                    ask(engine, LOAD, {"lora_name": name, "lora_path": before})
-            raise EngineLost(f"the engine at {url} did not take the adapter: {words(error, HOW)}") from error
+            said = f"the engine at {url} did not take the adapter: {words(error, HOW)}"
+            if before is not None and (lacks := _give_back(engine, name, before, min(engines.WAKE_S, timeout_s))):
+                said += f"; nor has it the old one again ({lacks}): the next start of the trainer gives it one"
+            raise EngineLost(said) from error
 
 
-def heal(urls: Sequence[str], name: str, folder: Path) -> list[str]:
+def _give_back(engine: httpx.Client, name: str, folder: str, patience_s: float) -> str:
+    """Has the engine answer to `name` with the adapter in `folder` again. Returns what is wrong if it does not."""
+
+    def given() -> str:
+        if _folder_of(engine, name) is None:
+            ask(engine, LOAD, {"lora_name": name, "lora_path": folder})
+        return ""
+
+    return engines.again(given, patience_s)
+
+
+def heal(urls: Sequence[str], name: str, folder: Path, key: str = "") -> list[str]:
     """The engines that had lost the adapter, because they were started again. They have it now. Raises `EngineLost`."""
     healed = []
     for url in urls:
-        with asking(url, LOOK_S) as engine:
+        with asking(url, LOOK_S, key) as engine:
             try:
                 lost = _folder_of(engine, name) != str(folder)
             except httpx.HTTPError:
                 continue  # `weights.dead_engine` tells what has died
         if lost:
-            _load(url, name, folder, PUSH_S)
+            _load(url, name, folder, PUSH_S, key)
             healed.append(url)
     return healed
 

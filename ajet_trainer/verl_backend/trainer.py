@@ -43,6 +43,7 @@ from ajet_trainer import trained_rows
 from ajet_trainer.advantage import group_of, one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
+from ajet_trainer.engines import EngineLost
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 from ajet_trainer.updates import deal, together
@@ -232,9 +233,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def check(self) -> None:
         dead = weights.dead_engine(self.upstreams() or self._ours.engine_urls)
         if dead is not None:
-            raise weights.EngineLost(dead)
+            raise EngineLost(dead)
         if self._adapter is not None:
-            for url in adapters.heal(self._ours.engine_urls, self._ours.model_name, self._adapter):
+            ours = self._ours
+            for url in adapters.heal(ours.engine_urls, ours.model_name, self._adapter, ours.engine_key):
                 self._say(f"the engine at {url} had lost its adapter, and has it again")
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -283,10 +285,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def push(self) -> None:
         try:
             self._push()
-        except weights.EngineLost:
+        except EngineLost:
             raise
         except Exception as error:
-            raise weights.EngineLost(f"the new weights did not reach the engines: {error}") from error
+            raise EngineLost(f"the new weights did not reach the engines: {error}") from error
 
     def _push(self) -> None:
         if self._apart:
@@ -297,7 +299,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode=mode)
         weights.wait(references, lambda: weights.dead_engine(launched))
         if self._folder is not None:
-            weights.load_into(self._ours.engine_urls, self._folder / str(self.global_steps), self.version)
+            folder, key = self._folder / str(self.global_steps), self._ours.engine_key
+            weights.load_into(self._ours.engine_urls, folder, self.version, key=key)
             weights.forget(self._folder, self.global_steps)
 
     def _push_adapter(self) -> None:
@@ -305,7 +308,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         written = adapters.begin(self._folder, self.version)
         weights.wait(self.actor_rollout_wg.write_adapter(str(written)), lambda: None)
         self._adapter = adapters.finish(written)
-        adapters.load_into(self._ours.engine_urls, self._ours.model_name, self._adapter)
+        key = self._ours.engine_key
+        adapters.load_into(self._ours.engine_urls, self._ours.model_name, self._adapter, key=key)
         adapters.forget(self._adapter)
 
     def _keep(self, rows: Sequence[Row], partition: str) -> None:

@@ -14,12 +14,9 @@ engine is told to go on whether or not the reload succeeded.
 from __future__ import annotations
 
 import shutil
-import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +25,13 @@ import ray
 import torch
 from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
-from ajet_sdk.sockets import watching
-from ajet_trainer.attempts import Elsewhere
+from ajet_trainer import engines
+from ajet_trainer.engines import EngineLost, asking, frozen, words
 
 BACKEND = "ajet_folder"
 POLL_S = 2.0
 PUSH_S = 1800.0
 """A push that takes longer has failed, and with it the run."""
-
-
-class EngineLost(Elsewhere):
-    """An engine died or did not take the weights; the message says which one and what is known."""
 
 
 def wait(references: Sequence[Any], alive: Callable[[], str | None], timeout_s: float = PUSH_S) -> None:
@@ -106,7 +99,7 @@ class SharedFolder:
             save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
 
 
-def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float = PUSH_S) -> None:
+def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float = PUSH_S, key: str = "") -> None:
     """Has every engine reload its weights from `folder`, in place and between two tokens of what it generates. It also
     tells them their `version`, for an engine that says which weights sampled a token. All engines load at once.
 
@@ -114,48 +107,45 @@ def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float 
     is tied to the embedding keeps its old weights where the file leaves it out (measured with vLLM 0.31 on a CPU).
     Raises `EngineLost`. Each engine that was frozen is woken again in any case.
     """
-    with ThreadPoolExecutor(max(1, len(urls))) as pool:
-        for loading in [pool.submit(_load, url, folder, version, timeout_s) for url in urls]:
-            loading.result()
+    engines.each(urls, lambda url: _load(url, folder, version, timeout_s, key))
 
 
-def _load(url: str, folder: Path, version: int, timeout_s: float) -> None:
-    with asking(url, timeout_s) as engine:
+def _load(url: str, folder: Path, version: int, timeout_s: float, key: str) -> None:
+    """An engine that the gate has frozen cannot forget what its calls use, and need not: calls that the proxy lets in
+    later are salted. In any other nothing should be in flight, and it can forget at the latest once it is awake."""
+    patience_s, begun = min(engines.WAKE_S, timeout_s), False
+    with asking(url, timeout_s, key) as engine:
+        by_gate = frozen(engine)
         try:
-            if not frozen(engine):
-                ask(engine, "/pause?mode=keep")
+            if not by_gate:
+                engines.ask(engine, "/pause?mode=keep")
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
-            ask(engine, "/collective_rpc", body)
-            ask(engine, "/reset_prefix_cache")
+            begun = True
+            engines.ask(engine, "/collective_rpc", body)
+            forgotten = engines.forgets(engine, 0.0)
         except httpx.HTTPError as error:
-            with suppress(httpx.HTTPError):
-                ask(engine, "/resume")
-            raise EngineLost(f"the engine at {url} did not take the weights: {words(error)}") from error
-        with suppress(httpx.HTTPError):
-            ask(engine, "/update_weight_version", {"new_version": str(version)})
-        try:
-            ask(engine, "/resume")
-        except httpx.HTTPError as error:
-            raise EngineLost(f"the engine at {url} took the weights but does not continue: {words(error)}") from error
+            said = f"the engine at {url} did not take the weights: {words(error)}"
+            half = f"; it may have taken a part of them: {engines.START_AGAIN}" if begun else ""
+            if asleep := engines.wake(engine, patience_s):
+                half = f"; nor does it continue ({asleep}): {engines.START_AGAIN}"
+            raise EngineLost(said + half) from error
+        with suppress(httpx.HTTPError):  # an engine that knows no versions
+            engines.ask(engine, "/update_weight_version", {"new_version": str(version)})
+        if asleep := engines.wake(engine, patience_s):
+            said = "took the weights but does not continue"
+            raise EngineLost(f"the engine at {url} {said} ({asleep}): {engines.START_AGAIN}")
+        if not (forgotten or by_gate):
+            _forget_awake(url, engine, patience_s)
 
 
-def asking(url: str, timeout_s: float) -> httpx.Client:
-    """A client of the engine at `url`, which has `timeout_s` seconds for an answer."""
-    limit, way = httpx.Timeout(30.0, read=timeout_s), httpx.HTTPTransport(verify=_trusted(), socket_options=watching())
-    return httpx.Client(base_url=url, timeout=limit, trust_env=False, transport=way)
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Read once: reading the certificates takes as long as several requests, and agents wait for it."""
-    return httpx.create_ssl_context(trust_env=False)
-
-
-def frozen(engine: httpx.Client) -> bool:
-    """Whether the engine is frozen, as the proxy's gate may have done: to freeze it again would take vLLM 20 ms."""
-    with suppress(httpx.HTTPError, ValueError, KeyError):
-        return engine.get("/is_paused").json()["is_paused"] is True
-    return False
+def _forget_awake(url: str, engine: httpx.Client, patience_s: float) -> None:
+    try:
+        fault = "" if engines.forgets(engine, patience_s) else "calls that the proxy does not hold are using it"
+    except httpx.HTTPError as error:
+        fault = words(error)
+    if fault:
+        said = "took the weights but keeps what the old ones computed"
+        raise EngineLost(f"the engine at {url} {said}, since its prefix cache could not be reset: {fault}")
 
 
 def forget(folder: Path, keep: int) -> None:
@@ -163,17 +153,3 @@ def forget(folder: Path, keep: int) -> None:
     for child in folder.iterdir():
         if child.is_dir() and child.name != str(keep):
             shutil.rmtree(child, ignore_errors=True)
-
-
-def ask(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) -> None:
-    engine.post(path, json=body).raise_for_status()
-
-
-def words(error: httpx.HTTPError, how: str = "start vLLM with VLLM_SERVER_DEV_MODE=1") -> str:
-    """What went wrong; `how` an engine has the route, if it is missing."""
-    if not isinstance(error, httpx.HTTPStatusError):
-        return str(error) or type(error).__name__
-    path, text = error.request.url.path, error.response.text
-    if error.response.status_code == 404 and '"error"' not in text:
-        return f"{path} is missing; {how}"
-    return f"HTTP {error.response.status_code} from {path}: {text[:300]}"

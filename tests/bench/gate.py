@@ -100,17 +100,18 @@ def updates(proxy: str, engine: str, model: Path, folder: Path, count: int) -> l
 @contextmanager
 def noted() -> Iterator[dict[str, float]]:
     """The seconds of each request that the trainer's code makes to the engine, by path, while this is entered."""
-    from ajet_trainer.verl_backend import weights
+    from ajet_trainer import engines
 
     seconds: dict[str, float] = {}
-    really = weights.ask
+    really = engines.ask
 
-    def ask(engine: Any, path: str, body: dict[str, Any] | None = None) -> None:
+    def ask(engine: Any, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         began = time.monotonic()
-        really(engine, path, body)
+        answer = really(engine, path, body, timeout_s)
         seconds[path] = time.monotonic() - began
+        return answer
 
-    with mock.patch.object(weights, "ask", ask):
+    with mock.patch.object(engines, "ask", ask):
         yield seconds
 
 

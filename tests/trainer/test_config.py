@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ajet_sdk.settings import ConfigError
+from ajet_trainer import config
 from ajet_trainer.config import SETTINGS, load
 
 
@@ -158,3 +159,12 @@ def test_agents_may_be_ahead_by_a_batch_at_least(file: Path) -> None:
         load(str(file), ["ahead=1"])
     assert load(str(file), ["ahead=0"]).pace == 0
     assert load(str(file), ["ahead=2"]).pace == 2
+
+
+def test_the_key_of_engines_is_given_as_to_the_daemon() -> None:
+    assert load(None, ["model=m"], {"AJET_UPSTREAM_KEY": "sesame\n"}).engine_key == "sesame"
+    both = {"AJET_UPSTREAM_KEY": "sesame", "AJET_TRAINER_ENGINE_KEY": "mine"}
+    assert load(None, ["model=m"], both).engine_key == "mine"
+    with pytest.raises(ConfigError, match="engine_key"):
+        load(None, ["model=m", "engine_key=sesame"])
+    assert config.digest(load(None, ["model=m"], both)) == config.digest(load(None, ["model=m"]))

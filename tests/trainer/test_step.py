@@ -367,6 +367,30 @@ def test_a_push_that_fails_opens_the_gate_at_the_old_version_and_returns_the_bat
     assert setting.proxy.upstreams == ()
 
 
+def test_each_part_of_the_end_is_tried_whatever_became_of_the_others(tmp_path: Path) -> None:
+    """And what could not be done is said, under the reason why the run ends."""
+    setting = Setting(tmp_path, 2, save_freq=10)
+    run = setting.start(fail_push=RuntimeError("the weight push failed"))
+    run.start()
+    with pytest.raises(RuntimeError, match="the weight push failed"):
+        run.step()
+
+    def lost(*_: Any) -> None:
+        raise RuntimeError("Ray is gone")
+
+    setting.learner.upstreams = setting.proxy.nack = setting.proxy.direct = lost  # type: ignore[assignment]
+    run.close()
+    assert setting.proxy.gate == "open"
+    assert setting.said[-3:] == [
+        "batch lease0 is not given back, and its lease runs out by itself (Ray is gone)",
+        "agents are held for a trainer that has ended: ajet mix --ahead 0 (Ray is gone)",
+        "the engines of this run stay announced (Ray is gone)",
+    ]
+    setting.proxy.gate, setting.proxy.open_gate, run.gate_closed = "closed", lost, True  # type: ignore[assignment]
+    run.close()
+    assert "the gate may stay closed, until a trainer of this model starts" in setting.said[-1]
+
+
 def test_a_batch_in_the_checkpoint_is_not_returned_when_the_push_after_it_fails(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 2)
     run = setting.start(fail_push=RuntimeError("gone"))

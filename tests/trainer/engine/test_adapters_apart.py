@@ -33,6 +33,7 @@ class Holder:
         self.lacks: set[str] = set()
         self.refuses: Callable[[str], bool] = lambda folder: False
         self.frozen = False
+        self.key = ""
         self.watch: Callable[[], None] = lambda: None
         holder = self
 
@@ -42,7 +43,8 @@ class Holder:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
                 holder.watch()
-                status, answer = holder.answer(self.path, body)
+                opened = not holder.key or self.headers.get("authorization") == f"Bearer {holder.key}"
+                status, answer = holder.answer(self.path, body) if opened else (401, {"error": "Unauthorized"})
                 told = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("content-length", str(len(told)))
@@ -145,8 +147,8 @@ def test_each_push_is_in_a_folder_of_its_own_even_at_the_same_version(tmp_path: 
 
 
 def test_an_engine_that_refuses_the_adapter_answers_as_before(engine: Holder, tmp_path: Path) -> None:
+    from ajet_trainer.engines import EngineLost
     from ajet_trainer.verl_backend import adapters
-    from ajet_trainer.verl_backend.weights import EngineLost
 
     other = Holder()
     old, new = made(tmp_path, 1), made(tmp_path, 2)
@@ -158,10 +160,34 @@ def test_an_engine_that_refuses_the_adapter_answers_as_before(engine: Holder, tm
     other.close()
 
 
+def test_an_engine_that_has_neither_adapter_is_said_to_have_none(engine: Holder, tmp_path: Path) -> None:
+    from ajet_trainer.engines import EngineLost
+    from ajet_trainer.verl_backend import adapters
+
+    adapters.load_into([engine.url], "planner", made(tmp_path, 1))
+    engine.refuses = lambda folder: True
+    with pytest.raises(EngineLost, match=r"; nor has it the old one again \(HTTP 500 .*\): the next start"):
+        adapters.load_into([engine.url], "planner", made(tmp_path, 2), 1.0)
+    assert engine.adapters == {}
+
+
+def test_the_engines_key_is_the_trainers_too(engine: Holder, config: Config, tmp_path: Path) -> None:
+    from ajet_trainer.engines import EngineLost
+    from ajet_trainer.verl_backend import adapters
+
+    engine.key = "sesame"
+    with pytest.raises(EngineLost, match=r"HTTP 401 from /v1/models: .* set AJET_UPSTREAM_KEY for the trainer"):
+        adapters.apart(config)
+    assert adapters.apart(replace(config, engine_key="sesame")) is True
+    adapters.load_into([engine.url], "planner", folder := made(tmp_path, 1), key="sesame")
+    engine.adapters.clear()
+    assert adapters.heal([engine.url], "planner", folder, "sesame") == [engine.url]
+
+
 def test_a_frozen_engine_keeps_its_adapter(engine: Holder, tmp_path: Path) -> None:
     """Its calls in flight would go on with the old adapter, and count as the new version's."""
+    from ajet_trainer.engines import EngineLost
     from ajet_trainer.verl_backend import adapters
-    from ajet_trainer.verl_backend.weights import EngineLost
 
     engine.frozen, engine.adapters["planner"] = True, "old"
     with pytest.raises(EngineLost, match=r"is frozen, .* gate_mode = drain"):
@@ -193,8 +219,8 @@ def test_the_names_say_whether_an_adapter_goes_alone(engine: Holder, config: Con
 
 
 def test_an_engine_that_takes_no_adapters_is_refused_before_anything_starts(engine: Holder, config: Config) -> None:
+    from ajet_trainer.engines import EngineLost
     from ajet_trainer.verl_backend import adapters
-    from ajet_trainer.verl_backend.weights import EngineLost
 
     engine.lacks = {LOAD}
     with pytest.raises(ConfigError) as caught:
