@@ -24,6 +24,7 @@ from ajet_proxy.core.continuity.memory import FIELD
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import ladder as identity
 from ajet_proxy.core.identity.headers import _KNOWN, HARNESS_HEADERS
+from ajet_proxy.core.ledger import attempts
 from ajet_proxy.core.ledger.episode import NEXT, TAKES
 from ajet_proxy.core.protocol.anthropic.errors import body_of
 from ajet_proxy.core.protocol.exchange import Exchange
@@ -131,6 +132,15 @@ def losses() -> Iterator[str]:
 def test_the_reasons_to_lose_a_call() -> None:
     assert len(column("1.4")) == len(set(column("1.4")))
     assert set(column("1.4")) == set(losses())
+
+
+def test_what_the_world_failed() -> None:
+    """Each reason of the list, the statuses that are the agent's, and each reason to lose a call on one side."""
+    own = (attempts.HELD, attempts.UNSERVED, attempts.AWAY, attempts.MORE)
+    by_world = {reason for reason in losses() if attempts.fate(reason, status=500) == "world"}
+    assert set(column("5.3.1")) == {*own, *by_world}
+    (row,) = (row for row in table("5.3.1") if words(row[0]) == ["refused"])
+    assert [int(status) for status in re.findall(r"\b4\d\d\b", row[1])] == list(attempts.SENT_BADLY)
 
 
 def test_a_call_is_lost_for_no_reason_that_is_not_collected() -> None:

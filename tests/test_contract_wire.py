@@ -14,6 +14,7 @@ import msgpack
 
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import headers
+from ajet_proxy.core.ledger import attempts as unanswered
 from ajet_proxy.core.ledger import client_commands, clients, commands, episode, leases, mix, plays, supervisors, views
 from ajet_proxy.core.ledger import runs as wanted
 from ajet_proxy.core.ledger.state import LedgerSettings
@@ -165,8 +166,8 @@ def test_the_record_of_an_episode() -> None:
     shown.append(views.record(rig.state, "plain"))
     fields = told("5.3")
     fits(fields, shown)
-    parts = ("models", "rewards", "calls", "timelines", "drift")
-    assert tuple(fields)[-5:] == parts
+    parts = ("models", "rewards", "unanswered", "calls", "timelines", "drift")
+    assert tuple(fields)[-6:] == parts
     for one in records(rig.state, Wanted())["episodes"]:
         fits({name: must for name, must in fields.items() if name not in parts}, [one, set(fields) - set(parts)])
 
@@ -336,7 +337,7 @@ def test_the_limits_that_are_fixed() -> None:
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
         control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, commands.MAX_EVALUATION,
         routes.MAX_LANES, mix.MAX_AHEAD, mix.MAX_LANE_WAIT_S, control.HOLD_S,
-        commands.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN,
+        unanswered.MOST, commands.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN,
         routes.MAX_CLIENT_TEXT, client_commands.MAX_TTL_S, client_commands.MAX_CLIENTS, front.client_timeout,
         front.connect_timeout, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
         wanted.MAX_RUNS, runs.MAX_CONFIG, supervisors.MAX_LINES, supervisors.MAX_BYTES, supervisors.MAX_LINE,

@@ -45,7 +45,7 @@ from ajet_proxy.core.trajectory.call import Captured
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SIZE, TEXT_SIZE = 12, 16
 """Bytes of a digest."""
-_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
 _BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
 _ROLES = {"developer": "system", "function": "tool"}
 Arguments = Sequence[tuple[Any, ...]]
@@ -76,7 +76,10 @@ class ChatHistory:
     can be told.
     """
 
-    __slots__ = ("_ends", "_ids", "_text", "_words", "answer", "answer_text", "exact", "messages", "request")
+    __slots__ = (
+        "_ends", "_ids", "_said", "_saying", "_text", "_words", "answer", "answer_text", "exact", "messages",
+        "request",
+    )  # fmt: skip
 
     def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
         self._begin(request, request["messages"], scope, exact)
@@ -91,10 +94,24 @@ class ChatHistory:
         self.request, self.messages, self.exact = request, messages, exact
         self.answer: int | None = None
         self.answer_text: bytes | None = None
-        self._words: blake2b | None = blake2b(key=scope, digest_size=SIZE)
+        words = blake2b(key=scope, digest_size=SIZE)
+        self._words: blake2b | None = words
         self._ids = blake2b(key=scope, digest_size=SIZE)
         self._text = blake2b(digest_size=TEXT_SIZE)
         self._ends: list[tuple[bytes, bytes]] = []
+        self._saying = words
+        self._said: list[bytes] = []
+
+    @property
+    def kind(self) -> str:
+        """Histories of one kind can begin with one another."""
+        return "messages"
+
+    def until(self, length: int | None) -> tuple[int, str] | None:
+        """How many messages there are and the digest of their words: of the first `length`, or of all. None if there
+        are not so many, or if it cannot be told."""
+        length = len(self._said) if length is None else length
+        return (length, self._said[length - 1].hex()) if 0 < length <= len(self._said) else None
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
         """The marks that may stand at a beginning of this history, the longest first; `lengths` are those there are."""
@@ -115,13 +132,17 @@ class ChatHistory:
             return
         try:
             words, ids = words_of(message, arguments)
-        except _MALFORMED:
-            self._words, self._ends = None, []  # it is the engine's to refuse
+        except MALFORMED:
+            self._words, self._ends, self._said = None, [], []  # it is the engine's to refuse
             return
+        alike = self._saying is self._words
         self._words.update(words)
         self._ids.update(ids)
+        if not alike:
+            self._saying.update(words)
+        self._said.append(self._saying.digest())
         if message["role"] == "assistant":
-            self._ends.append((self._words.digest(), self._ids.digest()))
+            self._ends.append((self._said[-1] if alike else self._words.digest(), self._ids.digest()))
 
     def _add_text(self, place: int, message: Mapping[str, Any], arguments: Arguments | None = None) -> None:
         if not self.exact:
@@ -159,7 +180,10 @@ class ResponseHistory(ChatHistory):
         self.spoken, self._scope = found or [], scope
         messages = [system] * bool(system["content"]) + [one.message for one in self.spoken]
         self._begin(request, messages, scope, exact=found is not None)
-        for words in (system, *(words for words, _ in both)):
+        self._add_words(system)
+        if not system["content"]:  # a chat without one says the same
+            self._saying, self._said = blake2b(key=scope, digest_size=SIZE), []
+        for words in (words for words, _ in both):
             if words is not None:
                 self._add_words(words)
         for place, message in enumerate(messages):
@@ -172,6 +196,10 @@ class ResponseHistory(ChatHistory):
         named = (self._named(answer["id"]),)
         said = [words for words, _ in map(messages_of, answer["output"]) if words is not None]
         return named if self.previous is not None else named + self._marks_behind(said)
+
+    @property
+    def kind(self) -> str:
+        return "messages" if self.previous is None else f"messages behind {self._named(self.previous).key}"
 
     def _named(self, response: Any) -> Mark:
         return Mark(f"response:{_keyed(_utf8(str(response)), self._scope)}")
@@ -191,6 +219,11 @@ class PromptHistory(Struct, frozen=True):
             at = length
             found.append(Mark(f"{self.kind}:{digest.hexdigest()}", length))
         return reversed(found)
+
+    def until(self, length: int | None) -> tuple[int, str] | None:
+        """As of a chat: of the first `length` bytes, or of all."""
+        length = len(self.prompt) if length is None else length
+        return (length, _keyed(self.prompt[:length], self.scope)) if length <= len(self.prompt) else None
 
     def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
         """A prompt that was answered with nothing can only come again, so it leaves no mark."""
@@ -221,7 +254,7 @@ def read(route: str, request: Mapping[str, Any], scope: bytes, *, exact: bool = 
             prompt = request["prompt"]
             kind, raw = ("text", _utf8(prompt)) if isinstance(prompt, str) else ("ids", pack_tokens(prompt))
             return PromptHistory(kind, raw, scope)
-    except _MALFORMED:
+    except MALFORMED:
         pass  # it is the engine's to refuse
     return None
 
@@ -244,7 +277,7 @@ def marks_of(history: History | None, answer: Mapping[str, Any] | None, captured
     """The marks after an answer, if the answer and the history before it can be told."""
     try:
         return () if history is None or answer is None else history.after(answer, captured)
-    except _MALFORMED:
+    except MALFORMED:
         return ()
 
 

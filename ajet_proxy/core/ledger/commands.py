@@ -20,6 +20,7 @@ from msgspec.structs import asdict, replace
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.attempts import Attempt
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
@@ -128,13 +129,14 @@ class Commands:
         self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
         identified_by: str, tenant: str, body_hash: str, idempotency_key: str | None, retries: int,
         unseen: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "", client: str | None = None,
+        said: str = "",
     ) -> Events:
         """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
         `metadata`, as one that `client` plays. `unseen` says that the request may be a retry of one that never got
         this far."""
         at = self._time(at)
         started = ev.CallStarted(
-            at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries
+            at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries, said
         )
         known = self.state.find(episode)
         if known is None:
@@ -161,9 +163,11 @@ class Commands:
             out.append(ev.EpisodeMarkedEval(at, episode))
         return tuple(out)
 
-    def finish_call(self, episode: str, call: Packed, *, at: float, marks: tuple[Mark, ...] = ()) -> Events:
-        """`call` is whole, and its client's history ends in `marks`. Nothing happens if it was lost or finished before.
-        If its episode has ended, it is lost."""
+    def finish_call(
+        self, episode: str, call: Packed, *, at: float, marks: tuple[Mark, ...] = (), begins: tuple[str, ...] = ()
+    ) -> Events:
+        """`call` is whole, and its client's history ends in `marks`. Its request begins with what earlier ones said
+        that `begins` has. Nothing happens if it was lost or finished before. If its episode has ended, it is lost."""
         turn = call.turn
         known, entry, at = self.state.episode(episode), self._entry(episode, turn.call), self._time(at)
         if entry.state != "running":
@@ -173,13 +177,14 @@ class Commands:
         named: Events = ()
         if known.task is None or (known.task_derived and _is_first(known, turn)):
             named = (ev.TaskNamed(at, episode, prompt_hash(call.prompt_token_ids)),)
-        return (*named, ev.CallFinished(at, episode, call, marks))
+        return (*named, ev.CallFinished(at, episode, call, marks, begins))
 
     def lose_call(
         self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = (),
-        taken_back: bool = False,
+        taken_back: bool = False, begins: tuple[str, ...] = (), status: int = 0,
     ) -> Events:
-        """`call` will never be trained, for `reason`, or because its episode has ended. A call that ended before stays
+        """`call` will never be trained, for `reason`, or because its episode has ended. `status` is that with which the
+        engine refused it, and `begins` is as of `finish_call`. A call that ended before stays
         as it is, unless it is complete and `taken_back`: its client was not sent the end, or the engine contradicted
         itself. A settled episode keeps even such a call: what may be delivered, or was, does not change."""
         known, entry, at = self.state.episode(episode), self._entry(episode, call), self._time(at)
@@ -188,7 +193,21 @@ class Commands:
             return _late(known, call, entry, marks, at)
         if not unsettled:
             reason = f"episode_{known.state}"
-        return (ev.CallLost(at, episode, call, reason, marks),)
+        return (ev.CallLost(at, episode, call, reason, marks, begins, status),)
+
+    def lose_request(
+        self, episode: str, reason: str, *, at: float, after: int | None = None, agent: str | None = None,
+        said: str = "", model: str = "", detail: str | None = None,
+    ) -> Events:
+        """A request of an open `episode` became no call, and the world failed it. It came after its request number
+        `after`; unless given, after all that there are. Nothing happens if that tells nothing new."""
+        known, at = self.state.find(episode), self._time(at)
+        if known is None or known.state != "open":
+            return ()
+        after = known.attempts.begun if after is None else after
+        if not known.attempts.adds(Attempt(agent, said, after, at)):
+            return ()
+        return (ev.RequestLost(at, episode, reason, after, agent, said, model, detail),)
 
     def answers_sent(self, calls: Collection[str], unknown: Collection[str] = (), *, at: float) -> Events:
         """The clients of `calls` have been sent the end of their answers; for `unknown` calls nobody will know."""

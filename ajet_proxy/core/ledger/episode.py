@@ -24,6 +24,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from ajet_proxy.core.ledger.attempts import Attempts
 from ajet_proxy.core.ledger.texts import Texts
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
@@ -101,6 +102,9 @@ class Asked(Struct, frozen=True, eq=False):
     body_hash: str
     idempotency_key: str | None
     retries: int = 0
+    said: str = ""
+    number: int = 0
+    """Among those of its episode, from 1."""
 
 
 @dataclass(slots=True)
@@ -171,6 +175,7 @@ class Episode:
     calls: dict[str, CallEntry] = field(default_factory=dict)
     texts: Texts = field(default_factory=Texts)
     running: int = 0
+    attempts: Attempts = field(default_factory=Attempts)
     rewards: dict[str, EpisodeReward] = field(default_factory=dict)
     chains: tuple[Chain, ...] = ()
     shares: dict[str, str | None] = field(default_factory=dict)
@@ -387,7 +392,10 @@ class Episode:
         """What a listing shows of it once archived: no calls and no notes."""
         model = self.model or next((entry.asked.model for entry in self.calls.values()), None)
         rewards = {name: replace(one, note=None) for name, one in self.rewards.items()}
-        return replace(self, model=model, calls={}, texts=Texts(), chains=(), rewards=rewards, stored="archive")
+        return replace(
+            self, model=model, calls={}, texts=Texts(), chains=(), attempts=Attempts(), rewards=rewards,
+            stored="archive",
+        )
 
     def share_state(self) -> str:
         """The state that its shares add up to: leased if any is, else ready if any is, else trained."""

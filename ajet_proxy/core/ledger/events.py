@@ -80,6 +80,8 @@ class CallStarted(EpisodeEvent, frozen=True):
     idempotency_key: str | None = None
     route: str = ""
     retries: int = 0
+    said: str = ""
+    """What the request says (`core.ledger.attempts`)."""
 
 
 class CallFinished(EpisodeEvent, frozen=True):
@@ -88,6 +90,8 @@ class CallFinished(EpisodeEvent, frozen=True):
 
     call: Packed
     marks: tuple[Mark, ...] = ()
+    begins: tuple[str, ...] = ()
+    """Of what earlier requests said that were not answered yet, what this one begins with."""
 
 
 class CallLost(EpisodeEvent, frozen=True):
@@ -97,6 +101,23 @@ class CallLost(EpisodeEvent, frozen=True):
     call: str
     reason: str
     marks: tuple[Mark, ...] = ()
+    begins: tuple[str, ...] = ()
+    """As of a `CallFinished`."""
+    status: int = 0
+    """With which the engine refused it."""
+
+
+class RequestLost(EpisodeEvent, frozen=True):
+    """A request became no call, and the world failed it: `HELD` or `UNSERVED` of `core.ledger.attempts`. It came after
+    the request number ``after``. ``agent`` is None if nobody knows whose it was, and ``said`` empty if nobody knows
+    what it said."""
+
+    reason: str
+    after: int
+    agent: str | None = None
+    said: str = ""
+    model: str = ""
+    detail: str | None = None
 
 
 class AnswersSent(Event, frozen=True):

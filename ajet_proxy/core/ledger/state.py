@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.attempts import AWAY, NOT_SENT, Attempt, Fate, fate
 from ajet_proxy.core.ledger.clients import Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
@@ -180,6 +181,7 @@ class State(Serving, Shares):
             ev.CallStarted: self._call_started,
             ev.CallFinished: self._call_finished,
             ev.CallLost: self._call_lost,
+            ev.RequestLost: self._request_lost,
             ev.AnswersSent: self._answers_sent,
             ev.RewardGiven: self._rewarded,
             ev.EpisodeSealed: self._sealed,
@@ -426,9 +428,10 @@ class State(Serving, Shares):
         episode = self.episodes[event.episode]
         episode.active_at = event.at
         known = episode.aimed()
+        number = episode.attempts.begin(event.said, event.agent, event.model, len(event.calls), event.at)
         asked = Asked(
             event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
-            event.retries,
+            event.retries, event.said, number,
         )
         for call in event.calls:
             episode.calls[call] = CallEntry(asked)
@@ -456,6 +459,7 @@ class State(Serving, Shares):
         self.tokens["generated"] += turn.sampled
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
+        self._attempt_ended(episode, entry, "answered", event)
         self.unsent.add(turn.call)
         self._call_ended(episode, entry, "complete", event.at)
 
@@ -463,10 +467,39 @@ class State(Serving, Shares):
         episode = self.episodes[event.episode]
         entry = episode.calls[event.call]
         self.unsent.discard(event.call)
+        came = fate(event.reason, status=event.status, told=bool(event.marks))
+        self._attempt_ended(episode, entry, came, event)
         entry.turn, entry.reason = None, event.reason
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
         self._call_ended(episode, entry, "lost", event.at)
+
+    def _attempt_ended(
+        self, episode: Episode, entry: CallEntry, came: Fate, event: ev.CallFinished | ev.CallLost
+    ) -> None:
+        """Note what became of a call that was in flight, or complete and its client was not sent the end after all."""
+        attempts, asked, known = episode.attempts, entry.asked, None
+        if episode.state not in ("open", "sealed"):
+            return
+        if entry.state == "running":
+            known = attempts.end(asked.number)
+        elif isinstance(event, ev.CallLost) and entry.state == "complete" and event.reason in NOT_SENT:
+            attempts.take_back(asked.number)
+        else:
+            return
+        if came == "answered":
+            attempts.answer(asked.number, asked.agent, event.begins)
+        elif came == "world" and isinstance(event, ev.CallLost):
+            attempts.lose(Attempt(
+                asked.agent, asked.said, asked.number, event.at, asked.model, reason=event.reason, call=event.call,
+                detail=f"the engine answered {event.status}" if event.status else None,
+                answered_by=None if known is None else known.answered_by,
+            ))
+
+    def _request_lost(self, event: ev.RequestLost) -> None:
+        self.episodes[event.episode].attempts.lose(Attempt(
+            event.agent, event.said, event.after, event.at, event.model, reason=event.reason, detail=event.detail
+        ))
 
     def _answers_sent(self, event: ev.AnswersSent) -> None:
         self.unsent.difference_update(event.calls)
@@ -529,6 +562,9 @@ class State(Serving, Shares):
             for model in episode.shares:
                 self._queue(episode, model)
             join(self.teams, episode.shares)
+        episode.attempts.settle()
+        if reason == "incomplete_call" and episode.attempts.unanswered():
+            episode.cause = "infra"
         self._move(episode, state, at, reason, episode.losses() if reason == "incomplete_call" else None)
         if state != "discarded":
             self._count(episode, None, at)
@@ -557,6 +593,7 @@ class State(Serving, Shares):
             for model in [model for model, share in episode.shares.items() if share is None]:
                 self._drop(episode, model, event.at)
             episode.keep_timelines(self.merge_policy)
+            episode.attempts.settle()
             episode.cause = event.cause
             self._move(episode, "discarded", event.at, event.reason, event.detail)
 
@@ -657,12 +694,16 @@ class State(Serving, Shares):
     def _started(self, event: ev.ProxyStarted) -> None:
         """Clocks begin anew, since nobody could show a sign of life during the stop. If the machine's clock went back
         in the meantime, times counted from its old reading move with it. Nobody knows who was sent an answer."""
-        back = min(event.at - self.now, 0.0)
+        before, back = self.now, min(event.at - self.now, 0.0)
         self.now = event.at
         self.merge_policy = next(policy for policy in POLICIES if policy == event.merge_policy)
         for episode in self.unsettled.values():
             episode.active_at = event.at
             episode.opened_at += back
+            if episode.state == "open":
+                episode.attempts.lose(
+                    Attempt(None, "", episode.attempts.begun, event.at, reason=AWAY, since=before)
+                )
         for batch in self.leased.values():
             batch.lease_until += back
         self.gate_now = self.gate_now.moved(back)

@@ -199,6 +199,7 @@ def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
             text = cache(lambda: {turn.call: timeline.tokens for timeline in merged() for turn in timeline.turns})
     return {
         **summary(episode), "rewards": [reward.to_json() for reward in rewards], "models": _models(episode),
+        "unanswered": episode.attempts.unanswered(),
         "calls": (_call(call, entry, episode.id, text().get(call)) for call, entry in entries), "drift": drift,
         "timelines": timelines,
     }

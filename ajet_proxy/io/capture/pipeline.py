@@ -31,6 +31,7 @@ from ajet_proxy.core.conversation.history import History, Mark, deferred, marks_
 from ajet_proxy.core.identity.headers import Headers, retries, retry_key, retry_keys
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import Identity, identify
+from ajet_proxy.core.ledger.attempts import Said
 from ajet_proxy.core.protocol.anthropic.messages import Messages
 from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
 from ajet_proxy.core.protocol.chat import Chat, trial, wants_no_reasoning, withholds
@@ -98,6 +99,8 @@ class Incoming:
     """What the engine is asked for besides, and how many calls come of it."""
     history: Callable[[], History | None]
     """Needed where the answer ends; before that only if nothing names the episode."""
+    said: Said
+    """What it says, as later requests and earlier ones are compared with it."""
     retry: Mapping[str, Any]
     """By what the request is known when it is sent again."""
     begun: Begun
@@ -170,7 +173,8 @@ class Pipeline:
         carried = await self._carry(incoming)
         route = dialect.target if carried else dialect.path
         fields, exact = incoming.translated.fields, self._continuity is not None
-        incoming.history = deferred(route, fields, identity.scope, exact=exact)
+        incoming.history = history = deferred(route, fields, identity.scope, exact=exact)
+        incoming.said = Said(history, fields, identity.scope)
         scope = identity.scope if identity.episode is None else b""
         incoming.retry = retry_keys(incoming.http.headers, dialect.path, incoming.body, scope=scope)
         if identity.labels.reward is not None and identity.episode is None:
@@ -205,7 +209,8 @@ class Pipeline:
         identity = incoming.identity
         history = incoming.history() if identity.episode is None else None
         request = CallRequest(
-            identity, history, incoming.retry, incoming.request.model, incoming.ask.choices, incoming.dialect.path
+            identity, history, incoming.retry, incoming.request.model, incoming.ask.choices, incoming.dialect.path,
+            incoming.said.key,
         )
         return self._ledger_port.begin(request, call_off.now)
 
@@ -230,7 +235,8 @@ class Pipeline:
         incoming.recorder = recorder = Recorder(
             origin, score=lambda choice: score(choice, self._upstream, request, exchange.cache_salt, self._metrics),
             find_same_text=partial(repeated, self._upstream, request), ledger_port=self._ledger_port,
-            find_sampling=partial(self._sampled, exchange, begun, asks), marks=self._marks(incoming.history, exchange),
+            find_sampling=partial(self._sampled, exchange, begun, asks), begins=incoming.said.begins(begun.open),
+            marks=self._marks(incoming.history, exchange),
         )
         incoming.sender = self._upstream
         if self._continuity is not None:

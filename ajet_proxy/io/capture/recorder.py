@@ -18,6 +18,7 @@ from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.trajectory.call import (
     DISCONNECTED,
+    REFUSED,
     WEIGHTS_CHANGED,
     Captured,
     Change,
@@ -43,14 +44,17 @@ class Recorder:
 
     def __init__(
         self, origin: Origin, *, score: Score, find_same_text: FindSameText, ledger_port: LedgerPort,
-        find_sampling: Callable[[], Awaitable[Sampled]],
+        find_sampling: Callable[[], Awaitable[Sampled]], begins: tuple[str, ...] = (),
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (),
     ) -> None:
         """`score` and `find_same_text` ask the engine more about a choice, which few choices need. `find_sampling` asks
-        it once how it samples."""
+        it once how it samples. `begins` has what unanswered requests said and this one begins with."""
         self.origin = origin
+        self._begins = begins
         self.engine = ""
         """Who answered: the address of the engine's route."""
+        self.status = 0
+        """With what."""
         self.ended = False
         self._sent = False
         """Whether the client's connection has taken the bytes that complete the answer."""
@@ -140,9 +144,12 @@ class Recorder:
         origin, marks = self.origin, self._marks(outcome)
         if isinstance(outcome, Lost):
             self.lost.add(outcome.index)
-            return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine)
+            return Gone(
+                origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine, begins=self._begins,
+                status=self.status if outcome.reason == REFUSED else 0,
+            )
         if self.finished is not None:
             origin = self.finished(origin, outcome)
         same_text, sampling = self._same_text.get(outcome.index), self._sampled(outcome.scored)
         call = to_packed(outcome, origin, self._changes, same_text, sampling)
-        return Whole(origin.episode, call, marks, self.engine)
+        return Whole(origin.episode, call, marks, self.engine, self._begins)

@@ -253,7 +253,7 @@ def relaying(
     tail: Tail | None, *, keep_alive_s: float,
 ) -> Relay:
     """The relay of `answer`. `exchange` is told the answer's headers first."""
-    recorder.engine = str(answer.url).partition("?")[0]
+    recorder.engine, recorder.status = str(answer.url).partition("?")[0], answer.status
     exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
     kind = WholeRelay if exchange.buffered else StreamRelay
     return kind(http, answer, request, exchange, recorder, tail, keep_alive_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from ajet_proxy.core.continuity.memory import Known, Memory, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.attempts import HELD, UNSERVED
 from ajet_proxy.core.ledger.engine_alerts import EngineAlerts
 from ajet_proxy.core.ledger.episode import Episode, takes
 from ajet_proxy.core.ledger.retries import UnseenRequests
@@ -29,12 +30,12 @@ from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames
 from ajet_proxy.core.ledger.state import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
-from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, NOT_WRITTEN
+from ajet_proxy.core.trajectory.call import DISCONNECTED, NOT_WRITTEN
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
-from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, taken_back
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, is_ours, taken_back, why_lost
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.store import Store
@@ -145,7 +146,7 @@ class LocalPort:
     @asynccontextmanager
     async def begin(self, request: CallRequest, on_discard: OnDiscard) -> AsyncIterator[Begun]:
         state, named, retries, entered = self._state, request.identity, request.sent["retries"], False
-        name = named.episode or "", request.sent["body_hash"]
+        name, lost = (named.episode or "", request.sent["body_hash"]), None
         try:
             identity, metadata = named, _NOTHING
             if named.labels.reward is None:
@@ -160,7 +161,11 @@ class LocalPort:
                 self._commands.begin_call, model=model, agent=agent, task=identity.labels.task,
                 eval=identity.labels.eval, identified_by=identity.identified_by, route=request.route,
                 tenant=_tenant(identity, episode, known), metadata=metadata, client=identity.labels.client,
-                **request.sent,
+                said=request.said, **request.sent,
+            )
+            lost = None if known is None else partial(
+                self._commands.lose_request, episode, after=known.attempts.begun, agent=agent, model=model,
+                said=request.said,
             )
             if not (self._gate.is_open(self._engines.home(model)) and self._engines.candidates(model)):
                 # waiting takes memory
@@ -174,6 +179,7 @@ class LocalPort:
                     calls=tuple(self._clock.new_id("call") for _ in range(request.choices)), episode=episode,
                     model=model, episode_model=chosen, agent=agent, started_at=self._clock.now(),
                     policy_version=state.policy_version(model), gate_since=self._gate_since(model),
+                    open=() if known is None else known.attempts.open_to(agent),
                 )
                 unseen = retries > 0 and self._unseen.explains(name, known)
                 events = opening(episode=episode, calls=begun.calls, at=begun.started_at, unseen=unseen)
@@ -183,9 +189,21 @@ class LocalPort:
                     self._unseen.let_in(name)
                 with self._running(begun, on_discard):
                     yield begun
+        except BaseException as error:
+            if lost is not None and not entered:
+                self._not_let_in(lost, error)
+            raise
         finally:
             if not (entered or retries):
                 self._unseen.refused(name, self._clock.now())
+
+    def _not_let_in(self, lost: Callable[..., Sequence[ev.Event]], error: BaseException) -> None:
+        """Record a request that became no call, unless that is its own fault: its client gave up at the gate, or got an
+        error of ours."""
+        if isinstance(error, asyncio.CancelledError):
+            self._store.post(lost(HELD, at=self._clock.now()))
+        elif not isinstance(error, AjetError) or is_ours(error):
+            self._store.post(lost(UNSERVED, at=self._clock.now(), detail=getattr(error, "code", "internal_error")))
 
     def _gate_since(self, model: str) -> float:
         """When a gate was last moved that holds requests for `model`."""
@@ -196,18 +214,18 @@ class LocalPort:
     @contextmanager
     def _running(self, begun: Begun, on_discard: OnDiscard) -> Iterator[None]:
         """A block in which the calls of `begun` are in flight. Calls that have not ended when it is left are lost."""
-        reason = DISCONNECTED
+        reason, status = DISCONNECTED, 0
         self._discards.add(begun.episode, on_discard)
         try:
             yield
-        except AjetError:
-            reason = ENGINE_ERROR
+        except BaseException as error:
+            reason, status = why_lost(error)
             raise
         finally:
             self._discards.remove(begun.episode, on_discard)
             known = self._state.episodes.get(begun.episode)
             if known is not None and known.running:
-                self.lose([Gone(begun.episode, call, reason) for call in begun.calls])
+                self.lose([Gone(begun.episode, call, reason, status=status) for call in begun.calls])
 
     def unread(self, tenant: str | None) -> None:
         self._unseen.unread(self._clock.now(), tenant)
@@ -333,12 +351,15 @@ class LocalPort:
             self._engine_alerts.lost(ending.engine, ending.reason)
         try:
             if isinstance(ending, Whole):
-                events = self._commands.finish_call(ending.episode, ending.call, at=at, marks=ending.marks)
+                events = self._commands.finish_call(
+                    ending.episode, ending.call, at=at, marks=ending.marks, begins=ending.begins
+                )
                 if not any(isinstance(event, ev.CallFinished) for event in events):  # too late, but used
                     self.used(self._state.episode(ending.episode).tenant, ending.call.turn.end)
                 return events
             return self._commands.lose_call(
-                ending.episode, ending.call, ending.reason, at=at, marks=ending.marks, taken_back=ending.taken_back
+                ending.episode, ending.call, ending.reason, at=at, marks=ending.marks, taken_back=ending.taken_back,
+                begins=ending.begins, status=ending.status,
             )
         except AjetError as error:
             name = ending.call.turn.call if isinstance(ending, Whole) else ending.call

@@ -10,6 +10,7 @@ cancelled, they are lost, because their client is not sent the end of its answer
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
@@ -21,13 +22,16 @@ from ajet_proxy.core.conversation.history import Beginnings, Mark
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger.state import Serving
 from ajet_proxy.core.protocol.dialect import Ask
+from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, REFUSED
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
+from ajet_sdk.errors import AjetError
 
 
 class CallRequest(Struct, frozen=True):
     """A request to `route` that may become calls, one for each of its `choices`. ``history`` counts only if nothing
-    names an episode. ``sent`` has its retry keys (`core.identity.headers`); ``model`` is the one that it asks for."""
+    names an episode. ``sent`` has its retry keys (`core.identity.headers`); ``model`` is the one that it asks for.
+    ``said`` is what it says (`core.ledger.attempts`)."""
 
     identity: Identity
     history: Beginnings | None
@@ -35,11 +39,13 @@ class CallRequest(Struct, frozen=True):
     model: str
     choices: int
     route: str
+    said: str = ""
 
 
 class Begun(Struct, frozen=True):
     """Calls that have begun. ``episode_model`` is the model that their episode was opened for, if it was for one.
-    ``gate_since`` is when its model's gate was last opened or closed, 0 if never."""
+    ``gate_since`` is when its model's gate was last opened or closed, 0 if never. ``open`` has what earlier requests of
+    that agent said that are not answered yet."""
 
     calls: tuple[str, ...]
     episode: str
@@ -49,20 +55,23 @@ class Begun(Struct, frozen=True):
     started_at: float
     policy_version: int
     gate_since: float
+    open: tuple[str, ...] = ()
 
 
 class Whole(Struct, frozen=True):
-    """A call that ended well. ``engine`` is the address of the route that answered."""
+    """A call that ended well. ``engine`` is the address of the route that answered. ``begins`` is what of
+    `Begun.open` its request begins with."""
 
     episode: str
     call: Packed
     marks: tuple[Mark, ...] = ()
     engine: str = ""
+    begins: tuple[str, ...] = ()
 
 
 class Gone(Struct, frozen=True):
     """A call that is lost; with ``taken_back`` even if it ended well before. ``engine`` is the address of the route
-    that answered, if one did."""
+    that answered, if one did, and ``status`` that with which it refused. ``begins`` is as of a `Whole`."""
 
     episode: str
     call: str
@@ -70,9 +79,24 @@ class Gone(Struct, frozen=True):
     marks: tuple[Mark, ...] = ()
     engine: str = ""
     taken_back: bool = False
+    begins: tuple[str, ...] = ()
+    status: int = 0
 
 
 Ending = Whole | Gone
+
+
+def is_ours(error: AjetError) -> bool:
+    """Whether `error` is a failure of ours, or of the engines, and not of what the client sent."""
+    return error.status == 429 or error.status >= 500
+
+
+def why_lost(error: BaseException) -> tuple[str, int]:
+    """Why calls are lost whose request ends with `error` before an engine has answered, and its status if what the
+    client sent was refused."""
+    if isinstance(error, AjetError) and not is_ours(error):
+        return REFUSED, error.status
+    return DISCONNECTED if isinstance(error, asyncio.CancelledError | ConnectionError) else ENGINE_ERROR, 0
 
 
 def taken_back(endings: Sequence[Ending], reason: str) -> list[Ending]:

@@ -23,12 +23,10 @@ from ajet_proxy.core.identity.keys import Claims, Ring
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger.state import Served, Serving
 from ajet_proxy.core.protocol.dialect import Ask
-from ajet_proxy.core.trajectory.call import ENGINE_ERROR
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Turn
 from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
-from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, why_lost
 from ajet_proxy.io.ledger_port.worker_connection import Form, Values, WorkerConnection, fields
-from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import Reward
 
 
@@ -58,9 +56,9 @@ VALUES = Values((
     Form(CallRequest, lambda request: [*astuple(replace(request, sent=dict(request.sent)))],
          lambda packed: CallRequest(*packed)),
     _known_marks(ChatHistory), _known_marks(ResponseHistory), fields(PromptHistory),
-    Form(Whole, lambda end: [end.episode, end.call, end.marks, end.engine],
-         lambda packed: Whole(packed[0], packed[1], _marks(packed[2]), packed[3])),
-    Form(Gone, lambda end: [end.episode, end.call, end.reason, end.marks, end.engine, end.taken_back],
+    Form(Whole, astuple,
+         lambda packed: Whole(packed[0], packed[1], _marks(packed[2]), *packed[3:])),
+    Form(Gone, astuple,
          lambda packed: Gone(packed[0], packed[1], packed[2], _marks(packed[3]), *packed[4:])),
     Form(Ring, lambda ring: [ring.secrets, sorted(ring.keys), dict(ring.tenants), dict(ring.episodes)],
          lambda packed: Ring(packed[0], frozenset(packed[1]), *packed[2:])),
@@ -103,8 +101,9 @@ class RemotePort:
             begun: Begun = await self._connection.ask("begin", entry, request)
             try:
                 yield begun
-            except AjetError:
-                self.lose([Gone(begun.episode, call, ENGINE_ERROR) for call in begun.calls])
+            except Exception as error:
+                reason, status = why_lost(error)
+                self.lose([Gone(begun.episode, call, reason, status=status) for call in begun.calls])
                 raise
         finally:
             del self._on_discard[entry]

@@ -42,6 +42,7 @@ EVENTS: dict[str, Any] = {
     "CallStarted": ev.CallStarted,
     "CallFinished": ev.CallFinished,
     "CallLost": ev.CallLost,
+    "RequestLost": ev.RequestLost,
     "AnswersSent": ev.AnswersSent,
     "RewardGiven": ev.RewardGiven,
     "EpisodeSealed": ev.EpisodeSealed,

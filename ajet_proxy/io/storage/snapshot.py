@@ -29,6 +29,7 @@ from typing import Any
 import msgpack
 
 from ajet_proxy.core.conversation.history import Lineage, Mark
+from ajet_proxy.core.ledger.attempts import Attempt, Attempts
 from ajet_proxy.core.ledger.clients import Client, Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
@@ -47,7 +48,8 @@ from ajet_proxy.io.storage.codec import UnknownRecord, decode, fields_of, made_o
 from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
-    "Asked": Asked, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve, "Drift": Drift, "Episode": Episode,
+    "Asked": Asked, "Attempt": Attempt, "Attempts": Attempts, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve,
+    "Drift": Drift, "Episode": Episode,
     "Evaluation": Evaluation, "Gathering": Gathering, "Mix": Mix, "Pots": Pots, "Standing": Standing,
     "Client": Client, "Clients": Clients, "Direction": Direction, "Load": Load,
     "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Play": Play, "Point": Point,

@@ -52,6 +52,7 @@ SUBSCRIBER_EVENTS = 10_000
 """A subscriber this far behind is let go."""
 ENDS = (
     ev.CallFinished, ev.CallLost, ev.TaskNamed, ev.EpisodeDiscarded, ev.BatchReturned, ev.ProxyStarted, ev.ClientGone,
+    ev.RequestLost,
 )
 """What ends work that was taken in before. Everything else is intake."""
 

@@ -1,0 +1,209 @@
+"""Which attempts of an episode's agents at the model went unanswered, because the world failed.
+
+Idea: an attempt is one request, with all its choices. It is answered if its client got the answer. It also is if a
+later request of that agent was answered that begins with the same messages: a retry, a fallback, a later turn. So what
+an attempt came to is its own fate, not its place among the calls. `fate` says who failed. What the agent sent, or broke
+off itself, is never listed. The list alone is read when a reward is decided (contract §5.3).
+
+Messages are compared at the level of words (`core.conversation.history`), by a key: the kind of a history, its length
+and its digest. So a retry is known whatever its sampling, and mostly in another dialect too. No words are kept.
+
+Requests that became no call are attempts too. So is the time in which the daemon was away: nobody knows who asked then.
+If it is not known what such a request said, any later answer makes it good.
+
+Invariant: an attempt has the number of its request, in the order in which they began. It is kept while it runs, or is
+lost to the world. At most `MOST` lost ones are kept; further ones are counted, and stay unanswered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final, Literal
+
+from ajet_proxy.core.conversation.history import MALFORMED, SIZE, History, packed
+from ajet_proxy.core.trajectory import call as reasons
+
+_SAID: Final = ("system", "instructions", "messages", "input", "prompt", "previous_response_id")
+Fate = Literal["answered", "own", "world"]
+MOST: Final = 1000
+"""So many lost attempts of an episode are kept."""
+HELD: Final = "held"
+"""The client gave up while the request waited at the gate."""
+UNSERVED: Final = "unserved"
+"""The proxy itself had no answer but an error."""
+AWAY: Final = "away"
+"""The proxy was not running."""
+MORE: Final = "more"
+"""Stands for all attempts beyond the first `MOST`."""
+WORLD: Final = (
+    reasons.ENGINE_ERROR, reasons.ENGINE_ABORTED, reasons.TRUNCATED, reasons.RESTARTED, reasons.NOT_WRITTEN,
+)  # fmt: skip
+NOT_SENT: Final = (reasons.DISCONNECTED, reasons.STALLED, reasons.NOT_WRITTEN)
+"""Why a complete call is lost whose client was not sent the end of its answer."""
+OWN: Final = (reasons.DISCONNECTED, reasons.STALLED, "retried")
+SENT_BADLY: Final = (400, 411, 413, 414, 415, 422, 431)
+"""What an engine answers to a request that is wrong by itself. With any other error status it is the engine that is."""
+
+
+def fate(reason: str, *, status: int = 0, told: bool = False) -> Fate:
+    """What became of an attempt one of whose calls is lost for `reason`: the client was answered although the call
+    cannot be trained, or it or the world failed. `status` is the engine's if it refused; `told` says that the answer
+    was whole, as far as the client can tell."""
+    if reason == reasons.REFUSED:
+        return "world" if status and status not in SENT_BADLY else "own"
+    if reason == reasons.CAPTURE_FAILED:
+        return "answered" if told else "world"
+    if reason in WORLD:
+        return "world"
+    return "own" if reason in OWN or reason.startswith("episode_") else "answered"
+
+
+class Said:
+    """What a request with `fields` says, by its `history`. That is read when it is first asked for."""
+
+    def __init__(self, history: Callable[[], History | None], fields: Mapping[str, Any], scope: bytes) -> None:
+        self._history, self._fields, self._scope = history, fields, scope
+
+    @property
+    def key(self) -> str:
+        """The key of all that it says. What has no history that can be told is known only if it comes again as it
+        was."""
+        history = self._history()
+        if history is not None and (whole := history.until(None)) is not None:
+            return f"{history.kind}:{whole[0]}:{whole[1]}"
+        try:
+            said = packed([self._fields.get(name) for name in _SAID])
+        except MALFORMED:
+            said = b""
+        return f"other:0:{blake2b(said, key=self._scope, digest_size=SIZE).hexdigest()}"
+
+    def begins(self, keys: Collection[str]) -> tuple[str, ...]:
+        """Those of `keys` with which it begins."""
+        return tuple(key for key in keys if self._begins(key))
+
+    def _begins(self, key: str) -> bool:
+        history, (kind, length, digest) = self._history(), key.rsplit(":", 2)
+        if history is None or kind != history.kind:
+            return key == self.key
+        return history.until(int(length)) == (int(length), digest)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A request of an `agent` (None: nobody knows whose) that ``said`` this (a key of `Said`; empty: unknown).
+    ``number`` is that of its request, or of the latest one before it, if it became no call. ``running`` of
+    its calls are in flight. Once it is lost to the world it has the ``reason``, and ``at`` is when. ``answered_by`` is
+    the number of the later request that has answered it."""
+
+    agent: str | None
+    said: str
+    number: int
+    at: float
+    model: str | None = None
+    running: int = 0
+    reason: str | None = None
+    call: str | None = None
+    detail: str | None = None
+    since: float | None = None
+    """From when on the proxy was away."""
+    answered_by: int | None = None
+
+    def is_by(self, agent: str) -> bool:
+        return self.agent is None or self.agent == agent
+
+    def is_like(self, other: Attempt) -> bool:
+        """Whether both say the same, so that what answers the later one answers the earlier."""
+        return (self.agent, self.said) == (other.agent, other.said)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {
+            "since": self.since, "agent": self.agent, "call": self.call, "model": self.model, "detail": self.detail,
+        }
+        return {"at": self.at, "reason": self.reason} | {name: one for name, one in fields.items() if one}
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Those of one episode: the ones in flight by their number, and those ``lost`` to the world. ``begun`` requests
+    have become calls. ``dropped`` lost ones were too many to be kept."""
+
+    begun: int = 0
+    running: dict[int, Attempt] = field(default_factory=dict)
+    lost: list[Attempt] = field(default_factory=list)
+    dropped: int = 0
+    dropped_at: float = 0.0
+
+    def begin(self, said: str, agent: str, model: str, calls: int, at: float) -> int:
+        """The number of a request that becomes so many `calls`."""
+        self.begun += 1
+        self.running[self.begun] = Attempt(agent, said, self.begun, at, model, calls)
+        return self.begun
+
+    def open_to(self, agent: str) -> tuple[str, ...]:
+        """What those said that a request of `agent` which begins now may answer."""
+        return tuple(dict.fromkeys(
+            one.said for one in self._all() if one.said and one.answered_by is None and one.is_by(agent)
+        ))
+
+    def end(self, number: int) -> Attempt | None:
+        """A call of request `number` that was in flight has ended. The attempt, if it is known."""
+        attempt = self.running.get(number)
+        if attempt is not None:
+            attempt.running -= 1
+            if not attempt.running:
+                del self.running[number]
+        return attempt
+
+    def answer(self, number: int, agent: str, begins: Collection[str]) -> None:
+        """Request `number` of `agent` was answered, which begins with what is in `begins`."""
+        for one in self._all():
+            known = not one.said or one.said in begins
+            if known and one.number < number and one.answered_by is None and one.is_by(agent):
+                one.answered_by = number
+
+    def take_back(self, number: int) -> None:
+        """The client of request `number` was not sent the end of its answer after all."""
+        for one in self._all():
+            if one.answered_by == number:
+                one.answered_by = None
+
+    def lose(self, attempt: Attempt) -> None:
+        """`attempt`, which has a reason, was lost to the world. Whatever answers it answers earlier ones that said the
+        same, so it stands for them too."""
+        if attempt.call is not None and any(one.number == attempt.number and one.call for one in self.lost):
+            return  # for another of its choices
+        self.lost = [
+            one for one in self.lost
+            if one.answered_by is not None or not one.is_like(attempt) or one.number > attempt.number
+        ]
+        if len(self.lost) >= MOST:
+            self.lost = [one for one in self.lost if one.answered_by is None]
+        if len(self.lost) < MOST:
+            self.lost.append(attempt)
+        else:
+            self.dropped, self.dropped_at = self.dropped + 1, attempt.at
+
+    def adds(self, attempt: Attempt) -> bool:
+        """Whether it would change anything to `lose` an attempt that became no call."""
+        alike = (one for one in self.lost if one.answered_by is None and one.is_like(attempt))
+        earlier = next(alike, None)
+        if earlier is None:
+            return not self.dropped or len(self.lost) < MOST
+        return any(one.number > earlier.number for one in self.running.values())  # which may answer the earlier one
+
+    def settle(self) -> None:
+        """Nothing is answered any more: keep what is shown."""
+        self.running, self.lost = {}, [one for one in self.lost if one.answered_by is None]
+
+    def unanswered(self) -> list[dict[str, Any]]:
+        """What is shown of those that went unanswered, in the order in which they were lost."""
+        shown = [one.to_json() for one in self.lost if one.answered_by is None]
+        if self.dropped:
+            shown.append({"at": self.dropped_at, "reason": MORE, "detail": f"{self.dropped} or more were not kept"})
+        return shown
+
+    def _all(self) -> Iterator[Attempt]:
+        yield from self.running.values()
+        yield from self.lost

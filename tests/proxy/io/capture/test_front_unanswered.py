@@ -1,0 +1,200 @@
+"""What the record says of an agent's attempts at the model that the world failed: they are listed until one is answered
+that begins with the same messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import aiohttp
+import pytest
+
+from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.events import CallStarted
+from ajet_sdk.routes import Reward
+from tests.kit.engine_stub import EngineStub, Fault
+from tests.proxy.io.front import CHAT, COMPLETIONS, Front, leave, until
+
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+DIALECTS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
+FIRST = [{"role": "user", "content": "say: one two three"}]
+AFTER = [*FIRST, {"role": "assistant", "content": "nothing came"}, {"role": "user", "content": "say: go on"}]
+OTHER = [{"role": "user", "content": "say: something else"}]
+
+
+def body_of(path: str, said: list[dict[str, str]], **more: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": "stub"} | more
+    if path == COMPLETIONS:
+        return body | {"prompt": "".join(f"{one['role']}: {one['content']}\n" for one in said), "max_tokens": 20}
+    if path == RESPONSES:
+        return body | {"input": said, "max_output_tokens": 20}
+    return body | {"messages": said, "max_tokens": 20}
+
+
+async def ask(
+    front: Front, path: str, said: list[dict[str, str]], *, agent: str = "", episode: str = "x", **more: Any
+) -> int:
+    """The status of the answer to a request of `agent`, read to its end or as far as it comes; 0 if there is none."""
+    headers = {"X-AJet-Agent": agent} if agent else {}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60.0)) as http:
+        with contextlib.suppress(aiohttp.ClientError):
+            url = f"{front.url}/e/{episode}{path}"
+            async with http.post(url, json=body_of(path, said, **more), headers=headers) as answer:
+                with contextlib.suppress(aiohttp.ClientError):
+                    await answer.read()
+                return answer.status
+    return 0
+
+
+def unanswered(front: Front, episode: str = "x") -> list[dict[str, Any]]:
+    shown: list[dict[str, Any]] = views.record(front.store.state, episode)["unanswered"]
+    return shown
+
+
+def reasons(front: Front) -> list[str]:
+    return [one["reason"] for one in unanswered(front)]
+
+
+STATUSES = (401, 403, 404, 408, 409, 429, 500, 502, 503, 504)
+BOTH_WAYS = (
+    *((Fault("status", status=status, times=9), "refused") for status in STATUSES),
+    (Fault("cut", after=40), "truncated"), (Fault("reset", after=40), "truncated"),
+    (Fault("silent_close", times=9), "engine_error"), (Fault("abort"), "engine_aborted"),
+)
+STREAMED = ((Fault("error_event", after=1), "engine_error"), (Fault("no_finish"), "truncated"))
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(path, stream, fault, reason, id=f"{path[4:]} {fault.kind} {fault.status} {stream=}")
+        for path in DIALECTS for stream in (False, True)
+        for fault, reason in (*BOTH_WAYS, *(STREAMED if stream else ()))
+        if (path, fault.kind) != (RESPONSES, "abort")  # which knows no such finish
+    ]
+
+
+@pytest.mark.parametrize(("path", "stream", "fault", "reason"), cases())
+async def test_an_engine_fails(path: str, stream: bool, fault: Fault, reason: str) -> None:
+    """The attempt is unanswered, whatever else is answered, until a request is that begins with the same messages."""
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(fault)
+        await ask(front, path, FIRST, stream=stream)
+        stub.faults.clear()
+        (lost,) = unanswered(front)
+        assert (lost["reason"], lost["call"], lost["model"]) == (reason, front.of(CallStarted)[0].calls[0], "stub")
+        assert reason != "refused" or str(fault.status) in lost["detail"]
+        assert await ask(front, path, OTHER, stream=stream) == 200
+        assert await ask(front, path, FIRST, stream=stream, agent="judge") == 200
+        assert unanswered(front) == [lost]
+        assert await ask(front, path, AFTER, stream=not stream, temperature=0.3) == 200
+        assert unanswered(front) == []
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_what_the_agent_sent_is_its_own_fault(path: str, status: int) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("status", status=status, times=9))
+        assert await ask(front, path, FIRST) == status
+        assert front.lost == ["refused"]
+        assert unanswered(front) == []
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_a_retry_falls_back_to_a_whole_answer(path: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        for _ in range(3):
+            stub.faults.append(Fault("cut", after=40))
+            await ask(front, path, FIRST, stream=True)
+            assert reasons(front) == ["truncated"], "the last of them stands for all"
+        assert await ask(front, path, FIRST) == 200
+        assert unanswered(front) == []
+
+
+async def test_a_retry_in_another_dialect() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("status", status=404, times=9))
+        await ask(front, RESPONSES, FIRST)
+        assert reasons(front) == ["refused"]
+        stub.faults.clear()
+        assert await ask(front, CHAT, FIRST) == 200
+        assert unanswered(front) == []
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_several_choices_are_one_attempt(path: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("cut", after=40))
+        await ask(front, path, FIRST, n=3)
+        assert reasons(front) == ["truncated"]
+        assert await ask(front, path, FIRST, n=2) == 200
+        assert unanswered(front) == []
+
+
+async def test_no_engine_can_be_reached() -> None:
+    async with Front("http://127.0.0.1:9") as front:
+        assert await ask(front, CHAT, FIRST) == 502
+        assert reasons(front) == ["engine_error"]
+
+
+async def test_a_stream_that_the_agent_breaks_off_is_its_own_affair() -> None:
+    async with EngineStub(delay_s=0.01) as stub, Front(stub.url) as front:
+        long = [{"role": "user", "content": "say: " + "word " * 500}]
+        async with aiohttp.ClientSession() as http:
+            body = body_of(CHAT, long, stream=True, max_tokens=1000) | {"max_tokens": 1000}
+            async with http.post(f"{front.url}/e/x{CHAT}", json=body) as answer:
+                await answer.content.readany()
+        await until(lambda: front.lost)
+        assert front.lost == ["disconnected"]
+        assert unanswered(front) == []
+
+
+async def test_the_gate_is_not_waited_for() -> None:
+    """The client gives up, or gets a 503; and a retry that is answered makes both good."""
+    async with EngineStub() as stub, Front(stub.url, hold_s=0.05) as front:
+        front.open("x")
+        front.close_gate()
+        assert await ask(front, CHAT, FIRST) == 503
+        (lost,) = unanswered(front)
+        assert (lost["reason"], lost["detail"], "call" in lost) == ("unserved", "gate_closed", False)
+        front.gate._hold_s = 60.0
+        waiting = asyncio.create_task(ask(front, CHAT, OTHER))
+        await until(lambda: front.gate.waiting)
+        await leave(waiting)
+        await until(lambda: len(unanswered(front)) == 2)
+        assert reasons(front) == ["unserved", "held"]
+        front.open_gate(1)
+        assert await ask(front, CHAT, FIRST) == 200
+        assert reasons(front) == ["held"]
+        assert await ask(front, CHAT, OTHER) == 200
+        assert unanswered(front) == []
+
+
+async def test_one_who_comes_again_and_again_is_noted_once() -> None:
+    async with EngineStub() as stub, Front(stub.url, hold_s=0.01) as front:
+        front.open("x")
+        front.close_gate()
+        before = len(front.store.durable)
+        for _ in range(5):
+            assert await ask(front, CHAT, FIRST) == 503
+        assert reasons(front) == ["unserved"]
+        assert len(front.store.durable) == before + 1
+
+
+async def test_a_request_that_names_nothing_leaves_no_trace_if_it_opens_no_episode() -> None:
+    async with EngineStub() as stub, Front(stub.url, hold_s=0.01) as front:
+        front.close_gate()
+        assert await ask(front, CHAT, FIRST, episode="never") == 503
+        assert not front.store.state.episodes
+
+
+async def test_an_episode_whose_only_call_was_lost_is_the_worlds() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("status", status=500))
+        await ask(front, CHAT, FIRST)
+        store = front.store
+        store.post(store.commands.reward("x", Reward(1.0), reward_id="r", at=front.clock.now()))
+        record = views.record(store.state, "x")
+        assert (record["state"], record["reason"], record["cause"]) == ("discarded", "incomplete_call", "infra")
+        assert reasons(front) == ["refused"]
