@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_proxy.core.protocol.sampling import OFF, RENDER
-from tests.kit.engine_tokens import logprob_of
+from tests.kit.engine_tokens import IM_END, logprob_of
 
 ECHOED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
@@ -65,7 +65,7 @@ class Sampling:
 
     def _completion(self, body: Any) -> dict[str, Any]:
         """Answers of one token, drawn from the tokens that have a bias."""
-        raw = {token: logprob_of([11], token) for token in range(11, 139)}
+        raw = {token: logprob_of([11], token) for token in (*range(11, 139), *map(int, body.get("logit_bias", ())))}
         biases = {int(token): bias for token, bias in body.get("logit_bias", {"11": 0.0}).items()}
         logits = {token: 30 + raw[token] + bias for token, bias in biases.items()}
         penalty = body.get("repetition_penalty", self._default("repetition_penalty"))
@@ -75,7 +75,11 @@ class Sampling:
         logprob = 0.0 if self.processed else raw[tokens[0]]
         top = {f"token_id:{token}": raw[token] for token in body.get("logprob_token_ids", ())}
         told = {"token_logprobs": [logprob], "top_logprobs": [top]}
-        choices = [{"index": place, "token_ids": [token], "logprobs": told} for place, token in enumerate(tokens)]
+        choices = [
+            {"index": place, "token_ids": [token], "logprobs": told,
+             "finish_reason": "stop" if token == IM_END else "length"}
+            for place, token in enumerate(tokens)
+        ]  # fmt: skip
         return {"object": "text_completion", "model": body.get("model"), "choices": choices}
 
     def _drawn(self, logits: dict[int, float], body: Any) -> list[int]:

@@ -204,8 +204,8 @@ def questions(model: str) -> Questions:
         (COMPLETIONS.path + RENDER, {**named, "prompt": [_PROMPT], "max_tokens": 1}),
         *((CHAT.path + RENDER, {**says, "tools": [{"type": "function", "function": one}]}) for one in functions),
         (RESPONSES.path, {**named, "input": "?", "max_output_tokens": 1, "store": False}),
-        *(_one_token(model, {token: MOST_BIAS}, **UNSHAPED) for token in (_PROMPT, _OTHER)),
-        _one_token(model, {}, **UNSHAPED, logprob_token_ids=[*_IDS], return_tokens_as_token_ids=True),
+        *(one_token(model, {token: MOST_BIAS}, **UNSHAPED) for token in (_PROMPT, _OTHER)),
+        one_token(model, {}, **UNSHAPED, logprob_token_ids=[*_IDS], return_tokens_as_token_ids=True),
     ]
 
 
@@ -229,8 +229,8 @@ def more_questions(model: str, found: Known, answers: Sequence[Any]) -> Question
     ahead, behind = ({_PROMPT: lead - measured[_PROMPT], _OTHER: -measured[_OTHER]} for lead in (_HAIR, -_HAIR))
     neutral = {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
     return [
-        _one_token(model, _raised(drawn), **neutral, n=_DRAWS),
-        *(_one_token(model, _raised(biases), temperature=0) for biases in (ahead, behind)),
+        one_token(model, _raised(drawn), **neutral, n=_DRAWS),
+        *(one_token(model, _raised(biases), temperature=0) for biases in (ahead, behind)),
     ]
 
 
@@ -261,8 +261,8 @@ def _named(model: str) -> dict[str, Any]:
     return {"model": model} if model else {}
 
 
-def _one_token(model: str, biases: Mapping[int, float], **more: Any) -> tuple[str, dict[str, Any]]:
-    """Asks for one token under these `biases`."""
+def one_token(model: str, biases: Mapping[int, float], **more: Any) -> tuple[str, dict[str, Any]]:
+    """What asks an engine for one token under these `biases`: a route and a body."""
     body = {**_named(model), "prompt": [_PROMPT], "max_tokens": 1, "logprobs": 0, "return_token_ids": True, **more}
     if biases:
         body["logit_bias"] = {str(token): bias for token, bias in biases.items()}

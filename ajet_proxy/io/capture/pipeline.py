@@ -47,6 +47,7 @@ from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
 from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe, SamplingProbe
 from ajet_proxy.io.engines.rendering import repeated
 from ajet_proxy.io.engines.rescoring import score
+from ajet_proxy.io.engines.stops import Stops
 from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, Upstream
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
 from ajet_proxy.io.http.audit import SUBJECT
@@ -141,6 +142,7 @@ class Pipeline:
         self._templates = EngineProbe(upstream, questions, template_of, otherwise=Template())
         self._withholds = EngineProbe(upstream, trial, withholds, otherwise=True)
         self._sampling = SamplingProbe(upstream)
+        self._stops = Stops(upstream)
         self._tell_versions: set[str] = set()
         """The routes on which an engine has shown that it can say which weights sampled each token."""
 
@@ -237,6 +239,7 @@ class Pipeline:
             find_same_text=partial(repeated, self._upstream, request), ledger_port=self._ledger_port,
             find_sampling=partial(self._sampled, exchange, begun, asks), begins=incoming.said.begins(begun.open),
             marks=self._marks(incoming.history, exchange),
+            is_cut=lambda choice: self._stops.is_cut(choice, request, exchange.asked.fields), stops=self._stops.seen,
         )
         incoming.sender = self._upstream
         if self._continuity is not None:

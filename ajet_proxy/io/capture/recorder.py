@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec.structs import replace
+
 from ajet_proxy.core.conversation.history import Mark
+from ajet_proxy.core.protocol.ending import IN_DOUBT
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.trajectory.call import (
     DISCONNECTED,
@@ -36,6 +39,14 @@ Finished = Callable[[Origin, Captured], Origin]
 Score = Callable[[Unscored], Awaitable[Captured | Lost]]
 Sampled = Callable[[bool], str | None]
 """How choices were sampled, if their logprobs were scored, or if they came at once."""
+IsCut = Callable[[Captured], Awaitable[bool]]
+
+
+async def never(_choice: Captured) -> bool:
+    """An engine that tells of each answer whether it was cut."""
+    return False
+
+
 FindSameText = Callable[[Sequence[int], Sequence[Packed], str], Awaitable[Found | None]]
 
 
@@ -44,11 +55,12 @@ class Recorder:
 
     def __init__(
         self, origin: Origin, *, score: Score, find_same_text: FindSameText, ledger_port: LedgerPort,
-        find_sampling: Callable[[], Awaitable[Sampled]], begins: tuple[str, ...] = (),
-        marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (),
+        find_sampling: Callable[[], Awaitable[Sampled]], begins: tuple[str, ...] = (), is_cut: IsCut = never,
+        stops: set[tuple[str, int]] | None = None, marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (),
     ) -> None:
-        """`score` and `find_same_text` ask the engine more about a choice, which few choices need. `find_sampling` asks
-        it once how it samples. `begins` has what unanswered requests said and this one begins with."""
+        """`score`, `is_cut` and `find_same_text` ask the engine more about a choice, which few choices need.
+        `find_sampling` asks it once how it samples. `begins` has what unanswered requests said and this one begins
+        with. `stops` gets the tokens at which models stop."""
         self.origin = origin
         self._begins = begins
         self.engine = ""
@@ -61,6 +73,8 @@ class Recorder:
         self.lost: set[int] = set()
         """The places of the choices that ended in no whole call."""
         self._score = score
+        self._is_cut = is_cut
+        self._stops = set() if stops is None else stops
         self._find_same_text = find_same_text
         self._find_sampling = find_sampling
         self._sampled: Sampled = lambda scored: None
@@ -93,6 +107,7 @@ class Recorder:
         if self.ended:
             return
         whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
+        whole = [await self._ended(outcome) for outcome in whole]
         if self._ledger_port.serving.merge_policy == "repair":
             for outcome in whole:
                 self._same_text[outcome.index] = await self._repeated(outcome)
@@ -125,6 +140,15 @@ class Recorder:
     async def _scored(self, choice: Unscored) -> Captured | Lost:
         outcome = await self._score(choice) if self._same_weights() else None
         return outcome if outcome is not None and self._same_weights() else Lost(choice.index, WEIGHTS_CHANGED)
+
+    async def _ended(self, outcome: Captured | Lost) -> Captured | Lost:
+        """`outcome` with the finish reason that tells whether it was cut. Its client keeps the engine's word."""
+        if isinstance(outcome, Lost) or not outcome.token_ids:
+            return outcome
+        if outcome.finish_reason == "stop" and outcome.stop_string is None:
+            self._stops.add((self.origin.model or outcome.model, outcome.token_ids[-1]))
+        cut = outcome.finish_reason == IN_DOUBT and await self._is_cut(outcome)
+        return replace(outcome, finish_reason="length") if cut else outcome
 
     async def _repeated(self, outcome: Outcome) -> Found | None:
         """The earlier call whose text the prompt of `outcome` repeats in other tokens."""

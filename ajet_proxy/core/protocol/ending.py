@@ -1,0 +1,57 @@
+"""Whether an answer was cut at its limit, though its engine says that it ended with a tool call.
+
+vLLM says ``tool_calls`` of any document with a tool call, also of one whose tokens ran out. The last token of such an
+answer is no stop token. Which tokens are, shows where other answers stopped. Of any other token the engine is asked: a
+request for that one token, made certain by a bias, ends with ``stop`` or ``length``. If that cannot be known, an answer
+was cut if it has as many tokens as its request allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ajet_proxy.core.protocol.chat import CHAT
+from ajet_proxy.core.protocol.completions import COMPLETIONS
+from ajet_proxy.core.protocol.reading import UNREADABLE
+from ajet_proxy.core.protocol.request import integer
+from ajet_proxy.core.protocol.responses import RESPONSES
+from ajet_proxy.core.protocol.sampling import MOST_BIAS, one_token
+from ajet_proxy.core.trajectory.call import Captured
+
+IN_DOUBT = "tool_calls"
+"""The one finish reason that does not tell."""
+_LIMITS: Mapping[str, tuple[str, ...]] = {
+    CHAT.path: ("max_completion_tokens", "max_tokens"), COMPLETIONS.path: ("max_tokens",),
+    RESPONSES.path: ("max_output_tokens",),
+}  # fmt: skip
+
+
+def names_stop(choice: Captured, asked: Mapping[str, Any]) -> bool:
+    """Whether `choice`, an answer to what was `asked`, ended at a string or a token that the request names."""
+    listed = asked.get("stop_token_ids")
+    return choice.stop_string is not None or (isinstance(listed, list) and choice.token_ids[-1] in listed)
+
+
+def is_full(choice: Captured, route: str, asked: Mapping[str, Any]) -> bool:
+    """Whether `choice` has as many tokens as was `asked` of the engine's `route`; False if the request does not say."""
+    told = (integer(asked, name) for name in _LIMITS.get(route, ()))
+    limit = next((limit for limit in told if limit is not None), None)
+    return limit is not None and len(choice.token_ids) >= limit
+
+
+def question(model: str, token: int) -> tuple[str, bytes]:
+    """The route and the body that ask whether `token` stops."""
+    path, body = one_token(model, {token: MOST_BIAS}, temperature=0)
+    return path, json.dumps(body).encode()
+
+
+def answered(token: int, body: bytes) -> bool | None:
+    """Whether `token` stops, by the engine's answer to `question`; None if that does not say."""
+    try:
+        [choice] = json.loads(body)["choices"]
+        told = {"stop": True, "length": False}.get(choice["finish_reason"])
+        return told if choice["token_ids"] == [token] else None
+    except UNREADABLE:
+        return None
