@@ -107,7 +107,7 @@ def rewarding(target: Target, episode: str, reward: routes.Reward) -> Talk[Outco
     Returns the reward that the episode now has, of all that it was given by any process; and the reason if the proxy
     discarded the episode nevertheless.
     """
-    body = replace(reward, value=finite(reward.value), id=f"rew-{uuid.uuid4().hex}")
+    body = replace(reward, id=f"rew-{uuid.uuid4().hex}")
     reply = yield from request(target, "reward", body, id=episode)
     answer = _told(target, reply)
     if answer.get("state") != "discarded":
@@ -224,7 +224,7 @@ class EpisodeLife:
     ) -> Talk[None]:
         """Gives a finite reward, to the whole episode or to one `call`, `agent` or `model` of it; a `final` one seals
         it. `state` names the state in which `call` was made."""
-        reward = routes.Reward(value, call, agent, final, note=note, state=state, model=model)
+        reward = routes.Reward(finite(value), call, agent, final, note=note, state=state, model=model)
         outcome = yield from rewarding(self._target, self.id, reward)
         if final or self.outcome is not None:
             self.outcome = outcome
@@ -408,7 +408,7 @@ def reward_own(
 ) -> Talk[None]:
     """Rewards the episode that this process belongs to (see `current_episode`); returns once the reward is on disk."""
     found = current_episode(episode)
-    reward = routes.Reward(value, call, agent, final, note=note, state=state, model=model)
+    reward = routes.Reward(finite(value), call, agent, final, note=note, state=state, model=model)
     yield from rewarding(replace(target, deadline=deadline), found, reward)
 
 

@@ -67,8 +67,46 @@ MAX_REWARD = 1e12
 """No reward is larger, on either side of 0: sums of as many as there are, and their squares, stay finite numbers."""
 
 
+MAX_EVALUATION = 10_000
+"""Episodes of one evaluation: each is kept in memory while it is the latest."""
+MAX_PLAY = 1_000_000
+"""Episodes of one play: each that was given back is kept in memory."""
+MAX_TTL_S = 3600.0
+MAX_AHEAD = 1_000_000
+MAX_LANE_WAIT_S = 3600.0
+MAX_GROUPS = 100_000
+"""Of a lease; and episodes of a group."""
+MAX_WAIT_S = 3600.0
+"""How long one request waits."""
+MAX_AGE_S = 1e9
+"""Seconds that anything is open or waited for; some thirty years, so that times add up exactly."""
+MAX_LEASE_S = 7 * 86400.0
+
+
+def _within(least: float, most: float, default: Any = MISSING, *, above: bool = False) -> Any:
+    """A field whose number is from `least` to `most`; with `above`, more than `least`."""
+    return field(default=default, metadata={"bounds": (least, most, above)})
+
+
+class Body:
+    """A body whose numbers are within the bounds of their fields, or `BadRequest`."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if (bounds := one.metadata.get("bounds")) is None or value is None:
+                continue
+            least, most, above = bounds
+            is_number = isinstance(value, (int, float))
+            if not (is_number and least <= value <= most and not (above and value == least)):
+                said = f"above {least:g} and at most" if above else f"from {least:.15g} to"
+                raise BadRequest(f"{one.name} must be a finite number {said} {most:.15g}", param=one.name)
+
+
 @dataclass(frozen=True, slots=True)
-class OpenEpisode:
+class OpenEpisode(Body):
     """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
     only if that is the next one of the model's evaluation, or is free in its ``play``. ``client`` plays it, under
     ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. ``id`` makes it idempotent; without
@@ -81,26 +119,26 @@ class OpenEpisode:
     agent: str | None = None
     eval: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    idle_timeout: float | None = None
-    wall_timeout: float | None = None
+    idle_timeout: float | None = _within(0, MAX_AGE_S, None, above=True)
+    wall_timeout: float | None = _within(0, MAX_AGE_S, None, above=True)
     members: Mapping[str, str] | None = None
-    place: int | None = None
+    place: int | None = _within(0, MAX_PLAY - 1, None)
     client: str | None = None
     revision: str | None = None
     play: str | None = None
     trial: bool = False
     id: str | None = None
-    hold_s: float | None = None
+    hold_s: float | None = _within(0, MAX_WAIT_S, None)
     teachers: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
+class Reward(Body):
     """``POST episodes/ID/rewards``. ``id`` makes it idempotent; without one the proxy makes one. ``value`` is at most
     `MAX_REWARD`. ``state`` names the state in which ``call`` was made, so that it is compared with others in it. With
     ``model`` it is only for what that model sampled."""
 
-    value: float
+    value: float = _within(-MAX_REWARD, MAX_REWARD)
     call: str | None = None
     agent: str | None = None
     final: bool = True
@@ -125,24 +163,24 @@ class Empty:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Body):
     """``POST batches/lease``: `groups` complete groups of `group_size` episodes of one task each; if `unit` is
     ``episodes``, groups with `groups` episodes together. With `signal`, groups whose rewards are equal are discarded,
     and others take their place. With `min_group_size`, a task ends if none of its episodes is open and none was opened
     for `group_wait_s` seconds. What is ready of it is a group then if it is large enough, else it is discarded. With
     `max_lead`, nothing is leased while `model` is more updates than that ahead of the slowest of its team."""
 
-    groups: int = 1
-    group_size: int | None = None
-    max_staleness: int | None = None
+    groups: int = _within(1, MAX_GROUPS, 1)
+    group_size: int | None = _within(1, MAX_GROUPS, None)
+    max_staleness: int | None = _within(0, MAX_VERSION, None)
     model: str | None = None
     signal: bool = False
     unit: str = "groups"
-    min_group_size: int | None = None
-    group_wait_s: float = 60.0
-    wait_s: float = 0.0
-    lease_s: float = 300.0
-    max_lead: int | None = None
+    min_group_size: int | None = _within(1, MAX_GROUPS, None)
+    group_wait_s: float = _within(0, MAX_AGE_S, 60.0)
+    wait_s: float = _within(0, MAX_WAIT_S, 0.0)
+    lease_s: float = _within(0, MAX_LEASE_S, 300.0, above=True)
+    max_lead: int | None = _within(0, MAX_VERSION, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,81 +192,81 @@ class Flush:
 
 
 @dataclass(frozen=True, slots=True)
-class SetMix:
+class SetMix(Body):
     """``PUT mix``: what is given is changed. The `shares` of lanes add up to 1. A lane with all of the share may have
     `ahead` groups open or ready (0: any number), each of `group_size` episodes. A lane with nothing for `lane_wait_s`
     seconds lends its turns. A named `model` has a mix of its own from then on."""
 
     shares: Mapping[str, float] | None = None
-    ahead: int | None = None
-    group_size: int | None = None
-    lane_wait_s: float | None = None
+    ahead: int | None = _within(0, MAX_AHEAD, None)
+    group_size: int | None = _within(0, MAX_GROUPS, None)
+    lane_wait_s: float | None = _within(0, MAX_LANE_WAIT_S, None)
     model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Extend:
+class Extend(Body):
     """``POST batches/ID/extend``: the lease now ends `lease_s` seconds from now."""
 
-    lease_s: float = 300.0
+    lease_s: float = _within(0, MAX_LEASE_S, 300.0, above=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Body):
     """``POST batches/ID/ack``: the step that trained this batch is checkpointed. ``filtered`` are episodes of it that
     the trainer did not train, and why."""
 
-    policy_version: int
+    policy_version: int = _within(0, MAX_VERSION)
     filtered: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class GateClose:
+class GateClose(Body):
     """``POST gate/close``: hold new LLM requests of `model`; wait up to `wait_s` seconds for those in flight. Without a
     model, the one that is announced is meant."""
 
     reason: str = "weights"
-    wait_s: float = 600.0
+    wait_s: float = _within(0, MAX_WAIT_S, 600.0)
     model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class GateOpen:
+class GateOpen(Body):
     """``POST gate/open``: let requests of `model` through again, now served by `policy_version`."""
 
-    policy_version: int
+    policy_version: int = _within(0, MAX_VERSION)
     model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Body):
     """``POST policy``: `model` is at `version`; `upstreams`, if given, replace its engines (base URLs)."""
 
     model: str
-    version: int
+    version: int = _within(0, MAX_VERSION)
     upstreams: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
+class Evaluate(Body):
     """``POST evaluations``: so many evaluation `episodes` of `model` are wanted, at the version that serves it. ``id``
     makes it idempotent; without one the proxy makes one."""
 
     model: str
-    episodes: int
+    episodes: int = _within(1, MAX_EVALUATION)
     id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class Play(Body):
     """``POST plays``: a data set of so many `episodes` is played under `name`. One that is being played goes on."""
 
     name: str
-    episodes: int
+    episodes: int = _within(1, MAX_PLAY)
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(Body):
     """``POST clients``: this process runs agents, and is gone once it has not said so for ``ttl_s`` seconds. With
     ``replaces``, an older client of the name is gone. With ``replaces_older``, episodes of the lane that were played
     under another revision are discarded. ``id`` makes it idempotent; without one the proxy makes one."""
@@ -236,7 +274,7 @@ class Join:
     name: str
     revision: str | None = None
     lane: str | None = None
-    ttl_s: float = 30.0
+    ttl_s: float = _within(0, MAX_TTL_S, 30.0, above=True)
     replaces: bool = True
     replaces_older: bool = False
     id: str | None = None
@@ -263,7 +301,7 @@ class ChangeRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Supervise:
+class Supervise(Body):
     """``POST supervisor``: how its runs are, and what it says of the configurations that it was asked to check. The
     answer waits up to `wait_s` seconds for something else to be wanted than ``known`` stands for."""
 
@@ -272,7 +310,7 @@ class Supervise:
     runs: Mapping[str, Any] = field(default_factory=dict)
     verdicts: Mapping[str, Any] = field(default_factory=dict)
     known: str = ""
-    wait_s: float = 0.0
+    wait_s: float = _within(0, MAX_WAIT_S, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

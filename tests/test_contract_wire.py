@@ -15,7 +15,7 @@ import msgpack
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import headers
 from ajet_proxy.core.ledger import attempts as unanswered
-from ajet_proxy.core.ledger import client_commands, clients, commands, episode, leases, mix, plays, supervisors, views
+from ajet_proxy.core.ledger import client_commands, clients, commands, episode, leases, plays, supervisors, views
 from ajet_proxy.core.ledger import runs as wanted
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
@@ -335,10 +335,10 @@ def test_the_limits_that_are_fixed() -> None:
     assert found == [
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, headers.MAX_LABEL,
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
-        control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, commands.MAX_EVALUATION,
-        routes.MAX_LANES, mix.MAX_AHEAD, mix.MAX_LANE_WAIT_S, control.HOLD_S,
-        unanswered.MOST, commands.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN,
-        routes.MAX_CLIENT_TEXT, client_commands.MAX_TTL_S, client_commands.MAX_CLIENTS, front.client_timeout,
+        control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, routes.MAX_EVALUATION,
+        routes.MAX_LANES, routes.MAX_AHEAD, routes.MAX_LANE_WAIT_S, control.HOLD_S,
+        unanswered.MOST, routes.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN,
+        routes.MAX_CLIENT_TEXT, routes.MAX_TTL_S, client_commands.MAX_CLIENTS, front.client_timeout,
         front.connect_timeout, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
         wanted.MAX_RUNS, runs.MAX_CONFIG, supervisors.MAX_LINES, supervisors.MAX_BYTES, supervisors.MAX_LINE,
         supervisors.MAX_REASON, supervisors.SILENT_S, waiting.VERDICT_S, waiting.MAX_POLL_S,

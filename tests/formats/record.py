@@ -72,7 +72,7 @@ async def played(client: Client, name: str, task: str, reward: float | None = 1.
 
 
 async def lease(client: Client, **more: Any) -> tuple[str, bytes]:
-    body = {"groups": 1, "group_size": 2, "lease_s": 1e9, "model": "stub"} | more
+    body = {"groups": 1, "group_size": 2, "lease_s": 6e5, "model": "stub"} | more
     answer = await control(client, "POST", "/batches/lease", body)
     assert answer.status == 200
     return decode_batch(answer.body).batch, answer.body
@@ -96,7 +96,7 @@ async def first_life(client: Client, engine: str) -> None:
     for number in range(4):
         await played(client, f"old-{number}", "old task", float(number))
     batch, _ = await lease(client, groups=2)
-    await control(client, "POST", f"/batches/{batch}/extend", {"lease_s": 1e9})
+    await control(client, "POST", f"/batches/{batch}/extend", {"lease_s": 6e5})
     await control(client, "POST", f"/batches/{batch}/ack", {"policy_version": 4, "filtered": {"old-3": "too long"}})
     await control(client, "POST", "/gate/close", {"reason": "weights"})
     await control(client, "POST", "/gate/open", {"policy_version": 4})
@@ -117,7 +117,7 @@ async def second_life(client: Client) -> bytes:
     trained, _ = await lease(client)
     await control(client, "POST", f"/batches/{trained}/ack", {"policy_version": 5})
     returned, _ = await lease(client)
-    await control(client, "POST", f"/batches/{returned}/extend", {"lease_s": 1e9})
+    await control(client, "POST", f"/batches/{returned}/extend", {"lease_s": 6e5})
     await control(client, "POST", f"/batches/{returned}/nack")
     await control(client, "POST", "/gate/close", {"reason": "weights", "model": "stub"})
     await control(client, "POST", "/gate/open", {"policy_version": 5, "model": "stub"})

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
+from ajet_sdk.routes import ROUTES
 from ajet_sdk.settings import Settings
 from tests.kit.readme import FENCE
 from tests.kit.source import ROOT
@@ -94,3 +96,16 @@ def table_of(settings: Settings) -> str:
     for name, found in settings.options.items():
         rows.append(f"| `{name}` | {f'`{found.shown}`' if found.shown else ''} | {found.doc} |")
     return "\n".join(rows)
+
+
+def bounds_table() -> str:
+    """The table of docs/reference/limits.md: the bounds of each number in a body. One that is over 0 has `>`."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for route in ROUTES:
+        for one in fields(route.body) if route.body is not None else ():
+            if (bounds := one.metadata.get("bounds")) is not None:
+                least, most, above = bounds
+                row = (f"`{one.name}`", f"{'> ' if above else ''}{least:.15g}", f"{most:.15g}")
+                found.setdefault(row, []).append(f"`{route.name}`")
+    rows = (f"| {' | '.join(row)} | {', '.join(names)} |" for row, names in sorted(found.items()))
+    return "\n".join(["| field | least | most | route |", "|---|---|---|---|", *rows])

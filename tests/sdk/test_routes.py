@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from ajet_sdk import routes
 from ajet_sdk.errors import BadRequest
+from tests.kit.pages import bounds_table
+from tests.kit.source import ROOT
 
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -41,6 +44,10 @@ def bodies(draw: st.DrawFn) -> Any:
     for f in dataclasses.fields(kind):
         optional = str(f.type).endswith("| None")
         of = OF[str(f.type).removesuffix(" | None")]
+        if "bounds" in f.metadata:
+            least, most, above = f.metadata["bounds"]
+            whole = "int" in str(f.type)
+            of = st.integers(least, most) if whole else st.floats(least, most, exclude_min=above)
         values[f.name] = draw(st.none() | of if optional else of)
     return kind(**values)
 
@@ -131,3 +138,35 @@ def test_names_that_it_may_not(name: str) -> None:
     with pytest.raises(BadRequest) as caught:
         routes.check_id(name)
     assert caught.value.param == "episode"
+
+
+NUMBERS = [
+    (route.body, one) for route in routes.ROUTES if route.body is not None for one in dataclasses.fields(route.body)
+    if str(one.type).removesuffix(" | None") in ("int", "float")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "one"), NUMBERS, ids=[f"{body.__name__}.{one.name}" for body, one in NUMBERS])
+def test_every_number_of_a_body_has_bounds(body: type[Any], one: Any) -> None:
+    """What is beyond them is refused by the field's name, whoever makes the body."""
+    least, most, above = one.metadata["bounds"]
+    whole = str(one.type).startswith("int")
+    needed: dict[str, Any] = {
+        field.name: "x" for field in dataclasses.fields(body)
+        if field.default is dataclasses.MISSING and field.type == "str"
+    }
+    good = [most] if above else [least, most]
+    bad = [least] if above else [least - 1]
+    bad += [most + 1 if abs(most) < 2**53 else most * 2, -(2**62) if whole else -1e308, 2**62 if whole else 1e308]
+    for value in good:
+        assert getattr(routes.parse(body, needed | {one.name: value}), one.name) == value
+    for value in bad:
+        for make in (partial(routes.parse, body), lambda given: body(**given)):
+            with pytest.raises(BadRequest) as caught:
+                make(needed | {one.name: value})
+            assert caught.value.param == one.name
+
+
+def test_the_page_of_limits_has_every_bound() -> None:
+    page = (ROOT / "docs" / "reference" / "limits.md").read_text()
+    assert bounds_table() in page

@@ -21,7 +21,6 @@ from ajet_proxy.core.ledger.state import State
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import Join
 
-MAX_TTL_S = 3600.0
 MAX_CLIENTS = 1000
 """A tenant has no more of them at a time."""
 LEFT_AT_ONCE = 1000
@@ -55,8 +54,6 @@ class ClientCommands:
     def join(self, body: Join, *, client: str, tenant: str, at: float) -> tuple[ev.Event, ...]:
         """`client` is `body.id`, or a new one if that is None. One that has joined stays as it is."""
         at = max(at, self.state.now)
-        if not 0 < body.ttl_s <= MAX_TTL_S:
-            raise BadRequest(f"ttl_s must be more than 0, and at most {MAX_TTL_S:g}", param="ttl_s")
         if "/" in (body.lane or ""):
             raise BadRequest("a lane has no '/': that is what ends it in a task's name", param="lane")
         if body.replaces_older and body.lane is None:

@@ -37,8 +37,6 @@ from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import (
     ABORT_CAUSES,
     LEASE_UNITS,
-    MAX_REWARD,
-    MAX_VERSION,
     Abort,
     Ack,
     Evaluate,
@@ -56,10 +54,6 @@ from ajet_sdk.routes import (
 )
 
 Events = tuple[Event, ...]
-MAX_EVALUATION = 10_000
-"""Episodes of one evaluation: each is kept in memory while it is the latest."""
-MAX_PLAY = 1_000_000
-"""Episodes of one play: each that was given back is kept in memory."""
 MAX_PLAYS = 1000
 """Plays of a tenant. Beyond it, the one that began first has been left, and ends."""
 EXPIRED_AT_ONCE = 1000
@@ -217,8 +211,6 @@ class Commands:
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
         """A final reward seals an open episode. `reward_id` is `body.id`, or a new one if that is None."""
         known, at = self.state.episode(episode), self._time(at)
-        if not abs(body.value) <= MAX_REWARD:
-            raise BadRequest(f"value must be a finite number of at most {MAX_REWARD:g}", param="value")
         if body.state is not None and body.call is None:
             raise BadRequest("state is that of a call: name the call too", param="state")
         if body.model is not None and body.call is not None:
@@ -259,18 +251,10 @@ class Commands:
         are too few, only the events of what is dropped, or of lanes that may be played further
         (`ajet_proxy.core.ledger.leases`)."""
         at = self._time(at)
-        for name, value, least in (
-            ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),
-            ("min_group_size", body.min_group_size, 1), ("group_wait_s", body.group_wait_s, 0),
-            ("max_lead", body.max_lead, 0),
-        ):
-            if value is not None and value < least:
-                raise BadRequest(f"{name} must be at least {least}", param=name)
         if body.unit not in LEASE_UNITS:
             raise BadRequest(f"unit must be {' or '.join(LEASE_UNITS)}", param="unit")
         if (body.min_group_size or 0) > (body.group_size or self.state.settings.group_size):
             raise BadRequest("min_group_size may be at most group_size", param="min_group_size")
-        _check_lease(body.lease_s)
         if self._leads(body):
             return ()
         dropped, chosen = choose(self.state, body, at=at)
@@ -292,7 +276,6 @@ class Commands:
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
         """The batch is trained. A returned one can be acknowledged too, while its episodes are as it had them."""
         known = self.state.batch(batch)
-        _check_version(body.policy_version, "policy_version")
         if not body.filtered.keys() <= set(known.episodes()):
             raise BadRequest(f"filtered names an episode that batch {batch} does not have", param="filtered")
         if known.state == "trained":
@@ -313,7 +296,6 @@ class Commands:
 
     def extend(self, batch: str, body: Extend, *, at: float) -> Events:
         known, at = self.state.batch(batch), self._time(at)
-        _check_lease(body.lease_s)
         if known.state != "leased":
             raise Conflict(f"batch {batch} is {known.state}: there is no lease to extend", code=f"batch_{known.state}")
         return (ev.LeaseExtended(at, batch, at + body.lease_s),)
@@ -371,7 +353,6 @@ class Commands:
     def announce(self, body: Policy, *, at: float) -> Events:
         if not body.model:
             raise BadRequest("a policy needs a model", param="model")
-        _check_version(body.version, "version")
         for url in body.upstreams or ():
             if server(url) is None or "@" in url:
                 raise BadRequest(f"upstream {url.rpartition('@')[2][:200]!r} is no http://HOST:PORT", param="upstreams")
@@ -384,8 +365,6 @@ class Commands:
         """`evaluation` is `body.id`, or a new one if that is None. One that was asked for before stays as it is."""
         if not body.model:
             raise BadRequest("an evaluation needs a model", param="model")
-        if not 1 <= body.episodes <= MAX_EVALUATION:
-            raise BadRequest(f"episodes must be 1 to {MAX_EVALUATION}", param="episodes")
         if (known := self.state.evaluation(evaluation)) is not None:
             if (known.model, known.wanted) != (body.model, body.episodes):
                 raise BadRequest(f"evaluation {evaluation} is of another model or number of episodes", param="id")
@@ -395,8 +374,6 @@ class Commands:
 
     def play(self, body: Play, *, tenant: str, at: float) -> Events:
         """A data set is played. One that is being played goes on where it is."""
-        if not 1 <= body.episodes <= MAX_PLAY:
-            raise BadRequest(f"episodes must be 1 to {MAX_PLAY}", param="episodes")
         if (known := self.state.plays.get((tenant, body.name))) is not None:
             if known.episodes != body.episodes:
                 message = f"play {body.name} has {known.episodes} episodes, not {body.episodes}: end it, or name one"
@@ -422,7 +399,6 @@ class Commands:
     def gate_open(self, body: GateOpen, *, at: float) -> Events:
         """What was closed without a name, when one model was announced or none, may open without a name later."""
         state, model, version = self.state, body.model or "", body.policy_version
-        _check_version(version, "policy_version")
         if not model and not state.gate_now.shut:
             self._check_alone()
         meant = state.meant(model)
@@ -512,12 +488,3 @@ def _late(episode: Episode, call: str, entry: CallEntry, marks: tuple[Mark, ...]
     goes_on = marks and entry.reason == "retried" and episode.stored is None
     return (ev.CallLost(at, episode.id, call, "retried", marks),) if goes_on else ()
 
-
-def _check_version(version: int, param: str) -> None:
-    if not 0 <= version <= MAX_VERSION:
-        raise BadRequest(f"{param} must be 0 to {MAX_VERSION}", param=param)
-
-
-def _check_lease(lease_s: float) -> None:
-    if lease_s <= 0:
-        raise BadRequest("lease_s must be positive", param="lease_s")

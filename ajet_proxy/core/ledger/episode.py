@@ -419,10 +419,6 @@ def _timelines(chains: Sequence[Chain], texts: Texts) -> tuple[Timeline, ...]:
 def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float]:
     """The idle and the wall timeout, in seconds, of an episode that is opened as `asked`. `idle` and `wall` are the
     proxy's own. No episode holds its memory for longer than `wall`."""
-    for name in ("idle_timeout", "wall_timeout"):
-        value = getattr(asked, name)
-        if value is not None and value <= 0:
-            raise BadRequest(f"{name} must be positive", param=name)
     if (asked.wall_timeout or 0) > wall:
         raise BadRequest(f"wall_timeout may be at most {wall:g} seconds, the proxy's own", param="wall_timeout")
     return asked.idle_timeout or idle, asked.wall_timeout or wall

@@ -23,13 +23,9 @@ from fractions import Fraction
 from msgspec import Struct
 
 from ajet_proxy.core.ledger.pots import Load
-from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import SetMix, check_shares
 
 LANE_WAIT_S = 30.0
-MAX_LANE_WAIT_S = 3600.0
-MAX_AHEAD = 1_000_000
-"""Groups."""
 
 
 class Mix(Struct, frozen=True):
@@ -73,12 +69,6 @@ class Direction:
 
 def check_mix(asked: SetMix) -> None:
     """`BadRequest` for what no mix can be."""
-    for name, value, least, most in (
-        ("ahead", asked.ahead, 0, MAX_AHEAD), ("group_size", asked.group_size, 0, MAX_AHEAD),
-        ("lane_wait_s", asked.lane_wait_s, 0, MAX_LANE_WAIT_S),
-    ):
-        if value is not None and not least <= value <= most:
-            raise BadRequest(f"{name} must be {least} to {most:g}", param=name)
     if asked.shares is not None:
         check_shares(asked.shares)
 

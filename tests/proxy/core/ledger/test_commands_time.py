@@ -41,7 +41,7 @@ def test_announcing_a_policy(rig: LedgerRig) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        Policy("m", -1), Policy("m", 2**31), Policy("", 1), Policy("m", 1, ("ftp://x",)),
+        Policy("", 1), Policy("m", 1, ("ftp://x",)),
         Policy("m", 1, ("localhost:8000",)),
     ],
 )
@@ -75,9 +75,9 @@ def test_a_version_that_no_batch_could_say_opens_no_gate_and_acknowledges_nothin
     batch = rig.lease(group_size=1)
     assert batch is not None
     for version in (-1, 2**31):
-        with pytest.raises(BadRequest, match="policy_version must be 0 to 2147483647"):
+        with pytest.raises(BadRequest, match="policy_version must be a finite number from 0 to 2147483647"):
             unlock(rig, version)
-        with pytest.raises(BadRequest, match="policy_version must be 0 to 2147483647"):
+        with pytest.raises(BadRequest, match="policy_version must be a finite number from 0 to 2147483647"):
             rig.ack(batch, version)
 
 

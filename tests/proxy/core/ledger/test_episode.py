@@ -278,14 +278,9 @@ def test_an_episode_may_ask_for_other_timeouts_but_not_to_stay_open_for_longer_t
     assert timeouts(OpenEpisode(), 100.0, 1000.0) == (100.0, 1000.0)
     assert timeouts(OpenEpisode(idle_timeout=5000.0, wall_timeout=7.0), 100.0, 1000.0) == (5000.0, 7.0)
     assert timeouts(OpenEpisode(wall_timeout=1000.0), 100.0, 1000.0) == (100.0, 1000.0)
-    for asked, words in (
-        (OpenEpisode(wall_timeout=1000.1), "wall_timeout may be at most 1000 seconds"),
-        (OpenEpisode(wall_timeout=-1.0), "wall_timeout must be positive"),
-        (OpenEpisode(idle_timeout=0.0), "idle_timeout must be positive"),
-    ):
-        with pytest.raises(BadRequest, match=words) as caught:
-            timeouts(asked, 100.0, 1000.0)
-        assert caught.value.param == words.split()[0]
+    with pytest.raises(BadRequest, match="wall_timeout may be at most 1000 seconds") as caught:
+        timeouts(OpenEpisode(wall_timeout=1000.1), 100.0, 1000.0)
+    assert caught.value.param == "wall_timeout"
 
 
 def test_what_a_trainer_has_had_is_as_good_as_leased() -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.ledger.commands import MAX_EVALUATION
 from ajet_sdk.errors import BadRequest, Conflict
-from ajet_sdk.routes import Evaluate, GateClose, GateOpen
+from ajet_sdk.routes import MAX_EVALUATION, Evaluate, GateClose, GateOpen
 from tests.kit.ledger_rig import LedgerRig
 
 
@@ -182,7 +181,7 @@ def test_it_survives_a_restart_and_what_is_archived_still_counts(rig: LedgerRig)
 
 @pytest.mark.parametrize(("model", "episodes"), [("", 1), ("m", 0), ("m", -1), ("m", MAX_EVALUATION + 1)])
 def test_what_cannot_be_wanted_is_refused(rig: LedgerRig, model: str, episodes: int) -> None:
-    with pytest.raises(BadRequest, match="model" if not model else "episodes must be 1 to"):
+    with pytest.raises(BadRequest, match="model" if not model else "episodes must be a finite number from 1 to"):
         rig.evaluate(model, episodes)
 
 

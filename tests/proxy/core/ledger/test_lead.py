@@ -52,7 +52,7 @@ class Training:
             return False
         if model not in {one for one, _ in self.rig.state.queues.ready()}:
             self.play()
-        batch = self.rig.lease(model=model, group_size=1, lease_s=1e6, max_lead=self.leads[model])
+        batch = self.rig.lease(model=model, group_size=1, lease_s=6e5, max_lead=self.leads[model])
         if batch is not None:
             self.held[model].append(batch)
             self.trains[model] = True

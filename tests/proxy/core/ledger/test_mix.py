@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.mix import MAX_AHEAD, Mix, Standing, Turns, check_mix
+from ajet_proxy.core.ledger.mix import Mix, Standing, Turns, check_mix
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import MAX_LANES, SetMix
+from ajet_sdk.routes import MAX_AHEAD, MAX_LANES, SetMix
 
 LANES = "abcdefgh"
 
