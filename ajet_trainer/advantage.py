@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet_sdk.rounding import leveled, magnitude, slack
 from ajet_sdk.sample import BatchEpisode, Group, Sample
 from ajet_trainer.overlong import PENALTY
 
@@ -55,8 +56,18 @@ def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
 
     Where rewards have a scope, the sessions of each agent are a set, if each was rewarded in more than one episode.
     What a proposer gets says nothing of what a critic may expect. Otherwise all are one set. What nobody has rewarded
-    is in none.
+    is in none. Rewards of a set that are equal up to the rounding of sums are the same number.
     """
+    by = slack(magnitude(float(item["value"]) for item in episode.rewards) for episode in group.episodes)
+    return tuple(_leveled(sessions, by) for sessions in _sets(group))
+
+
+def _leveled(sessions: Sequence[Session], by: float) -> tuple[Session, ...]:
+    rewards = leveled([session.reward for session in sessions], by)
+    return tuple(replace(session, reward=reward) for session, reward in zip(sessions, rewards, strict=True))
+
+
+def _sets(group: Group) -> tuple[tuple[Session, ...], ...]:
     if not any(map(rewarded_apart, group.episodes)):
         return (tuple(Session(episode.reward, counted(episode)) for episode in group.episodes),)
     by_agent: dict[str, list[Session]] = {}

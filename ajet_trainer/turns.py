@@ -23,6 +23,7 @@ changes no other call's credit.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,14 +31,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet_sdk.rounding import magnitude, slack
 from ajet_sdk.sample import BatchEpisode, Group, Sample
 from ajet_trainer.advantage import Session, compared, counted, rewarded_apart, sets_of
 from ajet_trainer.overlong import PENALTY
 
 EPSILON = 1e-6
 """What GRPO adds to the standard deviation."""
-ROUNDING = 1e-12
-"""Advantages below this share of the largest reward are what rounding leaves of 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ def credit(plays: Sequence[Play], how: ByTurn) -> list[dict[str, float]]:
         [play.reward - expected + gain - base for gain, base in zip(gains, bases, strict=True)]
         for play, gains, bases in zip(plays, returns, _baselines(plays, returns), strict=True)
     ]
-    largest = max((abs(value) for play, gains in zip(plays, returns, strict=True) for value in (play.reward, *gains)))
-    found = [[0.0 if abs(value) <= ROUNDING * largest else value for value in values] for values in found]
+    by = slack(magnitude((play.reward, *(turn.reward for turn in play.turns))) for play in plays)
+    found = [[0.0 if abs(value) <= by else value for value in values] for values in found]
     if how.scaled:
         squares = math.fsum(_mean(value * value for value in values) for values in found if values)
         scale = math.sqrt(squares / (len(plays) - 1)) + EPSILON
@@ -195,19 +195,19 @@ def _totals(rewards: Iterable[Mapping[str, Any]]) -> dict[str | None, float]:
     """What each call got, and under None what was given to no call. Final rewards replace earlier ones as contract §5.2
     says: those of their scope, or all if they are the whole episode's."""
     finals: dict[tuple[str | None, ...], float] = {}
-    sums: dict[str | None, float] = {}
+    held = defaultdict[str | None, list[float]](list)
     for item in rewards:
         call, value = item.get("call"), float(item["value"])
         scope = (call,) if call is not None else (None, item.get("agent"), item.get("model"))
         if not item.get("final"):
-            sums[call] = sums.get(call, 0.0) + value
+            held[call].append(value)
             continue
         if scope == (None, None, None):
             finals.clear()
         finals[scope] = value
     for (call, *_), value in finals.items():
-        sums[call] = sums.get(call, 0.0) + value
-    return sums
+        held[call].append(value)
+    return {call: math.fsum(values) for call, values in held.items()}
 
 
 def _turns(

@@ -28,7 +28,6 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
@@ -40,14 +39,14 @@ from verl.workers.utils.padding import response_to_nested
 from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import trained_rows
-from ajet_trainer.advantage import group_of, one_row_a_session, row_weights, session_of
+from ajet_trainer.advantage import group_of, row_weights
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.engines import EngineLost
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 from ajet_trainer.updates import deal, together
-from ajet_trainer.verl_backend import adapters, settings, weights
+from ajet_trainer.verl_backend import adapters, advantages, settings, weights
 from ajet_trainer.verl_backend.checkpoints import DTYPE, prune
 from ajet_trainer.verl_backend.corrections import READ, by_call, left_out, over_sequences
 from ajet_trainer.verl_backend.estimators import BY_TURN, by_turn
@@ -56,11 +55,6 @@ from ajet_trainer.verl_backend.losses import session_loss
 from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
 
 PARTITION = "train"
-GROUPED = (
-    "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
-)  # fmt: skip
-"""Estimators that give all tokens of a session one advantage, from a baseline over the sessions of its group."""
-
 MANY = ("fsdp", "fsdp2", "megatron", "veomni")
 """Engines of verl that take a temperature for each row. Their fused kernels take one for all."""
 
@@ -176,16 +170,13 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        trained = {session_of(batch.keys[place]) for place in real if batch.tags[place].get("sampled", True)}
         if over_sequences(correction := self.config.algorithm.rollout_correction):
             with left_out(correction):
                 batch = super()._compute_advantage(batch, metrics)
             batch = self._correct_calls(batch, metrics)
         else:
             batch = super()._compute_advantage(batch, metrics)
-        if len(trained) < len(batch.keys) or self.config.algorithm.adv_estimator == BY_TURN:
-            batch = self._weigh_episodes(batch, real)
-        return batch
+        return self._weigh_episodes(batch, real)
 
     # What a run asks of a learner (ajet_trainer.step) --------------------------------------------------------------
 
@@ -245,6 +236,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         metrics: dict[str, Any] = {}
         self.timing_raw: dict[str, float] = {}
         self._fit_to(rows)
+        self._rewards = {row.key: row.reward for row in rows}
         with marked_timer("step", self.timing_raw):
             with marked_timer("put", self.timing_raw):
                 put_rows(rows, self.global_steps, self.temperature)
@@ -353,35 +345,35 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         )
 
     def _weigh_episodes(self, batch: KVBatchMeta, real: list[int]) -> KVBatchMeta:
-        """Corrects advantages and weights where a session has several rows, or verl has filled up the batch. `real` are
-        the rows that are no padding: estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
-        fields = ["uid", "response_mask", "loss_mask", "rm_scores", "token_level_rewards", "rollout_is_weights"]
-        if self.config.algorithm.adv_estimator == BY_TURN:
-            fields.append(OF_TURNS)
+        """Advantages and weights of sessions, in the place of verl's of rows. `real` are the rows that are no padding:
+        estimators with a group baseline see these alone. See `ajet_trainer.advantage` and `advantages`."""
+        algorithm = self.config.algorithm
+        fields = ["uid", "response_mask", "loss_mask", "rollout_is_weights", "advantages", "returns", OF_TURNS]
         stored = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=[*fields, "advantages", "returns"]
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=[*fields, *advantages.READ]
         )
         lengths = stored["response_mask"]
         groups = np.array(stored.pop("uid").tolist(), dtype=object)
         data = DataProto(batch=stored.to_padded_tensor(), non_tensor_batch={"uid": groups})
-        if "token_level_rewards" not in data.batch:
-            data.batch["token_level_rewards"] = data.batch["rm_scores"]
-        changed = {}
-        if self.config.algorithm.adv_estimator in GROUPED:
-            played = data.select_idxs(real)
-            if over_sequences(self.config.algorithm.rollout_correction):
-                played.batch["response_mask"] = played.batch["loss_mask"]
-            found = self._advantage_by_session(played, [batch.keys[place] for place in real])
-            for name, values in found.items():
-                changed[name] = torch.zeros_like(data.batch[name])
-                changed[name][real] = values
-        elif self.config.algorithm.adv_estimator == BY_TURN:
-            found, _ = by_turn(data.batch[OF_TURNS], data.batch["response_mask"])
-            changed = dict.fromkeys(("advantages", "returns", OF_TURNS), found)
-        changed |= self._weights(data, batch.keys)
-        if not changed:
-            return batch
-        nested = {name: response_to_nested(values, lengths) for name, values in changed.items()}
+        found = {name: data.batch[name].float() for name in ("advantages", "returns")}
+        compared = data
+        if over_sequences(algorithm.rollout_correction):  # advantages are those before a rejection
+            compared = DataProto(batch=data.batch.clone(False), non_tensor_batch={"uid": groups})
+            compared.batch["response_mask"] = data.batch["loss_mask"]
+        if algorithm.adv_estimator in advantages.GROUPED:
+            keys = [batch.keys[place] for place in real]
+            rewards = [self._rewards[key] for key in keys]
+            for name, values in advantages.by_session(compared.select_idxs(real), keys, rewards, algorithm).items():
+                found[name] = torch.zeros_like(found[name])
+                found[name][real] = values
+        elif algorithm.adv_estimator in advantages.BY_TOKEN:
+            rewards = [self._rewards.get(key, 0.0) for key in batch.keys]
+            found |= advantages.by_token(compared, lengths.offsets().diff(), rewards, algorithm)
+        elif algorithm.adv_estimator == BY_TURN:
+            told, _ = by_turn(data.batch[OF_TURNS], data.batch["response_mask"])
+            found = dict.fromkeys(("advantages", "returns", OF_TURNS), told)
+        found |= self._weights(data, batch.keys)
+        nested = {name: response_to_nested(values, lengths) for name, values in found.items()}
         return tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch.keys))
         )
@@ -399,32 +391,6 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if others is not None:
             out["row_weights"] = torch.from_numpy(others).unsqueeze(-1).expand_as(mask)
         return out
-
-    def _advantage_by_session(self, data: DataProto, keys: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Advantages and returns by verl's estimator over one row a session, spread over the session's rows.
-
-        That row is as long as the session's rows together, because some baselines weigh by length. Its reward is the
-        session's, less the KL penalties of all its rows where verl was told to subtract them.
-        """
-        algorithm, (rows, places) = self.config.algorithm, one_row_a_session(keys)
-        mask, rewards, scores = (data.batch[n] for n in ("response_mask", "token_level_rewards", "rm_scores"))
-        index = torch.tensor(places)
-        lengths = mask.new_zeros(len(rows)).index_add(0, index, mask.sum(dim=-1))
-        penalties = (rewards - scores).sum(dim=-1)
-        totals = scores[list(rows)].sum(dim=-1).index_add(0, index, penalties)
-        long_mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)).to(mask.dtype)
-        long_rewards = torch.zeros(long_mask.shape).index_put(
-            (torch.arange(len(rows)), lengths.clamp(min=1) - 1), totals
-        )
-        session = DataProto.from_single_dict({"response_mask": long_mask, "token_level_rewards": long_rewards})
-        session.non_tensor_batch["uid"] = data.non_tensor_batch["uid"][list(rows)]
-        session = compute_advantage(
-            session,
-            adv_estimator=algorithm.adv_estimator,
-            norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
-            config=algorithm,
-        )
-        return {name: session.batch[name][index, :1] * mask for name in ("advantages", "returns")}
 
 
 def put_rows(rows: Sequence[Row], step: int, temperature: float = 1.0) -> None:
@@ -475,7 +441,6 @@ def row_tag(row: Row, step: int) -> dict[str, Any]:
         "prompt_len": len(row.prompt),
         "response_len": len(row.response),
         "seq_len": row.tokens,
-        "sampled": row.sampled,
         "global_steps": step,
         "min_global_steps": row.min_version,
         "max_global_steps": row.max_version,

@@ -13,7 +13,8 @@ from tests.kit.ledger_rig import LedgerRig
 AGENTS = st.sampled_from(["", "critic"])
 SAMPLED = st.sampled_from([1, 1, 0])
 """Tokens of a call: one that sampled none is whole, and is trained nowhere."""
-VALUES = st.sampled_from([0.0, 1.0])
+VALUES = st.sampled_from([0.0, 1.0]) | st.sampled_from([0.1, 0.1, 0.2, 0.3, -0.1, 1000.1, -1000.0])
+"""Some of which have sums that are off in their last digits."""
 REWARDS = st.lists(st.tuples(VALUES, st.sampled_from([None, "", "critic"]), st.booleans()), min_size=1, max_size=3)
 
 

@@ -19,7 +19,7 @@ caller looks again after others have had their turn. A frame is never longer tha
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -30,6 +30,7 @@ from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.queues import Demand, Groups, Share
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
+from ajet_sdk.rounding import differ, magnitude, slack
 from ajet_sdk.routes import Lease
 
 MOST = 250
@@ -240,8 +241,11 @@ def _teaches(
     else:
         earned = [{"": total(member.rewards_of(model)) or 0.0} for member in members]
     alone = 1 in Counter(agent for given in earned for agent in given).values()
-    values = {("" if alone else agent, reward) for given in earned for agent, reward in given.items()}
-    if len(values) > len({agent for agent, _ in values}):
+    compared = defaultdict[str, list[float]](list)
+    for agent, reward in ((agent, reward) for given in earned for agent, reward in given.items()):
+        compared["" if alone else agent].append(reward)
+    by = slack(magnitude(one.value for one in member.rewards_of(model)) for member in members)
+    if any(differ(values, by) for values in compared.values()):
         return True
     flat.update((model, name) for name in names)
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,8 @@ class EpisodeReward:
 
 
 def total(rewards: Iterable[EpisodeReward]) -> float | None:
-    """The sum of `rewards`; None if there are none. A final reward replaces earlier final ones: those given to the same
-    call, or agent and model, or all of them if it is the whole episode's."""
+    """The sum of `rewards`, in whatever order; None if there are none. A final reward replaces earlier final ones:
+    those given to the same call, or agent and model, or all of them if it is the whole episode's."""
     rewards = list(rewards)
     finals: dict[tuple[str | None, str | None, str | None], float] = {}
     for reward in rewards:
@@ -39,4 +40,5 @@ def total(rewards: Iterable[EpisodeReward]) -> float | None:
             finals.clear()
         if reward.final:
             finals[scope] = reward.value
-    return sum([reward.value for reward in rewards if not reward.final], sum(finals.values())) if rewards else None
+    held = (reward.value for reward in rewards if not reward.final)
+    return math.fsum((*held, *finals.values())) if rewards else None

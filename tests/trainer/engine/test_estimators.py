@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk.sample import Group
+from ajet_sdk.sample import BatchEpisode, Group
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from tests.trainer.engine.test_gradient import conversation, unmerged
@@ -90,6 +90,7 @@ def passed(
         monkeypatch.setattr(module, "tq", memory)
     rows = [row if row.advantages is not None else replace(row, advantages=0 * row.logprobs) for row in rows]
     trainer.put_rows(rows, 1)
+    made._rewards = {row.key: row.reward for row in rows}
     tags = [trainer.row_tag(row, 1) | {"is_padding": row.group == "pad"} for row in rows]
     batch = KVBatchMeta(keys=[row.key for row in rows], tags=tags, partition_id="train")
     for key, fields in memory.rows.items():
@@ -270,3 +271,48 @@ def test_without_mending_a_row_would_count_as_an_episode(
     monkeypatch.setattr(trainer.AjetTrainer, "_weigh_episodes", lambda *_: None)
     two = of_episodes(split, advantages(monkeypatch, tiny, split, adv_estimator="rloo"))
     assert any(abs(two[name][0] - values[0]) > 1e-2 for name, values in one.items())
+
+
+EQUAL = [[0.7] * 8, [-12.6] * 8, [1000.1] * 16, [1 / 3] * 7, [1e12] * 5, [0.1 + 0.1 + 0.1, 0.3, 0.3], [0.0] * 3]
+
+
+@pytest.mark.parametrize("estimator", [*GROUPED, "ajet_turn", "reinforce_plus_plus", "gae"])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_equal_rewards_are_not_trained(
+    estimator: str, scaled: bool, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    """Whatever their value, in whole episodes and in split ones, next to padding, in one group or more."""
+    from ajet_trainer.batch import to_rows
+    from ajet_trainer.turns import ByTurn
+
+    options: dict[str, Any] = {"adv_estimator": estimator}
+    if not scaled:
+        if estimator not in ("grpo", "grpo_vectorized", "grpo_passk", "ajet_turn"):
+            pytest.skip("has no such option")
+        options["norm_adv_by_std_in_grpo"] = False
+    by_turn = ByTurn(scaled=scaled) if estimator == "ajet_turn" else None
+    for number, rewards in enumerate(EQUAL):
+        talks = [conversation(number * 20 + place, turns=2) for place in range(len(rewards))]
+        groups = [Group("t", tuple(
+            BatchEpisode(f"e{part}-{n}", "t", "policy", reward, (), tuple(unmerged(talk) if n % 2 else [talk]))
+            for n, (talk, reward) in enumerate(zip(talks, rewards, strict=True))
+        )) for part in range(1 + number % 2)]  # fmt: skip
+        rows = [*to_rows("b", groups, by_turn=by_turn), padding(0), padding(1)]
+        found = advantages(monkeypatch, tiny, rows, **options)
+        assert {value for values in found.values() for value in values} == {0.0}, rewards
+
+
+@pytest.mark.parametrize("estimator", GROUPED)
+@pytest.mark.parametrize("shift", [1.0, 1000.1, -3e6])
+def test_a_real_difference_is_told_whatever_the_rewards_are_large_by(
+    estimator: str, shift: float, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    """A baseline takes a shift away. Float32 has no digits left for these differences."""
+    rows = [replace(row, reward=shift + 0.001 * row.session) for row in group(False)]
+    found = advantages(monkeypatch, tiny, rows, adv_estimator=estimator)
+    plain = advantages(
+        monkeypatch, tiny, [replace(row, reward=0.5 + 0.001 * row.session) for row in rows], adv_estimator=estimator
+    )
+    for key, values in found.items():
+        assert values == pytest.approx(plain[key], rel=1e-5, abs=1e-9), key
+    assert any(value != 0 for values in found.values() for value in values)

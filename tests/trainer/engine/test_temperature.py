@@ -187,6 +187,7 @@ def weights_of(
     for module in (trainer_base, trainer):
         monkeypatch.setattr(module, "tq", memory)
     trainer.put_rows(rows, 1)
+    made._rewards = {row.key: row.reward for row in rows}
     for row, old in zip(rows, old_logprobs(worker, rows), strict=True):
         memory.rows[row.key]["old_log_probs"] = old
     keys = [row.key for row in rows]

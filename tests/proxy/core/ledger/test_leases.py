@@ -236,6 +236,25 @@ def test_a_lease_that_wants_a_signal_discards_groups_without_one_and_stays_as_la
     assert leased(rig, signal=True) == []
 
 
+@pytest.mark.parametrize("values", [
+    ([0.1, 0.1, 0.1], [0.3]), ([0.1, 0.2, -0.3], [0.0]), ([0.001] * 100, [0.1]), ([1000.1, -1000.0], [0.1]),
+    ([-12.6] * 7, [-88.2]), ([1000.1] * 3, [3000.3]),
+])  # fmt: skip
+def test_what_rounding_left_of_a_sum_is_no_signal(rig: LedgerRig, values: tuple[list[float], list[float]]) -> None:
+    def play(turns: list[float]) -> str:
+        rig.call(episode := rig.open(task="t"))
+        for value in turns:
+            rig.reward(episode, value, final=False)
+        rig.seal(episode)
+        return episode
+
+    pair = [play(turns) for turns in values]
+    assert leased(rig, signal=True) == []
+    assert {rig.state_of(name) for name in pair} == {"discarded"}
+    apart = play(values[0]), play([*values[1], 1e-6])
+    assert leased(rig, signal=True) == [apart]
+
+
 def test_one_episode_has_nothing_to_be_compared_with_and_is_leased(rig: LedgerRig) -> None:
     alone = earning(rig, "t", 1.0)
     assert leased(rig, group_size=1, signal=True) == [(alone,)]
