@@ -379,7 +379,7 @@ class Rollouts(RolloutsPlan):
             return later or Begun(turn, number, body.task or "", started, error=error)
         self._has_begun(turn, body, opened)
         episode = Episode(self._client, opened)
-        episode.infra = self._infra
+        episode.infra = self._how.infra
         return Begun(turn, number, body.task or "", started, episode)
 
     async def _opened(self, body: routes.OpenEpisode) -> Opened:
@@ -396,7 +396,7 @@ class Rollouts(RolloutsPlan):
                     raise BadRequest("the agent is not a coroutine function: use ajet_sdk.run", param="agent")
                 value = await answer
                 if value is not None:
-                    await found.reward(value)
+                    await self._client.drive(found.returned(value))
         except BaseException as caught:
             return self._theirs(caught)
         return None

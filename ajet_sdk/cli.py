@@ -116,7 +116,9 @@ def program_options(command: F) -> F:
     """What `run` and `try` both take."""
     options = (
         click.option(
-            "--reward-cmd", metavar="CMD", help="A shell runs CMD after the program. The reward is its last number."
+            "--reward-cmd", metavar="CMD",
+            help="A shell runs CMD after the program. The reward is its last line that is a number, or ends in one "
+            "after ':' or '='.",
         ),
         click.option(
             "--reward-from", type=click.Choice(["exit-code", "stdout", "file"]),

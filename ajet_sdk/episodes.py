@@ -5,7 +5,8 @@
 
 Invariant: leaving the ``with`` block settles the episode. A final reward, a seal or an abort is left as it is, even
 one of another process or of a header that the agent sent. Rewards that are not final are sealed. No reward at all
-aborts, and so does an exception, whose text becomes the reason. A failure to abort never hides that exception.
+aborts, and so does an exception, whose text becomes the reason. A failure to abort never hides that exception. Whether
+the world failed then, and not the agent, `ajet_sdk.rewards` decides.
 """
 
 from __future__ import annotations
@@ -22,18 +23,26 @@ from typing import Any, Concatenate, ParamSpec
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
-from ajet_sdk.operations import DEADLINE_S, Reply, T, Talk, Target, request
+from ajet_sdk.operations import DEADLINE_S, Reply, Sleep, T, Talk, Target, request
+from ajet_sdk.rewards.blame import WorldFailed, of_the_world
+from ajet_sdk.rewards.decision import (
+    Earns,
+    Fails,
+    GaveUp,
+    Number,
+    Said,
+    decide,
+    given_to,
+    lost_to_the_world,
+    unanswered_in,
+)
 
 P = ParamSpec("P")
 
-WORLD_ENDS = ("client_gone",)
-"""Reasons of the proxy to discard an episode that are nobody's failure who plays."""
 ABORT_DEADLINE_S = 10.0
 """How long an abort on the way out of an exception may try to be acknowledged."""
-
-
-class WorldFailed(Exception):
-    """The world failed, and not the agent: the episode is given up, and never trained."""
+REST_S, LOOK_S = 5.0, 0.1
+"""A call whose client has left ends soon. It is waited for so long, since only then it is known who failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +188,7 @@ class EpisodeLife:
         self._client, self._added, self._owns_client = client, opened.env, owns_client
         self._target = replace(client.target, key=opened.api_key or client.target.key)
         self.infra: tuple[type[BaseException], ...] = ()
-        """An exception of these is the world's failure, and not the agent's."""
+        """Exceptions of these are the world's failure too, and not the agent's."""
         self.outcome: Outcome | None = None
         """How the episode ended, as far as the proxy has acknowledged it to this object; None while it is open."""
         self.id, self.task = opened.episode, opened.task
@@ -250,45 +259,75 @@ class EpisodeLife:
 
     def _leave(self, error: BaseException | None) -> Talk[None]:
         """Settles the episode; after an `error`, in little time and without raising another."""
-        if error is not None:
-            if self.outcome is None:
-                yield from self._give_up(error)
-            return
-        if self.outcome is not None and self.outcome != Outcome():
-            return
-        record = yield from self._record()
-        if record.get("state") == "open" and record.get("rewards"):
-            yield from self._seal()
-            record = yield from self._record()
-        elif record.get("state") == "open":
-            yield from self._abort("left without a reward")
-            return
-        self.outcome = outcome_of(record)
-
-    def _give_up(self, error: BaseException) -> Talk[None]:
-        reason, cause = reason_of(error), "infra" if isinstance(error, self.infra) else None
-        hurried, ended = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline)), None
-        try:
-            ended = (yield from aborting(hurried, self.id, reason, cause)).get("reason")
-        except Conflict:  # it is settled already
+        hurried = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline))
+        if error is None and self.outcome in (None, Outcome()):
+            yield from self.settling()
+        elif self.outcome is None and error is not None:
             with suppress(AjetError):
-                ended = (yield from reading(hurried, self.id, False)).get("reason")
-        except AjetError:
+                ended = GaveUp(reason_of(error), of_the_world(error, self.infra))
+                yield from self.settling(ended=ended, target=hurried)
+        elif self.outcome is not None and self.outcome.discarded is not None:
+            with suppress(AjetError):
+                self.outcome = outcome_of((yield from reading(hurried, self.id, False)))
+
+    def returned(self, value: Any) -> Talk[None]:
+        """Settles the episode whose agent has returned `value` as its reward."""
+        yield from self.settling(Number(finite(value)))
+
+    def settling(
+        self, said: Said | None = None, ended: GaveUp | None = None, target: Target | None = None
+    ) -> Talk[None]:
+        """Has it decided what the episode earns (`ajet_sdk.rewards`), and tells the proxy. `said` is what the source of
+        its reward says, and `ended` how the agent gave up."""
+        target = target or self._target
+        record = yield from self._at_rest(target)
+        unanswered = unanswered_in(record)
+        if unanswered is not None and self.program_failed is not None and ended is None:
+            unanswered = f"{self.program_failed}; {unanswered}"
+        decision = decide(given_to(record), unanswered, ended, said)
+        if isinstance(decision, Earns):
+            yield from self._reward(decision.value)
             return
-        discarded = None if ended == "aborted" else ended
-        self.outcome = Outcome(aborted=reason, discarded=discarded, infra=bool(cause) or discarded in WORLD_ENDS)
+        if isinstance(decision, Fails):
+            try:
+                yield from aborting(target, self.id, decision.reason, "infra" if decision.world else None)
+            except Conflict:  # it was settled meanwhile
+                record = yield from reading(target, self.id, False)
+            else:
+                self.outcome = Outcome(aborted=decision.reason, infra=decision.world)
+                return
+        elif record.get("state") == "open":
+            yield from sealing(target, self.id)
+            record = yield from reading(target, self.id, False)
+        outcome = outcome_of(record)
+        told = ended is not None and outcome.aborted is not None
+        self.outcome = replace(outcome, aborted=ended.reason) if told and ended is not None else outcome
+
+    def _at_rest(self, target: Target) -> Talk[dict[str, Any]]:
+        """The record, once none of its calls runs. That a program has ended which waited for the model is known a
+        moment later."""
+        until, looked = target.clock() + REST_S, self.program_failed is None
+        while True:
+            record = yield from reading(target, self.id, False)
+            known = looked or record.get("unanswered")
+            if record.get("state") != "open" or target.clock() >= until or (known and not record.get("in_flight")):
+                return record
+            yield Sleep(LOOK_S)
+            looked = True
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
     """How an episode with this record ended."""
-    reason, reward = record.get("reason"), record.get("reward")
+    reason, reward, world = record.get("reason"), record.get("reward"), lost_to_the_world(record)
     if record.get("state") != "discarded":
         return Outcome(reward=reward)
     if reason == "aborted":
-        return Outcome(aborted=record.get("detail") or "aborted", infra=record.get("cause") == "infra")
-    if reason == "incomplete_call" and reward is not None:
-        return Outcome(reward=reward, discarded=reason, lost=record.get("detail"))
-    return Outcome(aborted=f"discarded by the proxy: {reason}", discarded=reason, infra=reason in WORLD_ENDS)
+        return Outcome(aborted=record.get("detail") or "aborted", infra=world)
+    lost = record.get("detail")
+    if reason == "incomplete_call" and reward is not None and not world:
+        return Outcome(reward=reward, discarded=reason, lost=lost)
+    why = f" ({lost})" if lost else ""
+    return Outcome(aborted=f"discarded by the proxy: {reason}{why}", discarded=reason, infra=world)
 
 
 def shown_as(operation: Callable[..., Any], method: Callable[P, T], skipped: int = 0) -> Callable[P, T]:

@@ -132,7 +132,7 @@ def _explain(done: Sequence[RunResult], program: Program, client: Client) -> Non
     if why := next((item.untold for item in results.untold), None):
         some = f"{len(results.untold)} of them cannot" if results.kept else "nothing of this run can"
         say(f"{some} be trained: the engine {UNTOLD[why].fault} ({why}); {UNTOLD[why].remedy}")
-    if empty := [item for item in done if item.ok and item.reason is not None and item.untold is None]:
+    if empty := [item for item in done if item.ok and not item.kept and item.untold is None]:
         needs = "use OPENAI_BASE_URL" if program.interception is None else "use HTTPS_PROXY, and trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"
         variable = None if program.interception else proxy_variable(client.target.url, os.environ)

@@ -2,8 +2,8 @@
 
 A rollout ends in one of three ways. ``rewarded``: the proxy has acknowledged its reward. ``aborted``: it was given up,
 by the agent's own wish or by its exception. ``failed``: it could not be opened or settled, so the proxy's timeouts will
-end it. Only the first is a success, whatever the reward's value. It has a reason if the proxy had nothing to keep of
-it, as for a program that no model answered.
+end it. Only the first is a success, whatever the reward's value. It is not kept if there was nothing to keep of it, as
+for a program that asked no model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunResult:
     @property
     def kept(self) -> bool:
         """Whether the proxy keeps it: to be trained, or as an evaluation."""
-        return self.ok and self.reason is None
+        return self.ok and self.discarded is None
 
     @property
     def client_gone(self) -> bool:

@@ -26,13 +26,14 @@ from typing import Any
 from ajet_sdk import episodes, routes
 from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, membership, name_taken
-from ajet_sdk.episodes import Episode, EpisodeLife, Opened, WorldFailed, aborting, opening, place_taken, reason_of
+from ajet_sdk.episodes import Episode, EpisodeLife, Opened, aborting, opening, place_taken, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.operations import DEADLINE_S, LANE_FULL, NO_ENGINE, Talk
 from ajet_sdk.patience import Patience
 from ajet_sdk.plays import PlayedRollouts, Progress, no_room, play_over
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.revision import of_agent, told
+from ajet_sdk.rewards.blame import WorldFailed, of_the_world
 from ajet_sdk.tasks import Line
 from ajet_sdk.turns import AT_ONCE, LATER, Later, OnceRollouts, Rollout, Source, Turn, WantedRollouts
 from ajet_sdk.untold import told as untold
@@ -58,8 +59,6 @@ class ProgramChanged(WorldFailed):
 
 
 LOG = logging.getLogger("ajet")
-INFRA = (WorldFailed, ProxyUnreachable, NotReady)
-"""Exceptions that are always the world's."""
 
 
 def never_held() -> bool:
@@ -135,7 +134,9 @@ def result_of(
             reason = f"{ended}no call to a model: nothing to train"
         elif settled.discarded is not None:
             reason = f"discarded by the proxy: {settled.discarded}" + (f" ({lost})" if lost else "")
-    infra = settled.infra if settled is not None else episode is not None and isinstance(error, episode.infra)
+    infra = settled is not None and settled.infra
+    if settled is None and episode is not None and error is not None:
+        infra = of_the_world(error, episode.infra)
     return RunResult(
         task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, untold(lost),
         None if settled is None else settled.discarded, infra,
@@ -185,7 +186,6 @@ class RolloutsPlan:
         self.source = source_of(tasks, repeat, body, name, how)
         self._client, self._agent, self._body, self._name, self._on_result = client, agent, body, name, on_result
         self._how, self._parallel = how, parallel
-        self._infra = (*INFRA, *how.infra)
         self._numbers = count()
         self._done: dict[int, RunResult] = {}
         self._stopped = False
@@ -424,7 +424,7 @@ class Rollouts(RolloutsPlan):
             return later or Begun(turn, number, body.task or "", started, error=caught)
         self._has_begun(turn, body, opened)
         episode = Episode(self._client, opened)
-        episode.infra = self._infra
+        episode.infra = self._how.infra
         with self._lock:
             self._open[episode.id] = episode
         return Begun(turn, number, body.task or "", started, episode)
@@ -444,7 +444,7 @@ class Rollouts(RolloutsPlan):
                 else:
                     value = self._agent(rollout.task, episode)
                     if value is not None:
-                        episode.reward(value)
+                        self._client.drive(episode.returned(value))
         except KeyboardInterrupt:
             raise
         except BaseException as caught:  # as SystemExit is, or what an event loop of the agent's own was cancelled with

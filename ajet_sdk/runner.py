@@ -1,11 +1,7 @@
 """Runs an unmodified program, in any language, once per episode: the agent behind ``ajet run``.
 
-The program is told where its model is by environment variables alone. Its reward is what `reward_cmd` or `reward_from`
-says, if one was asked for. Otherwise it is what the program gave itself, or else 1.0 for exit code 0 and 0.0 for any
-other. A reward that is no number, or a reward command that was killed, aborts the episode with that reason.
-
-Exit code 75 (``EX_TEMPFAIL``) says that the world failed, and not the policy. So does a failure after an engine, or the
-proxy, has lost the program's last call. Such an episode is given up, and never trained.
+The program is told where its model is by environment variables alone. What it earns then, and whether the world failed
+and not the program, is decided by `ajet_sdk.rewards`.
 
 If the proxy has meanwhile discarded a program's episode (it idled out, or ran too long), the program is ended. So one
 that hangs does not hold its place forever.
@@ -13,9 +9,7 @@ that hangs does not hold its place forever.
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import tempfile
 import threading
 import time
@@ -29,14 +23,18 @@ from urllib.parse import urlsplit
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, membership
-from ajet_sdk.episodes import Episode, WorldFailed, reading
+from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.interception import Interception
-from ajet_sdk.operations import Target
+from ajet_sdk.operations import Target, request
+from ajet_sdk.patience import Patience
 from ajet_sdk.plays import Progress
 from ajet_sdk.processes import Child, Limits, describe
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.revision import is_own, of_program, shown, told
+from ajet_sdk.rewards import sources
+from ajet_sdk.rewards.decision import NoNumber, Said
+from ajet_sdk.rewards.numbers import LastNumber, read
 from ajet_sdk.rollouts import INTERRUPTED, RETRIES, How, ProgramChanged, Rollouts, name_of, start
 from ajet_sdk.tasks import Line
 from ajet_sdk.watching import QUICK_S, Streak, Watch
@@ -44,10 +42,6 @@ from ajet_sdk.watching import QUICK_S, Streak, Watch
 REWARD_SOURCES = ("exit-code", "stdout", "file")
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
 TASK_VARIABLE = "AJET_TASK_JSON"
-TEMPORARY = 75
-"""The exit code of a program that the world failed: ``EX_TEMPFAIL`` of sysexits.h."""
-LOST_TO_THE_WORLD = ("engine_error", "engine_aborted", "truncated", "restarted", "not_written")
-"""Reasons for which a call is lost that neither the program nor the policy has given."""
 SECRETS = ("AJET_API_KEY", "AJET_ADMIN_SECRET", "AJET_UPSTREAM_KEY")
 """Variables of this process, or of a proxy started by the same shell, that no program gets."""
 END_GRACE_S = 5.0
@@ -55,8 +49,11 @@ CHANGE_GRACE_S = 2.0
 """How long a program may take to end that has changed."""
 MOST_OTHERS = 5
 """So many revisions in a row that nothing was played under say that the program changes its own code."""
-WATCH_S = 10.0
-_NUMBER = re.compile(r"(?<![\w.])(?<!\d,)[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\w|,\d)")
+WATCH_S, ENGINE_S = 10.0, 5.0
+NO_ENGINE = (
+    "the daemon has no engine yet, and requests wait for one. Name it (ajet-proxy serve --upstream URL), or start a "
+    "trainer that brings its own"
+)
 
 OnOutput = Callable[[Episode, str, bytes], None]
 """Gets the episode, ``"stdout"`` or ``"stderr"``, and a line of its program's output; called by several threads."""
@@ -90,31 +87,6 @@ class Program:
             raise BadRequest("a reward comes either from reward_from or from reward_cmd", param="reward_cmd")
 
 
-def number_in(line: str) -> float | None:
-    """The finite number that the whole line is, if it is one."""
-    try:
-        value = math.nan if "_" in line else float(line.strip())
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-class LastNumber:
-    """Reads lines and remembers the last that is a number; with `anywhere`, the last number within a line too."""
-
-    def __init__(self, *, anywhere: bool = False) -> None:
-        self.value: float | None = None
-        self._anywhere = anywhere
-
-    def feed(self, line: bytes) -> None:
-        text = line.decode("utf-8", "replace")
-        value = number_in(text)
-        if value is None and self._anywhere and (found := _NUMBER.findall(text)):
-            value = number_in(found[-1])
-        if value is not None:
-            self.value = value
-
-
 def reaching(env: Mapping[str, str], url: str) -> dict[str, str]:
     """`env`, with the host of `url` exempt from the HTTP proxy that `env` may name, if that host is this machine."""
     out, host = dict(env), urlsplit(url).hostname or ""
@@ -138,11 +110,14 @@ class ProgramAgent:
     def __init__(
         self, program: Program, client: Client, on_output: OnOutput | None = None, *, watch_s: float = WATCH_S,
         streak: Streak | None = None, code: Callable[[], str | None] = lambda: None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """`streak` is told how each program began. `code` tells the revision of now; None: that is not known. An
-        episode whose program may have begun with another one than it was opened under is given up."""
+        episode whose program may have begun with another one than it was opened under is given up. `say` is told in
+        words, once, how rewards may be missed, and what the programs wait for."""
         self._program, self._client, self._on_output, self._watch_s = program, client, on_output, watch_s
-        self._streak, self._code = streak, code
+        self._streak, self._code, self._say = streak, code, say
+        self._hinted, self._patience = False, Patience(say)
         self._changed: set[str] = set()
         self._begun: dict[str, tuple[float, Episode]] = {}
         """Programs that may still be reading their code."""
@@ -162,40 +137,54 @@ class ProgramAgent:
         self.stop()
         self._watcher.join()
 
-    def __call__(self, task: Any, episode: Episode) -> float | None:
-        program = self._program
-        env = {**os.environ, **program.env, **episode.env()}
+    def __call__(self, task: Any, episode: Episode) -> None:
+        env, program = self._environment(task, episode), self._program
+        with ExitStack() as stack:
+            if program.reward_from == "file":
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-"))
+                env[REWARD_FILE_VARIABLE] = str(Path(folder, "reward"))
+            code, printed = self._play(env, episode)
+            ended, said = sources.gave_up(code), self._source(code, printed, env)
+        if program.reward_cmd is not None and ended is None:
+            graded, verdict = self._run(("/bin/sh", "-c", program.reward_cmd), env, episode)
+            ended, said = sources.gave_up(graded), sources.grader(verdict, graded)
+        if ended is None and isinstance(said, NoNumber) and said.hint is not None:
+            self._hint(said.hint)
+        self._client.drive(episode.settling(said, ended))
+
+    def _environment(self, task: Any, episode: Episode) -> dict[str, str]:
+        env = {**os.environ, **self._program.env, **episode.env()}
         if isinstance(task, Line):
             env[TASK_VARIABLE] = task.json
         for name in SECRETS:  # whatever they open for us, the program's key is its episode's
             env.pop(name, None)
-        if program.interception is not None:
-            env = program.interception.environment(env, episode.api_key)
-        else:
-            env = reaching(env, episode.base_url)
-        if program.reward_from == "file":
-            with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
-                path, reader = Path(folder, "reward"), LastNumber()
-                code, _ = self._play(env | {REWARD_FILE_VARIABLE: str(path)}, episode)
-                with suppress(OSError):
-                    for line in path.read_bytes().splitlines():
-                        reader.feed(line)
-            return self._judge(episode, code, reader.value, "no number in the file that AJET_REWARD_FILE names")
-        code, value = self._play(env, episode)
-        if program.reward_cmd is not None:
-            return self._by_command(program.reward_cmd, env, episode)
-        if program.reward_from == "stdout":
-            return self._judge(episode, code, value, "no line of its output is a number")
-        if program.reward_from is None:
-            record = episode.record()
-            if record.get("state") != "open" or record.get("rewards"):
-                return None
-        return self._judge(episode, code, 1.0, "") if code == 0 else self._judge(episode, code, None, None)
+        if self._program.interception is not None:
+            return self._program.interception.environment(env, episode.api_key)
+        return reaching(env, episode.base_url)
 
-    def _play(self, env: Mapping[str, str], episode: Episode) -> tuple[int, float | None]:
+    def _source(self, code: int, printed: LastNumber, env: Mapping[str, str]) -> Said:
+        """What the program's own source of its reward says."""
+        asked = self._program.reward_from
+        if asked == "stdout":
+            return sources.lines(printed, code, sources.PRINTED)
+        if asked != "file":
+            return sources.exit_code(code, asked=asked is not None)
+        written = b""
+        with suppress(OSError):
+            written = Path(env[REWARD_FILE_VARIABLE]).read_bytes()
+        return sources.lines(read(written), code, sources.WRITTEN)
+
+    def _hint(self, hint: str) -> None:
+        """Says it, once in a run."""
+        with self._lock:
+            said, self._hinted = self._hinted, True
+        if not said:
+            self._say(hint)
+
+    def _play(self, env: Mapping[str, str], episode: Episode) -> tuple[int, LastNumber]:
         """Runs the program itself."""
         began = time.monotonic()
-        code, value = self._run(self._program.argv, env, episode, LastNumber())
+        code, printed = self._run(self._program.argv, env, episode)
         episode.program_failed = describe(code) if code != 0 else None
         if self._streak is not None:
             quick = code != 0 and time.monotonic() - began < QUICK_S
@@ -203,7 +192,7 @@ class ProgramAgent:
                 self._streak.began(well=True)
             elif (calls := self._calls_now(episode)) is not None:
                 self._streak.began(well=calls > 0)
-        return code, value
+        return code, printed
 
     def _calls_now(self, episode: Episode) -> int | None:
         """How many calls the episode has made; None if the proxy is away, so that a program cannot do well."""
@@ -247,30 +236,9 @@ class ProgramAgent:
             self._others.add(found)
         return True
 
-    def _judge(self, episode: Episode, code: int, value: float | None, lacking: str | None) -> float | None:
-        """The reward, unless there is none: then the episode is aborted, saying what is `lacking`. A program whose
-        reward is its exit code lacks nothing: it has failed, and that is 0.0."""
-        if value is not None:
-            return value
-        calls = episode.record().get("calls") or [{}]
-        if calls[-1].get("reason") in LOST_TO_THE_WORLD:
-            raise WorldFailed(f"{describe(code)}, after its last call was lost: {calls[-1]['reason']}")
-        if lacking is None:
-            return 0.0
-        episode.abort(f"{lacking} ({describe(code)})")
-        return None
-
-    def _by_command(self, command: str, env: Mapping[str, str], episode: Episode) -> float | None:
-        code, value = self._run(("/bin/sh", "-c", command), env, episode, LastNumber(anywhere=True))
-        if code < 0:
-            episode.abort(f"the reward command was {describe(code)}")
-            return None
-        return self._judge(episode, code, value, "the reward command printed no number")
-
-    def _run(
-        self, argv: Sequence[str], env: Mapping[str, str], episode: Episode, reader: LastNumber
-    ) -> tuple[int, float | None]:
-        """Runs one command of the episode to its end: its exit code, and the last number that it printed."""
+    def _run(self, argv: Sequence[str], env: Mapping[str, str], episode: Episode) -> tuple[int, LastNumber]:
+        """Runs one command of the episode to its end: its exit code, and what it printed."""
+        reader = LastNumber()
 
         def on_line(stream: str, line: bytes) -> None:
             if stream == "stdout":
@@ -302,16 +270,17 @@ class ProgramAgent:
             raise Conflict(f"the proxy discarded the episode while its program ran: {lost}")
         if self._stopped.is_set():
             raise Conflict(INTERRUPTED)
-        if code == TEMPORARY:
-            raise WorldFailed(describe(code))
-        return code, reader.value
+        return code, reader
 
     def _watch(self) -> None:
         """Ends programs that have begun with other code, and those whose episodes are discarded already."""
-        looked = time.monotonic()
+        looked = asked = time.monotonic()
         while not self._stopped.wait(min(self._watch_s, QUICK_S / 2)):
             now = time.monotonic()
             self._end_those_of_other_code(now)
+            if now - asked >= min(self._watch_s, ENGINE_S):
+                asked = now
+                self._look_for_engines(now)
             if now - looked >= self._watch_s:
                 looked = now
                 self._end_discarded()
@@ -324,6 +293,15 @@ class ProgramAgent:
             for episode in settled:
                 self._begun.pop(episode.id, None)
         self._end_changed(others)
+
+    def _look_for_engines(self, now: float) -> None:
+        """Says after a while that requests wait for an engine, where the proxy has none."""
+        waits = False
+        if self._running:
+            target = replace(self._client.target, deadline=WATCH_S / 2)
+            with suppress(AjetError):
+                waits = _wait_for_an_engine(self._client.drive(request(target, "status")).json())
+        self._patience.waits(None, NO_ENGINE if waits else None, now)
 
     def _end_discarded(self) -> None:
         target = replace(self._client.target, deadline=WATCH_S / 2)
@@ -342,6 +320,14 @@ class ProgramAgent:
             self._lost[episode] = reason
         child.ask_to_end()
         child.end(END_GRACE_S)
+
+
+def _wait_for_an_engine(status: Any) -> bool:
+    """Whether by the proxy's `status` requests wait, and no engine could answer them."""
+    if not isinstance(status, dict) or not (status.get("requests") or {}).get("waiting"):
+        return False
+    served = [*(status.get("models") or {}).values(), status.get("any_model") or {}]
+    return not any(one.get("upstreams") for one in served)
 
 
 def _end_all(children: list[Child], grace: float) -> None:
@@ -401,7 +387,7 @@ def run_program(
     with ExitStack() as stack:
         own = client or stack.enter_context(Client())
         now = told(revision, code)
-        runs = ProgramAgent(program, own, on_output, streak=streak, code=now)
+        runs = ProgramAgent(program, own, on_output, streak=streak, code=now, say=say)
 
         def held() -> bool:
             return runs.never_steady() or (streak is not None and streak.held())

@@ -20,7 +20,7 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.operations import Reply, Send, Talk
 from ajet_sdk.output import INTERRUPTED, Copies, say
 from ajet_sdk.results import RunResult, counted, plain
-from ajet_sdk.rollouts import INFRA, result_of
+from ajet_sdk.rollouts import result_of
 from ajet_sdk.runner import Program, ProgramAgent
 from ajet_sdk.turns import Rollout
 
@@ -107,11 +107,10 @@ def try_and_tell(
 ) -> int:
     """Plays one episode of `program`, and shows it; the exit code. `team` has its ``members`` and ``teachers``."""
     copies = Copies(named=False)
-    with ProgramAgent(program, client, copies) as runs:
+    with ProgramAgent(program, client, copies, say=say) as runs:
         hold_s = 0.0 if any(team.values()) else None  # no wait for engines that may never come
         body = routes.OpenEpisode(task, model, agent, trial=True, hold_s=hold_s, **team)
         episode = Episode(client, client.drive(opening(client.target, body)))
-        episode.infra = INFRA
         copies.text(f"episode {episode.id} of task {plain(task)}, policy version {episode.policy_version}")
         calls, ended = Calls(client, episode, copies.text), threading.Event()
         watcher = threading.Thread(target=_watch, args=(calls, ended), daemon=True)
@@ -138,9 +137,7 @@ def _play(runs: ProgramAgent, task: str, episode: Episode) -> RunResult:
     error: BaseException | None = None
     try:
         with episode:
-            value = runs(task, episode)
-            if value is not None:
-                episode.reward(value)
+            runs(task, episode)
     except Exception as caught:
         error = caught
     return result_of(Rollout(0, task, 0), task, episode, error, 0.0)

@@ -16,10 +16,11 @@ import openai
 
 from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership
-from ajet_sdk.episodes import Episode, WorldFailed
+from ajet_sdk.episodes import Episode
 from ajet_sdk.errors import AjetError, from_body
 from ajet_sdk.operations import Talk
 from ajet_sdk.plays import PlayedRollouts, Progress
+from ajet_sdk.rewards.blame import WorldFailed
 from ajet_sdk.rollouts import How, Rollouts, name_of
 from ajet_sdk.routes import Join, OpenEpisode
 from tests.faults.agent import MEMBERS, PATIENCE_S, Agent

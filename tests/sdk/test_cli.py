@@ -208,7 +208,7 @@ def test_run_fails_only_when_no_episode_succeeded(ajet: Ajet, stub: ControlStub,
 
 
 def test_run_takes_the_reward_command(ajet: Ajet, stub: ControlStub) -> None:
-    command = 'test "$AJET_TASK" = t && echo reward 0.25'
+    command = 'test "$AJET_TASK" = t && echo reward: 0.25'
     assert ajet("run", "--task", "t", "--reward-cmd", command, "--", "sh", "-c", "exit 9")[0] == 0
     assert stub.episodes["ep-0"]["reward"] == 0.25
 

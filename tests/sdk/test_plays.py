@@ -11,9 +11,10 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import aio, errors, patience, plays, rollouts, turns
-from ajet_sdk.episodes import Opened, WorldFailed
+from ajet_sdk.episodes import Opened
 from ajet_sdk.plays import PlayedRollouts, Progress
 from ajet_sdk.results import RunResult
+from ajet_sdk.rewards.blame import WorldFailed
 from ajet_sdk.rollouts import How, said_by
 from ajet_sdk.turns import LATER
 from tests.kit.control_stub import ControlStub, Say

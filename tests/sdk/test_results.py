@@ -45,11 +45,15 @@ def test_columns_are_aligned() -> None:
 
 def test_what_cannot_be_trained_because_of_its_engine_is_told_apart() -> None:
     blind = RunResult("t", 0, "ep-1", "rewarded", 1.0, "discarded by the proxy: incomplete_call (no_token_ids)", 1.0,
-                      "no_token_ids")  # fmt: skip
-    empty = RunResult("t", 1, "ep-2", "rewarded", 1.0, "discarded by the proxy: incomplete_call", 1.0)
+                      "no_token_ids", "incomplete_call")  # fmt: skip
+    empty = RunResult("t", 1, "ep-2", "rewarded", 1.0, "no call to a model", 1.0, None, "incomplete_call")
+    late = RunResult("t", 2, "ep-3", "rewarded", 1.0, "ValueError: after its reward", 1.0)
+    assert late.kept, "a reward that was given stands"
     results = RunResults((REWARDED, blind, empty, ABORTED))
     assert (results.untold, results.kept) == ([blind], [REWARDED])
-    assert results.table().endswith("3 rewarded, 1 aborted, mean reward 0.8333, 1 cannot be trained")
+    assert results.table().endswith(
+        "3 rewarded (the proxy discarded 1 as incomplete_call), 1 aborted, mean reward 0.8333, 1 cannot be trained"
+    )
 
 
 def test_what_the_proxy_discarded_is_no_success_without_a_word() -> None:

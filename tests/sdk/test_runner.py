@@ -17,12 +17,13 @@ import ajet_sdk
 from ajet_sdk import clients, errors, runner
 from ajet_sdk.processes import Child
 from ajet_sdk.results import RunResult
-from ajet_sdk.runner import LastNumber, Program, ProgramAgent, number_in, proxy_variable, reaching, run_program
+from ajet_sdk.rewards import sources
+from ajet_sdk.runner import Program, ProgramAgent, proxy_variable, reaching, run_program
 from ajet_sdk.tasks import Line
 from tests.kit.control_stub import DROP, ControlStub
 
 PYTHON = sys.executable
-NO_LINE = "no line of its output is a number"
+NO_LINE = sources.PRINTED
 REWARD_ITSELF = "import ajet_sdk; ajet_sdk.reward(0.25); print(7)"
 
 
@@ -54,23 +55,15 @@ def told(result: RunResult) -> tuple[str, float | None, str | None]:
         ("exit 3", {"reward_from": "exit-code"}, ("rewarded", 0.0, None)),
         ("kill -SEGV $$", {}, ("rewarded", 0.0, None)),
         ("echo 1; echo 0.5; echo done", {"reward_from": "stdout"}, ("rewarded", 0.5, None)),
-        ("echo -2e-1", {"reward_from": "stdout"}, ("rewarded", -0.2, None)),
+        ("echo -2e-1; echo loss: 3", {"reward_from": "stdout"}, ("rewarded", -0.2, None)),
         ("echo 1; exit 4", {"reward_from": "stdout"}, ("rewarded", 1.0, None)),
-        ("echo nan; exit 4", {"reward_from": "stdout"}, ("aborted", None, f"{NO_LINE} (exit code 4)")),
+        ("echo nan; exit 4", {"reward_from": "stdout"},
+         ("aborted", None, f"{NO_LINE} (exit code 4); its last line is 'nan'")),
         ("echo 1 >&2", {"reward_from": "stdout"}, ("aborted", None, f"{NO_LINE} (exit code 0)")),
         ("kill -KILL $$", {"reward_from": "stdout"}, ("aborted", None, f"{NO_LINE} (killed by SIGKILL)")),
         ('echo 0.75 > "$AJET_REWARD_FILE"', {"reward_from": "file"}, ("rewarded", 0.75, None)),
-        (
-            "true", {"reward_from": "file"},
-            ("aborted", None, "no number in the file that AJET_REWARD_FILE names (exit code 0)"),
-        ),
-        ("exit 3", {"reward_cmd": "echo score: 1, then 0.5."}, ("rewarded", 0.5, None)),
-        ("exit 0", {"reward_cmd": "printf 'x\\n' | grep -c y"}, ("rewarded", 0.0, None)),
-        ("exit 0", {"reward_cmd": "echo none; exit 2"},
-         ("aborted", None, "the reward command printed no number (exit code 2)")),
-        ("exit 0", {"reward_cmd": "echo 1; kill -TERM $$"},
-         ("aborted", None, "the reward command was killed by SIGTERM")),
-        ("kill -TERM $$", {"reward_cmd": "echo 1"}, ("rewarded", 1.0, None)),
+        ('printf 0.75 > "$AJET_REWARD_FILE"; exit 1', {"reward_from": "file"}, ("rewarded", 0.75, None)),
+        ("true", {"reward_from": "file"}, ("aborted", None, f"{sources.WRITTEN} (exit code 0)")),
     ],
 )
 def test_where_the_reward_comes_from(stub: ControlStub, script: str, more: dict[str, str], expected: Any) -> None:
@@ -78,6 +71,66 @@ def test_where_the_reward_comes_from(stub: ControlStub, script: str, more: dict[
     record = stub.episodes["ep-0"]
     assert record["state"] == ("ready" if expected[0] == "rewarded" else "discarded")
     assert record["reward"] == expected[1]
+
+
+FAILED = "the reward command failed ({}) without a line that is a number"
+
+
+@pytest.mark.parametrize(
+    ("grader", "value"),
+    [
+        ("echo 0.5", 0.5), ("echo score: 0.5; echo 3 files", 0.5), ("echo 9 passed; echo reward=1; echo", 1.0),
+        ("printf 'x\\n' | grep -c y", 0.0), ("echo 0.25; exit 3", 0.25), ("echo 1; kill -TERM $$", 1.0),
+    ],
+)
+def test_what_a_grader_prints(stub: ControlStub, grader: str, value: float) -> None:
+    for script in ("exit 0", "exit 3", "kill -TERM $$"):
+        assert told(once("sh", "-c", script, reward_cmd=grader)) == ("rewarded", value, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["9 passed, 2 warnings in 0.05s", "17/20", "85%", "3/4", "score: 85%", "1,000", "nan", "score: inf", "12:30", ""],
+)
+def test_a_grader_that_succeeds_without_a_number_is_an_error_that_names_the_line(stub: ControlStub, line: str) -> None:
+    item = once("true", reward_cmd=f"echo '{line}'")
+    named = f"; its last line is {line!r}" if line else ""
+    remedy = "print the reward alone on the last line, or as in 'score: 0.5'"
+    assert told(item) == ("aborted", None, f"the reward command printed no number{named}: {remedy}")
+    assert not item.infra and not item.again
+
+
+@pytest.mark.parametrize(
+    ("grader", "ended"),
+    [
+        ("echo 1 error in 0.05s; exit 2", "exit code 2"), ("no-such-grader", "exit code 127"),
+        ("echo collected 12 items; kill -KILL $$", "killed by SIGKILL"), ("echo score: 0.5; exit 1", "exit code 1"),
+        ("echo collected 12 items; exit 124", "exit code 124"),
+        ("echo 'line 7: x: not found'; exit 127", "exit code 127"),
+        ("false", "exit code 1"), ("exit 75", "exit code 75"), ("echo 1; exit 75", "exit code 75"),
+    ],
+)
+def test_a_grader_that_failed_is_the_worlds_failure(stub: ControlStub, grader: str, ended: str) -> None:
+    item = run_program(Program(("true",), reward_cmd=grader), ["t"], retries=0)[0]
+    assert (item.outcome, item.reward, item.infra) == ("aborted", None, True)
+    assert (item.reason or "").startswith(ended if "75" in grader else FAILED.format(ended))
+    assert stub.episodes["ep-0"]["cause"] == "infra"
+
+
+def test_who_prints_no_number_when_the_work_is_wrong_is_told_once(stub: ControlStub) -> None:
+    lines: list[str] = []
+    run_program(Program(("true",), reward_cmd="false && echo 1"), ["a", "b"], repeat=2, retries=1, say=lines.append)
+    (line,) = lines
+    assert line.endswith("If that is how it says that the work is wrong, only successes are trained: add || echo 0")
+    assert once("true", reward_cmd="false && echo 1 || echo 0").reward == 0.0
+    lines.clear()
+    run_program(Program(("false",), reward_from="stdout"), ["a", "b"], say=lines.append)
+    (line,) = lines
+    assert line.endswith("only successes are trained: have it give 0 then")
+    lines.clear()
+    for quiet in (Program(("true",), reward_from="stdout"), Program(("true",), reward_cmd="true"), Program(("false",))):
+        run_program(quiet, ["a"], say=lines.append)
+    assert not lines
 
 
 def test_a_program_that_rewards_itself_is_believed(stub: ControlStub) -> None:
@@ -198,30 +251,6 @@ def test_the_variable_that_may_stand_between() -> None:
     assert found == ["HTTP_PROXY", "ALL_PROXY", None]
 
 
-@pytest.mark.parametrize(
-    ("line", "whole", "anywhere"),
-    [
-        ("1", 1.0, 1.0), (" -0.5\r\n", -0.5, -0.5), ("1e3", 1000.0, 1000.0), ("+.5", 0.5, 0.5), ("score: 3", None, 3.0),
-        ("a=1, b=2.5", None, 2.5), ("0.5.", None, 0.5), ("v1.2.3", None, None), ("nan", None, None),
-        ("inf", None, None), ("", None, None), ("x7", None, None), ("1.2.3", None, None), ("5%", None, 5.0),
-        ("1_000", None, None), ("1,000", None, None), ("10,000.5", None, None), ("1,2e3,4", None, None),
-        ("1, 0.5", None, 0.5), ("a,5", None, 5.0), ("3/4", None, 4.0),
-    ],
-)
-def test_numbers(line: str, whole: float | None, anywhere: float | None) -> None:
-    assert number_in(line) == whole
-    reader = LastNumber(anywhere=True)
-    reader.feed(line.encode())
-    assert reader.value == anywhere
-
-
-def test_bytes_that_are_no_text_are_no_number() -> None:
-    reader = LastNumber()
-    for line in (b"0.5\n", b"\xff\xfe\n"):
-        reader.feed(line)
-    assert reader.value == 0.5
-
-
 # ---- failures of the world, and programs that change
 
 
@@ -235,32 +264,6 @@ def test_exit_code_75_is_the_worlds_failure(stub: ControlStub, tmp_path: Path) -
     (tmp_path / "n").unlink()
     results = run_program(Program(("true",), reward_cmd=script), ["t"], retries=0)
     assert [(item.outcome, item.infra, item.again) for item in results] == [("aborted", True, False)]
-
-
-@pytest.mark.parametrize(
-    ("reason", "more", "infra"),
-    [
-        ("engine_error", {}, True), ("restarted", {"reward_from": "exit-code"}, True), ("refused", {}, False),
-        ("truncated", {"reward_from": "stdout"}, True), ("disconnected", {"reward_from": "stdout"}, False),
-    ],
-)
-def test_a_failure_after_the_engine_lost_a_call_is_the_worlds(
-    stub: ControlStub, monkeypatch: pytest.MonkeyPatch, reason: str, more: dict[str, str], infra: bool
-) -> None:
-    opens = stub._open
-
-    def open_with_a_lost_call(body: Any) -> Any:
-        opened = opens(body)
-        stub.episodes[opened["episode"]]["calls"] = [{"call": "c", "complete": False, "reason": reason}]
-        return opened
-
-    monkeypatch.setattr(stub, "_open", open_with_a_lost_call)
-    (item,) = run_program(Program(("sh", "-c", "exit 3"), **more), ["t"], retries=0)  # type: ignore[arg-type]
-    assert item.infra is infra
-    if infra:
-        assert item.reason == f"exit code 3, after its last call was lost: {reason}"
-    (item,) = run_program(Program(("sh", "-c", "echo 1"), **more), ["t"], retries=0)  # type: ignore[arg-type]
-    assert item.ok, "what succeeds all the same has its reward"
 
 
 def test_a_line_of_a_file_is_in_the_environment(stub: ControlStub, tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""Whether an exception is the world's failure: somebody could not be reached, or failed to answer.
+
+Idea: the agent's client is anybody's. So its exceptions are known by the status that they keep and by the names of
+their classes, and no client is imported. One that says nothing is known by its cause, and a group by what is in it.
+
+A client that gave up waiting for an answer does not say who failed: a policy that rambles looks the same. The proxy
+knows it (``unanswered`` in the episode's record).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection
+
+CONNECTING = {"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError", "URLError"}
+"""Had no connection yet, so that nobody was waited for who answers."""
+WAITING = {"TimeoutError", "TimeoutException", "Timeout", "APITimeoutError", "ReadTimeoutError"}
+OWN = {"LocalProtocolError", "UnsupportedProtocol", "InvalidURL"}
+"""Would have failed in any world."""
+UNREACHED = {
+    "APIConnectionError", "ChunkedEncodingError", "ClientConnectionError", "ClientPayloadError", "ConnectionError",
+    "IncompleteRead", "IncompleteReadError", "NetworkError", "NewConnectionError", "ProtocolError", "ProxyError",
+    "gaierror",
+}  # fmt: skip
+"""Reached nobody, or were cut off: in the standard library, httpx, aiohttp, requests, urllib3, openai and anthropic."""
+NO_WAY = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+MODEL_CLIENT = "APIError"
+"""The base of the errors that clients of models raise, as openai and anthropic do."""
+REFUSES_ANYTHING = (401, 403, 404, 408, 409)
+"""By these an engine refuses whatever it is asked. Of another server they may answer what the policy asked for."""
+
+
+class WorldFailed(Exception):
+    """The world failed, and not the agent: the episode is given up, and never trained."""
+
+
+def of_the_world(error: BaseException, infra: tuple[type[BaseException], ...] = ()) -> bool:
+    """Whether the world failed, and not the agent. Exceptions of the classes `infra` say so too."""
+    return _says(error, (WorldFailed, *infra), []) is True
+
+
+def _says(error: BaseException, infra: tuple[type[BaseException], ...], seen: list[BaseException]) -> bool | None:
+    """True if it was the world, False if it was not, None if `error` does not tell."""
+    if any(error is one for one in seen):
+        return None
+    seen.append(error)
+    if isinstance(error, infra):
+        return True
+    causes = (error.__cause__, *error.args, *_sequence(getattr(error, "exceptions", ())))
+    inside = {_says(one, infra, seen) for one in causes if isinstance(one, BaseException)}
+    own = _by_itself(error, inside)
+    if own is not None or inside - {None}:
+        return True in inside if own is None else own
+    before = None if error.__suppress_context__ else error.__context__
+    return None if before is None else _says(before, infra, seen)
+
+
+def _by_itself(error: BaseException, inside: Collection[bool | None]) -> bool | None:
+    """What `error` tells, where what is `inside` it tells so much."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if getattr(error, "errno", None) in NO_WAY:
+        return True
+    if names & WAITING and not names & CONNECTING:
+        return True in inside
+    status = _status(error)
+    if status is not None and status >= 400:
+        return status >= 500 or status == 429 or (MODEL_CLIENT in names and status in REFUSES_ANYTHING)
+    if names & OWN or (names & UNREACHED and False in inside):
+        return False
+    return True if names & (CONNECTING | UNREACHED | {MODEL_CLIENT}) else None
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status that a client keeps with its error."""
+    if not isinstance(error, Exception):
+        return None  # the code of SystemExit is none
+    for place in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status", "code"):
+            found = getattr(place, name, None)
+            if isinstance(found, int) and 100 <= found < 600:
+                return found
+    return None
+
+
+def _sequence(found: object) -> Collection[object]:
+    return found if isinstance(found, (list, tuple)) else ()

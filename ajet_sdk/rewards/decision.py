@@ -1,0 +1,124 @@
+"""Whether an episode counts, and what it earns, from three facts: what was given, how it ended, what went unanswered.
+
+The rule: a failure of the world is never trained as the policy's, and a reward that somebody gave stands. What the
+episode would have earned decides nothing: else successes would be kept, failures played again, and every mean too high.
+So no decision here reads a reward's value. It hands the value on, or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+WORLD_ENDS = ("client_gone",)
+"""Reasons of the proxy to discard an episode that are nobody's failure who plays."""
+UNREWARDED = "left without a reward"
+SHOWN = 3
+"""At most so many reasons are named."""
+
+
+class Given(Enum):
+    """What was given to the episode before it is decided, by the agent itself, a header or anybody else."""
+
+    NOTHING = "nothing"
+    STEPS = "rewards that are not final"
+    FINAL = "a final reward"
+    END = "it was discarded: aborted, or by the proxy"
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The agent did not come to its end: it says that the world failed, or raised an exception. `reason` in words."""
+
+    reason: str
+    world: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """What the source of the reward says. As a `fallback` it counts only if nothing was given."""
+
+    value: float
+    fallback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoNumber:
+    """The source says nothing that can be a reward; no fault of the agent if the `grader` failed. `hint` is what the
+    user should know if that happens again and again."""
+
+    reason: str
+    grader: bool = False
+    hint: str | None = None
+
+
+Said = Number | NoNumber
+
+
+@dataclass(frozen=True, slots=True)
+class Earns:
+    """The episode gets this final reward."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stands:
+    """What was given is what the episode has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fails:
+    """The episode is given up. It is played again if the `world` failed."""
+
+    reason: str
+    world: bool = False
+
+
+def decide(
+    given: Given, unanswered: str | None, ended: GaveUp | None = None, said: Said | None = None
+) -> Earns | Stands | Fails:
+    """What becomes of an episode.
+
+    `unanswered` says in words which attempts at the model were lost to the world. `said` is what the source of its
+    reward says; None, if it has no source besides what was `given`.
+    """
+    if isinstance(said, Number) and said.fallback and given is not Given.NOTHING:
+        said = None
+    world = [ended.reason] if ended is not None and (ended.world or unanswered) else []
+    world += [said.reason] if isinstance(said, NoNumber) and said.grader else []
+    world += [unanswered] if unanswered else []
+    if given is Given.END or (given is Given.FINAL and (said is None or world)):
+        return Stands()
+    if given is Given.STEPS and ended is None and said is None:
+        return Stands()
+    if world:
+        return Fails("; ".join(world), world=True)
+    if ended is not None:
+        return Fails(ended.reason)
+    if said is None:
+        return Fails(UNREWARDED)
+    return Earns(said.value) if isinstance(said, Number) else Fails(said.reason)
+
+
+def given_to(record: Mapping[str, Any]) -> Given:
+    """What was given to the episode with this record."""
+    if record.get("state") == "open":
+        return Given.STEPS if record.get("rewards") else Given.NOTHING
+    return Given.END if record.get("state") == "discarded" else Given.FINAL
+
+
+def unanswered_in(record: Mapping[str, Any]) -> str | None:
+    """Which attempts at the model were lost to the world, in words; None if there are none."""
+    reasons = list(dict.fromkeys(str(one.get("reason")) for one in record.get("unanswered") or ()))
+    more = " and others" if len(reasons) > SHOWN else ""
+    return f"the model never answered ({', '.join(reasons[:SHOWN])}{more})" if reasons else None
+
+
+def lost_to_the_world(record: Mapping[str, Any]) -> bool:
+    """Whether it is the world's failure that the episode with this record was discarded."""
+    if record.get("reason") == "aborted":
+        return record.get("cause") == "infra"
+    return record.get("reason") in WORLD_ENDS or bool(record.get("unanswered"))

@@ -1,0 +1,73 @@
+"""The number in what a program or a grader prints.
+
+Idea: a number counts only if it can be nothing else. So a line counts that is a number. In the output of a grader that
+succeeded a line counts too that ends in one after ``:`` or ``=``, as in ``score: 0.5``. The last line that counts
+decides. Words around a number say what the number is of, and that is rarely the reward.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ajet_sdk.routes import MAX_REWARD
+
+_COLOR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_WORD = re.compile(r"(?!\w+://)\S*[^\W\d_]\S*")
+OTHER_SIGNS = ":=!<>~"
+"""Before the sign these make another one of it: ``==``."""
+
+
+class LastNumber:
+    """Reads lines and remembers the last that is a number; or, in `named`, also what a line ends in after a sign.
+
+    `value` and `named` are None if there is no such line, or if the last one says what no reward can be (``nan``).
+    `last` is the last line that is not blank.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self.named: float | None = None
+        self.last = ""
+        self._goes_on = False
+
+    def feed(self, data: bytes) -> None:
+        """Reads a line, or a piece of a longer one, which is no number. A carriage return ends a line too."""
+        inside, self._goes_on = self._goes_on, not data.endswith((b"\n", b"\r"))
+        for line in data.splitlines() if not inside else ():
+            text = _COLOR.sub("", line.decode("utf-8-sig", "replace")).strip()
+            self.last = text or self.last
+            alone = _float(text)
+            found = alone if alone is not None else _behind_a_sign(text)
+            if alone is not None:
+                self.value = _usable(alone)
+            if found is not None:
+                self.named = _usable(found)
+
+
+def read(text: bytes) -> LastNumber:
+    """What `text` says in all its lines."""
+    reader = LastNumber()
+    for line in text.splitlines(keepends=True):
+        reader.feed(line)
+    return reader
+
+
+def _float(text: str) -> float | None:
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
+
+
+def _usable(value: float) -> float | None:
+    return value if abs(value) <= MAX_REWARD else None
+
+
+def _behind_a_sign(text: str) -> float | None:
+    """What `text` ends in after its last ``:`` or ``=``. A time, a ratio, an address and a comparison are no name."""
+    at = max(text.rfind(":"), text.rfind("="))
+    name, number = text[: max(at, 0)], text[at + 1 :]
+    if not name.strip() or name[-1] in OTHER_SIGNS or _float(name) is not None:
+        return None
+    touches = not (name[-1].isspace() or number[:1].isspace())
+    return None if touches and not _WORD.fullmatch(name.split()[-1]) else _float(number)

@@ -1,0 +1,150 @@
+"""What becomes of an episode: the table of the guide, row by row, and the laws behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_sdk.rewards import sources
+from ajet_sdk.rewards.decision import (
+    Earns,
+    Fails,
+    GaveUp,
+    Given,
+    NoNumber,
+    Number,
+    Said,
+    Stands,
+    decide,
+    given_to,
+    lost_to_the_world,
+    unanswered_in,
+)
+from ajet_sdk.rewards.numbers import read
+
+LOST = "the model never answered (engine_error)"
+ENDS = (None, GaveUp("exit code 75", world=True), GaveUp("ValueError: no", world=False))
+NOTHING_SAID = (None, NoNumber("nothing printed"), NoNumber("the grader failed", grader=True))
+VALUES = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def every_source(value: float) -> Iterator[Said]:
+    yield Number(value)
+    yield Number(value, fallback=True)
+
+
+@given(VALUES, VALUES)
+def test_no_decision_whether_an_episode_counts_looks_at_its_reward(one: float, other: float) -> None:
+    for was, unanswered, ended in product(Given, (None, LOST), ENDS):
+        for first, second in zip(every_source(one), every_source(other), strict=True):
+            decided, otherwise = (decide(was, unanswered, ended, said) for said in (first, second))
+            assert type(decided) is type(otherwise)
+            if isinstance(decided, Earns):
+                assert (decided, otherwise) == (Earns(one), Earns(other))
+            else:
+                assert decided == otherwise
+
+
+def everything() -> Iterator[tuple[Given, str | None, GaveUp | None, Said | None]]:
+    yield from product(Given, (None, LOST), ENDS, (*NOTHING_SAID, *every_source(1.0)))
+
+
+def test_a_failure_of_the_world_is_never_trained_as_the_policys() -> None:
+    for was, unanswered, ended, said in everything():
+        world = unanswered or (ended and ended.world) or (isinstance(said, NoNumber) and said.grader)
+        decided = decide(was, unanswered, ended, said)
+        if world and was is Given.NOTHING:
+            assert isinstance(decided, Fails) and decided.world
+        if world:
+            assert not isinstance(decided, Earns)
+        else:
+            assert not isinstance(decided, Fails) or not decided.world
+
+
+def test_a_reward_that_somebody_gave_stands() -> None:
+    for unanswered, ended in product((None, LOST), ENDS):
+        assert decide(Given.FINAL, unanswered, ended) == Stands()
+        assert decide(Given.FINAL, unanswered, ended, Number(0.0, fallback=True)) == Stands()
+    for said in (Number(1.0), *NOTHING_SAID):
+        assert decide(Given.FINAL, LOST, None, said) == Stands()
+    for unanswered in (None, LOST):
+        assert decide(Given.STEPS, unanswered, None, Number(0.0, fallback=True)) == Stands()
+        assert decide(Given.STEPS, unanswered) == Stands()
+
+
+def test_what_has_ended_stays_as_it_is() -> None:
+    for _, unanswered, ended, said in everything():
+        assert decide(Given.END, unanswered, ended, said) == Stands()
+
+
+def test_steps_alone_are_no_reward_of_an_agent_that_gave_up() -> None:
+    """Nor where the final one is to come from elsewhere."""
+    for ended in ENDS[1:]:
+        assert decide(Given.STEPS, LOST, ended) == Fails(f"{ended.reason}; {LOST}", world=True)
+    assert decide(Given.STEPS, None, ENDS[2]) == Fails("ValueError: no")
+    assert decide(Given.STEPS, LOST, None, Number(1.0)) == Fails(LOST, world=True)
+
+
+def test_where_nothing_failed_the_source_has_its_word() -> None:
+    for was in (Given.NOTHING, Given.STEPS, Given.FINAL):
+        assert decide(was, None, None, Number(0.5)) == Earns(0.5)
+        assert decide(was, None, None, NoNumber("nothing printed")) == Fails("nothing printed")
+    assert decide(Given.NOTHING, None, None, Number(0.0, fallback=True)) == Earns(0.0)
+    assert decide(Given.NOTHING, None) == Fails("left without a reward")
+    assert decide(Given.NOTHING, None, GaveUp("exit code 75", True), Number(1.0)) == Fails("exit code 75", world=True)
+
+
+def test_the_words_of_a_failure_of_the_world() -> None:
+    def lost(*reasons: str) -> dict[str, Any]:
+        return {"unanswered": [{"at": 1.0, "reason": reason} for reason in reasons]}
+
+    assert unanswered_in({}) is None and unanswered_in(lost()) is None
+    assert unanswered_in(lost("held", "held", "refused")) == "the model never answered (held, refused)"
+    assert unanswered_in(lost(*"abcd")) == "the model never answered (a, b, c and others)"
+    failed = NoNumber("the grader failed", grader=True)
+    assert decide(Given.NOTHING, LOST, None, failed) == Fails(f"the grader failed; {LOST}", world=True)
+
+
+@pytest.mark.parametrize(
+    ("record", "was"),
+    [
+        ({"state": "open"}, Given.NOTHING), ({"state": "open", "rewards": []}, Given.NOTHING),
+        ({"state": "open", "rewards": [{"value": 0.0}]}, Given.STEPS),
+        *(({"state": state}, Given.FINAL) for state in ("sealed", "ready", "leased", "trained", "recorded")),
+        ({"state": "discarded", "rewards": [{}]}, Given.END),
+    ],
+)  # fmt: skip
+def test_what_was_given(record: dict[str, Any], was: Given) -> None:
+    assert given_to(record) is was
+
+
+@pytest.mark.parametrize(
+    ("record", "world"),
+    [
+        ({"reason": "aborted"}, False), ({"reason": "aborted", "cause": "infra"}, True),
+        ({"reason": "aborted", "unanswered": [{}]}, False), ({"reason": "client_gone"}, True),
+        ({"reason": "wall_timeout"}, False), ({"reason": "wall_timeout", "unanswered": [{}]}, True),
+        ({"reason": "incomplete_call", "unanswered": [{}]}, True), ({"reason": "incomplete_call"}, False),
+    ],
+)  # fmt: skip
+def test_whose_failure_it_is_that_an_episode_was_discarded(record: dict[str, Any], world: bool) -> None:
+    assert lost_to_the_world(record) is world
+
+
+def test_the_sources_of_a_program() -> None:
+    assert [sources.exit_code(code, asked=False) for code in (0, 1, -9)] == [
+        Number(value, fallback=True) for value in (1.0, 0.0, 0.0)
+    ]
+    assert sources.exit_code(0, asked=True) == Number(1.0)
+    assert [sources.gave_up(*codes) for codes in ((0,), (1, -9), ())] == [None] * 3
+    assert sources.gave_up(0, 75) == GaveUp("exit code 75", world=True)
+    for code in (0, 1, -9):
+        assert sources.lines(read(b"0.5\n"), code, "") == sources.grader(read(b"0.5"), code) == Number(0.5)
+    assert sources.grader(read(b"score: 0.5"), 0) == Number(0.5)
+    for said in (sources.grader(read(b"score: 0.5"), 1), sources.lines(read(b"score: 0.5"), 0, "nothing")):
+        assert isinstance(said, NoNumber)

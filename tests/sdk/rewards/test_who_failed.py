@@ -1,0 +1,250 @@
+"""What `run` and `ajet run` make of who failed, on both faces, at a proxy that only tells of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import ajet_sdk
+from ajet_sdk.results import RunResult
+from ajet_sdk.runner import Program, run_program
+from tests.kit.control_stub import ControlStub
+
+LOST = [{"at": 1.0, "reason": "engine_error", "call": "call-1"}]
+SAID = "the model never answered (engine_error)"
+REQUEST = httpx.Request("POST", "http://engine/v1/chat/completions")
+UNAVAILABLE = openai.InternalServerError("503", response=httpx.Response(503, request=REQUEST), body=None)
+TOO_LONG = openai.BadRequestError("400", response=httpx.Response(400, request=REQUEST), body=None)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
+    with ControlStub() as running:
+        monkeypatch.setenv("AJET_PROXY_URL", running.url)
+        monkeypatch.delenv("AJET_API_KEY", raising=False)
+        yield running
+
+
+@pytest.fixture
+def losing(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> ControlStub:
+    """A proxy at which every episode has an attempt that went unanswered."""
+    opens = stub._open
+
+    def open_and_lose(body: Any) -> Any:
+        opened = opens(body)
+        stub.episodes[opened["episode"]]["unanswered"] = list(LOST)
+        return opened
+
+    monkeypatch.setattr(stub, "_open", open_and_lose)
+    return stub
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    async def agent(task: str, episode: Any) -> Any:
+        raise error
+
+    return agent
+
+
+def returning(value: Any) -> Callable[..., Any]:
+    async def agent(task: str, episode: Any) -> Any:
+        return value
+
+    return agent
+
+
+async def giving(task: str, episode: Any) -> Any:
+    await episode.reward(0.25)
+
+
+async def giving_and_raising(task: str, episode: Any) -> Any:
+    await episode.reward(0.25)
+    raise ValueError("after its reward")
+
+
+async def giving_and_returning(task: str, episode: Any) -> Any:
+    await episode.reward(0.25)
+    return 1.0
+
+
+async def giving_steps(task: str, episode: Any) -> Any:
+    await episode.reward(0.25, final=False)
+
+
+async def giving_steps_and_raising(task: str, episode: Any) -> Any:
+    await episode.reward(0.25, final=False)
+    raise ValueError("half way")
+
+
+async def aborting(task: str, episode: Any) -> Any:
+    await episode.abort("its own wish")
+
+
+def told(item: RunResult) -> tuple[str, float | None, bool]:
+    return item.outcome, item.reward, item.infra
+
+
+WORLD = ("aborted", None, True)
+AGENT = ("aborted", None, False)
+GIVEN = ("rewarded", 0.25, False)
+
+
+@pytest.mark.parametrize(
+    ("agent", "answered", "lost"),
+    [
+        (returning(1.0), ("rewarded", 1.0, False), WORLD), (returning(0.0), ("rewarded", 0.0, False), WORLD),
+        (returning(None), AGENT, WORLD), (returning("text"), AGENT, WORLD),
+        (raising(ValueError("no")), AGENT, WORLD), (raising(TOO_LONG), AGENT, WORLD),
+        (raising(UNAVAILABLE), WORLD, WORLD), (raising(httpx.ConnectError("")), WORLD, WORLD),
+        (raising(httpx.ReadTimeout("")), AGENT, WORLD), (raising(ConnectionResetError()), WORLD, WORLD),
+        (giving, GIVEN, GIVEN), (giving_and_raising, GIVEN, GIVEN),
+        (giving_and_returning, ("rewarded", 1.0, False), GIVEN),
+        (giving_steps, GIVEN, GIVEN), (giving_steps_and_raising, AGENT, WORLD), (aborting, AGENT, AGENT),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("unanswered", [False, True], ids=["answered", "lost"])
+async def test_an_agent_of_run(
+    face: Any, stub: ControlStub, request: pytest.FixtureRequest, agent: Any, answered: Any, lost: Any, unanswered: bool
+) -> None:
+    if unanswered:
+        request.getfixturevalue("losing")
+    (item,) = await face.run(agent, ["t"], repeat=1, retries=0)
+    assert told(item) == (lost if unanswered else answered)
+    record = stub.episodes["ep-0"]
+    assert (record["state"] == "discarded") is (item.outcome == "aborted")
+    assert record.get("cause") == ("infra" if item.infra else None)
+    assert item.kept is item.ok
+
+
+async def test_what_the_world_failed_is_played_again_whatever_it_would_have_earned(
+    face: Any, losing: ControlStub
+) -> None:
+    for value in (0.0, 1.0):
+        results = await face.run(returning(value), ["t"], repeat=1, retries=1)
+        assert [(item.reason, item.again) for item in results] == [(SAID, True), (SAID, False)]
+
+
+async def test_the_worlds_failures_have_their_words(face: Any, losing: ControlStub) -> None:
+    (item,) = await face.run(raising(ValueError("no")), ["t"], repeat=1, retries=0)
+    assert item.reason == f"ValueError: no; {SAID}"
+    wrapped = RuntimeError("gave up")
+    wrapped.__cause__ = UNAVAILABLE
+    losing.episodes.clear()
+    (item,) = await face.run(raising(wrapped), ["t"], repeat=1, retries=0)
+    assert item.reason == f"RuntimeError: gave up; {SAID}" and item.infra
+
+
+async def test_a_block_of_an_episode_asks_too(face: Any, losing: ControlStub) -> None:
+    async with face.episode("t") as ep:
+        pass
+    assert (ep.outcome.aborted, ep.outcome.infra) == (SAID, True)
+    with pytest.raises(ZeroDivisionError):
+        async with face.episode("t") as ep:
+            raise ZeroDivisionError
+    assert losing.episodes["ep-1"]["cause"] == "infra"
+
+
+async def test_a_final_reward_from_elsewhere_stands_when_the_agent_raises(
+    face: Any, stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def agent(task: str, episode: Any) -> None:
+        for name, value in episode.env().items():
+            monkeypatch.setenv(name, value)
+        await face.reward(0.25)
+        raise ValueError("late")
+
+    (item,) = await face.run(agent, ["t"], repeat=1)
+    assert told(item) == GIVEN and item.kept and stub.episodes["ep-0"]["state"] == "ready"
+
+
+async def test_a_call_in_flight_is_waited_for_a_moment(face: Any, stub: ControlStub) -> None:
+    """Its client has left, and only then it is known that the engine was to blame."""
+
+    async def agent(task: str, episode: Any) -> float:
+        record = stub.episodes[episode.id]
+        record["in_flight"] = 1
+        asyncio.get_running_loop().call_later(0.3, record.update, {"in_flight": 0, "unanswered": LOST})
+        return 1.0
+
+    if face.name == "aio":
+        (item,) = await face.run(agent, ["t"], repeat=1, retries=0)
+        assert told(item) == WORLD
+
+
+async def test_a_rewarded_episode_of_which_the_world_left_nothing_is_played_again(
+    face: Any, losing: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = losing._move
+
+    def ends(record: dict[str, Any], state: str, reason: str | None = None) -> None:
+        nothing = state == "ready"
+        move(record, "discarded" if nothing else state, "incomplete_call" if nothing else reason)
+        record["detail"] = "engine_error"
+
+    monkeypatch.setattr(losing, "_move", ends)
+    first, second = await face.run(giving, ["t"], repeat=1, retries=1)
+    assert (told(first), first.again, second.again) == (WORLD, True, False)
+    assert first.reason == "discarded by the proxy: incomplete_call (engine_error)"
+
+
+# ---- programs
+
+
+@pytest.mark.parametrize(
+    ("script", "more"),
+    [
+        ("exit 0", {}), ("exit 1", {}), ("kill -SEGV $$", {}), ("exit 0", {"reward_from": "exit-code"}),
+        ("echo 1", {"reward_from": "stdout"}), ("echo 1; exit 1", {"reward_from": "stdout"}),
+        ("true", {"reward_from": "stdout"}), ('echo 0 > "$AJET_REWARD_FILE"', {"reward_from": "file"}),
+        ("true", {"reward_from": "file"}), ("true", {"reward_cmd": "echo 1"}), ("exit 1", {"reward_cmd": "echo 0"}),
+        ("true", {"reward_cmd": "false"}), ("true", {"reward_cmd": "echo nothing"}), ("exit 75", {}),
+    ],
+)  # fmt: skip
+def test_a_program_whose_world_failed(losing: ControlStub, script: str, more: dict[str, str]) -> None:
+    (item,) = run_program(Program(("sh", "-c", script), **more), ["t"], retries=0)  # type: ignore[arg-type]
+    assert told(item) == WORLD and SAID in (item.reason or "")
+    assert losing.episodes["ep-0"]["cause"] == "infra"
+
+
+REWARD = "import ajet_sdk; ajet_sdk.reward(0.25{}); print(1); exit({})"
+
+
+@pytest.mark.parametrize("code", [0, 1, 75])
+@pytest.mark.parametrize(
+    "more", [{}, {"reward_from": "exit-code"}, {"reward_from": "stdout"}, {"reward_cmd": "echo 1"}], ids=str
+)
+def test_what_a_program_gave_itself_stands_at_any_exit(losing: ControlStub, code: int, more: dict[str, str]) -> None:
+    program = Program((sys.executable, "-c", REWARD.format("", code)), **more)  # type: ignore[arg-type]
+    (item,) = run_program(program, ["t"], retries=0)
+    assert told(item) == GIVEN and losing.episodes["ep-0"]["state"] == "ready"
+
+
+def test_steps_stand_where_no_other_reward_was_asked_for(losing: ControlStub) -> None:
+    program = (sys.executable, "-c", REWARD.format(", final=False", 1))
+    assert told(run_program(Program(program), ["t"])[0]) == GIVEN
+    assert told(run_program(Program(program, reward_from="stdout"), ["t"], retries=0)[0]) == WORLD
+    program = (sys.executable, "-c", REWARD.format(", final=False", 75))
+    assert told(run_program(Program(program), ["t"], retries=0)[0]) == WORLD
+
+
+@pytest.mark.parametrize("more", [{"reward_from": "stdout"}, {"reward_cmd": "echo 1"}], ids=str)
+def test_what_a_program_gave_up_itself_stays_so(stub: ControlStub, more: dict[str, str]) -> None:
+    for cause in ("infra", None):
+        script = f"import ajet_sdk; ajet_sdk.abort('gone', cause={cause!r}); print(1)"
+        (item,) = run_program(Program((sys.executable, "-c", script), **more), ["t"], retries=0)  # type: ignore[arg-type]
+        assert told(item) == ("aborted", None, cause == "infra") and item.reason == "gone"
+
+
+def test_a_proxy_that_is_away_at_the_end_is_the_worlds_failure(stub: ControlStub) -> None:
+    def agent(task: str, episode: ajet_sdk.Episode) -> float:
+        stub.faults.extend(["drop"] * 50)
+        return 1.0
+
+    (item,) = ajet_sdk.run(agent, ["t"], repeat=1, retries=0, deadline=0.3)
+    assert (item.outcome, item.infra) == ("failed", True)
