@@ -9,6 +9,7 @@
     ├── NotFound          404  no such episode, call, batch or route.
     ├── Conflict          409  the thing exists, but its state does not allow this.
     ├── TooLarge          413  a body or frame over its configured limit.
+    ├── UnsupportedMedia  415  a body that is packed in a way which is not read.
     ├── OverQuota         429  a tenant's limit is reached; ``retry_after`` says when to come back.
     ├── EngineError       502  the inference engine answered nonsense or could not be reached.
     ├── NotReady          503  the proxy cannot take this now; ``retry_after`` says when to come back.
@@ -74,6 +75,11 @@ class Conflict(AjetError):
 
 class TooLarge(AjetError):
     status = 413
+    type = "invalid_request_error"
+
+
+class UnsupportedMedia(AjetError):
+    status = 415
     type = "invalid_request_error"
 
 

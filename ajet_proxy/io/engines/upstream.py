@@ -31,7 +31,6 @@ from yarl import URL
 from ajet_proxy.core.identity.headers import Headers, is_text
 from ajet_proxy.core.identity.keys import holds_key
 from ajet_proxy.io.http.aiohttp_internals import LATEST, MAX_HEADER, Pool, break_off, tap_of
-from ajet_proxy.io.http.body import coding_of
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
@@ -50,7 +49,7 @@ HOP_BY_HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade",
 ))
-_NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
+_NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
 MAX_HEADERS = 1000
 """Of an engine's answer."""
 _CREDENTIALS = ("authorization", "x-api-key")
@@ -326,11 +325,8 @@ class Forwarding:
         dropped = _NOT_FORWARDED | _named_in_connection(pairs)
         spelled: dict[str, str] = {}
         out: CIMultiDict[str] = CIMultiDict()
-        codings = [place for place, (name, _) in enumerate(pairs) if name.lower() == "content-encoding"]
-        for place, (name, value) in enumerate(pairs):
+        for name, value in pairs:
             lower = name.lower()
-            if codings[-1:] == [place] and coding_of([value]) is not None:
-                continue
             if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
                 continue
             if lower in _CREDENTIALS and (upstream_key is not None or any(map(self._is_ours, _keys(value)))):

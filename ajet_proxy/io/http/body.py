@@ -9,17 +9,20 @@ on it might be the body or another request.
 A compressed body (``Content-Encoding``) is unpacked piece by piece. It is counted as it comes out, and reading ends at
 the limit. So a few kilobytes that stand for gigabytes never become more than `max_body`. aiohttp could unpack, but it
 takes a gzip that ends in the middle for a whole one, and does not tell where it ended. Here that is an error, as is
-anything after the end. Only gzip may have several members, one after the other (RFC 1952); together they are the body.
+anything after the end. Only gzip and zstd may have several members, one after the other (RFC 1952, RFC 8878); together
+they are the body. A body may be packed several times (`MOST_CODINGS`); each layer counts as the body does. What is
+packed in another way is refused, with the codings that are taken (RFC 9110, section 15.5.16).
 
-Invariant: no step of unpacking makes more than some `PIECE` bytes, whatever a few bytes stand for.
+Invariant: no step of unpacking makes more than a few `PIECE` bytes, whatever a few bytes stand for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -27,12 +30,13 @@ from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
-from ajet_sdk.errors import BadRequest, TooLarge
+from ajet_sdk.errors import BadRequest, TooLarge, UnsupportedMedia
 
 try:
     import brotli
+    import zstandard
 except ImportError:  # pragma: no cover
-    brotli = None
+    brotli = zstandard = None  # type: ignore[assignment]
 
 MAX_CONTROL = 1 << 20
 """No control request needs more."""
@@ -40,6 +44,7 @@ PIECE = 1 << 18
 WINDOW = 4096
 """So much is unpacked at a time: where a member ends, what is left of it is copied."""
 MOST_MEMBERS = 10_000
+MOST_CODINGS = 4
 
 
 class Unmeasured(web.StreamResponse):
@@ -65,13 +70,14 @@ async def close_unread(http: web.Request, response: web.StreamResponse) -> None:
 
 
 async def read(http: web.Request, *, max_body: int, limit_s: float, budget: MemoryBudget) -> bytes:
-    """The body. Raises `TooLarge` over `max_body` bytes, `BadRequest` if it has not come within `limit_s` seconds, and
-    `NotReady` if `budget` has no room for it, or no longer has."""
+    """The body. Raises `TooLarge` over `max_body` bytes, and `BadRequest` if it has not come within `limit_s` seconds.
+    Raises `UnsupportedMedia` if it is packed in an unknown way, and `NotReady` if `budget` has no room for it, or no
+    longer has."""
     length = http.content_length or 0
     if length > max_body:
         raise _too_large(max_body)
-    coding = coding_of(http.headers.getall("Content-Encoding", []))
-    if coding is None and http.content.is_eof():  # it came along with the head, as most do
+    codings = codings_of(http.headers.getall("Content-Encoding", []))
+    if not codings and http.content.is_eof():  # it came along with the head, as most do
         whole = http.content.read_nowait()
         if len(whole) > max_body:
             raise _too_large(max_body)
@@ -81,7 +87,7 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, budget: Memo
         http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts, size, done = [], 0, False
     try:
-        async with asyncio.timeout(limit_s), contextlib.aclosing(_pieces(http, coding, max_body)) as pieces:
+        async with asyncio.timeout(limit_s), contextlib.aclosing(_pieces(http, codings, max_body)) as pieces:
             async for piece in pieces:
                 parts.append(piece)
                 size += len(piece)
@@ -97,22 +103,25 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, budget: Memo
     return b"".join(parts)
 
 
-async def _pieces(http: web.Request, coding: str | None, max_body: int) -> AsyncGenerator[bytes]:
-    """The body as it comes, without its `coding`. Packed, it may not be longer than a body either."""
-    if coding is None:
-        async for piece in http.content.iter_any():
-            yield piece
-        return
-    unpacking, came = Unpacking(coding), 0
+async def _pieces(http: web.Request, codings: Sequence[str], max_body: int) -> AsyncGenerator[bytes]:
+    """The body as it comes, without its `codings`; the last of them was put on last."""
+    layers = [Unpacking(coding, max_body) for coding in reversed(codings)]
     async for part in http.content.iter_any():
-        came += len(part)
-        if came > max_body:
-            raise _too_large(max_body)
-        for piece in unpacking.feed(part):
+        for piece in _through(layers, part):
             yield piece
             if len(piece) >= PIECE:  # more than the part's own length is done: others have their turn
                 await asyncio.sleep(0)
-    unpacking.finish()
+    for layer in layers:
+        layer.finish()
+
+
+def _through(layers: Sequence[Unpacking], packed: bytes) -> Iterator[bytes]:
+    """What comes out of all `layers` for `packed`."""
+    if not layers:
+        yield packed
+        return
+    for piece in layers[0].feed(packed):
+        yield from _through(layers[1:], piece)
 
 
 def _waits(http: web.Request) -> bool:
@@ -126,15 +135,19 @@ def _too_large(limit: int) -> TooLarge:
 
 
 class Unpacking:
-    """Decodes one of the `CODINGS`."""
+    """Decodes one of the `CODINGS`, from at most `most` bytes."""
 
-    def __init__(self, coding: str) -> None:
+    def __init__(self, coding: str, most: int = sys.maxsize) -> None:
         self._coding = coding
+        self._most = self._left = most
         self._stream: Any = None
         self._members = 0
 
     def feed(self, packed: bytes) -> Iterator[bytes]:
-        """What comes out of the next bytes; `BadRequest` if they cannot be decoded."""
+        """What comes out of the next bytes; `BadRequest` if they cannot be decoded, `TooLarge` if they are too many."""
+        self._left -= len(packed)
+        if self._left < 0:
+            raise _too_large(self._most)
         try:
             for at in range(0, len(packed), WINDOW):
                 rest = packed[at : at + WINDOW]
@@ -155,7 +168,7 @@ class Unpacking:
     def _member(self, first: int) -> Any:
         """What decodes a member that begins with the byte `first`, as the decompressors of `zlib` do."""
         self._members += 1
-        if self._members > (MOST_MEMBERS if self._coding == "gzip" else 1):
+        if self._members > (MOST_MEMBERS if self._coding in ("gzip", "zstd") else 1):
             raise self._bad("continues after its end")
         return CODINGS[self._coding](first)
 
@@ -163,10 +176,21 @@ class Unpacking:
         return BadRequest(f"the request body cannot be read: its {self._coding} {what}", code="bad_body")
 
 
-def coding_of(codings: list[str]) -> str | None:
-    """Which coding to take off a body with these headers: the one that the last names, if that is one of `CODINGS`."""
-    last = codings[-1].lower() if codings else ""
-    return last if last in CODINGS else None
+def codings_of(headers: Iterable[str]) -> tuple[str, ...]:
+    """How a body with these ``Content-Encoding`` headers is packed: names of `CODINGS`, in the order in which they were
+    put on. `UnsupportedMedia` if it is packed in another way, or too often."""
+    named = [name.strip().lower() for header in headers for name in header.split(",")]
+    found = tuple(name.removeprefix("x-") for name in named if name not in ("", "identity"))
+    if unknown := [name for name in found if name not in CODINGS]:
+        raise UnsupportedMedia(
+            f"the request body is packed as {unknown[0][:50]!r}, which is not read: send it as {ACCEPTED}, or "
+            "as it is", code="unknown_encoding",
+        )  # fmt: skip
+    if len(found) > MOST_CODINGS:
+        raise UnsupportedMedia(
+            f"the request body is packed {len(found)} times, and may be {MOST_CODINGS} times", code="unknown_encoding"
+        )
+    return found
 
 
 class _Brotli:
@@ -185,6 +209,31 @@ class _Brotli:
         return bytes(self._made.process(data, output_buffer_limit=most))
 
 
+class _Zstd:
+    """Zstandard as a decompressor of `zlib` would be. It takes no limit on what comes out, and four bytes can stand for
+    128 KiB. So it gets a few at a time. The window is that of RFC 9659."""
+
+    STEP = 32
+
+    def __init__(self) -> None:
+        self._made: Any = zstandard.ZstdDecompressor(max_window_size=8 << 20).decompressobj()
+        self.unconsumed_tail = self.unused_data = b""
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._made.eof)
+
+    def decompress(self, data: bytes, most: int, /) -> bytes:
+        out, size, at = [], 0, 0
+        while at < len(data) and size < most and not self.eof:
+            out.append(self._made.decompress(data[at : at + self.STEP]))
+            size, at = size + len(out[-1]), at + self.STEP
+        rest = data[at:]
+        self.unused_data = self._made.unused_data + rest if self.eof else b""
+        self.unconsumed_tail = b"" if self.eof else rest
+        return b"".join(out)
+
+
 def _out_of(stream: Any, packed: bytes) -> Iterator[bytes]:
     """All that `stream` gives for `packed`."""
     while True:
@@ -201,9 +250,13 @@ def _deflate(first: int) -> Any:
     return zlib.decompressobj(zlib.MAX_WBITS if first & 0x0F == zlib.DEFLATED else -zlib.MAX_WBITS)
 
 
-_BROKEN: tuple[type[Exception], ...] = (zlib.error,) if brotli is None else (zlib.error, brotli.error)
+_BROKEN: tuple[type[Exception], ...] = (
+    (zlib.error,) if brotli is None else (zlib.error, brotli.error, zstandard.ZstdError)
+)
 CODINGS: Mapping[str, Callable[[int], Any]] = MappingProxyType(
     {"gzip": lambda _: zlib.decompressobj(16 + zlib.MAX_WBITS), "deflate": _deflate}
-    | ({} if brotli is None else {"br": lambda _: _Brotli()})
+    | ({} if brotli is None else {"br": lambda _: _Brotli(), "zstd": lambda _: _Zstd()})
 )
-"""What reads a member of each coding that is taken off; all others go on to the engine as they are."""
+"""What reads a member of each coding."""
+ACCEPTED = ", ".join(CODINGS)
+"""What a refusal names."""

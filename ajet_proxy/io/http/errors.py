@@ -21,6 +21,7 @@ from yarl import URL
 from ajet_proxy.core.identity.keys import masked
 from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.anthropic.errors import body_of, speaks_anthropic
+from ajet_proxy.io.http.body import ACCEPTED
 from ajet_proxy.settings import is_address, is_loopback
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
 
@@ -48,6 +49,8 @@ def error_response(path: str, error: AjetError) -> web.Response:
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if error.status == 415:
+        headers["Accept-Encoding"] = ACCEPTED
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     body = body_of(error) if speaks_anthropic(split_path(path)[1]) else error.to_body()

@@ -13,8 +13,8 @@ from ajet_sdk.errors import AjetError
 PREFIX = "/v1/messages"
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    409: "invalid_request_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
-    504: "timeout_error",
+    409: "invalid_request_error", 413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error",
+    503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 
 

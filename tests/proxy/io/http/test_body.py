@@ -14,6 +14,7 @@ from typing import Any
 
 import brotli
 import pytest
+import zstandard
 
 from ajet_proxy.core.protocol import request
 from ajet_proxy.core.protocol.routes import CAPTURED
@@ -25,14 +26,17 @@ from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, serving
 
 ROUTES = ("/v1/chat/completions", "/v1/embeddings", "/ajet/v1/episodes")
+PACKERS: dict[str, Any] = {
+    "gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress, "zstd": zstandard.compress
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "gzip, gzip", "zstd, gzip", "gzip, zstd, br"])
 async def test_a_bomb_goes_off_at_the_limit_and_not_behind_it(path: str, encoding: str, tmp_path: Path) -> None:
-    plain = b"{" + b" " * (64 << 20)
-    bomb = (gzip.compress if encoding == "gzip" else zlib.compress)(plain)
-    del plain
+    bomb = b"{" + b" " * (64 << 20)
+    for coding in encoding.split(", "):
+        bomb = PACKERS[coding](bomb)
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), max_body=1 << 20) as client:
         before = resident_bytes()
         answer = await client.ask("POST", path, bomb, Content_Encoding=encoding, Content_Type="application/json")
@@ -44,7 +48,6 @@ async def test_a_bomb_goes_off_at_the_limit_and_not_behind_it(path: str, encodin
         assert opened.status == 200
 
 
-PACKERS = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT, "/v1/embeddings": {"model": "stub", "input": "x"}, "/ajet/v1/episodes": {"task": "t"},
 }  # fmt: skip
@@ -170,3 +173,27 @@ async def test_nothing_is_read_of_one_who_has_no_key(workers: int, tmp_path: Pat
             answer = await asyncio.wait_for(reader.readuntil(b"}}"), 10)
             assert answer.startswith(b"HTTP/1.1 401")
             writer.close()
+
+
+@pytest.mark.parametrize("encoding", ["zstd", "x-gzip", "gzip, gzip", "br, zstd", "identity", "gzip, identity"])
+@pytest.mark.parametrize("path", GOOD)
+async def test_every_packed_body_is_read_and_goes_on_as_it_is(path: str, encoding: str, tmp_path: Path) -> None:
+    body = json.dumps(GOOD[path]).encode()
+    for coding in encoding.replace("x-", "").split(", "):
+        body = body if coding == "identity" else PACKERS[coding](body)
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+        answer = await client.ask("POST", path, body, Content_Encoding=encoding, Content_Type="application/json")
+        assert answer.status == 200
+        for asked in stub.requests:
+            assert "content-encoding" not in asked.headers and asked.body.items() >= GOOD[path].items()
+
+
+@pytest.mark.parametrize("path", [*GOOD, "/v1/messages"])
+@pytest.mark.parametrize("encoding", ["compress", "gzip, x", "gzip, gzip, gzip, gzip, gzip"])
+async def test_a_body_that_is_packed_otherwise_is_a_415_that_says_what_is_read(
+    path: str, encoding: str, tmp_path: Path
+) -> None:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+        answer = await client.ask("POST", path, b"{}", Content_Encoding=encoding, Content_Type="application/json")
+        assert (answer.status, answer.headers["accept-encoding"]) == (415, "gzip, deflate, br, zstd")
+        assert answer.json["error"]["type"] == "invalid_request_error" and stub.requests == []

@@ -9,12 +9,13 @@ from typing import Any
 
 import brotli
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.io.http import body as unpacking
-from ajet_proxy.io.http.body import CODINGS, PIECE, Unpacking, coding_of
-from ajet_sdk.errors import BadRequest
+from ajet_proxy.io.http.body import CODINGS, PIECE, Unpacking, codings_of
+from ajet_sdk.errors import BadRequest, UnsupportedMedia
 
 
 def bare(data: bytes) -> bytes:
@@ -23,7 +24,7 @@ def bare(data: bytes) -> bytes:
 
 PACKERS = {
     "gzip": ("gzip", gzip.compress), "deflate": ("deflate", zlib.compress), "bare": ("deflate", bare),
-    "br": ("br", brotli.compress),
+    "br": ("br", brotli.compress), "zstd": ("zstd", zstandard.compress),
 }  # fmt: skip
 packers = st.sampled_from(list(PACKERS.values()))
 PLAIN = b'{"task": "t", "some": "more text"}'
@@ -57,7 +58,7 @@ def test_a_step_makes_no_more_than_a_piece(kind: str, size: int) -> None:
     made = Unpacking(coding)
     sizes = [len(piece) for piece in made.feed(pack(bytes(size)))]
     made.finish()
-    assert sum(sizes) == size and max(sizes) <= 2 * PIECE
+    assert sum(sizes) == size and max(sizes) <= (5 if kind == "zstd" else 2) * PIECE
 
 
 @pytest.mark.parametrize("kind", PACKERS)
@@ -77,10 +78,10 @@ def test_nothing_stands_behind_the_end(kind: str, behind: bytes) -> None:
     refusal(coding, pack(PLAIN), behind)
 
 
-def test_gzip_alone_may_have_members() -> None:
+def test_gzip_and_zstd_may_have_members() -> None:
     for kind, (coding, pack) in PACKERS.items():
         twice = pack(PLAIN), pack(b" " * 10_000)
-        if kind == "gzip":
+        if kind in ("gzip", "zstd"):
             assert unpacked(coding, twice) == unpacked(coding, [b"".join(twice)]) == PLAIN + b" " * 10_000
             refusal(coding, *twice, twice[0][:-1])
         else:
@@ -100,8 +101,27 @@ def test_no_bytes_are_no_body_and_no_gzip_is_none() -> None:
     assert "its gzip is broken" in refusal("gzip", b"no gzip")
 
 
-def test_the_last_header_says_which_coding_it_is() -> None:
-    assert set(CODINGS) == {"gzip", "deflate", "br"}
-    assert [coding_of(told) for told in ([], ["GZip"], ["x", "br"], ["br", "x"], ["gzip, gzip"], ["zstd"])] == [
-        None, "gzip", "br", None, None, None
-    ]  # fmt: skip
+@pytest.mark.parametrize(("told", "codings"), [
+    ([], ()), (["GZip"], ("gzip",)), (["gzip, gzip"], ("gzip", "gzip")), (["x-gzip ,", "br"], ("gzip", "br")),
+    (["identity, zstd,,identity"], ("zstd",)), (["deflate"] * 4, ("deflate",) * 4),
+])  # fmt: skip
+def test_the_headers_say_how_a_body_is_packed(told: list[str], codings: tuple[str, ...]) -> None:
+    assert set(CODINGS) == {"gzip", "deflate", "br", "zstd"}
+    assert codings_of(told) == codings
+
+
+@pytest.mark.parametrize(("told", "words"), [
+    (["compress"], "'compress', which is not read: send it as gzip, deflate, br, zstd, or as it is"),
+    (["gzip", "aes128gcm"], "'aes128gcm'"), (["gzip," * 5], "packed 5 times, and may be 4"),
+])  # fmt: skip
+def test_what_is_packed_otherwise_is_refused_with_what_is_read(told: list[str], words: str) -> None:
+    with pytest.raises(UnsupportedMedia, match=words) as caught:
+        codings_of(told)
+    assert (caught.value.status, caught.value.code) == (415, "unknown_encoding")
+
+
+def test_a_window_beyond_that_of_http_is_not_made() -> None:
+    """It would take as much memory as its header says, before anything comes out."""
+    wide = zstandard.ZstdCompressionParameters(window_log=27, compression_level=1)
+    packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    assert "its zstd is broken" in refusal("zstd", packer.compress(bytes(1 << 20)) + packer.flush())
