@@ -37,7 +37,7 @@ from ajet_proxy.io.capture.pipeline import FrontSettings, Incoming, Pipeline, re
 from ajet_proxy.io.engines.upstream import Engines, Forwarding, Upstream, as_written
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
-from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages
+from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages, without_websocket
 from ajet_proxy.io.ledger_port.cancellation import CallOff
 from ajet_proxy.io.ledger_port.port import LedgerPort
 from ajet_proxy.io.runtime.clock import Clock
@@ -100,6 +100,9 @@ class HttpFront:
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         """Answer one request."""
+        if (refused := without_websocket(http)) is not None:
+            self._metrics.inc("ajet_requests_total", route="refused", status=refused.status)
+            return refused
         incoming = Incoming(http, self._headers(http))
         try:
             dialect = self._dialect(http)

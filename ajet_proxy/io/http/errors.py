@@ -93,6 +93,18 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return error_response(request.path, defect)
 
 
+def without_websocket(http: web.Request) -> web.Response | None:
+    """The answer to a request for a WebSocket: 426, at which Codex goes over to HTTP at once. None to any other."""
+    asked = ",".join(http.headers.getall("Upgrade", ())).lower().split(",")
+    if not any(protocol.strip().partition("/")[0] == "websocket" for protocol in asked):
+        return None
+    wanted = BadRequest("WebSockets are not carried here; ask by plain HTTP", code="no_websockets")
+    answer = error_response(http.path, wanted)
+    answer.set_status(426)
+    answer.headers["Upgrade"] = "HTTP/1.1"
+    return answer
+
+
 def _break_off(request: web.Request) -> None:
     """Close the connection if an answer has begun, so that nothing follows it."""
     if request.writer.output_size and request.transport is not None:

@@ -22,9 +22,9 @@ from multidict import CIMultiDict
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Claims, check_scope, proxy_key_in
 from ajet_proxy.io.engines.upstream import as_written
-from ajet_proxy.io.http.errors import Handler, error_response, host_of
+from ajet_proxy.io.http.errors import Handler, error_response, host_of, without_websocket
 from ajet_proxy.settings import Mode
-from ajet_sdk.errors import AjetError, BadRequest, Forbidden
+from ajet_sdk.errors import AjetError, Forbidden
 from ajet_sdk.routes import KEY_PREFIX
 
 PROVIDER_CREDENTIALS = frozenset((
@@ -131,13 +131,7 @@ class Tunnels:
                     f"requests to {host[:100]} are not carried, only those to {', '.join(sorted(self.hosts))}; for the "
                     "tunnels to other hosts set HTTPS_PROXY only, not HTTP_PROXY", code="foreign_host",
                 )
-            if http.headers.get("Upgrade", "").lower() == "websocket":
-                wanted = BadRequest("WebSockets are not carried here; ask by plain HTTP", code="no_websockets")
-                answer = error_response(http.path, wanted)
-                answer.set_status(426)  # at which Codex goes over to HTTP, and not only after some tries
-                answer.headers["Upgrade"] = "HTTP/1.1"
-                return answer
-            return await handler(http)
+            return without_websocket(http) or await handler(http)
 
         return guarded
 

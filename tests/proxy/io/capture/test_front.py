@@ -402,3 +402,20 @@ async def test_requests_are_counted() -> None:
         'ajet_first_byte_seconds_count{route="chat"} 2', 'ajet_first_byte_seconds_count{route="passthrough"} 1',
     ):  # fmt: skip
         assert line in text
+
+
+@pytest.mark.parametrize("upgrade", ["websocket", "WebSocket", "h2c, websocket/13"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/realtime", "/e/x/v1/chat/completions", "/anything"])
+async def test_a_probe_for_a_websocket_is_told_at_once_to_use_http(path: str, upgrade: str) -> None:
+    async with EngineStub() as stub, Front(stub.url, admin_secret="s" * 16) as front:
+        front.close_gate()
+        told = {"Upgrade": upgrade, "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        answer = await send(front.url + path, method="GET", headers=told)
+        assert (answer.status, answer.json()["error"]["code"]) == (426, "no_websockets")
+        assert answer.headers["upgrade"] == "HTTP/1.1" and stub.requests == []
+
+
+async def test_a_client_that_would_rather_speak_another_http_is_answered() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(f"{front.url}/v1/models", method="GET", headers={"Upgrade": "h2c", "Connection": "Upgrade"})
+    assert answer.status == 200
