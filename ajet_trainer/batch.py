@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ajet_sdk.sample import Group, Sample
 from ajet_trainer.advantage import Masked, Session, compared
-from ajet_trainer.sampling import temperature_of
+from ajet_trainer.sampling import computed, runs_of, temperature_of
 from ajet_trainer.turns import ByTurn, credit, plays, spread
 
 
@@ -34,7 +34,8 @@ class Row:
     `group` is a name without ``_``, equal for the rows whose rewards are compared. `session` counts the sessions of a
     group (see `advantage.Session`), and `index` the samples of a session, each from 0. The trainer's logprobs are those
     at `temperature`. `spans` gives the tokens of the response that each call sampled, as ``(call, start, end)``.
-    `advantages` are those of the response's tokens, if it is not verl that computes them.
+    `advantages` are those of the response's tokens, if it is not verl that computes them. `versions` has the policy
+    version that sampled each token, and -1 where that is not certain, or the trainer computes another distribution.
     """
 
     group: str
@@ -53,6 +54,7 @@ class Row:
     advantages: NDArray[np.float32] | None = None
     episode: str = ""
     task: str = ""
+    versions: NDArray[np.int64] | None = None
 
     @property
     def key(self) -> str:
@@ -136,4 +138,17 @@ def to_row(
         advantages=None if calls is None else spread(calls, spans, end - first),
         episode=sample.episode,
         task=sample.task,
+        versions=_versions(sample)[first:end],
     )
+
+
+def _versions(sample: Sample) -> NDArray[np.int64]:
+    """`Row.versions`, over all tokens of `sample`."""
+    sampled = np.asarray(sample.loss_mask, dtype=bool)
+    found = np.full(len(sampled), -1, dtype=np.int64)
+    if sample.uncertain_tokens or not sampled.any():
+        return found
+    versions = [np.full(count, version) for version, count in sample.policy_versions]
+    meant = [np.full(count, computed(facts)) for facts, count in runs_of(sample)]
+    found[sampled] = np.where(np.concatenate(meant), np.concatenate(versions), -1)
+    return found

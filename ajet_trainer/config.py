@@ -90,6 +90,10 @@ class Config:
         None, "How many policy versions behind the one that serves a sampled token may be, at most; unset: any.",
         zero=True,
     )
+    max_kl: float = option(
+        0.05, "End the run before an update if the KL divergence of engine and trainer is above this, in nats a token, "
+        "over 1000 tokens or more of the weights that the step begins with. 0: never.", zero=True,
+    )
     max_lead: int | None = option(
         None, "How many updates the model may be ahead of the slowest that learns from the same episodes; 0: in "
         "lockstep. Unset: any number.", zero=True,

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import ssl
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -134,3 +135,46 @@ def words(error: Exception, how: str = DEV_MODE) -> str:
     if error.response.status_code == 404 and '"error"' not in text:
         return f"{path} is missing; {how}"
     return f"HTTP {error.response.status_code} from {path}: {text[:300]}"
+
+
+class Answer(NamedTuple):
+    """What an engine says greedily: token ids and its logprob of each [T]. Those of the `likeliest` tokens at a place
+    [T, 5], and of the answer computed `again` as a prompt [T], are empty if it does not tell them."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    likeliest: tuple[tuple[float, ...], ...] = ()
+    again: tuple[float, ...] = ()
+
+
+NEUTRAL = {
+    "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
+    "frequency_penalty": 0,
+}  # fmt: skip
+"""So that no default of the engine counts."""
+
+
+def answer(engine: httpx.Client, model: str, prompt: Sequence[int], tokens: int) -> Answer:
+    """How the engine goes on greedily from the token ids `prompt`, for so many `tokens`. Nothing that it has computed
+    before is used for it. Raises `httpx.HTTPError`, and `ValueError` if it does not tell tokens and logprobs."""
+    salt = uuid.uuid4().hex
+    body = {"model": model, "return_token_ids": True, "cache_salt": salt, **NEUTRAL}
+    asked = {"prompt": list(prompt), "max_tokens": tokens, "ignore_eos": True, "logprobs": 5}
+    try:
+        choice = ask(engine, "/v1/completions", body | asked).json()["choices"][0]
+        told = choice["logprobs"]
+        made = Answer(
+            tuple(choice["token_ids"]), tuple(map(float, told["token_logprobs"])),
+            tuple(tuple(map(float, place.values())) for place in told.get("top_logprobs") or ()),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise ValueError("/v1/completions does not tell token ids and logprobs") from None
+    if not made.ids or len(made.ids) != len(made.logprobs):
+        raise ValueError(f"/v1/completions tells {len(made.logprobs)} logprobs of {len(made.ids)} tokens")
+    whole = {"prompt": [*prompt, *made.ids], "max_tokens": 1, "prompt_logprobs": 0, "cache_salt": f"{salt}-again"}
+    with suppress(httpx.HTTPStatusError, LookupError, TypeError, ValueError):
+        found = ask(engine, "/v1/completions", body | whole).json()["choices"][0]["prompt_logprobs"][len(prompt) :]
+        made = made._replace(again=tuple(
+            float(place[str(token)]["logprob"]) for place, token in zip(found, made.ids, strict=True)
+        ))  # fmt: skip
+    return made

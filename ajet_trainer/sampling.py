@@ -157,6 +157,11 @@ def tokens_that_are(kind: Kind, sample: Sample) -> int:
     return sum(count for facts, count in runs_of(sample) if judge(facts, 1.0).kind == kind)
 
 
+def computed(facts: Mapping[str, Any] | None) -> bool:
+    """Whether the trainer computes the distribution of a call with `facts`, as far as anybody tells."""
+    return judge(facts, 1.0).kind in ("exact", "untold")
+
+
 def run_fault(sample: Sample) -> str | None:
     """What is wrong with the runs of a sample: they add up to its tokens, and none ends within a call."""
     if not sample.sampling:

@@ -86,6 +86,10 @@ class Learner(Protocol):
         """Has the engine serve `version`. Raises when that takes too long."""
         ...
 
+    def compare(self) -> None:
+        """Has each engine answer, and raises if it does not compute what the learner does."""
+        ...
+
     def upstreams(self) -> Sequence[str] | None:
         """Base URLs of the engines launched here, or None when others look after them."""
         ...
@@ -141,6 +145,8 @@ class Run:
         if not self.learner.colocated:  # engines that stand alone may serve other weights, and calls be in flight
             self.close_gate()
             self.push()
+        with self.part("compare", "comparing what the engines compute with the trainer"):
+            self.learner.compare()
         self.daemons.announce(self.config.model_name, self.learner.version, self.learner.upstreams())
         self.direct()
         self.open_gate()
@@ -538,6 +544,8 @@ LEARNER_FIGURES = {
     "rollout_probs_diff_mean": "training/rollout_probs_diff_mean",
     "rollout_probs_diff_max": "training/rollout_probs_diff_max",
     "rollout_kl": "rollout_corr/kl",
+    "fresh_kl": "rollout_corr/fresh_kl",
+    "fresh_tokens": "rollout_corr/fresh_tokens",
     "pg_loss": "actor/pg_loss",
     "grad_norm": "actor/grad_norm",
     "entropy": "actor/entropy",

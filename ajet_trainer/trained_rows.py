@@ -21,7 +21,7 @@ from ajet_trainer.batch import Row
 
 KEPT_STEPS = 20
 """Files of so many steps stay."""
-ARRAYS = ("prompt", "response", "mask", "logprobs", "spans", "advantages")
+ARRAYS = ("prompt", "response", "mask", "logprobs", "spans", "advantages", "versions")
 """What of a row does not stand in ``head`` as it is."""
 Floats = NDArray[np.float32]
 

@@ -113,6 +113,9 @@ class Learner:
     def upstreams(self) -> Sequence[str] | None:
         return None
 
+    def compare(self) -> None:
+        """The engine computes what it computed."""
+
     def check(self) -> None:
         """The engine lives."""
 

@@ -40,13 +40,14 @@ from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import trained_rows
 from ajet_trainer.advantage import group_of, row_weights
+from ajet_trainer.agreement import ENOUGH, fresh_kl
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.engines import EngineLost
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 from ajet_trainer.updates import deal, together
-from ajet_trainer.verl_backend import adapters, advantages, settings, weights
+from ajet_trainer.verl_backend import adapters, advantages, compared, settings, weights
 from ajet_trainer.verl_backend.checkpoints import DTYPE, prune
 from ajet_trainer.verl_backend.corrections import READ, by_call, left_out, over_sequences
 from ajet_trainer.verl_backend.estimators import BY_TURN, by_turn
@@ -178,6 +179,29 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             batch = super()._compute_advantage(batch, metrics)
         return self._weigh_episodes(batch, real)
 
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        correction = self.config.algorithm.rollout_correction
+        if not (correction and correction.get("bypass_mode")):  # there the engine's logprobs are taken for the old ones
+            self._compare_fresh(batch.partition_id, metrics)
+        return batch
+
+    def _compare_fresh(self, partition: str, metrics: dict[str, Any]) -> None:
+        """Raises `EngineLost` if the engine serves other weights than those that this step begins with."""
+        keys = [row.key for row in self._rows]
+        stored = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=["old_log_probs"])
+        own = [one.float().numpy()[: len(row.response)] for row, one in
+               zip(self._rows, stored["old_log_probs"].unbind(), strict=True)]  # fmt: skip
+        kl, tokens = fresh_kl(self._rows, own, self._began)
+        metrics |= {"rollout_corr/fresh_kl": kl, "rollout_corr/fresh_tokens": float(tokens)} if tokens else {}
+        most = self._ours.max_kl
+        if tokens >= ENOUGH and most and not kl <= most:
+            raise EngineLost(
+                f"the engine does not serve the weights that this step begins with, or agents sample otherwise than "
+                f"they tell: over {tokens} tokens of these weights its KL divergence from the trainer is {kl:.2f} nats "
+                f"(max_kl = {most:g}). Nothing was trained of them"
+            )
+
     # What a run asks of a learner (ajet_trainer.step) --------------------------------------------------------------
 
     @property
@@ -232,6 +256,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         """One training step of verl on `rows`. Metrics under verl's own names, phases as ``timing_s/NAME``."""
+        self._rows, self._began = rows, self.version
         self.global_steps += 1
         metrics: dict[str, Any] = {}
         self.timing_raw: dict[str, float] = {}
@@ -281,6 +306,21 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             raise
         except Exception as error:
             raise EngineLost(f"the new weights did not reach the engines: {error}") from error
+
+    def compare(self) -> None:
+        """An engine of ours gives up its devices meanwhile, as in a step."""
+        ours, told = self._ours, self.upstreams()
+        urls = ours.engine_urls if told is None else told
+        prompt = self.tokenizer.encode(compared.PROMPT)
+        answers = compared.answers(urls, ours.model_name, prompt, ours.engine_key if told is None else "")
+        if self.colocated:
+            self.on_sample_end()
+        computed = self.actor_rollout_wg.logprobs_of([(prompt, answer.ids) for answer in answers])
+        if self.colocated:
+            self.push()
+        served = None if told is None else compared.dtype_of_launched(self.config)
+        for url, answer, own in zip(urls, answers, next(one for one in computed if one is not None), strict=True):
+            compared.check(url, answer, own, served, compared.dtype_of(self.config))
 
     def _push(self) -> None:
         if self._apart:

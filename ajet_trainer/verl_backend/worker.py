@@ -8,6 +8,7 @@ for old, reference and new logprobs alike. Rows that verl pads a batch with are 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from ajet_trainer.verl_backend import (
     adapters,
+    compared,
     forest_engine,  # noqa: F401  # registers its engines
 )
 
@@ -53,6 +55,12 @@ class ActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     def write_adapter(self, folder: str) -> None:
         """Writes the adapter alone into `folder`, for engines that hold several."""
         adapters.write(self.actor.engine, Path(folder), master=torch.distributed.get_rank() == 0)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def logprobs_of(self, texts: Sequence[compared.Text]) -> list[list[float]] | None:
+        """The actor's logprobs of each answer in `texts`."""
+        packed = bool(self.config.model.get("use_remove_padding", False))
+        return compared.logprobs_of(self.actor, texts, packed=packed)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def set_learning_rate(self, rate: float) -> bool:

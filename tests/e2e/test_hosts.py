@@ -90,6 +90,9 @@ class Learner:
     def upstreams(self) -> None:
         return None
 
+    def compare(self) -> None:
+        pass
+
     def check(self) -> None:
         pass
 

@@ -134,6 +134,9 @@ class Stub:
     def upstreams(self) -> Sequence[str] | None:
         return None
 
+    def compare(self) -> None:
+        pass
+
     def check(self) -> None:
         pass
 

@@ -60,23 +60,25 @@ def build_tokenizer(family: str = "chatml", more: Sequence[str] = ()) -> Any:
 
 def build(
     directory: str | Path, *, family: str = "chatml", seed: int = 0, max_position: int = 2048, more: Sequence[str] = (),
-    defaults: Mapping[str, float] = MappingProxyType({}),
+    defaults: Mapping[str, float] = MappingProxyType({}), layers: int = 2, experts: int = 0,
 ) -> Path:
     """Writes model and tokenizer into `directory` (made if missing) and returns it; a second call does nothing. `more`
     tokens are never what text is encoded to, but can be sampled: a reasoning parser's marks. `defaults` are how it is
-    sampled where nobody says how."""
+    sampled where nobody says how. With `experts` it is a Qwen3 mixture of so many."""
     path = Path(directory)
     if (path / "model.safetensors").exists():
         return path
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     tokenizer = build_tokenizer(family, more)
-    config = Qwen2Config(
+    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "head_dim": 64}
+    made, known = (Qwen3MoeForCausalLM, Qwen3MoeConfig) if experts else (Qwen2ForCausalLM, Qwen2Config)
+    config = known(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=max_position,
@@ -84,10 +86,11 @@ def build(
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
+        **(mixture if experts else {}),
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config).to(torch.float32)
+        model = made(config).to(torch.float32)
     path.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(path)
     model.save_pretrained(path)

@@ -64,6 +64,7 @@ class ScriptedLearner:
         self.served = disk.version
         self.rows: list[Row] = []
         self.checks = 0
+        self.compared: list[int] = []
         self.logged: dict[int, dict[str, float]] = {}
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -88,6 +89,9 @@ class ScriptedLearner:
             raise self.fail_push
         self.served = self.version
         self.instants.pass_by("after the push")
+
+    def compare(self) -> None:
+        self.compared.append(self.served)
 
     def check(self) -> None:
         self.checks += 1

@@ -27,7 +27,9 @@ def trained(name: str = "e", *, turns: int = 2, weight: bool = True, rejected: i
 
 
 def alike(one: Row, other: Row) -> bool:
-    pairs = ((getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    """But for the version of each token, which nobody reads again."""
+    names = [field.name for field in fields(one) if field.name != "versions"]
+    pairs = ((getattr(one, name), getattr(other, name)) for name in names)
     return all(np.array_equal(a, b) and getattr(a, "dtype", 0) == getattr(b, "dtype", 0) for a, b in pairs)
 
 

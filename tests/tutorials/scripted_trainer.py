@@ -51,6 +51,9 @@ class Learner:
     def push(self) -> None:
         pass
 
+    def compare(self) -> None:
+        pass
+
     def check(self) -> None:
         pass
 

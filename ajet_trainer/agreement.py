@@ -1,0 +1,85 @@
+"""Whether an engine computes what the trainer does: in an answer of its own after the first push, and in every step.
+
+*An answer.* The engine answers greedily, and the trainer computes the logprobs of the same tokens. The mean of their
+absolute differences is at most what rounding explains (`tolerance`). A push can be answered with a 200 and still leave
+weights behind, or go to an engine of another model. Then the answer shows it, whatever the engine held before.
+
+*A step.* Tokens that were sampled by the very weights that a step begins with are *fresh*. Over them the engine's
+distribution is the trainer's but for rounding. So their KL divergence says whether the engine serves what was pushed.
+It is estimated by k3 = r - 1 - log r, with r the trainer's probability over the engine's (Schulman 2020,
+http://joschu.net/blog/kl-approx.html). The tokens are the engine's, so the mean of k3 is KL(engine || trainer) without
+a bias. k3 is never negative, and varies less than k1 = -log r. A difference of probabilities says less: it is small
+wherever many tokens are possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet_trainer.batch import Row
+from ajet_trainer.engines import Answer
+
+EXPLAINED = {"float32": 0.002, "float16": 0.05, "bfloat16": 0.25}
+"""Nats that the mean difference of logprobs may be, by the coarser dtype of engine and trainer. Logits of 16 to 32 are
+rounded to 1/8 in bfloat16, and to 1/64 in float16. In float32 measured differences are below 1e-5."""
+OTHERWISE = 0.5
+"""The same for quantized weights, whose rounding is coarser than any of these; and the most for whatever reason."""
+LONG = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+UNTOLD = "bfloat16"
+"""What is assumed where nobody tells and nothing shows."""
+NOISE = 20.0
+"""Engine and trainer may be so many times as far apart as the engine is from itself, if it computes the same tokens as
+an answer and as a prompt."""
+STILL, GRID = 1e-4, 2.0**-13
+"""An engine that computes in float32 is closer to itself than this, in nats. And its logits do not stand on a grid of
+this width, as those do that are rounded to half precision."""
+ENOUGH = 1000
+"""Fresh tokens that a step must have for its KL to mean anything."""
+LIMIT = 20.0
+"""Of a log ratio, as verl limits it: e to this power is still a number."""
+
+
+def name_of(dtype: str | None) -> str:
+    """The usual name of a `dtype` that verl, torch or vLLM names: ``bf16``, ``torch.float16``."""
+    said = (dtype or UNTOLD).removeprefix("torch.")
+    return LONG.get(said, said)
+
+
+def shown_by(answer: Answer) -> str | None:
+    """The dtype of an engine that does not tell it, if its `answer` shows float32."""
+    steps = np.asarray([one - place[0] for place in answer.likeliest for one in place[1:]], dtype=np.float64) / GRID
+    if not answer.again or difference(answer.logprobs, answer.again) > STILL or not len(steps):
+        return None
+    return None if np.abs(steps - steps.round()).max() < 0.03 else "float32"
+
+
+def tolerance(dtypes: Sequence[str | None], answer: Answer) -> float:
+    """How many nats the logprobs of two may be apart that compute with `dtypes`, in the mean over an `answer`."""
+    noise = NOISE * difference(answer.logprobs, answer.again) if answer.again else 0.0
+    most = max(EXPLAINED.get(name_of(dtype), OTHERWISE) for dtype in dtypes)
+    return max(most, min(noise, OTHERWISE))
+
+
+def difference(engine: Sequence[float], trainer: Sequence[float]) -> float:
+    """The mean absolute difference of two lists of logprobs [T], in nats; infinite if one is no number."""
+    apart = float(np.abs(np.asarray(engine, dtype=np.float64) - np.asarray(trainer, dtype=np.float64)).mean())
+    return apart if np.isfinite(apart) else float("inf")
+
+
+def fresh_kl(
+    rows: Sequence[Row], logprobs: Sequence[NDArray[np.float32]], version: int
+) -> tuple[float, int]:
+    """KL(engine || trainer) in nats a token over what `version` sampled, by k3, and the number of these tokens.
+    `logprobs` are the trainer's of each row's response [R]. Tokens whose shaped distribution the trainer corrects for
+    are left out: there the two are meant to differ."""
+    ratios = [
+        (np.asarray(own, dtype=np.float64) - row.logprobs)[row.versions == version]
+        for row, own in zip(rows, logprobs, strict=True) if row.versions is not None
+    ]
+    found = np.clip(np.concatenate([np.zeros(0), *ratios]), -LIMIT, LIMIT)
+    if not len(found):
+        return 0.0, 0
+    return float((np.expm1(found) - found).mean()), len(found)
