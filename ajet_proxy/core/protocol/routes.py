@@ -14,6 +14,11 @@ from ajet_proxy.core.protocol.responses import RESPONSES
 
 CAPTURED: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES, RESPONSES)}
 """The routes whose POST requests are captured."""
+RENAMED = frozenset((
+    "/tokenize", "/detokenize", MESSAGES.path + "/count_tokens", RESPONSES.path + "/input_tokens",
+    CHAT.path + "/render", COMPLETIONS.path + "/render",
+))  # fmt: skip
+"""The routes that say something of a model's tokens: within an episode, of the model that its calls go to."""
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
 CONTROL_ROUTES = frozenset((
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/pause", "/resume", "/sleep", "/wake_up", "/abort_requests",

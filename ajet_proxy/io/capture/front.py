@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 
@@ -30,11 +30,12 @@ from ajet_proxy.core.identity.ladder import Identity, key_of, split_path
 from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.responses import fetched, shown
-from ajet_proxy.core.protocol.routes import CAPTURED, described, open_route
+from ajet_proxy.core.protocol.routes import CAPTURED, RENAMED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.io.capture import relay
+from ajet_proxy.io.capture.models import listed, model_named
 from ajet_proxy.io.capture.pipeline import FrontSettings, Incoming, Pipeline, record_reward
-from ajet_proxy.io.engines.upstream import Engines, Forwarding, Upstream, as_written
+from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, Upstream, as_written
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages, without_websocket
@@ -70,6 +71,7 @@ class HttpFront:
         headers: Callable[[web.Request], Headers] = headers_as_sent,
     ) -> None:
         self._ledger_port = ledger_port
+        self._engines = engines
         self._budget = budget
         self._keys = keys
         self._clock = clock
@@ -168,10 +170,17 @@ class HttpFront:
         identity = await self._rewarded(incoming, fields)
         model, response = "" if request is None else request.model, fetched(http.method, identity.path)
         ask = None if response is None else await self._ledger_port.kept(response)
+        about = model_named(http.method, identity.path)
+        if about or (request is not None and unquote(identity.path).rstrip("/") in RENAMED):
+            given = await self._ledger_port.model_for(identity, about or model)
+            body = body if request is None or about else request.with_fields(request.naming(given))
+            model = given or about or model
         upstream_request = self._forwarding.request(
             http, incoming.headers, identity.path, body or None, model=model, sticky=identity.episode or "",
             identity=ask is not None,
         )
+        if about is not None and (listing := await self._listed(upstream_request, model)):
+            return listing
         if ask is not None:
             return await relay.stored(upstream_request, self._upstream, partial(shown, ask))
         if http.method != "POST":
@@ -185,6 +194,9 @@ class HttpFront:
                 return await relay.passed(http, upstream_request, self._upstream, tail.feed)
         finally:
             self._ledger_port.used(tenant, tail.tokens())
+
+    async def _listed(self, request: EngineRequest, model: str) -> web.StreamResponse | None:
+        return await listed(self._engines.all(), self._upstream, request, model)
 
     async def _permission(self, incoming: Incoming) -> web.StreamResponse:
         """Pass on a browser's preflight, which asks what its page may ask. It carries no key and no body. Its answer

@@ -253,6 +253,14 @@ class Upstream:
         pause = min(LONGEST_COOLDOWN_S, 2 * before.pause) if longer and before is not None else COOLDOWN_S
         self._away[url] = _Away(self._clock.now() + pause, pause)
 
+    async def told_by(self, url: str, request: EngineRequest) -> tuple[int, bytes]:
+        """The status and the body of the whole answer of the engine at `url`; what fails is aiohttp's error."""
+        answer = await self._send_to(url, request)
+        try:
+            return answer.status, await answer.read()
+        finally:
+            answer.close()
+
     async def _send_to(self, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
         LATEST.set(None)
         try:

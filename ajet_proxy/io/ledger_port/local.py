@@ -120,6 +120,12 @@ class LocalPort:
             self._unseen.let_in(sent)
         await self._store.commit(events)
 
+    async def model_for(self, identity: Identity, asked: str) -> str | None:
+        known = None if identity.episode is None else self._state.find(identity.episode)
+        if known is None:
+            return None
+        return known.model_for(known.agent_of(identity.labels.agent, asked), asked, self._engines.names())
+
     async def admit(self, identity: Identity) -> None:
         episode = identity.claims.episode
         if episode is not None and identity.labels.reward is None:

@@ -120,6 +120,10 @@ class LedgerPort(Protocol):
         the reward's id. If only its content names it, `again` tells whether it was sent before, and it gets a
         number."""
 
+    async def model_for(self, identity: Identity, asked: str) -> str | None:
+        """The model to which a call of `identity`, as `find` returned it, goes that asks for the model `asked`; None if
+        its episode was opened for none."""
+
     async def admit(self, identity: Identity) -> None:
         """Count a request that makes no call for its tenant's quota; `OverQuota` if that has no room for it. The key of
         an episode that takes no calls is refused as for a call. A request that rewards is not: what it may reward

@@ -126,6 +126,10 @@ class RemotePort:
     def lose(self, endings: Sequence[Ending]) -> None:
         self._connection.notify("lose", *endings)
 
+    async def model_for(self, identity: Identity, asked: str) -> str | None:
+        model: str | None = await self._connection.ask("model_for", identity, asked)
+        return model
+
     async def admit(self, identity: Identity) -> None:
         await self._connection.ask("admit", identity)
 

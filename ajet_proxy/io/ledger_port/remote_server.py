@@ -41,7 +41,7 @@ class PortServer:
         self._questions: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "find": ledger_port.find, "reward": ledger_port.reward, "enter": self._enter, "begin": self._begin,
             "end": self._end, "admit": ledger_port.admit, "recall": self._recall, "kept": ledger_port.kept,
-            "complete": ledger_port.complete,
+            "complete": ledger_port.complete, "model_for": ledger_port.model_for,
         }
 
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pytest
+from aiohttp import web
+
+from ajet_proxy.core.protocol.routes import RENAMED
 from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import send
 from tests.proxy.io.front import CHAT, Front, until
@@ -68,3 +73,73 @@ async def test_a_call_waits_at_the_gate_of_the_model_that_will_serve_it() -> Non
         versions = [(call.model, [version for version, _ in call.policy_versions]) for call in front.calls]
         assert versions == [("coder", [1]), ("planner", [2])]
         assert front.store.state.gates["planner"].since >= since
+
+
+class Counting:
+    """An engine that counts, and notes for which model."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+
+    async def __aenter__(self) -> Counting:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _answer(self, http: web.Request) -> web.Response:
+        self.asked.append((http.path, (await http.json()).get("model")))
+        return web.json_response({})
+
+
+@pytest.mark.parametrize("path", sorted(RENAMED))
+async def test_tokens_are_counted_by_the_model_that_the_episodes_calls_go_to(path: str) -> None:
+    async with Counting() as one, Counting() as two, Front() as front:
+        for model, engine in (("policy", one), ("small", one), ("judge", two)):
+            front.announce(model, 1, engine.url)
+        front.open("ep", model="policy", members={"critic": "small"})
+        asked: list[tuple[str, dict[str, str], dict[str, str]]] = [
+            ("/e/ep", {"model": "gpt-4o"}, {}), ("/e/ep", {}, {}), ("/e/ep", {"model": "critic"}, {}),
+            ("/e/ep", {"model": "gpt-4o"}, {"X-AJet-Agent": "critic"}),
+            ("/e/ep", {"model": "judge"}, {}), ("/e/other", {"model": "judge"}, {}), ("", {"model": "judge"}, {}),
+        ]
+        for prefix, body, headers in asked:
+            answer = await send(front.url + prefix + path, body={"prompt": "hi", **body}, headers=headers)
+            assert answer.status == 200
+    assert one.asked == [(path, model) for model in ("policy", "policy", "small", "small")]
+    assert two.asked == [(path, "judge")] * 3
+
+
+async def test_the_models_of_all_engines_are_listed_once() -> None:
+    one, two = EngineStub(models=("policy", "both")), EngineStub(models=("judge", "both"))
+    async with one, two, Front() as front:
+        front.announce("policy", 1, one.url)
+        front.announce("judge", 1, two.url)
+        front.announce("gone", 1, "http://127.0.0.1:9")
+        answer = await send(f"{front.url}/v1/models", method="GET")
+        assert answer.json()["object"] == "list"
+        assert sorted(card["id"] for card in answer.json()["data"]) == ["both", "judge", "policy"]
+        assert all(card["owned_by"] == "vllm" for card in answer.json()["data"])
+        front.open("ep", model="policy", members={"critic": "judge"})
+        for prefix, asked, named in (
+            ("", "policy", "policy"), ("", "judge", "judge"), ("/e/ep", "gpt-4o", "policy"),
+            ("/e/ep", "judge", "judge"), ("/e/ep", "critic", "judge"), ("/e/ep", "qwen/qwen%2D3", "policy"),
+        ):  # fmt: skip
+            one_of_them = await send(f"{front.url}{prefix}/v1/models/{asked}", method="GET")
+            assert (one_of_them.status, one_of_them.json()["id"]) == (200, named)
+        missing = await send(f"{front.url}/v1/models/gpt-4o", method="GET")
+        assert missing.status == 404
+
+
+async def test_the_list_of_one_engine_is_its_own() -> None:
+    async with EngineStub(models=("policy",)) as stub, Front(stub.url) as front:
+        direct = await send(f"{stub.url}/v1/models", method="GET")
+        answer = await send(f"{front.url}/e/x/v1/models", method="GET")
+    assert (answer.status, answer.body) == (direct.status, direct.body)
