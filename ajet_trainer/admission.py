@@ -131,15 +131,17 @@ def group_fault(group: Group, no_signal: str, by_turn: ByTurn | None) -> tuple[s
     """``(reason, detail)`` for a group that is not trained, else None."""
     if not any(map(trainable, group.episodes)):
         return "sampling", f"every call of task {group.task} that was rewarded is overlong"
-    signal = has_signal(group) if by_turn is None else turns.has_signal(group, by_turn)
-    if no_signal == "drop" and len(group.episodes) > 1 and not signal:
+    if no_signal == "drop" and len(group.episodes) > 1 and not has_signal(group, by_turn):
         what = "rewards of task {} are equal" if by_turn is None else "advantages of task {} are 0"
         return "no_signal", f"all {what.format(group.task)}"
     return None
 
 
-def has_signal(group: Group) -> bool:
-    """Whether any reward differs from one that it is compared with."""
+def has_signal(group: Group, by_turn: ByTurn | None = None) -> bool:
+    """Whether any reward differs from one that it is compared with; or a call has an advantage, with credit `by_turn`.
+    """
+    if by_turn is not None:
+        return turns.has_signal(group, by_turn)
     return any(len({session.reward for session in sessions}) > 1 for sessions in compared(group))
 
 

@@ -6,7 +6,7 @@ before the step and removed after it. A process that is killed in between leaves
 
 An episode that stands in `MAX_ATTEMPTS` tries is refused from then on (`step_failed`), and its batch is acknowledged
 without it. `failed/BATCH.json` keeps for reading what was set aside. A try that ended for another reason is taken back:
-a lost engine, a stop. Where steps fail whatever they hold, batches are not the reason. So after `IN_A_ROW` failed steps
+a lost engine, a stop. A step without an optimizer update fails too, but ends no run. Where steps fail whatever they hold, batches are not the reason. So after `IN_A_ROW` failed steps
 without one that worked, nothing more is set aside and the run does not continue.
 """
 
@@ -36,6 +36,10 @@ Name = tuple[str, str]
 
 class Elsewhere(RuntimeError):
     """A step failed for a reason that is not in its episodes."""
+
+
+class NoUpdate(RuntimeError):
+    """A step has made no optimizer update. The learner is as it was before, and may go on."""
 
 
 class StepsFail(AjetError):

@@ -76,6 +76,10 @@ class Progress:
         if "reward_mean" in metrics:  # a line of step 0 has an evaluation alone
             parts.append(f"reward {metrics['reward_mean']:.3f} ± {metrics['reward_std']:.3f}")
             parts.append(f"{metrics['episodes']} episodes, {metrics['sampled_tokens']} sampled tokens")
+        if flat := metrics.get("groups_without_signal"):
+            parts.append(f"{flat} of {metrics['groups']} groups without a signal")
+        if skipped := metrics.get("skipped_updates"):
+            parts.append(f"{skipped:.0f} of {metrics['updates'] + skipped:.0f} updates left out: gradient not finite")
         if "eval_reward_mean" in metrics:
             parts.append(f"eval {metrics['eval_reward_mean']:.2f} ({metrics['eval_episodes']})")
         daemons = metrics.get("daemons", {})

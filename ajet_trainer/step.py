@@ -6,7 +6,8 @@ test, is the same for verl and for a script in a test.
 - The gate is closed while the engine sleeps or takes weights. It opens only with weights that are checkpointed
   (``save_freq = 1``) or that a checkpoint will soon hold.
 - A batch is acknowledged only when a checkpoint that names it is complete; until then its lease is extended.
-- A batch that fails a step three times is set aside (`attempts`), or a supervisor would repeat it for ever.
+- A batch that fails a step three times is set aside (`attempts`), or a supervisor would repeat it for ever. A step that
+  made no optimizer update has failed: it has no version, and its batch goes back.
 - An evaluation comes between the gate's opening and the next step, so that one version plays all of it.
 - However a step ends, the gate does not stay closed. `Run.close` opens it with the version the engine last took, and
   gives back every batch whose gradient no checkpoint holds.
@@ -30,9 +31,9 @@ from ajet_sdk.results import counted
 from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import overlong
-from ajet_trainer.admission import Admission, admit
+from ajet_trainer.admission import Admission, admit, has_signal
 from ajet_trainer.advantage import trainable
-from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere
+from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere, NoUpdate
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config, digest
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
@@ -75,7 +76,8 @@ class Learner(Protocol):
     """How length is punished, if it is."""
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
-        """One step on `rows`; raises `version` by one. Returns the learner's own metrics and ``timing_s/…``."""
+        """One step on `rows`; raises `version` by one. Returns the learner's own metrics and ``timing_s/…``. Raises
+        `NoUpdate`, and stays as it was, where no optimizer update was made."""
         ...
 
     def save(self, batches: Mapping[str, Any]) -> None:
@@ -204,7 +206,11 @@ class Run:
 
         if self.learner.colocated or self.config.overlap == 0:
             self.close_gate()
-        metrics = self.train(hand, rows)
+        try:
+            metrics = self.train(hand, rows)
+        except NoUpdate as error:
+            self.give_back(hand, str(error))
+            return
         figures = self.figures(hand, rows, metrics) | penalty_figure(hand, self.learner.shaping)
         self.batches.line = line_of(figures | {"timing": self.times(metrics)})
         if self.save_due:
@@ -359,6 +365,9 @@ class Run:
         try:
             with self.part("train", "training"):
                 metrics = self.learner.train(rows)
+        except NoUpdate as error:
+            self.attempts.failed(str(error))
+            raise
         except (Exception, KeyboardInterrupt) as error:
             said = traceback.format_exc()
             try:
@@ -380,6 +389,19 @@ class Run:
                 TrainedBatch(leased.batch.batch, self.learner.version, episodes, leased.daemon, admission.filtered)
             )
         return metrics
+
+    def give_back(self, hand: Hand, why: str) -> None:
+        """What a step on `hand` left: batches that are not trained. No version was made. An engine that slept
+        meanwhile is sent the weights that it had."""
+        self.progress.say(f"step {self.learner.version + 1} made no update, and is tried again: {why}")
+        for leased, _ in hand:
+            with suppress(Away, NotFound, Conflict):  # whose lease ends by itself
+                self.daemons.nack(leased.daemon, leased.batch.batch)
+            self.keeper.release(leased.daemon, leased.batch.batch)
+        if self.gate_closed:
+            if self.learner.colocated:
+                self.push()
+            self.open_gate()
 
     @property
     def save_due(self) -> bool:
@@ -440,7 +462,7 @@ class Run:
             "config": digest(self.config),
             "batch": ",".join(leased.batch.batch for leased, _ in hand),
             "daemons": {url: groups_in(one for one, _ in hand if one.daemon == url) for url in self.daemons.urls},
-            **batch_figures(hand, rows),
+            **batch_figures(hand, rows, self.learner.by_turn),
             **staleness(hand, self.learner.version - 1),
             **learner_figures(metrics),
         }
@@ -497,16 +519,18 @@ def groups_in(hand: Iterable[Leased]) -> int:
     return sum(len(leased.batch.groups) for leased in hand)
 
 
-def batch_figures(hand: Hand, rows: Sequence[Row]) -> dict[str, Any]:
+def batch_figures(hand: Hand, rows: Sequence[Row], by_turn: ByTurn | None) -> dict[str, Any]:
     """What `metrics.jsonl` says of the data. Rewards are of all leased episodes, the rest is of what was trained."""
     rewards = [episode.reward for one, _ in hand for group in one.batch.groups for episode in group.episodes]
     trained = [episode for _, admission in hand for episode in admission.episodes]
+    groups = [group for _, admission in hand for group in admission.groups]
     mean = math.fsum(rewards) / len(rewards)
     samples = [sample for episode in trained for sample in trainable(episode)]
     return {
         "reward_mean": mean,
         "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
-        "groups": sum(len(admission.groups) for _, admission in hand),
+        "groups": len(groups),
+        "groups_without_signal": sum(not has_signal(group, by_turn) for group in groups),
         "episodes": len(trained),
         "rejected_episodes": sum(len(admission.rejected) for _, admission in hand),
         "samples": len(rows),
@@ -551,6 +575,8 @@ LEARNER_FIGURES = {
     "entropy": "actor/entropy",
     "ppo_kl": "actor/ppo_kl",
     "lr": "actor/lr",
+    "updates": "updates",
+    "skipped_updates": "skipped_updates",
 }
 
 

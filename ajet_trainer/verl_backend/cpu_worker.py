@@ -18,11 +18,10 @@ from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
-from verl.workers.engine_workers import TrainingWorker
 
 from ajet_trainer.forest import VENDOR
 from ajet_trainer.verl_backend.forest_engine import ForestRows
-from ajet_trainer.verl_backend.worker import ActorWorker
+from ajet_trainer.verl_backend.worker import ActorWorker, CountingWorker
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
@@ -79,8 +78,8 @@ class CpuActorWorker(ActorWorker):
         super().__init__(*args, **kwargs)
 
 
-class CpuCriticWorker(TrainingWorker):  # type: ignore[misc]
-    """verl's worker of a critic."""
+class CpuCriticWorker(CountingWorker):
+    """Our worker of a critic."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         start_gloo()

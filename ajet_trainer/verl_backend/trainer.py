@@ -41,6 +41,7 @@ from ajet_sdk.settings import ConfigError
 from ajet_trainer import trained_rows
 from ajet_trainer.advantage import group_of, row_weights
 from ajet_trainer.agreement import ENOUGH, fresh_kl
+from ajet_trainer.attempts import NoUpdate
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.engines import EngineLost
@@ -120,14 +121,12 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         super()._init_resource_pool_mgr()
         if self.config.trainer.device == "cpu":
             from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker as Worker
-            from ajet_trainer.verl_backend.cpu_worker import CpuCriticWorker
-
-            if Role.Critic in self.role_worker_mapping:
-                self.role_worker_mapping[Role.Critic] = ray.remote(CpuCriticWorker)
+            from ajet_trainer.verl_backend.cpu_worker import CpuCriticWorker as Critic
         else:
             from ajet_trainer.verl_backend.worker import ActorWorker as Worker
-        for role in set(self.role_worker_mapping) - {Role.Critic}:
-            self.role_worker_mapping[role] = ray.remote(Worker)
+            from ajet_trainer.verl_backend.worker import CountingWorker as Critic
+        for role in self.role_worker_mapping:
+            self.role_worker_mapping[role] = ray.remote(Critic if role == Role.Critic else Worker)
 
     def prepare_step(self) -> dict[str, Any]:
         return {}
@@ -266,11 +265,17 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             with marked_timer("put", self.timing_raw):
                 put_rows(rows, self.global_steps, self.temperature)
             batch = self.step(metrics, self.timing_raw)
-            with marked_timer("rows", self.timing_raw):
-                self._keep(rows, batch.partition_id)
-        self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
+            made, skipped = self._updates_of(metrics)
+            if made:
+                with marked_timer("rows", self.timing_raw):
+                    self._keep(rows, batch.partition_id)
+        if made:
+            self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-        return plain(metrics)
+        if not made:
+            self.global_steps -= 1
+            raise NoUpdate(f"the gradient is not finite in any of {skipped} updates")
+        return plain(metrics) | {"updates": made, "skipped_updates": skipped}
 
     def tune(self, config: Config) -> None:
         """A checkpoint holds the learning rate that it was made under, so the rate is set at the start too."""
@@ -364,6 +369,15 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             self.config.data.train_batch_size = len({row.group for row in rows})
             self.config.actor_rollout_ref.actor.ppo_mini_batch_size = self._dealt.rows
             self.config.critic.ppo_mini_batch_size = self._dealt.rows
+
+    def _updates_of(self, metrics: dict[str, Any]) -> tuple[int, int]:
+        """How many optimizer updates the step has made, and how many it has left out; a critic's count too."""
+        made = planned = 0
+        for part, settings_of in (("actor", self.config.actor_rollout_ref.actor), ("critic", self.config.critic)):
+            if (share := metrics.pop(f"{part}/updates", None)) is not None:
+                mine = self._dealt.updates * settings_of.ppo_epochs
+                made, planned = made + round(float(share) * mine), planned + mine
+        return made, planned - made
 
     @property
     def _processes(self) -> int:

@@ -24,13 +24,22 @@ from ajet_trainer.verl_backend import (
     compared,
     forest_engine,  # noqa: F401  # registers its engines
 )
+from ajet_trainer.verl_backend.counting import counted, over_rate, over_top
 
 ROW_TEMPERATURE = "row_temperature"
 RUN_WORD = "VERL_AJET_RUN"
 """The variable in which every process of a run finds a word that no other run has."""
 
 
-class RowWorker(TrainingWorker):  # type: ignore[misc]
+class CountingWorker(TrainingWorker):  # type: ignore[misc]
+    """verl's training worker, whose engine counts its updates. That of a critic is nothing more."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        counted(self.engine)
+
+
+class RowWorker(CountingWorker):
     """verl's training worker, inside the actor or the reference."""
 
     def infer_batch(self, data: TensorDict) -> Any:
@@ -64,22 +73,15 @@ class ActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def set_learning_rate(self, rate: float) -> bool:
-        """The schedule goes on from where it is, now over `rate`. False where the schedule is not torch's own."""
-        engine = self.actor.engine
-        schedule = getattr(engine, "lr_scheduler", None)
-        if not isinstance(schedule, LambdaLR):
+        """The schedule goes on from where it is, now over `rate`. False where nobody knows how."""
+        schedule = getattr(self.actor.engine, "lr_scheduler", None)
+        if isinstance(schedule, LambdaLR):
+            over_rate(schedule, rate)
+        elif hasattr(schedule, "max_lr"):
+            over_top(schedule, rate)
+        else:
             return False
-        over_rate(schedule, rate)
         return True
-
-
-def over_rate(schedule: LambdaLR, rate: float) -> None:
-    """Has `schedule`, and its optimizer, go on over another `rate`."""
-    groups = schedule.optimizer.param_groups
-    schedule.base_lrs = [rate] * len(groups)
-    schedule._last_lr = [rate * part(schedule.last_epoch) for part in schedule.lr_lambdas]
-    for group, now in zip(groups, schedule._last_lr, strict=True):
-        group["initial_lr"], group["lr"] = rate, now
 
 
 def own_socket(socket: str, job: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_trainer.attempts import IN_A_ROW, KILLED, MAX_ATTEMPTS, Attempts, Elsewhere, StepsFail
+from ajet_trainer.attempts import IN_A_ROW, KILLED, MAX_ATTEMPTS, Attempts, Elsewhere, NoUpdate, StepsFail
 from ajet_trainer.batch import Row
 from tests.trainer.making import batch
 from tests.trainer.scripted_learner import Killed
@@ -87,6 +87,37 @@ def test_a_lost_engine_does_not_hide_why_the_step_failed(tmp_path: Path) -> None
     words = "the engine is gone; before that the step failed with MemoryError: too little"
     with pytest.raises(Elsewhere, match=words):
         broken(Setting(tmp_path, 1), MemoryError("too little\nand more"), dead_engine=True)
+
+
+@pytest.mark.parametrize(("colocated", "overlap"), [(True, None), (False, None), (False, 0)])
+def test_a_step_without_an_update_has_no_version_and_its_batch_is_set_aside_after_three(
+    tmp_path: Path, colocated: bool, overlap: int | None
+) -> None:
+    """In one run, which goes on: no push of a new version, no acknowledgement, no line of `metrics.jsonl`."""
+    setting = Setting(tmp_path, 3, overlap=overlap, total_steps=2)
+    run = setting.start(colocated=colocated)
+    tasks, served = setting.proxy.given, list[int]()
+
+    def train(rows: Sequence[Row]) -> dict[str, float]:
+        served.append(setting.proxy.version)
+        if any(tasks[row.group] == "0g1" for row in rows):
+            raise NoUpdate("the gradient is not finite in any of 2 updates")
+        return type(setting.learner).train(setting.learner, rows)
+
+    setting.learner.train = train  # type: ignore[method-assign]
+    run.start()
+    run.loop()
+    run.close()
+    assert served == [0, 0, 0, 0, 1] and setting.learner.version == 2
+    assert [entry for entry in setting.proxy.log if entry.startswith(("nack", "ack"))] == [
+        "nack lease0", "nack lease1", "nack lease2", "ack lease3 0", "ack lease4 1", "ack lease5 2",
+    ]  # fmt: skip
+    why = "step_failed: 3 steps with it failed, the last with: the gradient is not finite in any of 2 updates"
+    assert setting.proxy.filtered == {f"0g{g}e{e}": why for g in range(2) for e in range(2)}
+    assert setting.proxy.gate == "open" and setting.proxy.version == 2
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    assert sum("step 1 made no update, and is tried again: the gradient" in line for line in setting.said) == 3
+    assert not run.keeper.held
 
 
 def test_a_step_that_works_forgets_what_failed_before(tmp_path: Path) -> None:

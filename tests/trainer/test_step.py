@@ -180,7 +180,7 @@ def test_metrics_of_a_step(tmp_path: Path) -> None:
     assert record == {
         "step": 1, "policy_version": 1, "config": digest(setting.config), "batch": "lease0",
         "daemons": {"http://proxy": 2},
-        "reward_mean": 0.5, "reward_std": 0.5, "groups": 2,
+        "reward_mean": 0.5, "reward_std": 0.5, "groups": 2, "groups_without_signal": 0,
         "episodes": 4, "rejected_episodes": 0, "samples": 6, "sampled_tokens": 2 * (12 + 3),
         "prompt_tokens": 2 * (12 + 4),
         "merged_calls": 4, "merged_tokens": 2 * (2 * 7), "min_policy_version": 0, "max_policy_version": 0,
