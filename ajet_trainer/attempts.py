@@ -6,8 +6,9 @@ before the step and removed after it. A process that is killed in between leaves
 
 An episode that stands in `MAX_ATTEMPTS` tries is refused from then on (`step_failed`), and its batch is acknowledged
 without it. `failed/BATCH.json` keeps for reading what was set aside. A try that ended for another reason is taken back:
-a lost engine, a stop. A step without an optimizer update fails too, but ends no run. Where steps fail whatever they hold, batches are not the reason. So after `IN_A_ROW` failed steps
-without one that worked, nothing more is set aside and the run does not continue.
+a lost engine, a stop. A step without an optimizer update has failed too, but it ends no run. Where steps fail whatever
+they hold, batches are not the reason. So after `IN_A_ROW` failed steps without one that worked, nothing more is set
+aside and the run does not continue.
 """
 
 from __future__ import annotations
