@@ -36,6 +36,8 @@ HEADER_REWARD_MODEL = "X-AJet-Reward-Model"
 HEADER_REWARD_AGENT = "X-AJet-Reward-Agent"
 HEADER_FINAL = "X-AJet-Final"
 HEADER_CLIENT = "X-AJet-Client"
+HEADER_TRAINER = "X-AJet-Trainer"
+"""The process of a trainer that asks, as ``POST trainers`` calls it."""
 HEADER_WIRE = "X-AJet-Wire"
 """With ``POST batches/lease``: the frame versions that the trainer reads, separated by commas. If the proxy writes none
 of them it answers 400 with code ``wire_version`` and leases nothing."""
@@ -43,7 +45,7 @@ of them it answers 400 with code ``wire_version`` and leases nothing."""
 EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
 DISCARD_REASONS = (
     "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_group", "incomplete_call", "stale", "filtered",
-    "evicted", "client_gone", "older_revision",
+    "evicted", "client_gone", "older_revision", "other_run",
 )
 LEASE_UNITS = ("groups", "episodes")
 DEFAULT_LANE = "default"
@@ -56,6 +58,8 @@ _NEARLY = 1e-4
 """So far from 1 may shares add up: they are decimal numbers that somebody has rounded."""
 ABORT_CAUSES = ("agent", "infra")
 """Whose failure it was that an episode is given up: the agent's own, or the world's."""
+TRAINER_SAYS = ("comes", "beats", "begins", "leaves")
+"""What a trainer says: that its process is at work, still is, has its weights ready for the engines, and has ended."""
 CLIENT_ENDS = ("left", "replaced", "silent")
 """Why a client is gone."""
 MAX_CLIENT_TEXT = 200
@@ -240,11 +244,26 @@ class GateOpen(Body):
 
 @dataclass(frozen=True, slots=True)
 class Policy(Body):
-    """``POST policy``: `model` is at `version`; `upstreams`, if given, replace its engines (base URLs)."""
+    """``POST policy``: `model` is at `version` of a `run` (unset: the one before); `upstreams`, if given, replace its
+    engines (base URLs)."""
 
     model: str
     version: int = _within(0, MAX_VERSION)
     upstreams: tuple[str, ...] | None = None
+    run: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attend(Body):
+    """``POST trainers``: the process `instance` trains `model` in a `run`, with its `folder` on `host`. It `says` one
+    of `TRAINER_SAYS`."""
+
+    model: str
+    run: str
+    instance: str
+    says: str = "beats"
+    host: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +363,7 @@ ROUTES: tuple[Route, ...] = (
     Route("gate_close", "POST", "/gate/close", "trainer", GateClose),
     Route("gate_open", "POST", "/gate/open", "trainer", GateOpen),
     Route("policy", "POST", "/policy", "trainer", Policy),
+    Route("trainers", "POST", "/trainers", "trainer", Attend),
     Route("evaluate", "POST", "/evaluations", "trainer", Evaluate),
     Route("evaluation", "GET", "/evaluations/{id}", "trainer", None),
     Route("wanted", "GET", "/wanted", "agent", None),

@@ -107,7 +107,7 @@ def test_no_other_reason_is_given() -> None:
     constant = {node.value for node in given if isinstance(node, ast.Constant)}
     assert constant == {
         "aborted", "wall_timeout", "idle_timeout", "stale", "no_reward", "filtered", "client_gone", "older_revision",
-        "incomplete_group",
+        "incomplete_group", "other_run",
     }
     assert {ast.unparse(node) for node in given} - {repr(word) for word in constant} == {"reason"}
 

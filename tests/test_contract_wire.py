@@ -103,20 +103,21 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
     for end, body in (("seal", None), ("rewards", {"value": 1.0})):
         other = (await ask("POST", "/episodes"))["episode"]
         await ask("POST", f"/episodes/{{id}}/{end}", body, id=other)
-    await ask("GET", "/episodes?limit=1")
-    await ask("GET", "/episodes")
-    await ask("GET", "/overview")
+    for path in ("/episodes?limit=1", "/episodes", "/overview"):
+        await ask("GET", path)
     for end, body in (("nack", None), ("ack", {"policy_version": 1})):
         leased = await client.control("POST", "/batches/lease", {"group_size": 1})
         batch = frame.decode_batch(leased.body).batch
         await ask("POST", "/batches/{id}/extend", {}, id=batch)
         await ask("POST", f"/batches/{{id}}/{end}", body, id=batch)
-    await ask("POST", "/policy", {"model": "stub", "version": 1})
+    for more in ({}, {"run": "a"}):
+        await ask("POST", "/policy", {"model": "stub", "version": 1} | more)
+    await ask("POST", "/trainers", {"model": "stub", "run": "a", "instance": "i"})
     wanted = (await ask("POST", "/evaluations", {"model": "stub", "episodes": 1}))["evaluation"]
     await ask("GET", "/wanted")
     await ask("PUT", "/mix", {"shares": {"default": 1.0}, "ahead": 9})
-    await ask("GET", "/wanted")
-    await ask("GET", "/mix")
+    for path in ("/wanted", "/mix"):
+        await ask("GET", path)
     await ask("DELETE", "/mix")
     await ask("POST", "/groups/flush", {})
     await ask("GET", "/evaluations/{id}", id=wanted)
@@ -127,8 +128,7 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
     await ask("POST", "/clients/{id}/beat", id=joined)
     await ask("GET", "/clients")
     await ask("DELETE", "/clients/{id}", id=joined)
-    supervisor: dict[str, Any] = {"name": "s", "instance": "i", "wait_s": 5}
-    heard = await ask("POST", "/supervisor", supervisor)
+    heard = await ask("POST", "/supervisor", supervisor := {"name": "s", "instance": "i", "wait_s": 5})
     put = asyncio.create_task(ask("PUT", "/runs/{id}", {"config": {}, "desired": "stopped"}, id="r"))
     heard = await ask("POST", "/supervisor", supervisor | {"known": heard["known"]})
     report = {"runs": {"r": {"state": "stopped"}}, "verdicts": {one: {"digest": "d"} for one in heard["checks"]}}

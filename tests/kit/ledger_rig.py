@@ -27,6 +27,7 @@ from ajet_sdk.routes import (
     ROUTES,
     Abort,
     Ack,
+    Attend,
     Evaluate,
     Extend,
     Join,
@@ -81,6 +82,11 @@ def picture(state: State) -> str:
         ],
         "gates": {model: [gate.shut, gate.since, gate.reason] for model, gate in state.gates.items()},
         "runs": [structs.asdict(run) for run in state.runs.values()],
+        "births": {
+            model: [births.run, births.anew, list(map(asdict, births.branches))]
+            for model, births in state.births.items()
+        },
+        "trainers": {model: asdict(trainer) for model, trainer in state.trainers.items()},
     }
     return json.dumps(seen, sort_keys=True)
 
@@ -122,7 +128,7 @@ def check(state: State) -> None:
     ready = sorted((m, e.id) for e in episodes if e.state != "discarded" for m, s in e.shares.items() if s is None)
     assert sorted(state.queues.ready()) == ready
     for model in ("m", "n"):
-        aged = [(state.episodes[name].oldest(model), name) for shown, name in ready if shown == model]
+        aged = [(state.oldest(state.episodes[name], model), name) for shown, name in ready if shown == model]
         assert state.queues.older(model, 2) == [name for oldest, name in sorted(aged) if oldest < 2]
     size = state.settings.group_size
     lengths = [len(queue) for queue in state.queues._queues.values()]
@@ -332,8 +338,15 @@ class LedgerRig:
     def extend(self, batch: str, lease_s: float = 300.0) -> Sequence[Event]:
         return self.run(self.commands.extend(batch, Extend(lease_s), at=self.at))
 
-    def announce(self, model: str = "m", version: int = 1, upstreams: tuple[str, ...] | None = None) -> Sequence[Event]:
-        return self.run(self.commands.announce(Policy(model, version, upstreams), at=self.at))
+    def announce(
+        self, model: str = "m", version: int = 1, upstreams: tuple[str, ...] | None = None, run: str | None = None
+    ) -> Sequence[Event]:
+        return self.run(self.commands.announce(Policy(model, version, upstreams, run), at=self.at))
+
+    def attend(self, says: str = "beats", run: str = "a", instance: str = "", model: str = "m") -> Sequence[Event]:
+        """A trainer says how it is; its folder is named as its run, as is its process unless `instance` names it."""
+        body = Attend(model, run, instance or f"{run}1", says, "host", f"/{run}")
+        return self.run(self.commands.trainers.attend(body, at=self.at))
 
     def evaluate(self, model: str = "m", episodes: int = 2, name: str | None = None) -> str:
         """The evaluation that is wanted now."""

@@ -29,7 +29,7 @@ MAX_RECORDS = 1000
 MAX_ID = 200
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
-OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "evaluate", "set_mix"))
+OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "trainers", "evaluate", "set_mix"))
 """Routes whose body names a model."""
 OF_ALL_MODELS = frozenset(("flush", "supervise"))
 """Routes of trainers that change what other models learn, too."""
@@ -40,13 +40,14 @@ Body = dict[str, Any] | None
 @dataclass(frozen=True, slots=True)
 class Request:
     """``route`` is the name of one of `ROUTES`, ``id`` the one in its path; ``body`` is decoded JSON, None if there was
-    none."""
+    none. ``trainer`` is the process of a trainer that asks, if it says so."""
 
     route: str
     id: str
     query: Mapping[str, str]
     body: Any
     claims: Claims
+    trainer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,7 @@ class _Handlers:
         """The batch in the path, if it exists and is of a model that the caller may train."""
         batch = self.state.batch(self.request.id)
         _check_own(self.request.claims.model, batch.model)
+        self.commands.trainers.check(batch.model, self.request.trainer)
         return batch.id
 
     def _batch(self) -> Body:
@@ -260,6 +262,7 @@ class _Handlers:
 
     def _check_model(self) -> None:
         _check_length("model", self.body.model, MAX_LABEL)
+        self.commands.trainers.check(self.body.model or self.state.only_model(), self.request.trainer)
 
     def _gate(self) -> Body:
         model = self.body.model or ""
@@ -268,12 +271,29 @@ class _Handlers:
 
     def policy(self) -> Answer:
         self._check_model()
-        return Answer(self._policy, self.commands.announce(self.body, at=self.at))
+        _check_length("run", self.body.run, MAX_CLIENT_TEXT, least=1)
+        model, events = self.body.model, self.commands.announce(self.body, at=self.at)
 
-    def _policy(self) -> Body:
-        model = self.body.model
-        version, upstreams = self.state.policy_version(model), self.state.upstreams(model)
-        return {"model": model, "policy_version": version, "upstreams": list(upstreams)}
+        def show() -> Body:
+            version, upstreams = self.state.policy_version(model), self.state.upstreams(model)
+            out = {"model": model, "policy_version": version, "upstreams": list(upstreams)}
+            return out | (self._run(events) if self.body.run else {})
+
+        return Answer(show, events)
+
+    def trainers(self) -> Answer:
+        for name, most in (("model", MAX_LABEL), ("host", MAX_LABEL), ("folder", MAX_WORDS)):
+            _check_length(name, getattr(self.body, name), most)
+        for name in ("run", "instance"):
+            _check_length(name, getattr(self.body, name), MAX_CLIENT_TEXT, least=1)
+        events = self.commands.trainers.attend(self.body, at=self.at)
+        return Answer(lambda: {"model": self.body.model} | self._run(events), events)
+
+    def _run(self, events: tuple[Event, ...]) -> dict[str, Any]:
+        """Which run has the model, and what of another one goes with `events`."""
+        discarded = sum(isinstance(event, ev.EpisodeDiscarded) for event in events)
+        void = sum(isinstance(event, ev.BatchReturned) for event in events)
+        return {"run": self.state.born(self.body.model).run or None, "discarded": discarded, "void": void}
 
     # -- evaluations
 

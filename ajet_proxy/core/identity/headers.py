@@ -35,6 +35,7 @@ from ajet_sdk.routes import (
     HEADER_REWARD_MODEL,
     HEADER_REWARD_STATE,
     HEADER_TASK,
+    HEADER_TRAINER,
     HEADER_WIRE,
     MAX_REWARD,
     Reward,
@@ -46,7 +47,8 @@ HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", "x-ses
 MAX_LABEL = 1000
 _KNOWN = {name.lower(): name for name in (
     HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
-    HEADER_REWARD_STATE, HEADER_REWARD_MODEL, HEADER_REWARD_AGENT, HEADER_FINAL, HEADER_CLIENT, HEADER_WIRE,
+    HEADER_REWARD_STATE, HEADER_REWARD_MODEL, HEADER_REWARD_AGENT, HEADER_FINAL, HEADER_CLIENT, HEADER_TRAINER,
+    HEADER_WIRE,
 )}  # fmt: skip
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 

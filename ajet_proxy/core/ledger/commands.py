@@ -30,6 +30,7 @@ from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.teams import slowest
+from ajet_proxy.core.ledger.trainer_commands import TrainerCommands
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
 from ajet_proxy.core.trajectory.timeline import Packed, Turn
 from ajet_sdk.address import server
@@ -66,6 +67,7 @@ class Commands:
     def __init__(self, state: State) -> None:
         self.state = state
         self.clients = ClientCommands(state)
+        self.trainers = TrainerCommands(state)
         self.leads: dict[str, int] = {}
         """By model, the `max_lead` of its latest lease, if that had one."""
 
@@ -280,6 +282,8 @@ class Commands:
             raise BadRequest(f"filtered names an episode that batch {batch} does not have", param="filtered")
         if known.state == "trained":
             return ()
+        if self.trainers.void(known):
+            raise Conflict(f"batch {batch} was leased to another run, which has ended: it is void", code="batch_void")
         if known.state == "returned" and any(
             one is None or one.state == "discarded" or one.shares.get(known.model, "") is not None
             or len(one.rewards) != known.rewards_at_lease[one.id] for one in map(self.state.find, known.episodes())
@@ -356,10 +360,15 @@ class Commands:
         for url in body.upstreams or ():
             if server(url) is None or "@" in url:
                 raise BadRequest(f"upstream {url.rpartition('@')[2][:200]!r} is no http://HOST:PORT", param="upstreams")
+        at, begun = self._time(at), tuple[Event, ...]()
+        if body.run is not None:
+            self.trainers.check_run(body.model, body.run, at)
+            begun = self.trainers.begin(body.model, body.run, at) if self.state.born(body.model).run != body.run else ()
         known = self.state.served.get(body.model)
-        if known is not None and known.version == body.version and body.upstreams in (None, known.upstreams):
+        same = known is not None and known.version == body.version and body.upstreams in (None, known.upstreams)
+        if not begun and same and self.state.born(body.model).continues(body.version):
             return ()
-        return (ev.PolicyAnnounced(self._time(at), body.model, body.version, body.upstreams),)
+        return (*begun, ev.PolicyAnnounced(at, body.model, body.version, body.upstreams))
 
     def evaluate(self, body: Evaluate, *, evaluation: str, at: float) -> Events:
         """`evaluation` is `body.id`, or a new one if that is None. One that was asked for before stays as it is."""
@@ -404,7 +413,8 @@ class Commands:
         meant = state.meant(model)
         known = [state.default_version] if "" in meant else []
         known += [state.policy_version(model)] if model else []
-        if state.shut().isdisjoint(meant) and all(one == version for one in known):
+        goes_on = not model or state.born(model).continues(version)
+        if state.shut().isdisjoint(meant) and all(one == version for one in known) and goes_on:
             return ()
         return (ev.GateOpened(self._time(at), version, model),)
 

@@ -105,13 +105,16 @@ class Asked(Struct, frozen=True, eq=False):
     said: str = ""
     number: int = 0
     """Among those of its episode, from 1."""
+    updates: int = 0
+    """How many events had been by then that may change a policy version."""
 
 
 @dataclass(slots=True)
 class CallEntry:
     """A call as its episode knows it. ``state`` is running, complete or lost (then with its ``reason``). A complete
     call has its `turn`. Until its episode is merged it also has the number of its `text`, whose first ``turn.end``
-    tokens are the call's own. A complete call that a retry replaced keeps its `text` alone."""
+    tokens are the call's own. A complete call that a retry replaced keeps its `text` alone. `branches` and `ahead` tell
+    what may have sampled a complete call (`ajet_proxy.core.ledger.births`)."""
 
     asked: Asked
     state: str = "running"
@@ -119,6 +122,8 @@ class CallEntry:
     turn: Turn | None = None
     text: int | None = None
     doubtful: bool = False
+    branches: tuple[int, int] = (0, 0)
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,9 +370,12 @@ class Episode:
         reasons = Counter(entry.reason for entry in self.calls.values() if entry.reason not in (None, "retried"))
         return ", ".join(str(reason) for reason, _ in reasons.most_common()) or None
 
-    def oldest(self, model: str) -> int:
-        """The lowest policy version that sampled a token of what `model` learns from it; there must be such a token."""
-        return min(version for turn in self.turns() if turn.model == model for version, _ in turn.policy_versions)
+    def sampled_by(self, model: str) -> dict[str, CallEntry]:
+        """Its complete calls in which `model` sampled anything."""
+        return {
+            name: entry for name, entry in self.calls.items()
+            if entry.turn is not None and entry.turn.model == model and entry.turn.sampled
+        }
 
     @property
     def named_task(self) -> str:

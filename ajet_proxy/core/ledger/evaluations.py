@@ -31,6 +31,8 @@ class Evaluation:
     given_back: list[int] = field(default_factory=list)
     lost: int = 0
     """How many were discarded, and are wanted again."""
+    branch: int = 0
+    """The branch that its version is on (`ajet_proxy.core.ledger.births`)."""
 
     @property
     def opened(self) -> int:

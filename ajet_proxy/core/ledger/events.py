@@ -176,7 +176,7 @@ class LeaseExtended(Event, frozen=True):
 
 
 class BatchReturned(Event, frozen=True):
-    """Its episodes are ready again. ``reason``: nack or expired."""
+    """Its episodes are ready again. ``reason``: nack, expired, or other_run."""
 
     batch: str
     reason: str
@@ -202,6 +202,31 @@ class PolicyAnnounced(Event, frozen=True):
     model: str
     version: int
     upstreams: tuple[str, ...] | None = None
+
+
+class TrainerCame(Event, frozen=True):
+    """A trainer of ``model`` is at work from now on: the process ``instance``, with ``folder`` on ``host`` for its
+    ``run``."""
+
+    model: str
+    run: str
+    instance: str
+    host: str = ""
+    folder: str = ""
+
+
+class TrainerLeft(Event, frozen=True):
+    """The trainer of a model has ended."""
+
+    model: str
+
+
+class RunBegan(Event, frozen=True):
+    """``model`` belongs to ``run`` from now on. What was sampled before is another's, if another had it. What is
+    sampled until it is announced is nobody's."""
+
+    model: str
+    run: str
 
 
 class EvaluationWanted(Event, frozen=True):

@@ -55,6 +55,8 @@ class LeasedBatch:
     number: int = 0
     rewards_at_lease: dict[str, int] = field(default_factory=dict)
     state: str = "leased"
+    branch: int = 0
+    """The branch that the model was on (`ajet_proxy.core.ledger.births`)."""
 
     def episodes(self) -> Iterator[str]:
         for _, episodes in self.groups:
@@ -155,6 +157,13 @@ class ReadyQueues:
             self._ages.setdefault(model, []).extend(zip(oldest, (episode for _, episode in queue), strict=True))
         for ages in self._ages.values():
             ages.sort()
+
+    def age(self, model: str, oldest: Callable[[str], int]) -> None:
+        """Versions of `model` are told otherwise from now on; `oldest` tells that of an episode."""
+        for (name, episode), (number, _) in tuple(self._places.items()):
+            if name == model:
+                self._places[name, episode] = number, oldest(episode)
+        self.regroup(self.group_size)
 
     def forget(self, model: str, episode: str) -> None:
         """`episode` never comes back."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.births import Births
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.mix import Direction, Mix, Standing, Turns
 from ajet_proxy.core.ledger.pots import Load, Pot, Pots
@@ -30,13 +31,15 @@ class Shares:
     waits_since: float
     own: dict[str, Direction]
     standings: dict[str, Standing]
+    births: dict[str, Births]
     directed: Callable[[str], Direction]
     _move: Callable[..., None]
     _opens: Callable[[Episode, int], None]
 
     def _leased(self, event: ev.BatchLeased) -> None:
         batch = self.batches[event.batch] = self.leased[event.batch] = LeasedBatch(
-            event.batch, event.model, event.lease_until, event.policy_version, event.groups, self.leases
+            event.batch, event.model, event.lease_until, event.policy_version, event.groups, self.leases,
+            branch=self.born(event.model).last,
         )
         self.leases += 1
         direction = self.directed(event.model)
@@ -99,9 +102,17 @@ class Shares:
     def _queue(self, episode: Episode, model: str) -> None:
         """The share of `model` is ready."""
         pot = Pot.of(episode)
-        self.queues.add(model, pot, episode.id, episode.oldest(model))
+        self.queues.add(model, pot, episode.id, self.oldest(episode, model))
         self.pots.came(pot)
         self.directed(model).load.came(pot, episode.id)
+
+    def born(self, model: str) -> Births:
+        """Which weights the versions of `model` have stood for."""
+        return self.births.get(model) or Births()
+
+    def oldest(self, episode: Episode, model: str) -> int:
+        """The oldest version, as it is told now, that sampled a token of what `model` learns from the episode."""
+        return self.born(model).oldest(episode.sampled_by(model).values())
 
     def _unqueue(self, episode: Episode, model: str) -> None:
         """The share of `model` is ready no more."""

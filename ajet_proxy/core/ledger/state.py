@@ -17,6 +17,7 @@ from msgspec import Struct
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import AWAY, NOT_SENT, Attempt, Fate, fate
+from ajet_proxy.core.ledger.births import Births
 from ajet_proxy.core.ledger.clients import Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
@@ -28,6 +29,7 @@ from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.ledger.shares import Shares
 from ajet_proxy.core.ledger.teams import Team, join, moved
+from ajet_proxy.core.ledger.trainers import Trainer
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
@@ -35,6 +37,7 @@ from ajet_sdk.errors import NotFound
 from ajet_sdk.routes import EPISODE_STATES
 
 GateState = Literal["open", "closing", "closed"]
+OTHER_RUN = "another run of the model has sampled some of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +145,8 @@ class State(Serving, Shares):
         self.batches: dict[str, LeasedBatch] = {}
         self.leased: dict[str, LeasedBatch] = {}
         self.leases = 0
-        self.served: dict[str, Served] = {}
-        self.default_version = 0
-        self.teams: list[Team] = []
-        self.policy_updates = self.state_changes = 0
+        self._serve_nothing()
+        self.state_changes = 0
         self.orders = 0
         """How often it was said what is leased: the mix, and what nothing more is waited for."""
         self.gate_now = Gate()
@@ -170,7 +171,17 @@ class State(Serving, Shares):
         self.plays_begun = 0
         self.clients = Clients()
         self.runs: dict[str, WantedRun] = {}
-        self._handlers = self._table()
+        self._handlers = self._table() | self._of_trainers()
+
+    def _serve_nothing(self) -> None:
+        """What is known of weights at first."""
+        self.served: dict[str, Served] = {}
+        self.births: dict[str, Births] = {}
+        """Of each model that was announced, or has sampled anything."""
+        self.trainers: dict[str, Trainer] = {}
+        """The latest of each model."""
+        self.default_version = self.policy_updates = 0
+        self.teams: list[Team] = []
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
         """Which method takes which event."""
@@ -206,6 +217,11 @@ class State(Serving, Shares):
             ev.ClientJoined: self._client_joined,
             ev.ClientGone: self._client_gone,
             ev.ProxyStarted: self._started,
+        }
+
+    def _of_trainers(self) -> dict[type[Any], Callable[[Any], None]]:
+        return {
+            ev.TrainerCame: self._trainer_came, ev.TrainerLeft: self._trainer_left, ev.RunBegan: self._run_began,
         }
 
     def apply(self, event: ev.Event) -> None:
@@ -310,10 +326,11 @@ class State(Serving, Shares):
 
     def wanted(self) -> dict[str, int]:
         """How many evaluation episodes of each model are still to be opened now, where any are. What another version
-        would play is wanted no more."""
+        would play is wanted no more, nor what one would play that was made again."""
         return {
             one.model: one.missing for one in self.evaluations.values()
             if one.missing > 0 and one.policy_version == self.policy_version(one.model)
+            and one.branch == self.born(one.model).last
         }
 
     def directed(self, model: str) -> Direction:
@@ -431,7 +448,7 @@ class State(Serving, Shares):
         number = episode.attempts.begin(event.said, event.agent, event.model, len(event.calls), event.at)
         asked = Asked(
             event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
-            event.retries, event.said, number,
+            event.retries, event.said, number, self.policy_updates,
         )
         for call in event.calls:
             episode.calls[call] = CallEntry(asked)
@@ -456,6 +473,8 @@ class State(Serving, Shares):
         episode, turn = self.episodes[event.episode], event.call.turn
         entry = episode.calls[turn.call]
         episode.finish(entry, event.call)
+        born, shut = self.births.setdefault(turn.model, Births()), self.gate_of(turn.model).shut
+        entry.branches, entry.ahead = born.sampled(turn, entry.asked.updates, shut=shut)
         self.tokens["generated"] += turn.sampled
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
@@ -557,15 +576,21 @@ class State(Serving, Shares):
         for model, (turns, broken) in by_model(timelines).items():
             self.drifts.setdefault(model, Drift()).add(turns, broken)
         state, reason = episode.outcome()
+        detail = episode.losses() if reason == "incomplete_call" else None
         if state == "ready":
-            episode.shares = dict.fromkeys(episode.trains())
-            for model in episode.shares:
+            models = episode.trains()
+            own = [model for model in models if self.born(model).own(episode.sampled_by(model).values())]
+            episode.learned |= {model: f"other_run: {OTHER_RUN}" for model in models if model not in own}
+            episode.shares = dict.fromkeys(own)
+            for model in own:
                 self._queue(episode, model)
-            join(self.teams, episode.shares)
+            join(self.teams, own)
+            if not own:
+                state, reason, detail = "discarded", "other_run", OTHER_RUN
         episode.attempts.settle()
         if reason == "incomplete_call" and episode.attempts.unanswered():
             episode.cause = "infra"
-        self._move(episode, state, at, reason, episode.losses() if reason == "incomplete_call" else None)
+        self._move(episode, state, at, reason, detail)
         if state != "discarded":
             self._count(episode, None, at)
 
@@ -615,15 +640,33 @@ class State(Serving, Shares):
     def _announced(self, event: ev.PolicyAnnounced) -> None:
         known = self.served.get(event.model, Served(event.version, ()))
         upstreams = known.upstreams if event.upstreams is None else event.upstreams
-        self._serves(event.model, known.version, Served(event.version, upstreams))
         self.policy_updates += 1
+        self._serves(event.model, known.version, Served(event.version, upstreams))
 
     def _serves(self, model: str, before: int, served: Served) -> None:
+        """`model` has these weights. Where they begin a branch, all that waits is of another age by that."""
         self.served[model] = served
-        moved(self.teams, model, before, served.version)
+        born = self.births.setdefault(model, Births())
+        moved(self.teams, model, before, served.version, anew=not born.announced)
+        if born.serves(served.version, self.policy_updates):
+            self.queues.age(model, lambda name: self.oldest(self.episodes[name], model))
+
+    def _trainer_came(self, event: ev.TrainerCame) -> None:
+        self.trainers[event.model] = Trainer(event.run, event.instance, event.host, event.folder, event.at)
+
+    def _trainer_left(self, event: ev.TrainerLeft) -> None:
+        self.trainers[event.model].left = True
+
+    def _run_began(self, event: ev.RunBegan) -> None:
+        self.policy_updates += 1
+        self.births.setdefault(event.model, Births()).begin(event.run, self.policy_updates)
+        if (trainer := self.trainers.get(event.model)) is not None:
+            trainer.begun = trainer.run == event.run
 
     def _evaluation_wanted(self, event: ev.EvaluationWanted) -> None:
-        self.evaluations[event.model] = Evaluation(event.evaluation, event.model, event.policy_version, event.episodes)
+        self.evaluations[event.model] = Evaluation(
+            event.evaluation, event.model, event.policy_version, event.episodes, branch=self.born(event.model).last
+        )
 
     def _mix_set(self, event: ev.MixSet) -> None:
         self.orders += 1
@@ -681,8 +724,11 @@ class State(Serving, Shares):
             self.default_version = event.policy_version
             self.gate_now = Gate(False, event.at) if self.gate_now.shut else self.gate_now
         if model in self.served:
-            known = self.served[model]
-            self._serves(model, known.version, Served(event.policy_version, known.upstreams))
+            known, served = self.served[model], Served(event.policy_version, self.served[model].upstreams)
+            if self.born(model).announced:
+                self._serves(model, known.version, served)
+            else:  # whose weights these are, only an announcement tells
+                self.served[model] = served
         self.gates.update({name: Gate(False, event.at) for name in meant if self.gates.get(name, Gate()).shut})
 
     def _client_joined(self, event: ev.ClientJoined) -> None:
@@ -715,6 +761,8 @@ class State(Serving, Shares):
         for standing in self.standings.values():
             standing.restart()
         self.clients.restarted(event.at, back)
+        for trainer in self.trainers.values():
+            trainer.heard_at = event.at
         self._doubt(tuple(self.unsent))
 
     def _evaluated(self, episode: Episode) -> None:

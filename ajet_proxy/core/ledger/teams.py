@@ -27,13 +27,13 @@ def join(teams: list[Team], models: Collection[str]) -> None:
     teams.append(whole)
 
 
-def moved(teams: Iterable[Team], model: str, before: int, after: int) -> None:
+def moved(teams: Iterable[Team], model: str, before: int, after: int, *, anew: bool = False) -> None:
     """The version of `model` was `before` and is `after`. It is lower if a trainer goes back to a checkpoint, and 0 if
-    it begins anew."""
+    it begins anew. Another run always begins `anew`."""
     for team in teams:
         if model in team:
             others = min(count for name, count in team.items() if name != model)
-            team[model] = others if after == 0 < before else team[model] + after - before
+            team[model] = others if anew or after == 0 < before else team[model] + after - before
 
 
 def slowest(teams: Sequence[Team], model: str) -> tuple[str, int]:

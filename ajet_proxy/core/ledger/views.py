@@ -373,7 +373,7 @@ def batch(state: State, name: str) -> Batch:
     known = state.batch(name)
     groups = tuple(
         Group(task, tuple(
-            delivered(one, known.model, known.rewards_at_lease[one.id])
+            delivered(one, known.model, known.rewards_at_lease[one.id], _told(state, one, known.model, known.branch))
             for one in map(state.find, names) if one is not None
         ))
         for task, names in known.groups
@@ -384,14 +384,22 @@ def batch(state: State, name: str) -> Batch:
 def ready_episodes(state: State) -> Iterator[BatchEpisode]:
     """What the ready episodes would deliver, for each task the longest ready first."""
     for model, episode in state.queues.ready():
-        yield delivered(state.episode(episode), model, None)
+        known = state.episode(episode)
+        yield delivered(known, model, None, _told(state, known, model, state.born(model).last))
 
 
-def delivered(episode: Episode, model: str, rewarded: int | None) -> BatchEpisode:
-    """What `model` learns from an episode that had only its first `rewarded` rewards when it was leased. Rewards of
-    other models are left out."""
-    rewards = episode.rewards_of(model, rewarded)
-    samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
+def _told(state: State, episode: Episode, model: str, branch: int) -> tuple[Timeline, ...]:
+    """The timelines of an episode, with the versions of `model` as they are told to who is on `branch`."""
+    return state.born(model).told(episode.timelines, episode.sampled_by(model), branch)
+
+
+def delivered(
+    episode: Episode, model: str, rewarded: int | None, timelines: tuple[Timeline, ...] | None = None
+) -> BatchEpisode:
+    """What `model` learns from the `timelines` (None: as they are) of an episode that had only its first `rewarded`
+    rewards when it was leased. Rewards of other models are left out."""
+    rewards, timelines = episode.rewards_of(model, rewarded), timelines or episode.timelines
+    samples = samples_of(timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
     return BatchEpisode(
         episode=episode.id,
         task=episode.named_task,

@@ -150,7 +150,10 @@ class Control:
                 tls.demand(http)
             most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
-            asked = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
+            asked = api.Request(
+                route.name, http.match_info.get("id", ""), dict(http.query), body, claims,
+                http.headers.get(routes.HEADER_TRAINER, ""),
+            )
             request = api.of_own_model(asked)
             if route.name in RUN_ROUTES:
                 return _response(await self._runs.answer(request))

@@ -30,6 +30,7 @@ import msgpack
 
 from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger.attempts import Attempt, Attempts
+from ajet_proxy.core.ledger.births import Births, Branch
 from ajet_proxy.core.ledger.clients import Client, Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
@@ -41,6 +42,7 @@ from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, Tas
 from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.ledger.state import Archive, Gate, LedgerSettings, Served, State
 from ajet_proxy.core.ledger.texts import Text, Texts
+from ajet_proxy.core.ledger.trainers import Trainer
 from ajet_proxy.core.trajectory.drift_rate import Drift
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import Turn
@@ -51,6 +53,7 @@ KINDS: dict[str, Any] = {
     "Asked": Asked, "Attempt": Attempt, "Attempts": Attempts, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve,
     "Drift": Drift, "Episode": Episode,
     "Evaluation": Evaluation, "Gathering": Gathering, "Mix": Mix, "Pots": Pots, "Standing": Standing,
+    "Births": Births, "Branch": Branch, "Trainer": Trainer,
     "Client": Client, "Clients": Clients, "Direction": Direction, "Load": Load,
     "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Play": Play, "Point": Point,
     "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,

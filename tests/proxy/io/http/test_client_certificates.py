@@ -72,7 +72,8 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.scope == "trainer"], ids=lambda route: route.name)
 async def test_every_route_of_a_trainer_takes_key_and_certificate(site: Site, route: Any) -> None:
     path = PREFIX + route.path.replace("{id}", "none")
-    bodies = {"policy": {"model": "m", "version": 1}, "gate_open": {"policy_version": 1}, "ack": {"policy_version": 1},
+    bodies = {"policy": {"model": "m", "version": 1}, "trainers": {"model": "m", "run": "r", "instance": "i"},
+              "gate_open": {"policy_version": 1}, "ack": {"policy_version": 1},
               "evaluate": {"model": "m", "episodes": 1}, "supervise": {"name": "s", "instance": "i"}}  # fmt: skip
     shown, body = site.trainers.sign("trainer-1"), bodies.get(route.name)
     for key in (site.key("trainer"), SECRET):

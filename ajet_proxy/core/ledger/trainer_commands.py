@@ -1,0 +1,112 @@
+"""What happens to trainers and runs: a model has one trainer at a time, and a run learns from nothing of another run.
+
+Idea: a trainer says every few seconds that it is at work. While it is heard, no other one of its model is let in. One
+that is silent is taken over, and whatever it says from then on is refused. So it never reaches the engines again. A
+folder is no second trainer: a process in the same folder of the same run takes over at once, because the folder's lock
+let it in. As with clients, a beat is no event.
+
+Another run discards what waits for the one before, and voids its leases. What is open goes on: when it settles, its
+calls tell whose it is (`ajet_proxy.core.ledger.births`).
+"""
+
+from __future__ import annotations
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.queues import LeasedBatch
+from ajet_proxy.core.ledger.state import OTHER_RUN, State
+from ajet_proxy.core.ledger.trainers import Trainer
+from ajet_sdk.errors import BadRequest, Conflict
+from ajet_sdk.routes import TRAINER_SAYS, Attend
+
+HEARD_S = 30.0
+"""So long is a trainer heard after a beat, and after a start of the proxy."""
+
+
+class TrainerCommands:
+    """The decisions about trainers, over `state`. They return events, as all commands do."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._beats: dict[str, float] = {}
+        """When the trainer of each model was last heard since the proxy started, if it was."""
+
+    def attend(self, body: Attend, *, at: float) -> tuple[ev.Event, ...]:
+        """A trainer says how it is. Raises `Conflict` if another one is at work, or has taken its place."""
+        at = max(at, self.state.now)
+        if body.says not in TRAINER_SAYS:
+            raise BadRequest(f"says must be one of {', '.join(TRAINER_SAYS)}", param="says")
+        for name in ("model", "run", "instance"):
+            if not getattr(body, name):
+                raise BadRequest(f"a trainer needs a {name}", param=name)
+        known = self.state.trainers.get(body.model)
+        came: tuple[ev.Event, ...] = ()
+        if known is None or (body.says == "comes" and known.instance != body.instance):
+            self._let_in(body, at)
+            came = (ev.TrainerCame(at, body.model, body.run, body.instance, body.host, body.folder),)
+        else:
+            self.check(body.model, body.instance)
+        self._beats[body.model] = at
+        if body.says == "leaves":
+            return () if known is None or known.left else (ev.TrainerLeft(at, body.model),)
+        begins = body.says == "begins" and (known is None or not known.begun)
+        return (*came, *(self.begin(body.model, body.run, at) if begins else ()))
+
+    def check(self, model: str, instance: str) -> None:
+        """`Conflict` for an `instance` whose place another one has taken. Who names none is no trainer of ours."""
+        known = self.state.trainers.get(model)
+        if instance and known is not None and known.instance != instance:
+            raise Conflict(f"{_who(known, model)} has taken the place of this trainer", code="other_trainer")
+
+    def check_run(self, model: str, run: str, at: float) -> None:
+        """`Conflict` while the trainer of another run is heard."""
+        known = self.state.trainers.get(model)
+        if known is not None and known.run != run and self._heard(known, model, at):
+            raise Conflict(f"{_who(known, model)} is at work", code="other_trainer")
+
+    def begin(self, model: str, run: str, at: float) -> tuple[ev.Event, ...]:
+        """`run` has the model from now on. What is sealed or ready for another's is discarded, and what is leased comes
+        back for that."""
+        state, began = self.state, ev.RunBegan(at, model, run)
+        before = state.born(model).run
+        if before in ("", run):
+            return (began,)
+        batches = [batch for batch in state.leased.values() if batch.model == model]
+        names = {name for batch in batches for name in batch.episodes()}
+        names.update(name for of, name in state.queues.ready() if of == model)
+        returned = (ev.BatchReturned(at, batch.id, "other_run") for batch in batches)
+        waiting = (
+            ev.EpisodeDiscarded(
+                at, name, "other_run", OTHER_RUN, () if set(state.episodes[name].shares) == {model} else (model,)
+            )
+            for name in sorted(names)
+        )
+        sealed = (
+            ev.EpisodeDiscarded(at, one.id, "other_run", OTHER_RUN) for one in state.unsettled.values()
+            if one.state == "sealed" and not one.eval and one.aimed() == (model,)
+        )
+        return (*returned, *waiting, *sealed, began)
+
+    def void(self, batch: LeasedBatch) -> bool:
+        """Whether a batch was leased to another run than the one that has its model now."""
+        born = self.state.born(batch.model)
+        return born.branches[batch.branch].run != born.run
+
+    def _let_in(self, body: Attend, at: float) -> None:
+        known = self.state.trainers.get(body.model)
+        if known is None or (known.run, known.folder) == (body.run, body.folder):
+            return
+        if self._heard(known, body.model, at):
+            left = HEARD_S - (at - self._heard_at(known, body.model))
+            said = f"{_who(known, body.model)} is at work: two trainers of one model would push over each other"
+            raise Conflict(f"{said}. If it is dead, try again in {left:.0f} s", code="other_trainer")
+
+    def _heard(self, known: Trainer, model: str, at: float) -> bool:
+        return not known.left and at - self._heard_at(known, model) < HEARD_S
+
+    def _heard_at(self, known: Trainer, model: str) -> float:
+        return max(known.heard_at, self._beats.get(model, 0.0))
+
+
+def _who(trainer: Trainer, model: str) -> str:
+    """A trainer, for a message."""
+    return f"the trainer of model {model!r} on {trainer.host or '?'} in {trainer.folder or '?'} (run {trainer.run})"
