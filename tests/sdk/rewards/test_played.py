@@ -1,0 +1,277 @@
+"""The guide's table of who failed, played for real: `ajet run`, the daemon, a scripted engine, and openai's client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import ajet_sdk
+from ajet_sdk import aio
+from tests.kit import cell_agent
+from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.source import ROOT
+from tests.kit.who_failed import AGENT, NOBODY, ROWS, WORLD
+
+pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
+
+ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
+Fault = dict[str, Any]
+STATUSES = (500, 503, 429, 401, 403, 404, 408, 409)
+WORLD_FAULTS: dict[str, tuple[Fault, bool]] = {
+    **{str(status): ({"kind": "status", "status": status}, False) for status in STATUSES},
+    "503 to a stream": ({"kind": "status", "status": 503}, True),
+    "error event": ({"kind": "error_event", "after": 1}, True),
+    "reset": ({"kind": "reset", "after": 40}, False), "reset stream": ({"kind": "reset", "after": 400}, True),
+    "cut": ({"kind": "cut", "after": 40}, False), "cut stream": ({"kind": "cut", "after": 400}, True),
+    "closed": ({"kind": "silent_close"}, False), "no finish": ({"kind": "no_finish"}, True),
+}
+"""By its name, what the engine does to a request, and whether that streams."""
+AGENT_FAULTS: dict[str, tuple[Fault, bool]] = {
+    str(status): ({"kind": "status", "status": status}, False) for status in (400, 413, 422)
+}
+FAULTS = {WORLD: WORLD_FAULTS, AGENT: AGENT_FAULTS, NOBODY: {"nothing": ({}, False)}}
+OPTIONS = {
+    "stdout": ("--reward-from", "stdout"), "file": ("--reward-from", "file"),
+    "exit-code": ("--reward-from", "exit-code"), "grader 1": ("--reward-cmd", "echo 1"),
+    "grader 0": ("--reward-cmd", "echo 0"), "grader nothing": ("--reward-cmd", "echo nothing"),
+    "grader fails": ("--reward-cmd", "echo 2 errors in 0.05s; exit 2"),
+}
+EVERY_FAULT = ("exit 0", "exit 1")
+"""Ends that are played after every fault of the world. The others are played after one that streams and one that does
+not."""
+FEW = ("500", "cut stream")
+RETURNS: dict[str, Any] = {"returns 1": 1.0, "returns 0": 0.0, "returns nothing": None}
+FUNCTION_ENDS = (*RETURNS, "raises", "raises another", "gives", "gives, returns 1")
+
+
+def options_of(end: str) -> tuple[str, ...]:
+    named = next((name for name in OPTIONS if name in end), None)
+    return OPTIONS.get(named or "", ())
+
+
+def cell(failed: str, fault: str, ends: str, *, after: str = "") -> dict[str, Any]:
+    spoils, stream = FAULTS[failed][fault]
+    task = f"{failed}, {fault}, {ends}" + (f", {after}" if after else "")
+    more = {"timeout": None, "happens": "", "file": ""}
+    return {"task": task, "fault": spoils, "stream": stream, "ends": ends, "after": after} | more
+
+
+def cells() -> Iterator[dict[str, Any]]:
+    for row in ROWS:
+        for ends in row.cells:
+            if ends in FUNCTION_ENDS:
+                continue  # below
+            few = row.failed == WORLD and ends not in EVERY_FAULT
+            for fault in FEW if few else FAULTS[row.failed]:
+                yield cell(row.failed, fault, ends)
+
+
+def controls() -> Iterator[dict[str, Any]]:
+    """A lost request that was answered after all, and an answer that the agent broke off itself."""
+    for ends in EVERY_FAULT:
+        for fault in FEW:
+            for after in ("repeats", "falls back", "goes on"):
+                yield cell(WORLD, fault, ends, after=after)
+        slow = {"kind": "slow", "delay_s": 0.05}
+        yield cell(NOBODY, "nothing", ends, after="breaks off") | {"fault": slow, "stream": True}
+
+
+def expected(of: dict[str, Any]) -> tuple[str, float | None, str | None]:
+    """The state, reward and cause of a cell's episode, by the table."""
+    failed, ends = of["task"].partition(",")[0], of["ends"]
+    row = next(row for row in ROWS if row.failed == failed and (of["after"] or ends in row.cells))
+    if row.again and not of["after"]:
+        return "discarded", None, "infra"
+    if row.failed == WORLD and not of["after"]:
+        return "ready", 0.25, None
+    if ends == "grader fails":
+        return "discarded", None, "infra"
+    return "ready", 0.0 if ends == "exit 1" else 1.0, None
+
+
+@pytest.fixture(scope="module")
+def proxy(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(engine, tmp_path_factory.mktemp("played") / "data") as process:
+        yield process
+
+
+def ajet_run(proxy: ProxyProcess, tasks: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "run", "--tasks", str(tasks), "--quiet"]
+    command += ["--parallel", "2", "--retries", "0", *options, "--", sys.executable, cell_agent.__file__]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
+    env |= {"AJET_PROXY_URL": proxy.url}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def played(proxy: ProxyProcess, told: list[dict[str, Any]], path: Path, *options: str) -> dict[str, Any]:
+    """The episode of each cell, by its task. One run plays them all."""
+    path.write_text("".join(json.dumps(one) + "\n" for one in told))
+    done = ajet_run(proxy, path, *options)
+    assert "Traceback" not in done.stderr
+    known = httpx.get(f"{proxy.url}/ajet/v1/episodes", params={"limit": 1000}, trust_env=False).json()["episodes"]
+    wanted = {one["task"] for one in told}
+    found = [one for one in known if one["task"] in wanted]
+    assert len(found) == len(wanted), f"{done.stdout}\n{done.stderr}"
+    return {one["task"]: one for one in found}
+
+
+ALL = [*cells(), *controls()]
+
+
+@pytest.mark.parametrize("options", sorted({options_of(one["ends"]) for one in ALL}), ids=" ".join)
+def test_every_cell(proxy: ProxyProcess, tmp_path: Path, options: tuple[str, ...]) -> None:
+    told = [one for one in ALL if options_of(one["ends"]) == options]
+    found = played(proxy, told, tmp_path / "cells.jsonl", *options)
+    came = {task: (one["state"], one["reward"], one.get("cause")) for task, one in found.items()}
+    assert came == {one["task"]: expected(one) for one in told}
+
+
+# ---- the gate, and a daemon that is away
+
+HAPPENS = ("exit 0", "exit 1", "stdout 1", "rewards, exit 1")
+
+
+@pytest.mark.parametrize("ends", HAPPENS)
+@pytest.mark.parametrize("gives_up", [True, False], ids=["the client gives up", "a 503"])
+def test_a_gate_that_holds_a_request_for_too_long(engine: str, tmp_path: Path, gives_up: bool, ends: str) -> None:
+    """Its client gives up waiting, or the daemon does."""
+    told = cell(WORLD, "500", ends) | {"fault": None, "happens": "the gate is shut", "timeout": 1 if gives_up else 600}
+    with ProxyProcess(engine, tmp_path / "data", options=("--gate-hold-s", "600" if gives_up else "1")) as proxy:
+        found = played(proxy, [told], tmp_path / "cells.jsonl", *options_of(ends))[told["task"]]
+        (lost,) = httpx.get(f"{proxy.url}/ajet/v1/episodes/{found['episode']}", trust_env=False).json()["unanswered"]
+    assert (found["state"], found["reward"], found.get("cause")) == expected(told)
+    assert lost["reason"] == ("held" if gives_up else "unserved")
+
+
+@pytest.mark.parametrize("ends", HAPPENS)
+def test_a_daemon_that_was_away(engine: str, tmp_path: Path, ends: str) -> None:
+    """Nobody could be asked meanwhile, and what the program then did counts for nothing."""
+    told = cell(WORLD, "500", ends) | {"fault": None, "happens": "the daemon is away", "file": str(tmp_path / "pid")}
+    with ProxyProcess(engine, tmp_path / "data") as proxy:
+        (tmp_path / "pid").write_text(str(proxy.pid))
+
+        def comes_back() -> None:
+            proxy.wait(120)
+            while (tmp_path / "pid").exists():
+                time.sleep(0.05)
+            proxy.start()
+
+        coming = threading.Thread(target=comes_back)
+        coming.start()
+        found = played(proxy, [told], tmp_path / "cells.jsonl", *options_of(ends))[told["task"]]
+        coming.join()
+    assert (found["state"], found["reward"], found.get("cause")) == expected(told)
+
+
+# ---- functions: `ajet_sdk.run` and its twin
+
+
+class Careless(Exception):
+    """What an agent makes of its client's error."""
+
+
+@pytest.mark.parametrize("how", ["threads", "asyncio"])
+def test_every_cell_of_functions(proxy: ProxyProcess, how: str) -> None:
+    """What the agent returns, raises or gives after each fault, with openai's client."""
+    tasks = [
+        {"task": f"{how}, {failed}, {fault}, {ends}", "failed": failed, "fault": fault, "ends": ends}
+        for failed, faults in FAULTS.items() for fault in faults for ends in FUNCTION_ENDS
+    ]  # fmt: skip
+
+    def agent(task: dict[str, str], episode: Any) -> Any:
+        fault, stream = FAULTS[task["failed"]][task["fault"]]
+        with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0) as client:
+            cell_agent.ask(client, cell_agent.WARM)
+            try:
+                cell_agent.ask(client, cell_agent.ASKED, fault=fault, stream=stream)
+            except (openai.OpenAIError, httpx.HTTPError) as error:
+                if task["ends"] == "raises":
+                    raise
+                if task["ends"] == "raises another":
+                    raise Careless("no answer") from error
+        if task["ends"].startswith("raises"):
+            raise Careless("there was no finish, or nothing failed")
+        return RETURNS.get(task["ends"], 1.0)
+
+    def blocking(task: dict[str, str], episode: ajet_sdk.Episode) -> Any:
+        value = agent(task, episode)
+        if task["ends"].startswith("gives"):
+            episode.reward(0.25)
+        return None if task["ends"] == "gives" else value
+
+    async def asynchronous(task: dict[str, str], episode: aio.Episode) -> Any:
+        value = await asyncio.to_thread(agent, task, episode)
+        if task["ends"].startswith("gives"):
+            await episode.reward(0.25)
+        return None if task["ends"] == "gives" else value
+
+    more: dict[str, Any] = {"repeat": 1, "retries": 0, "parallel": 4, "proxy_url": proxy.url}
+    if how == "threads":
+        results = ajet_sdk.run(blocking, tasks, **more)
+    else:
+        results = asyncio.run(aio.run(asynchronous, tasks, **more))
+    came = {item.task: (item.outcome, item.reward, item.infra) for item in results}
+    assert came == {one["task"]: expected_of_a_function(one["failed"], one["ends"]) for one in tasks}
+
+
+def expected_of_a_function(failed: str, ends: str) -> tuple[str, float | None, bool]:
+    if ends.startswith("gives"):
+        return "rewarded", 1.0 if failed != WORLD and ends != "gives" else 0.25, False
+    value = RETURNS.get(ends)
+    return ("rewarded", value, False) if failed != WORLD and value is not None else ("aborted", None, failed == WORLD)
+
+
+ANTHROPIC = """
+import json, sys
+import ajet_sdk, anthropic
+
+def agent(task, episode):
+    client = anthropic.Anthropic(base_url=episode.base_url.removesuffix("/v1"), api_key=episode.api_key, max_retries=0)
+    said = [{"role": "user", "content": "say: one two three four"}]
+    how = {"model": "stub", "max_tokens": 40, "messages": said}
+    with client:
+        try:
+            headers = {"x-stub-fault": json.dumps(task["fault"])} if task["fault"] else {}
+            answer = client.messages.create(**how, stream=task["stream"], extra_headers=headers)
+            if task["stream"]:
+                for _ in answer:
+                    pass
+        except Exception:
+            if task["ends"] == "raises":
+                raise
+    return 1.0
+
+results = ajet_sdk.run(agent, json.loads(sys.stdin.read()), repeat=1, retries=0, parallel=4, proxy_url=sys.argv[1])
+print(json.dumps([[item.task, item.outcome, item.infra, item.reason] for item in results]))
+"""
+
+
+@pytest.mark.skipif(not ENGINE_PYTHON.exists(), reason="anthropic is in .venv-engine: .ci/setup")
+def test_functions_with_the_client_of_anthropic(proxy: ProxyProcess) -> None:
+    tasks = [
+        {"task": f"anthropic, {failed}, {fault}, {ends}", "fault": spoils, "stream": stream, "ends": ends}
+        for failed, faults in FAULTS.items() for fault, (spoils, stream) in faults.items()
+        for ends in ("returns 1", "raises")
+    ]  # fmt: skip
+    command = [ENGINE_PYTHON, "-c", ANTHROPIC, proxy.url]
+    done = subprocess.run(command, input=json.dumps(tasks), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for task, outcome, infra, reason in json.loads(done.stdout):
+        _, failed, _, ends = task.split(", ")
+        if failed == WORLD:
+            assert (outcome, infra) == ("aborted", True), (task, reason)
+        else:
+            raised = failed == AGENT and ends == "raises"
+            assert (outcome, infra) == ("aborted" if raised else "rewarded", False), (task, reason)
