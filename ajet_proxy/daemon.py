@@ -37,6 +37,7 @@ from ajet_proxy.io.control.routes import Control
 from ajet_proxy.io.control.traces import Traces, exporting
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.upstream import Engines
+from ajet_proxy.io.engines.watch import EngineWatch
 from ajet_proxy.io.http import keyring, tls
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.audit import AuditLog, audited
@@ -122,7 +123,10 @@ class App:
         is_open = functools.partial(engines.passes, state.shut)
         self._gate = gate = Gatekeeper(is_open=is_open, hold_s=config.gate_hold_s, waited=waited)
         self._keys = keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
-        ledger_port = LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
+        looking = EngineWatch(engines, store.trouble, shut=state.shut, data_dir=data_dir, key=config.upstream_key)
+        ledger_port = LocalPort(
+            store=store, gate=gate, engines=engines, clock=clock, metrics=metrics, spoken=looking.spoken
+        )
         self._stack.callback(ledger_port.close)
         make_front = functools.partial(
             HttpFront, ledger_port=ledger_port, engines=engines, keys=keys, clock=clock, metrics=metrics,
@@ -130,7 +134,7 @@ class App:
         )
         log = AuditLog(data_dir)
         self.workers = workers = self._crew(ledger_port, log) if config.workers > 1 else None
-        self._look_after()
+        self._look_after(looking)
         audit = functools.partial(audited, log.write, keys=keys, now=clock.now)
         if config.intercept:
             await self._intercept(make_front, audit)
@@ -174,8 +178,9 @@ class App:
         await store.commit(store.commands.restarted(self._clock.now()))
         return store
 
-    def _look_after(self) -> None:
-        """Start what is done at regular times: the tick, with limits, compaction and the watch on keys."""
+    def _look_after(self, looking: EngineWatch) -> None:
+        """Start what is done at regular times: the tick, with limits, compaction and the watch on keys, and `looking`
+        at engines."""
         config = self.config
         limits = self._limit()
         compactor = Compactor(
@@ -186,6 +191,7 @@ class App:
         watch = keyring.Watch(self._data_dir, self._keys)
         self.ticker = asyncio.get_running_loop().create_task(self._tick(limits, compactor, watch))
         self._stack.push_async_callback(end, self.ticker)
+        self._stack.push_async_callback(end, asyncio.get_running_loop().create_task(looking.run()))
 
     async def _listen_with(self, workers: Workers, application: web.Application) -> tuple[str, int]:
         """Have `workers` listen, and bring `application` the requests that are for it."""

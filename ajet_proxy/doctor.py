@@ -27,6 +27,8 @@ from ajet_proxy.core.conversation.history import RESPONSES
 from ajet_proxy.core.protocol import sampling
 from ajet_proxy.io.capture.pipeline import REFUSED
 from ajet_proxy.io.engines.upstream import base_url
+from ajet_proxy.io.engines.watch import changed, own_models
+from ajet_proxy.io.engines.watch import read as noted_engines
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.intercept import authority
 from ajet_proxy.io.storage.data_dir import has_journal, refuse_lost
@@ -230,12 +232,28 @@ class _Engine:
             return [self._fault(f"GET /v1/models answered {status} without a model",
                                 "is this an OpenAI-compatible server? --upstream is its base URL")]
         self._model = names[0]
-        found = [self._ok(f"serves {', '.join(names)}"), *self._clock(date), await self._version()]
+        found = [self._ok(f"serves {', '.join(names)}"), *await self._same(models)]
+        found += [*self._clock(date), await self._version()]
         found += await self._generation()
         if self._config.continuity == "auto":
             found.append(await self._continuity())
         if self._config.gate_mode == "pause":
             found.append(await self._pause())
+        return found
+
+    async def _same(self, models: dict[str, Any]) -> list[Finding]:
+        """Whether it serves what it served when it was last given weights, and goes on; if a proxy has noted that."""
+        _, info, _ = await self._get("/weight_info")
+        now = {"models": own_models(models), "version": info.get("weight_version")}
+        before = noted_engines(Path(self._config.data_dir)).get(self._url)
+        said = None if before is None else changed(before, now)
+        found = [] if said is None else [self._fault(
+            said, "start it with the right model, and then the trainer; until then nothing of it is the trained model's"
+        )]
+        _, paused, _ = await self._get("/is_paused")
+        if paused.get("is_paused") is True:
+            found.append(self._warning("is frozen, as while weights change",
+                                       f"if no trainer is at work, POST {self._url}/resume, or start it again"))
         return found
 
     async def _is_proxy(self) -> bool:

@@ -277,7 +277,8 @@ class EngineStub:
             ("GET", "/v1/models", self._models), ("GET", "/health", self._health), ("GET", "/version", self._version),
             ("POST", "/tokenize", self._tokenize), ("POST", "/detokenize", self._detokenize),
             ("POST", CHAT + "/render", self._generate), ("POST", COMPLETIONS + "/render", self._generate),
-            ("POST", "/pause", self._pause), ("POST", "/resume", self._resume),
+            ("POST", "/pause", self._pause), ("POST", "/resume", self._resume), ("GET", "/is_paused", self._is_paused),
+            ("GET", "/weight_info", self._weight_info),
             ("POST", "/update_weight_version", self._label),
             ("POST", "/stub/faults", self._set_faults), ("POST", "/stub/script", self._set_script),
             ("GET", "/stub/requests", self._show_requests),
@@ -285,7 +286,8 @@ class EngineStub:
         )  # fmt: skip
 
     async def _models(self, request: web.Request) -> web.Response:
-        await self._note(request)
+        if request.headers.get("User-Agent") != "ajet-proxy":  # whose looks come when they come
+            await self._note(request)
         card = {"object": "model", "created": 1_795_000_000, "owned_by": "vllm", "parent": None}
         names = self.models or ("stub",)
         cards = [{"id": name} | card | {"root": name, "max_model_len": MAX_MODEL_LEN} for name in names]
@@ -333,6 +335,13 @@ class EngineStub:
         assert self.paused is not None
         self.paused.set()
         return _json(b'{"status":"resumed"}')
+
+    async def _is_paused(self, request: web.Request) -> web.Response:
+        assert self.paused is not None
+        return _json(dialect.dumps({"is_paused": not self.paused.is_set()}))
+
+    async def _weight_info(self, request: web.Request) -> web.Response:
+        return _json(dialect.dumps({"weight_version": self.label or "default"}))
 
     async def _label(self, request: web.Request) -> web.Response:
         seen = await self._note(request)

@@ -135,8 +135,15 @@ async def test_no_engine_is_a_warning(tmp_path: Path) -> None:
     assert "until a trainer announces" in as_text(findings)
 
 
+class Restless(EngineStub):
+    """An engine without the routes that freeze it."""
+
+    async def _is_paused(self, request: web.Request) -> web.Response:
+        raise web.HTTPNotFound
+
+
 async def test_pausing_needs_an_engine_that_can(tmp_path: Path) -> None:
-    async with EngineStub() as stub:
+    async with Restless() as stub:
         findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path), gate_mode="pause"))
     assert "it has no /pause" in faults(findings)[0]
 

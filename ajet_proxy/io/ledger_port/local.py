@@ -58,8 +58,12 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class LocalPort:
     """The `LedgerPort` of the process that has the ledger."""
 
-    def __init__(self, *, store: Store, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics) -> None:
-        self._store = store
+    def __init__(
+        self, *, store: Store, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics,
+        spoken: Callable[[str], None] = lambda model: None,
+    ) -> None:
+        """`spoken` is told the model whose trainer has announced its weights, or opened its gate."""
+        self._store, self._spoken = store, spoken
         self._state, self._commands = store.state, store.commands
         self.serving: Serving = store.state
         self._gate = gate
@@ -317,6 +321,7 @@ class LocalPort:
                 self._memory.forget(self._state.episodes[event.episode].calls)
             elif isinstance(event, (ev.GateOpened, ev.PolicyAnnounced)):
                 self._gate.changed()
+                self._spoken(event.model)
                 self._engine_alerts.keep(str(URL(url, encoded=True)).rstrip("/") for url in self._engines.all())
             if isinstance(event, ev.EpisodeDiscarded) and not event.models:
                 self._discards.discarded(event.episode)

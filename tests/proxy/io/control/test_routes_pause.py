@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from ajet_proxy.io.engines import pause
 from tests.kit.engine_stub import EngineStub
 from tests.kit.ports import free_port
 from tests.proxy.serving import CHAT, Client, eventually, serving
@@ -195,3 +196,40 @@ async def test_an_engine_frozen_before_it_was_shared_goes_on_as_soon_as_one_of_i
         assert [r.path for r in stub.requests] == ["/pause"]
         assert (await client.control("POST", "/gate/open", {"policy_version": 2, "model": "one"})).status == 200
         assert [r.path for r in stub.requests] == ["/pause", "/resume"]
+
+
+class Deaf(EngineStub):
+    """An engine that answers 500 to its first wishes to go on, and then breaks the connection as a server does."""
+
+    deaf = 2
+
+    async def _label(self, request: web.Request) -> web.Response:
+        await self._note(request)
+        assert request.transport is not None
+        asyncio.get_running_loop().call_soon(request.transport.close)
+        return web.Response(status=500)
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        self.deaf -= 1
+        if self.deaf >= 0:
+            await self._note(request)
+            return web.Response(status=500)
+        return await super()._resume(request)
+
+
+async def test_an_engine_is_told_to_go_on_until_it_does(tmp_path: Path) -> None:
+    async with Deaf() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
+        await client.control("POST", "/gate/close", {})
+        answer = await client.control("POST", "/gate/open", {"policy_version": 1})
+        assert answer.status == 200 and "not_resumed" not in answer.json
+        assert [r.path for r in stub.requests] == ["/pause", "/update_weight_version", "/resume", "/resume", "/resume"]
+        assert (await client.chat("one")).status == 200
+
+
+async def test_an_engine_that_stays_frozen_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause, "WAKE_S", 0.3)
+    async with Deaf() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
+        stub.deaf = 1000
+        await client.control("POST", "/gate/close", {})
+        answer = await client.control("POST", "/gate/open", {"policy_version": 1})
+        assert answer.status == 502 and answer.json["error"]["code"] == "engine_cannot_pause"

@@ -1,0 +1,185 @@
+"""Whether each engine still serves what it was last given, and goes on: looked at every few seconds.
+
+An engine may be started again while daemon and trainer run, with another model, or with the weights that it began with.
+It answers as before, and its calls count as the trained model's. And a trainer that dies in a push may leave an engine
+frozen behind an open gate: agents would wait for ever. Both raise an alert, which ends when the engine is right again.
+
+What an engine says of its model (`/v1/models`) is noted whenever a gate opens or engines are announced, because their
+trainer has just looked itself. It is kept in the data directory, for `doctor` and the next start. Where no trainer
+speaks, an engine may serve what it likes.
+
+An engine that is frozen is no fault until it is found so twice while no gate is shut that may freeze it. It is not
+woken from here: a trainer that this daemon does not hear may be loading weights, and half of them would end the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ajet_proxy.io.engines.upstream import Engines
+
+logger = logging.getLogger(__name__)
+
+LOOK_S, SOON_S = 15.0, 0.5
+"""Between two looks, and until one after the trainer has spoken."""
+ANSWER_S = 5.0
+AGENT = "ajet-proxy"
+FILE = "engines.json"
+UNTOLD = "default"
+"""What vLLM says of its weights until it is told their version."""
+Told = Mapping[str, Any]
+"""What an engine says of itself: `models` with its own ones, and the `version` of its weights, if it tells one."""
+
+
+def own_models(answer: Any) -> list[list[Any]]:
+    """The name, the folder and the longest context of each model of an engine's own, by its answer to ``/v1/models``.
+    Adapters come and go, and engines that name no folder do not say what they serve."""
+    cards = answer.get("data") if isinstance(answer, Mapping) else None
+    found = [card for card in cards or () if isinstance(card, Mapping) and card.get("root") and not card.get("parent")]
+    return sorted([str(card.get("id")), str(card["root"]), card.get("max_model_len")] for card in found)
+
+
+def words(models: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(f"{name} from {root} with {length} tokens" for name, root, length in models)
+
+
+def changed(before: Told, now: Told) -> str | None:
+    """What has changed at an engine that should not have."""
+    was, serves = before.get("models"), now.get("models")
+    if was and serves and was != serves:
+        return f"serves {words(serves)}, where it served {words(was)} when it was last given weights"
+    if now.get("version") == UNTOLD and before.get("version") not in (None, UNTOLD):
+        return f"was started again, and serves the weights that it began with, not version {before['version']}"
+    return None
+
+
+def read(data_dir: Path) -> dict[str, Told]:
+    """What engines said of themselves when it was last noted, by base URL."""
+    try:
+        found = json.loads((data_dir / FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return {url: told for url, told in found.items() if isinstance(told, dict)} if isinstance(found, dict) else {}
+
+
+class EngineWatch:
+    """Looks at `engines`, with their `key`, and keeps `alerts` by subject. `shut` tells which gates are."""
+
+    def __init__(
+        self, engines: Engines, alerts: MutableMapping[str, str], *, shut: Callable[[], Iterable[str]],
+        data_dir: Path, key: str | None = None,
+    ) -> None:
+        self._engines, self._alerts, self._shut, self._data_dir = engines, alerts, shut, data_dir
+        self._headers = {"User-Agent": AGENT} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._spoken = asyncio.Event()
+        self._noted = read(data_dir)
+        self._due: set[str] = set()
+        self._frozen: set[str] = set()
+
+    def spoken(self, model: str) -> None:
+        """What the engines of `model` say from now on is right, since its trainer has looked. "" is any model."""
+        self._due.update(self._engines.of(model) if model else self._engines.all())
+        self._spoken.set()
+
+    async def run(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._spoken.wait()
+                await asyncio.sleep(SOON_S)
+            self._spoken.clear()
+            try:
+                await self.look()
+            except Exception:  # an odd answer is no reason to look no more
+                logger.exception("engines could not be looked at")
+
+    async def look(self) -> None:
+        """Looks at each engine once."""
+        urls, limit = self._engines.all(), aiohttp.ClientTimeout(total=ANSWER_S)
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(headers=self._headers, timeout=limit, connector=connector) as session:
+            answers = await asyncio.gather(*(self._ask(session, url) for url in urls))
+        held = {url for gate in self._shut() for url in self._engines.behind(gate)}
+        for url, (told, frozen) in zip(urls, answers, strict=True):
+            self._judge(url, told)
+            self._look_frozen(url, frozen=frozen and url not in held)
+        self._forget(set(urls))
+
+    async def _ask(self, session: aiohttp.ClientSession, url: str) -> tuple[Told, bool]:
+        """What the engine says of itself, and whether it is frozen. Nothing is known of one that does not answer."""
+        models, paused, info = [await self._get(session, url + path) for path in _PATHS]
+        told = {"models": own_models(models), "version": _field(info, "weight_version")}
+        return told, _field(paused, "is_paused") is True
+
+    async def _get(self, session: aiohttp.ClientSession, url: str) -> Any:
+        with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            async with session.get(url, allow_redirects=False) as answer:
+                return json.loads(await answer.read()) if answer.status == 200 else None
+        return None
+
+    def _judge(self, url: str, told: Told) -> None:
+        if not told["models"]:
+            return
+        if url in self._due:
+            self._due.discard(url)
+            self._note(url, told)
+        if (said := changed(self._noted.get(url, {}), told)) is None:
+            self._alerts.pop(_serves(url), None)
+        else:
+            self._alerts[_serves(url)] = (
+                f"the engine at {url} {said}: what it samples is not the trained model's. Start it with the right "
+                "model, and then the trainer"
+            )
+
+    def _look_frozen(self, url: str, *, frozen: bool) -> None:
+        if not frozen:
+            self._frozen.discard(url)
+            self._alerts.pop(_goes_on(url), None)
+        elif url in self._frozen:
+            self._alerts[_goes_on(url)] = (
+                f"the engine at {url} is frozen, and no gate is shut: its calls wait for ever. POST {url}/resume, and "
+                "if that does not help, start it again"
+            )
+        self._frozen |= {url} if frozen else set()
+
+    def _note(self, url: str, told: Told) -> None:
+        if self._noted.get(url) == told:
+            return
+        self._noted[url] = told
+        temporary = self._data_dir / f".{FILE}.new"
+        with suppress(OSError):  # a full disk has alerts of its own
+            temporary.write_text(json.dumps(self._noted))
+            os.replace(temporary, self._data_dir / FILE)
+
+    def _forget(self, urls: set[str]) -> None:
+        """Engines that are not `urls` are nobody's any more."""
+        for url in self._noted.keys() - urls:
+            self._alerts.pop(_serves(url), None)
+        for url in self._frozen - urls:
+            self._alerts.pop(_goes_on(url), None)
+            self._frozen.discard(url)
+
+
+_PATHS = ("/v1/models", "/is_paused", "/weight_info")
+
+
+def _field(answer: Any, name: str) -> Any:
+    return answer.get(name) if isinstance(answer, Mapping) else None
+
+
+def _serves(url: str) -> str:
+    return f"what {url} serves"
+
+
+def _goes_on(url: str) -> str:
+    return f"whether {url} goes on"

@@ -1,0 +1,164 @@
+"""What is noticed of an engine that was started again or stays frozen, and what is not a fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ajet_proxy.doctor import examine
+from ajet_proxy.io.engines import watch
+from ajet_proxy.io.engines.upstream import Engines
+from ajet_proxy.io.engines.watch import EngineWatch, changed, own_models, read
+from ajet_proxy.settings import Config
+from tests.kit.engine_stub import EngineStub
+from tests.proxy.serving import eventually, serving
+
+
+class Site:
+    """An engine, and what is noticed of it."""
+
+    def __init__(self, stub: EngineStub, folder: Path) -> None:
+        self.stub, self.folder = stub, folder
+        self.alerts: dict[str, str] = {}
+        self.gates: set[str] = set()
+        self.start()
+
+    def start(self) -> None:
+        engines = Engines({"policy": (self.stub.url,)}, lambda model: (), lambda: ("policy",))
+        self.alerts.clear()
+        self.watch = EngineWatch(engines, self.alerts, shut=lambda: self.gates, data_dir=self.folder)
+
+    async def opened(self) -> None:
+        self.watch.spoken("policy")
+        await self.watch.look()
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with EngineStub(models=("policy",), label="default") as stub:
+        yield Site(stub, tmp_path)
+
+
+async def test_an_engine_that_serves_another_model_is_named_until_it_serves_the_right_one(site: Site) -> None:
+    await site.opened()
+    site.stub.models = ("other",)
+    await site.watch.look()
+    [said] = site.alerts.values()
+    assert f"the engine at {site.stub.url} serves other from other with" in said and "served policy from policy" in said
+    site.start()  # a daemon that is started again remembers
+    await site.watch.look()
+    assert list(site.alerts.values()) == [said]
+    site.stub.models = ("policy",)
+    await site.watch.look()
+    assert not site.alerts
+
+
+async def test_a_trainer_says_what_is_right_from_then_on(site: Site) -> None:
+    await site.opened()
+    site.stub.models = ("other",)
+    site.watch.spoken("policy")
+    await site.watch.look()
+    await site.watch.look()
+    assert not site.alerts and read(site.folder)[site.stub.url]["models"][0][0] == "other"
+
+
+async def test_where_no_trainer_speaks_an_engine_may_serve_what_it_likes(site: Site) -> None:
+    for models in (("one",), ("two",)):
+        site.stub.models = models
+        await site.watch.look()
+    assert not site.alerts and not read(site.folder)
+
+
+async def test_an_engine_that_was_started_again_serves_what_it_began_with(site: Site) -> None:
+    site.stub.label = "7"
+    await site.opened()
+    site.stub.label = "8"  # a push is under way
+    await site.watch.look()
+    assert not site.alerts
+    site.stub.label = "default"
+    await site.watch.look()
+    [said] = site.alerts.values()
+    assert "was started again, and serves the weights that it began with, not version 7" in said
+    site.stub.label = "8"
+    await site.opened()
+    assert not site.alerts
+
+
+async def test_an_engine_that_is_away_says_nothing(site: Site) -> None:
+    await site.opened()
+    await site.stub.__aexit__()
+    await site.watch.look()
+    assert not site.alerts
+    await site.stub.__aenter__()
+
+
+async def test_an_engine_is_frozen_only_if_it_is_so_twice_behind_open_gates(site: Site) -> None:
+    assert site.stub.paused is not None
+    site.stub.paused.clear()
+    site.gates = {"policy"}
+    for _ in range(3):
+        await site.watch.look()
+    site.gates = set()
+    await site.watch.look()
+    assert not site.alerts
+    await site.watch.look()
+    [said] = site.alerts.values()
+    assert f"the engine at {site.stub.url} is frozen, and no gate is shut" in said
+    site.stub.paused.set()
+    await site.watch.look()
+    assert not site.alerts
+
+
+async def test_it_looks_soon_after_the_trainer_has_spoken(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SOON_S", 0.01)
+    running = asyncio.create_task(site.watch.run())
+    site.watch.spoken("")
+
+    async def noted() -> bool:
+        return site.stub.url in read(site.folder)
+
+    await eventually(noted)
+    running.cancel()
+
+
+async def test_the_daemon_and_doctor_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SOON_S", 0.01)
+    monkeypatch.setattr(watch, "LOOK_S", 0.05)
+    async with EngineStub() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
+        await client.control("POST", "/policy", {"model": "stub", "version": 0})
+
+        async def noted() -> bool:
+            return stub.url in read(tmp_path)
+
+        async def said() -> bool:
+            return any("serves other from other" in alert for alert in (await client.status())["alerts"])
+
+        await eventually(noted)
+        assert not (await client.status())["alerts"]
+        stub.models = ("other",)
+        await eventually(said)
+        found = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
+        assert [one.message for one in found if one.level == "fault" and "serves other from other" in one.message]
+        assert stub.paused is not None
+        stub.models = ("stub",)
+        stub.paused.clear()
+        asyncio.get_running_loop().call_later(0.5, stub.paused.set)  # doctor asks it something, too
+        found = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
+        assert [one.level for one in found if one.message.startswith("is frozen")] == ["warning"]
+
+
+def test_what_is_no_model_of_the_engines_own_is_not_compared() -> None:
+    base, adapter = {"id": "base", "root": "m", "max_model_len": 9}, {"id": "a", "root": "1", "parent": "base"}
+    assert own_models({"data": [adapter, base, {"id": "x"}, "odd"]}) == [["base", "m", 9]]
+    assert [own_models(odd) for odd in (None, [], {"data": None})] == [[]] * 3
+    told = {"models": [["base", "m", 9]]}
+    assert changed({}, told) is changed(told, {"models": []}) is None
+
+
+def test_a_file_that_cannot_be_read_holds_nothing(tmp_path: Path) -> None:
+    for text in ("{", "[]", '{"u": 3}'):
+        (tmp_path / watch.FILE).write_text(text)
+        assert read(tmp_path) == {}
