@@ -170,7 +170,7 @@ class HttpFront:
         identity = await self._rewarded(incoming, fields)
         model, response = "" if request is None else request.model, fetched(http.method, identity.path)
         ask = None if response is None else await self._ledger_port.kept(response)
-        about = model_named(http.method, identity.path)
+        about, given = model_named(http.method, identity.path), None
         if about or (request is not None and unquote(identity.path).rstrip("/") in RENAMED):
             given = await self._ledger_port.model_for(identity, about or model)
             body = body if request is None or about else request.with_fields(request.naming(given))
@@ -179,7 +179,8 @@ class HttpFront:
             http, incoming.headers, identity.path, body or None, model=model, sticky=identity.episode or "",
             identity=ask is not None,
         )
-        if about is not None and (listing := await self._listed(upstream_request, model)):
+        several = len(self._engines.all()) > 1
+        if about is not None and (given or several) and (listing := await self._listed(upstream_request, model)):
             return listing
         if ask is not None:
             return await relay.stored(upstream_request, self._upstream, partial(shown, ask))

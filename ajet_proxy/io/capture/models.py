@@ -1,7 +1,8 @@
 """``GET /v1/models``: the models of all engines as one list, and each by its name.
 
 Each engine lists its own models alone, so all of them are asked, as the client asked. vLLM has no route for one model:
-its entry in the list is the answer. A model is listed once, as the first engine lists it that has it.
+its entry in the list is the answer. A model is listed once, as the first engine lists it that has it. A single engine
+answers for itself, unless the model has another name there.
 """
 
 from __future__ import annotations
@@ -37,10 +38,8 @@ def model_named(method: str, path: str) -> str | None:
 async def listed(
     engines: tuple[str, ...], upstream: Upstream, request: EngineRequest, model: str
 ) -> web.Response | None:
-    """The answer to `request`, which asks about `model`, by what the `engines` at these addresses list. None if an
-    engine answers it best: it is the only one, or no engine lists the model."""
-    if not model and len(engines) < 2:
-        return None
+    """The answer to `request`, which asks about `model`, by what the `engines` at these addresses list. None if no
+    engine lists the model."""
     headers = request.headers.copy()
     headers["Accept-Encoding"] = "identity"
     question = replace(request, target=MODELS, headers=headers)
