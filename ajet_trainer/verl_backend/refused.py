@@ -58,6 +58,8 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
 
 ENGINE_KEYS = ("fsdp_config", "fsdp", "megatron", "veomni", "torchtitan")
 """Where a part has the keys of its engine."""
+KEEPS_ITS_PLACE = "use_checkpoint_opt_param_scheduler"
+"""Megatron's option to continue a schedule where its checkpoint was."""
 UNLIMITED = 1_000_000_000
 """The steps of a run that has no planned end."""
 
@@ -72,6 +74,7 @@ def faults(tree: DictConfig, group_size: int, sampling: str) -> Iterator[Fault]:
     yield from uncorrected(tree, sampling)
     yield from engine_faults(tree)
     yield from step_faults(tree)
+    yield from update_faults(tree)
     import_external_libs(OmegaConf.to_container(tree.actor_rollout_ref.model).get("external_lib"))
     estimator, loss = algorithm.adv_estimator, actor.policy_loss.loss_mode
     yield from named(ESTIMATOR, estimator, core_algos.ADV_ESTIMATOR_REGISTRY, ESTIMATORS)
@@ -149,8 +152,8 @@ def step_faults(tree: DictConfig) -> Iterator[Fault]:
     """What is wrong with updates, seeds, checkpoints, the critic and schedules."""
     name, groups, actor = f"{ACTOR}.ppo_mini_batch_size", tree.data.train_batch_size, tree.actor_rollout_ref.actor
     size = actor.ppo_mini_batch_size
-    if type(size) is not int or not 0 < size <= groups:
-        yield name, f"makes groups / ppo_mini_batch_size updates of a step: from 1 to {groups}, not {size!r}"
+    if type(size) is not int or not 0 < size <= groups or groups % size:
+        yield name, f"makes groups / ppo_mini_batch_size updates of a step: a divisor of {groups}, not {size!r}"
     if tree.critic.ppo_mini_batch_size != size:
         yield "critic.ppo_mini_batch_size", f"follows the actor's: set {name}"
     for key in (f"{ACTOR}.data_loader_seed", "actor_rollout_ref.rollout.seed"):
@@ -172,6 +175,53 @@ def step_faults(tree: DictConfig) -> Iterator[Fault]:
     if tree.trainer.total_training_steps == UNLIMITED:
         yield from schedule_faults(f"{ACTOR}.optim", actor.optim)
         yield from schedule_faults("critic.optim", tree.critic.optim)
+
+
+def update_faults(tree: DictConfig) -> Iterator[Fault]:
+    """Keys that leave updates out, or nothing in them. A rate of 0 is none of these: it is a control that is asked for.
+    """
+    steps, warmup = tree.trainer.total_training_steps, tree.trainer.critic_warmup
+    name = "trainer.critic_warmup"
+    if type(warmup) is not int or warmup < 0:
+        yield name, f"must be a number of steps, not {warmup!r}"
+    elif warmup and not has_critic(tree):
+        yield name, f"= {warmup} would train nothing for so long: it is of a critic, and there is none. Leave it out"
+    elif warmup > steps:
+        yield name, f"= {warmup} leaves no step that trains the model: total_steps is {steps}"
+    for part, settings in ((ACTOR, tree.actor_rollout_ref.actor), ("critic", tree.critic)):
+        yield from optimizer_faults(f"{part}.optim", settings.optim, tree.model_engine, steps)
+    scale = tree.actor_rollout_ref.actor.loss_scale_factor
+    if scale is not None and not above_0(scale):
+        yield f"{ACTOR}.loss_scale_factor", f"must be above 0, not {scale!r}: the loss is divided by it"
+    for model in ("actor_rollout_ref.model", "critic.model"):
+        for rank, alpha in (("lora_rank", "lora_alpha"), ("lora.rank", "lora.alpha")):
+            size, value = (OmegaConf.select(tree, f"{model}.{key}") for key in (rank, alpha))
+            if size and not above_0(value):
+                yield f"{model}.{alpha}", f"must be above 0, not {value!r}: the adapter is multiplied by it"
+
+
+def optimizer_faults(name: str, optim: DictConfig, engine: str, steps: int) -> Iterator[Fault]:
+    """What is wrong with the options `optim` of an optimizer, where a run has so many `steps`."""
+    if not above_0(optim.lr) and optim.lr != 0:
+        yield f"{name}.lr", f"must be a number of at least 0, not {optim.lr!r}"
+    if not above_0(optim.clip_grad):
+        yield f"{name}.clip_grad", f"must be above 0, not {optim.clip_grad!r}: gradients are cut down to it"
+    if "lr" in (optim.get("override_optimizer_config") or {}):
+        yield f"{name}.override_optimizer_config.lr", f"is no place for it: set {name}.lr"
+    share, fixed = optim.get("lr_warmup_steps_ratio") or 0, optim.get("lr_warmup_steps") or 0
+    if type(share) not in (int, float) or not 0 <= share <= 1:
+        yield f"{name}.lr_warmup_steps_ratio", f"must be from 0 to 1, not {share!r}"
+    elif fixed <= 0 and 0 < share * steps < 1:
+        yield f"{name}.lr_warmup_steps_ratio", f"= {share} is less than one of {steps} steps: leave it out"
+    if engine == "megatron" and not optim.get(KEEPS_ITS_PLACE):
+        yield f"{name}.{KEEPS_ITS_PLACE}", "must be true: else the schedule begins anew on a resume"
+    first = {"megatron": "lr_warmup_init", "veomni": "lr_start"}.get(engine)
+    if first is not None and (fixed > 0 or share) and not above_0(optim.get(first)):
+        yield f"{name}.{first}", "is where the warm-up begins: set it above 0, or its first step trains nothing"
+
+
+def above_0(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < inf
 
 
 def shaping_faults(tree: DictConfig) -> Iterator[Fault]:

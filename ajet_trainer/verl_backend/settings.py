@@ -119,6 +119,13 @@ def clipping(config: Config) -> dict[str, Any]:
     return {} if both is None else {f"{ACTOR}.clip_ratio_{side}": both for side in ("low", "high")}
 
 
+def schedules(config: Config) -> dict[str, Any]:
+    """Megatron's would begin anew on a resume."""
+    if config.verl.get("model_engine") != "megatron":
+        return {}
+    return {f"{part}.optim.{refused.KEEPS_ITS_PLACE}": True for part in (ACTOR, "critic")}
+
+
 def on_cpu(config: Config) -> dict[str, Any]:
     """What a host without accelerators needs, and what makes it fast: measured figures are in docs/guide/trainer.md."""
     half, executor = native_bfloat16(), ONE_PROCESS if config.verl.get(RANKS, 1) == 1 else "mp"
@@ -195,7 +202,7 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree = hydra_compose("ppo_trainer", overrides=groups)
     theirs = keys(tree)
-    values = everywhere(config) | off_policy(config) | clipping(config) | (on_cpu(config) if device == "cpu" else {})
+    values = everywhere(config) | off_policy(config) | clipping(config) | schedules(config) | (on_cpu(config) if device == "cpu" else {})
     values |= over_trees(config, device) | (attached(folder, apart) if folder else {})
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)

@@ -283,8 +283,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if config.verl.get(LEARNING_RATE) != before.verl.get(LEARNING_RATE):
             rate = settings.rate(config)
         size = config.verl.get(MINI_BATCH)
-        if size is not None and size > config.groups:
-            raise ConfigError(f"{MINI_BATCH} = {size} is more than the groups of a step", param="groups")
+        if size is not None and config.groups % size:
+            raise ConfigError(f"{MINI_BATCH} = {size} does not divide {config.groups} groups", param="groups")
         if not all(self.actor_rollout_wg.set_learning_rate(rate)) and rate != self._rate:
             raise ConfigError(f"{LEARNING_RATE} takes a restart with this strategy", param=LEARNING_RATE)
         self._updates = 1 if size is None else config.groups // size

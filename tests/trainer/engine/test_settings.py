@@ -146,12 +146,12 @@ def test_sequences_are_shared_by_processes_that_there_are(verl_here: None) -> No
     assert refused(shared | {"trainer.n_gpus_per_node": 3})
 
 
-@pytest.mark.parametrize("size", [0, -1, 5, 2.0, "2", None])
-def test_a_step_has_one_update_at_least_and_as_many_as_groups_at_most(size: object, verl_here: None) -> None:
+@pytest.mark.parametrize("size", [0, -1, 3, 5, 2.0, "2", None])
+def test_the_updates_of_a_step_have_equally_many_groups(size: object, verl_here: None) -> None:
     said = refused({f"{ACTOR}.ppo_mini_batch_size": size}, groups=4)
     name = f"{ACTOR}.ppo_mini_batch_size"
-    assert said == f"{name} makes groups / ppo_mini_batch_size updates of a step: from 1 to 4, not {size!r}"
-    for fine in (1, 4):
+    assert said == f"{name} makes groups / ppo_mini_batch_size updates of a step: a divisor of 4, not {size!r}"
+    for fine in (1, 2, 4):
         assert composed({f"{ACTOR}.ppo_mini_batch_size": fine}, groups=4).critic.ppo_mini_batch_size == fine
 
 
@@ -159,6 +159,51 @@ def test_the_critics_updates_are_the_actors(verl_here: None) -> None:
     mine = GAE | {"critic.ppo_mini_batch_size": 2}
     assert refused(mine, groups=4) == f"critic.ppo_mini_batch_size follows the actor's: set {ACTOR}.ppo_mini_batch_size"
     assert composed(mine | {f"{ACTOR}.ppo_mini_batch_size": 2}, groups=4)
+
+
+@pytest.mark.parametrize(("values", "key", "words"), [
+    ({"trainer.critic_warmup": 3}, "trainer.critic_warmup", "would train nothing for so long"),
+    ({"trainer.critic_warmup": 1}, "trainer.critic_warmup", "there is none"),
+    (GAE | {"trainer.critic_warmup": 11}, "trainer.critic_warmup", "leaves no step that trains the model"),
+    (GAE | {"trainer.critic_warmup": 2.5}, "trainer.critic_warmup", "must be a number of steps"),
+    (GAE | {"trainer.critic_warmup": -1}, "trainer.critic_warmup", "must be a number of steps"),
+    ({f"{ACTOR}.optim.lr": -1e-6}, f"{ACTOR}.optim.lr", "at least 0"),
+    ({f"{ACTOR}.optim.lr": float("nan")}, f"{ACTOR}.optim.lr", "at least 0"),
+    ({f"{ACTOR}.optim.lr": "1e-6 "}, f"{ACTOR}.optim.lr", "at least 0"),
+    ({f"{ACTOR}.optim.clip_grad": 0}, f"{ACTOR}.optim.clip_grad", "above 0, not 0"),
+    ({f"{ACTOR}.optim.clip_grad": None}, f"{ACTOR}.optim.clip_grad", "above 0, not None"),
+    (GAE | {"critic.optim.clip_grad": 0.0}, "critic.optim.clip_grad", "above 0, not 0.0"),
+    ({f"{ACTOR}.optim.override_optimizer_config": {"lr": 0.0}}, f"{ACTOR}.optim.override_optimizer_config.lr", "set"),
+    ({f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.05}, f"{ACTOR}.optim.lr_warmup_steps_ratio", "less than one of 10"),
+    ({f"{ACTOR}.optim.lr_warmup_steps_ratio": 5}, f"{ACTOR}.optim.lr_warmup_steps_ratio", "from 0 to 1"),
+    ({f"{ACTOR}.loss_scale_factor": 0}, f"{ACTOR}.loss_scale_factor", "divided by it"),
+    ({f"{ACTOR}.loss_scale_factor": -4}, f"{ACTOR}.loss_scale_factor", "divided by it"),
+    ({"actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_alpha": 0},
+     "actor_rollout_ref.model.lora_alpha", "multiplied by it"),
+    ({"model_engine": "megatron", f"{ACTOR}.optim.use_checkpoint_opt_param_scheduler": False},
+     f"{ACTOR}.optim.use_checkpoint_opt_param_scheduler", "begins anew on a resume"),
+    ({"model_engine": "megatron", f"{ACTOR}.optim.lr_warmup_steps": 5}, f"{ACTOR}.optim.lr_warmup_init", "above 0"),
+    ({"model_engine": "veomni", f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.5}, f"{ACTOR}.optim.lr_start", "above 0"),
+])  # fmt: skip
+def test_keys_that_leave_updates_out_are_refused(
+    values: dict[str, Any], key: str, words: str, verl_here: None
+) -> None:
+    said = refused(values, total_steps=10)
+    assert said.startswith(f"{key} ") and words in said
+
+
+@pytest.mark.parametrize("values", [
+    {}, GAE | {"trainer.critic_warmup": 3}, {"critic.enable": True, "trainer.critic_warmup": 1},
+    {"trainer.critic_warmup": 0},
+    {f"{ACTOR}.optim.lr": 0.0}, {f"{ACTOR}.optim.lr": 0}, {f"{ACTOR}.optim.clip_grad": 1e9},
+    {f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.1}, {f"{ACTOR}.optim.lr_warmup_steps": 10},
+    {f"{ACTOR}.optim.override_optimizer_config": {"eps": 1e-6}}, {"actor_rollout_ref.model.lora_rank": 8},
+    {"model_engine": "megatron", f"{ACTOR}.optim.lr_warmup_steps": 5, f"{ACTOR}.optim.lr_warmup_init": 1e-8},
+    {"model_engine": "megatron", "actor_rollout_ref.model.lora.rank": 8}, {"model_engine": "torchtitan"},
+])  # fmt: skip
+def test_keys_that_leave_none_out_are_taken(values: dict[str, Any], verl_here: None) -> None:
+    """A critic may be warmed up, and a rate of 0 is a control."""
+    composed(values, total_steps=10)
 
 
 @pytest.mark.parametrize("key", [f"{ACTOR}.checkpoint.save_contents", "critic.checkpoint.load_contents"])
@@ -180,6 +225,12 @@ def test_a_schedule_by_the_number_of_steps_needs_one(optim: str, verl_here: None
         cosine = GAE | {f"{optim}.{key}": "cosine"}
         assert refused(cosine | {f"{optim}.lr_warmup_steps": 20}).startswith(f"{optim}.{key} = 'cosine' depends on")
         composed(cosine, total_steps=100)
+
+
+def test_megatrons_schedule_goes_on_after_a_resume(verl_here: None) -> None:
+    tree = composed({"model_engine": "megatron"}, total_steps=10)
+    assert tree.actor_rollout_ref.actor.optim.use_checkpoint_opt_param_scheduler
+    assert tree.critic.optim.use_checkpoint_opt_param_scheduler
 
 
 def test_megatrons_schedule_may_have_an_end_of_its_own(verl_here: None) -> None:
