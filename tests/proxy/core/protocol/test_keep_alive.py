@@ -233,3 +233,18 @@ def test_an_engine_that_does_not_number_its_events_gets_none_numbered() -> None:
     assert running.feed(b"data: [DONE]\n\n" + event({"type": "response.odd"})) == [
         b"data: [DONE]\n\n", event({"type": "response.odd"})
     ]  # fmt: skip
+
+
+def test_a_response_that_waits_where_its_last_piece_came_the_fast_way() -> None:
+    """Once an event of our own is in, pieces take the slow way, since they are numbered anew."""
+    running = streaming(path="/v1/responses")
+    running.feed(event({"type": "response.created", "response": {"id": "r", "output": []}, "sequence_number": 0}))
+
+    def piece(number: int) -> bytes:
+        fields = {"content_index": 0, "delta": "a", "item_id": "m", "logprobs": [], "output_index": 0}
+        told = {**fields, "sequence_number": number, "type": "response.output_text.delta"}
+        return b"event: response.output_text.delta\n" + event(told)
+
+    assert running.feed(piece(1)) == [piece(1)]
+    assert running.keep_alive() == piece(2).replace(b'"delta":"a"', b'"delta":""')
+    assert b"".join(running.feed(piece(2))) == piece(3)
