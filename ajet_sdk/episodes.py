@@ -265,7 +265,8 @@ class EpisodeLife:
         elif self.outcome is None and error is not None:
             with suppress(AjetError):
                 ended = GaveUp(reason_of(error), of_the_world(error, self.infra))
-                yield from self.settling(ended=ended, target=hurried)
+                waits = isinstance(error, Exception) and not ended.world  # for no call, if it was interrupted
+                yield from self.settling(ended=ended, target=hurried, rest_s=REST_S if waits else 0.0)
         elif self.outcome is not None and self.outcome.discarded is not None:
             with suppress(AjetError):
                 self.outcome = outcome_of((yield from reading(hurried, self.id, False)))
@@ -275,12 +276,13 @@ class EpisodeLife:
         yield from self.settling(Number(finite(value)))
 
     def settling(
-        self, said: Said | None = None, ended: GaveUp | None = None, target: Target | None = None
+        self, said: Said | None = None, ended: GaveUp | None = None, target: Target | None = None,
+        rest_s: float = REST_S,
     ) -> Talk[None]:
         """Has it decided what the episode earns (`ajet_sdk.rewards`), and tells the proxy. `said` is what the source of
-        its reward says, and `ended` how the agent gave up."""
+        its reward says, and `ended` how the agent gave up. Calls in flight may take `rest_s` seconds to end."""
         target = target or self._target
-        record = yield from self._at_rest(target)
+        record = yield from self._at_rest(target, rest_s)
         unanswered = unanswered_in(record)
         if unanswered is not None and self.program_failed is not None and ended is None:
             unanswered = f"{self.program_failed}; {unanswered}"
@@ -303,10 +305,10 @@ class EpisodeLife:
         told = ended is not None and outcome.aborted is not None
         self.outcome = replace(outcome, aborted=ended.reason) if told and ended is not None else outcome
 
-    def _at_rest(self, target: Target) -> Talk[dict[str, Any]]:
+    def _at_rest(self, target: Target, rest_s: float) -> Talk[dict[str, Any]]:
         """The record, once none of its calls runs. That a program has ended which waited for the model is known a
         moment later."""
-        until, looked = target.clock() + REST_S, self.program_failed is None
+        until, looked = target.clock() + rest_s, self.program_failed is None
         while True:
             record = yield from reading(target, self.id, False)
             known = looked or record.get("unanswered")

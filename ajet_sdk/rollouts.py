@@ -490,9 +490,10 @@ def run(
     interrupt alone. Each evaluation goes through the tasks from the first on. Programs that share one go through them
     together, if all have the same tasks and the same `repeat`.
 
-    An exception of one of the classes `infra` is the world's failure, and not the agent's. So is a proxy that cannot
-    be reached, and an end by ``abort(cause="infra")``. Such a rollout is played again, up to `retries` times, and each
-    attempt has a result of its own.
+    If an attempt at the model went unanswered, the world failed, and not the agent, whatever it returns or raises. So
+    say an exception of one of the classes `infra`, a client's error of connection or server, a proxy that cannot be
+    reached, and ``abort(cause="infra")``. Such a rollout is played again, up to `retries` times, and each attempt has a
+    result of its own. A final reward that was given stands.
 
     With `play`, a name of your own, the tasks are a data set that is played `epochs` times. The proxy knows what is
     missing of it, so a run that is killed goes on where it was. Whatever discards an episode, its rollout is played

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import aio
+from ajet_sdk.runner import Program, run_program
 from tests.kit import cell_agent
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.source import ROOT
@@ -153,6 +155,21 @@ def test_a_gate_that_holds_a_request_for_too_long(engine: str, tmp_path: Path, g
         (lost,) = httpx.get(f"{proxy.url}/ajet/v1/episodes/{found['episode']}", trust_env=False).json()["unanswered"]
     assert (found["state"], found["reward"], found.get("cause")) == expected(told)
     assert lost["reason"] == ("held" if gives_up else "unserved")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl on the PATH")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_program_that_is_killed_while_it_waits_at_the_gate(engine: str, tmp_path: Path, workers: str) -> None:
+    """Its end is seen before the daemon knows that nobody waits any more."""
+    ask = 'curl -s "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" -d @-'
+    body = json.dumps({"model": "stub", "messages": cell_agent.WARM})
+    program = Program(("sh", "-c", f"echo '{body}' | timeout -s KILL 1 {ask} -H 'Content-Type: application/json'"))
+    with ProxyProcess(engine, tmp_path / "data", options=("--workers", workers)) as proxy:
+        httpx.post(f"{proxy.url}/ajet/v1/gate/close", json={}, trust_env=False).raise_for_status()
+        with ajet_sdk.Client(proxy.url) as client:
+            results = run_program(program, ["t"], repeat=6, parallel=2, retries=0, client=client)
+    assert {(item.outcome, item.infra) for item in results} == {("aborted", True)}
+    assert "the model never answered (held)" in (results[0].reason or "")
 
 
 @pytest.mark.parametrize("ends", HAPPENS)

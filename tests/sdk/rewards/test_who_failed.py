@@ -177,6 +177,19 @@ async def test_a_call_in_flight_is_waited_for_a_moment(face: Any, stub: ControlS
         assert told(item) == WORLD
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError(), ConnectionResetError()], ids=repr)
+async def test_an_interrupt_waits_for_no_call(face: Any, stub: ControlStub, error: BaseException) -> None:
+    """Nor is anybody waited for who has said already that the world failed."""
+    async def agent() -> None:
+        async with face.episode("t"):
+            stub.episodes["ep-0"]["in_flight"] = 1
+            raise error
+
+    with pytest.raises(type(error)):
+        await agent()
+    assert stub.count("GET", "/episodes/ep-0") == 1 and stub.episodes["ep-0"]["state"] == "discarded"
+
+
 async def test_a_rewarded_episode_of_which_the_world_left_nothing_is_played_again(
     face: Any, losing: ControlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
