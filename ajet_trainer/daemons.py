@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -26,7 +27,7 @@ from typing import Any
 
 from ajet_sdk.errors import AjetError, NotFound, NotReady, ProxyUnreachable
 from ajet_sdk.operations import PASSING
-from ajet_sdk.routes import Lease, SetMix
+from ajet_sdk.routes import Attend, Lease, SetMix
 from ajet_sdk.sample import Batch
 from ajet_trainer.config import Config
 from ajet_trainer.link import ANSWER_S as LONE_ANSWER_S
@@ -61,9 +62,11 @@ class Leased:
 
 @dataclass(slots=True)
 class Member:
-    """One daemon. `away` says why it is away, if it is; `due` is when it is asked again."""
+    """One daemon. `away` says why it is away, if it is; `due` is when it is asked again. It is `met` once it has let us
+    in as the trainer of our model."""
 
     link: Link
+    met: bool = False
     away: str = ""
     since: float = 0.0
     due: float = 0.0
@@ -91,12 +94,17 @@ class Daemons:
         self._deadline_s, self._say, self._clock, self._sleep = deadline_s, say, clock, sleep
         self._policy: tuple[str, int, Sequence[str] | None] | None = None
         self._mix: SetMix | None = None
-        self._shut = False
+        self._shut = self._attends = False
         self._turn = 0
+        self.gone = Counter[str]()
+        """What went of other runs when ours began: figures for `metrics.jsonl`."""
 
     @classmethod
-    def of(cls, config: Config, say: Callable[[str], None], *, deadline_s: float = CONNECT_S) -> Daemons:
-        """The daemons that `config` names."""
+    def of(
+        cls, config: Config, say: Callable[[str], None], *, trainer: Attend | None = None,
+        deadline_s: float = CONNECT_S,
+    ) -> Daemons:
+        """The daemons that `config` names; `trainer` is who we are."""
         alone = len(config.proxy_url) == 1
         secured = tls_context(config)
         keys = config.key if len(config.key) > 1 else (config.key or ("",)) * len(config.proxy_url)
@@ -105,6 +113,7 @@ class Daemons:
                 url,
                 model=config.model_name,
                 key=key,
+                trainer=trainer,
                 tls=secured,
                 certified=bool(config.tls_cert),
                 deadline_s=deadline_s if alone else PATIENCE_S,
@@ -127,9 +136,11 @@ class Daemons:
         return {member.url: {"groups": member.groups, "away": member.away or None} for member in self._members}
 
     def meet(self) -> None:
-        """Checks that every daemon that answers takes our key as a trainer's; otherwise an error names it. Of several,
-        those that do not answer in the time of a first connection are away. One must be there."""
-        failures = _side_by_side(self._members, lambda link: link.within(self._deadline_s).meet())
+        """Checks that every daemon that answers takes our key as a trainer's, and lets us in as that of our model;
+        otherwise an error names it. Of several, those that do not answer in the time of a first connection are away.
+        One must be there."""
+        self._attends = True
+        failures = _side_by_side(self._members, lambda link: self._come(link.within(self._deadline_s)))
         for member, error in failures:
             if isinstance(error, TlsRefused):
                 raise error
@@ -139,6 +150,40 @@ class Daemons:
                 raise type(error)(f"{member.url}: {error.message}", code=error.code) from error
         for member, error in failures:
             self._lose(member, error)
+
+    def _come(self, link: Link) -> None:
+        link.meet()
+        link.says("comes")
+        self._member(link.url).met = True
+
+    def begin(self) -> None:
+        """Our run has the model everywhere from now on, before the engines have any of its weights. What waited for
+        another run is discarded; says how much."""
+        if self._attends:
+            self._each(lambda link: self._note(link, link.says("begins")))
+
+    def beat(self) -> None:
+        """Says once to every daemon that has let us in that we are at work. Another thread may call this."""
+        met = [member for member in self._members if member.met]
+        _side_by_side(met, lambda link: link.within(0.0).says("beats"))
+
+    def check(self) -> None:
+        """Raises `Conflict` if another trainer has taken our place: then nothing of ours may reach the engines."""
+        if self._attends:
+            self._each(lambda link: link.says("beats"))
+
+    def leave(self) -> None:
+        """Nobody need wait for us any more."""
+        met = [member for member in self._members if member.met]
+        _side_by_side(met, lambda link: link.within(0.0).says("leaves"))
+
+    def _note(self, link: Link, told: Mapping[str, Any] | None) -> None:
+        """Says what went of another run at a daemon."""
+        found = {name: (told or {}).get(name, 0) for name in ("discarded", "void")}
+        if any(found.values()):
+            self.gone.update({"other_run_episodes": found["discarded"], "other_run_leases": found["void"]})
+            self._say(f"{link.url}: another run had this model: {found['discarded']} of its episodes are discarded, "
+                      f"and {found['void']} of its leases are void")  # fmt: skip
 
     def lease(self, ask: Lease) -> Leased | None:
         """The next batch from anyone, or None when nobody had one within ``ask.wait_s``.
@@ -243,7 +288,7 @@ class Daemons:
         """`model` is at `version` everywhere; `upstreams`, if given, are its engines from now on."""
         self._policy = (model, version, upstreams)
         self.look()
-        self._each(lambda link: link.announce(model, version, upstreams))
+        self._each(lambda link: self._note(link, link.announce(model, version, upstreams)))
 
     def close_gate(self, reason: str, wait_s: float) -> None:
         """Returns once every daemon that is not away holds new requests and has no call in flight. Called again while
@@ -278,6 +323,9 @@ class Daemons:
             if not member.away or self._clock() < member.due:
                 continue
             with suppress(Away), self._asking(member):
+                if self._attends and not member.met:
+                    self._come(member.link.within(0.0))
+                    self._note(member.link, member.link.within(0.0).says("begins"))
                 self._tell(member.link.within(0.0))
                 self._direct(member.link.within(0.0), self._mix)
                 member.away, member.pause = "", 0.0
@@ -297,7 +345,7 @@ class Daemons:
     def _tell(self, link: Link) -> None:
         """Tells a daemon what it must know, whatever it knows already."""
         if self._policy is not None:
-            link.announce(*self._policy)
+            self._note(link, link.announce(*self._policy))
             if not self._shut:
                 link.open_gate(self._policy[1])
 

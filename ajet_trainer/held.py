@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import signal
 import struct
 import sys
@@ -45,6 +46,16 @@ def become(run_dir: Path, starts: int, command: list[str]) -> NoReturn:
     replace(run_dir / "started.json", json.dumps({"pid": os.getpid(), "starts": starts, "word": uuid.uuid4().hex}))
     os.set_inheritable(descriptor, True)
     os.execv(command[0], command)
+
+
+def run_of(run_dir: Path) -> str:
+    """The word for the run in `run_dir`, drawn at random for a new one. Who asks holds the folder."""
+    path = run_dir / "run"
+    word = path.read_text().strip() if path.exists() else ""
+    if not word:
+        word = secrets.token_hex(8)
+        replace(path, word + "\n")
+    return word
 
 
 def holder(run_dir: Path) -> int | None:

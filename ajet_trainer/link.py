@@ -65,8 +65,8 @@ class Link:
     """A connection to one proxy, of the trainer of `model`. Times are in seconds; every method raises an `AjetError`
     when it has failed.
 
-    `answer_s` is how long a connection may take, and an answer beyond what the proxy was asked to wait. `certified`
-    says that `tls` shows a certificate.
+    `trainer` is who we are, for a proxy that lets one trainer of a model in. `answer_s` is how long a connection may
+    take, and an answer beyond what the proxy was asked to wait. `certified` says that `tls` shows a certificate.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Link:
         *,
         model: str = "",
         key: str = "",
+        trainer: routes.Attend | None = None,
         deadline_s: float = 120.0,
         answer_s: float = ANSWER_S,
         tls: ssl.SSLContext | None = None,
@@ -83,10 +84,12 @@ class Link:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.url, self._model = url.rstrip("/"), model or None
+        self.url, self._model, self._trainer = url.rstrip("/"), model or None, trainer
         headers = {"Accept": f"{CONTENT_TYPE}, application/json", routes.HEADER_WIRE: f"{VERSION}, {VERSION - 1}"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
+        if trainer is not None:
+            headers[routes.HEADER_TRAINER] = trainer.instance
         self._http = httpx.Client(
             base_url=self.url + routes.PREFIX,
             headers=headers,
@@ -156,9 +159,22 @@ class Link:
                 raise
             self._send(path, replace(body, model=None), method=method, wait_s=wait_s, deadline_s=wait_s)
 
-    def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
-        """`model` is at `version`; `upstreams`, if given, are its engines from now on."""
-        self._send("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
+    def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> dict[str, Any]:
+        """`model` is at `version`; `upstreams`, if given, are its engines from now on. Returns what went of another
+        run, as `says` does."""
+        run = None if self._trainer is None else self._trainer.run
+        body = routes.Policy(model, version, None if upstreams is None else tuple(upstreams), run)
+        found: dict[str, Any] = json.loads(self._send("/policy", body) or b"{}")
+        return found
+
+    def says(self, word: str) -> dict[str, Any]:
+        """Tells the proxy who we are and how we are, if it was said who: one of `routes.TRAINER_SAYS`. Raises
+        `Conflict` with the code ``other_trainer`` where another trainer is at work. Returns how many episodes
+        (``discarded``) and leases (``void``) of another run are gone with that."""
+        if self._trainer is None:
+            return {}
+        found: dict[str, Any] = json.loads(self._send("/trainers", replace(self._trainer, says=word)) or b"{}")
+        return found
 
     def direct(self, mix: routes.SetMix) -> None:
         """Says which share of the groups each lane has from now on, and how far ahead of training agents may play."""

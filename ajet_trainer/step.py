@@ -51,6 +51,8 @@ CLOSE_S = 10.0
 """How long the end of a run keeps trying to reach a proxy that is not there."""
 DRAIN_S = 1800.0
 """How long closing the gate waits for calls in flight: as long as a request at the gate waits for it to open."""
+REPLACED = "other_trainer"
+"""The code of a refusal: another trainer of the model has taken our place."""
 POLL_S = 2.0
 """How long one request for a batch waits at the proxy, which is also how long a stop signal may go unnoticed."""
 
@@ -134,7 +136,7 @@ class Run:
             progress.account = daemons.account
         self.attempts = Attempts(progress.run_dir)
         self.served = learner.version
-        self.gate_closed = False
+        self.gate_closed = self.announced = False
         self.timing: dict[str, float] = {}
         self.idle = Idle()
         self.said: set[str] = set()
@@ -144,12 +146,14 @@ class Run:
         self.learner.tune(self.config)
         self.progress.resume_at(self.learner.version, self.batches.line)
         self.acknowledge()
+        self.daemons.begin()
         if not self.learner.colocated:  # engines that stand alone may serve other weights, and calls be in flight
             self.close_gate()
             self.push()
         with self.part("compare", "comparing what the engines compute with the trainer"):
             self.learner.compare()
         self.daemons.announce(self.config.model_name, self.learner.version, self.learner.upstreams())
+        self.announced = True
         self.direct()
         self.open_gate()
         self.idle.shares(self.daemons.busy())
@@ -228,6 +232,8 @@ class Run:
 
     def note(self, figures: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Writes the line of a step, and tells the loggers."""
+        figures = {**figures, **self.daemons.gone}
+        self.daemons.gone.clear()
         self.progress.record({**figures, "timing": self.times(metrics)})
         self.learner.log(logged(metrics, {**figures, "timing": self.timing}), int(figures["step"]))
 
@@ -422,7 +428,8 @@ class Run:
             self.daemons.close_gate("weights", DRAIN_S)
 
     def push(self) -> None:
-        """The engine takes the learner's weights."""
+        """The engine takes the learner's weights, unless another trainer has taken our place."""
+        self.daemons.check()
         with self.part("push", "pushing weights"):
             self.learner.push()
         self.served = self.learner.version
@@ -441,7 +448,9 @@ class Run:
             try:
                 patient = last and entry.daemon not in missed
                 self.daemons.ack(entry.daemon, entry.batch, entry.version, entry.filtered, last=patient)
-            except (NotFound, Conflict):
+            except (NotFound, Conflict) as error:
+                if error.code == REPLACED:
+                    raise
                 self.batches.refused(entry)
                 self.progress.say(f"the lease of batch {entry.batch} ran out; its episodes will not be trained again")
             except Away:

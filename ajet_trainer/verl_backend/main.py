@@ -29,6 +29,7 @@ from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import DEVICE, Config, digest
 from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.forest import VENDOR
+from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
@@ -116,8 +117,14 @@ def assemble(config: Config, progress: Progress, stop: Stop, live: Live = lambda
     """Brings everything up in order, trains, and takes it down in the opposite order. The proxy is asked first: a wrong
     address or key shows before a minute is spent on loading."""
     progress.phase("looking for the proxy")
-    daemons = Daemons.of(config, progress.say)
-    daemons.meet()
+    with closing(Daemons.of(config, progress.say, trainer=trainer_of(config))) as daemons:
+        daemons.meet()
+        with Presence(daemons):
+            bring_up(config, daemons, progress, stop, live)
+
+
+def bring_up(config: Config, daemons: Daemons, progress: Progress, stop: Stop, live: Live) -> None:
+    """Everything behind the daemons, and then the run."""
     progress.phase("importing verl")
     device = choose_device(config.verl.get(DEVICE))
     env = environment(device, progress.run_dir)
@@ -150,7 +157,8 @@ def assemble(config: Config, progress: Progress, stop: Stop, live: Live = lambda
 
 def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, stop: Stop, live: Live) -> None:
     """The run itself, with everything up."""
-    with closing(daemons), Keeper(daemons) as keeper:
+    trainer.permit = daemons.check
+    with Keeper(daemons) as keeper:
         batches = TrainedBatches.from_state(trainer.batches, daemons.urls)
         training = Run(config, daemons, trainer, batches, keeper, progress, stopping=lambda: stop.requested, live=live)
         try:

@@ -36,6 +36,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_to_nested
 
+from ajet_sdk.errors import AjetError
 from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import trained_rows
@@ -101,6 +102,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._rate = float(config.actor_rollout_ref.actor.optim.lr)
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._loggers, self._say = Loggers(config, say), say
+        self.permit: Callable[[], None] = lambda: None
+        """Raises if engines may have no more of our weights."""
 
     # What verl asks of a trainer -----------------------------------------------------------------------------------
 
@@ -307,7 +310,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def push(self) -> None:
         try:
             self._push()
-        except EngineLost:
+        except (AjetError, EngineLost):
             raise
         except Exception as error:
             raise EngineLost(f"the new weights did not reach the engines: {error}") from error
@@ -337,6 +340,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         weights.wait(references, lambda: weights.dead_engine(launched))
         if self._folder is not None:
             folder, key = self._folder / str(self.global_steps), self._ours.engine_key
+            self.permit()
             weights.load_into(self._ours.engine_urls, folder, self.version, key=key)
             weights.forget(self._folder, self.global_steps)
 
@@ -346,6 +350,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         weights.wait(self.actor_rollout_wg.write_adapter(str(written)), lambda: None)
         self._adapter = adapters.finish(written)
         key = self._ours.engine_key
+        self.permit()
         adapters.load_into(self._ours.engine_urls, self._ours.model_name, self._adapter, key=key)
         adapters.forget(self._adapter)
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ajet_sdk.routes import Lease
+from ajet_sdk.routes import Attend, Lease
 from ajet_sdk.sample import Batch
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
@@ -27,6 +27,7 @@ from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.mix import Mixture
 from ajet_trainer.overlong import Shaping
+from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
@@ -150,8 +151,8 @@ class Stub:
 class NotedLink(Link):
     """Notes what was delivered and what was acknowledged."""
 
-    def __init__(self, url: str, model: str, notes: Notes, orders: Orders) -> None:
-        super().__init__(url, model=model)
+    def __init__(self, url: str, notes: Notes, orders: Orders, trainer: Attend) -> None:
+        super().__init__(url, model=(model := trainer.model), trainer=trainer)
         self._of, self._notes, self._orders = model, notes, orders
 
     def lease(self, ask: Lease) -> Batch | None:
@@ -200,9 +201,10 @@ def run(url: str, model: str, folder: Path, notes: Path, stop: Path) -> None:
         model="none", model_name=model, proxy_url=(url,), run_dir=str(folder), groups=GROUPS, group_size=GROUP,
         min_group_size=LEAST, group_wait_s=1.0, max_staleness=6, save_freq=2, mix=(Mixture(0, SHARES),),
     )
-    daemons = Daemons([NotedLink(url, model, Notes(notes), orders)])
+    daemons = Daemons([NotedLink(url, Notes(notes), orders, trainer_of(config))])
+    daemons.meet()
     batches = TrainedBatches.from_state(checkpoint(folder)["history"], daemons.urls)
-    with Keeper(daemons, LEASE_S) as keeper:
+    with Presence(daemons), Keeper(daemons, LEASE_S) as keeper:
         training = Run(
             config, daemons, learner, batches, keeper, Progress(folder, 0, lambda line: None), stopping=stop.exists
         )

@@ -31,6 +31,7 @@ class Fake:
         self.busy: float | None = 1.5
         self.slower: tuple[str, int] | None = None
         self.tries: list[float] = []
+        self.told: dict[str, Any] = {}
 
     def within(self, deadline_s: float) -> Fake:
         self.tries.append(deadline_s)
@@ -46,6 +47,10 @@ class Fake:
 
     def meet(self) -> None:
         self._asked("meet")
+
+    def says(self, word: str) -> dict[str, Any]:
+        self._asked(word)
+        return dict(self.told)
 
     def lease(self, ask: Lease) -> Batch | None:
         self._asked("lease", ask.groups, ask.wait_s)
@@ -312,12 +317,37 @@ def test_a_run_starts_without_a_daemon_that_is_away() -> None:
         "the daemon at http://b is away, training continues with 1 of 2: no answer from http://b"
     ]
     two.all.announce("policy", 3)
-    assert two.logs == [["meet", "announce"], ["meet"]]
+    assert two.logs == [["meet", "comes", "announce"], ["meet"]]
     two.fakes[1].down = False
     two.clock.sleep(2.0)
     two.all.look()
     assert two.said[1:] == ["the daemon at http://b is back"]
-    assert two.fakes[1].log[1:] == [("announce", "policy", 3, None), ("open", 3)]
+    let_in = [("meet",), ("comes",), ("begins",)]
+    assert two.fakes[1].log[1:] == [*let_in, ("announce", "policy", 3, None), ("open", 3)]
+
+
+def test_what_goes_of_another_run_is_said_before_ours_is_announced() -> None:
+    two = Two()
+    two.all.meet()
+    two.fakes[1].told = {"run": "r", "discarded": 12, "void": 2}
+    two.all.begin()
+    assert two.said == [
+        "http://b: another run had this model: 12 of its episodes are discarded, and 2 of its leases are void"
+    ]
+    assert two.logs == [["meet", "comes", "begins"]] * 2
+    assert two.all.gone == {"other_run_episodes": 12, "other_run_leases": 2}
+
+
+def test_who_was_replaced_hears_it_before_anything_is_pushed() -> None:
+    two = Two()
+    two.all.meet()
+    two.all.check()
+    two.fakes[0].errors["beats"] = lambda: Conflict("another one", code="other_trainer")
+    two.all.beat()
+    with pytest.raises(Conflict, match="another one"):
+        two.all.check()
+    two.all.leave()
+    assert two.logs[1] == ["meet", "comes", "beats", "beats", "beats", "leaves"]
 
 
 def test_the_end_of_a_run_tries_everyone_once_more_and_soon() -> None:

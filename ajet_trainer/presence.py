@@ -1,0 +1,48 @@
+"""A trainer shows its daemons every few seconds that it is at work, from a thread of its own.
+
+A daemon lets one trainer of a model in, and takes one that is silent for 30 s for dead. A step may take an hour, and so
+may loading a model. So neither leases nor steps are signs of life: this thread is. A daemon that was taken over in the
+meantime refuses whatever we ask next, which ends the run.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import uuid
+from pathlib import Path
+
+from ajet_sdk.routes import Attend
+from ajet_trainer.config import Config
+from ajet_trainer.daemons import Daemons
+from ajet_trainer.held import run_of
+
+BEAT_S = 5.0
+
+
+def trainer_of(config: Config) -> Attend:
+    """Who this process is, once it holds the folder of its run."""
+    folder = Path(config.run_dir).absolute()
+    return Attend(config.model_name, run_of(folder), uuid.uuid4().hex, host=platform.node(), folder=str(folder))
+
+
+class Presence:
+    """Beats from the start of the block to its end, and then leaves."""
+
+    def __init__(self, daemons: Daemons, every_s: float = BEAT_S) -> None:
+        self._daemons, self._every_s = daemons, every_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
+
+    def __enter__(self) -> Presence:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+        self._daemons.leave()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            self._daemons.beat()
