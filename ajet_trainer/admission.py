@@ -77,14 +77,14 @@ class Admission:
 def admit(
     batch: Batch, *, trained: Collection[str] = (), failed: Mapping[str, str] = {}, max_tokens: int | None = None,
     oldest: int | None = None, no_signal: str = "keep", rule: Rule = CORRECT, by_turn: ByTurn | None = None,
-    shaping: Shaping | None = None,
+    shaping: Shaping | None = None, vocabulary: int | None = None,
 ) -> Admission:
     """Sorts `batch` into what is trained and what is not.
 
     `trained` holds ids of episodes that are in the weights already, `failed` those that are not tried again and why.
-    `max_tokens` is the longest sample that the learner takes, and `oldest` the oldest policy version. `rule` says which
-    calls are left out for how they were sampled. `by_turn` gives credit by turn, and `shaping` punishes length. A group
-    of several that shrinks to one has lost its baseline and is refused too.
+    `max_tokens` is the longest sample that the learner takes, and `oldest` the oldest policy version. Token ids are
+    below `vocabulary`. `rule` says which calls are left out for how they were sampled. `by_turn` gives credit by turn,
+    and `shaping` punishes length. A group of several that shrinks to one has lost its baseline and is refused too.
     """
     groups: list[Group] = []
     rejected: list[Rejection] = []
@@ -94,7 +94,7 @@ def admit(
         kept: list[BatchEpisode] = []
         for leased in group.episodes:
             episode = leased if by_turn is None else widened(leased)
-            fault = episode_fault(episode, trained, max_tokens, oldest)
+            fault = episode_fault(episode, trained, max_tokens, oldest, vocabulary)
             if fault is None and (twice := sorted(name for name in names_of(leased) if often[name] > 1)):
                 fault = "unlawful_sample", f"{twice[0]} is in the batch twice"
             if fault is None and episode.episode in failed:
@@ -146,7 +146,8 @@ def has_signal(group: Group, by_turn: ByTurn | None = None) -> bool:
 
 
 def episode_fault(
-    episode: BatchEpisode, trained: Collection[str], max_tokens: int | None, oldest: int | None = None
+    episode: BatchEpisode, trained: Collection[str], max_tokens: int | None, oldest: int | None = None,
+    vocabulary: int | None = None,
 ) -> tuple[str, str] | None:
     """``(reason, detail)`` for an episode that must not be trained, else None."""
     if episode.episode in trained:
@@ -161,6 +162,9 @@ def episode_fault(
     for sample in episode.samples:
         for fault in sample_faults(sample):
             return "unlawful_sample", f"{sample.sample}: {fault}"
+        if vocabulary is not None and (largest := max(sample.token_ids, default=0)) >= vocabulary:
+            said = f"token {largest} at {sample.token_ids.index(largest)} is beyond the model's {vocabulary}"
+            return "unlawful_sample", f"{sample.sample}: {said}"
         if max_tokens is not None and len(sample.token_ids) > max_tokens:
             return "too_long", f"{sample.sample}: {len(sample.token_ids)} tokens, more than {max_tokens}"
         first = min((version for version, _ in sample.policy_versions), default=None)

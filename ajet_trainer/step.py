@@ -68,6 +68,8 @@ class Learner(Protocol):
     colocated: bool
     """True when the engine gives up its devices for the time of `train`."""
     max_tokens: int
+    vocabulary: int | None
+    """How many token ids its model knows, if it says so."""
     temperature: float
     """Of calls that do not tell theirs."""
     several_temperatures: bool
@@ -315,6 +317,7 @@ class Run:
                       self.config.overlong == "mask"),
             by_turn=self.learner.by_turn,
             shaping=self.learner.shaping,
+            vocabulary=self.learner.vocabulary,
         )  # fmt: skip
         if not overlong.are_told(leased.batch):
             why = "the daemon does not say why calls ended; upgrade it"

@@ -92,6 +92,7 @@ class Learner:
     max_tokens = 100_000
     temperature = 1.0
     several_temperatures = True
+    vocabulary: int | None = None
     by_turn = shaping = None
     version = 0
     rows = 0

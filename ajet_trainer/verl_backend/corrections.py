@@ -44,6 +44,14 @@ def left_out(correction: DictConfig) -> Iterator[None]:
         correction.bypass_mode = False
 
 
+def figures(padded: TensorDict, correction: DictConfig) -> dict[str, Any]:
+    """verl's metrics of a correction by tokens, over those of the rows that sampled any. verl's own count padding."""
+    mask = padded["loss_mask"]
+    rows = {name: padded["loss_mask" if name == "response_mask" else name][mask.any(dim=-1)] for name in READ}
+    found: dict[str, Any] = compute_rollout_correction_and_add_to_batch(DataProto.from_single_dict(rows), correction)[1]
+    return found
+
+
 def by_call(padded: TensorDict, correction: DictConfig) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The mask without what is rejected, the weights if there are any, and verl's metrics. Of rows that are `padded` to
     one length: what verl reads, and ``calls``, the number of each token's call within its row."""

@@ -202,7 +202,8 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree = hydra_compose("ppo_trainer", overrides=groups)
     theirs = keys(tree)
-    values = everywhere(config) | off_policy(config) | clipping(config) | schedules(config) | (on_cpu(config) if device == "cpu" else {})
+    values = everywhere(config) | off_policy(config) | clipping(config) | schedules(config)
+    values |= on_cpu(config) if device == "cpu" else {}
     values |= over_trees(config, device) | (attached(folder, apart) if folder else {})
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)

@@ -51,7 +51,7 @@ from ajet_trainer.turns import ByTurn
 from ajet_trainer.updates import deal, together
 from ajet_trainer.verl_backend import adapters, advantages, compared, settings, weights
 from ajet_trainer.verl_backend.checkpoints import DTYPE, prune
-from ajet_trainer.verl_backend.corrections import READ, by_call, left_out, over_sequences
+from ajet_trainer.verl_backend.corrections import READ, by_call, figures, left_out, over_sequences
 from ajet_trainer.verl_backend.estimators import BY_TURN, by_turn
 from ajet_trainer.verl_backend.loggers import Loggers
 from ajet_trainer.verl_backend.losses import session_loss
@@ -110,6 +110,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
         model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
+        self._vocabulary = getattr(model.hf_config.get_text_config(), "vocab_size", None)
         dtype = getattr(model.hf_config, "dtype", None)
         self._dtype = dtype and str(dtype).removeprefix("torch.")
 
@@ -179,6 +180,11 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             batch = self._correct_calls(batch, metrics)
         else:
             batch = super()._compute_advantage(batch, metrics)
+            if any(name.startswith("rollout_corr/") for name in metrics):
+                stored = tq.kv_batch_get(
+                    keys=batch.keys, partition_id=batch.partition_id, select_fields=[*READ, "loss_mask"]
+                )
+                metrics.update(figures(stored.to_padded_tensor(), correction))
         return self._weigh_episodes(batch, real)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -218,6 +224,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if self.use_critic:
             limits.append(int(self.config.critic.ppo_infer_max_token_len_per_gpu))
         return min(limits)
+
+    @property
+    def vocabulary(self) -> int | None:
+        return self._vocabulary
 
     @property
     def temperature(self) -> float:

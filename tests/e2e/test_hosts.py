@@ -59,7 +59,7 @@ class Learner:
     which the network is `whole`."""
 
     colocated, max_tokens = False, 100_000
-    temperature, several_temperatures = 1.0, True
+    temperature, several_temperatures, vocabulary = 1.0, True, None
     by_turn = shaping = None
 
     def __init__(self, *plan: tuple[str, Callable[[], object]], whole: Callable[[], bool] = lambda: True) -> None:

@@ -91,6 +91,7 @@ class Stub:
     colocated = False
     temperature = 1.0
     several_temperatures = True
+    vocabulary: int | None = None
     by_turn: ByTurn | None = None
     shaping: Shaping | None = None
 

@@ -53,6 +53,7 @@ class Disk:
 class ScriptedLearner:
     colocated = True
     max_tokens = 1000
+    vocabulary: int | None = None
     temperature = 1.0
     several_temperatures = True
     by_turn: ByTurn | None = None

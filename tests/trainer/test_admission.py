@@ -55,6 +55,19 @@ def test_every_broken_law_is_named(bad: Sample, words: str) -> None:
     assert fault[0] == "unlawful_sample"
 
 
+def test_a_token_that_the_model_does_not_know_is_refused() -> None:
+    """It would end the process that looks up its embedding. Of the prompt, too."""
+    for place in (0, 5):
+        ids = (*GOOD.token_ids[:place], 300, *GOOD.token_ids[place + 1 :])
+        odd = BatchEpisode("e", "t", "policy", 1.0, (), (broken(token_ids=ids),))
+        fine = replace(episode("f"), samples=(replace(sample("f/0"), token_ids=(299,) * 7),))
+        found = admit(batch("b", Group("t", (odd, fine, episode("g")))), vocabulary=300)
+        why = f"e/0: token 300 at {place} is beyond the model's 300"
+        assert [(one.reason, one.detail) for one in found.rejected] == [("unlawful_sample", why)]
+        assert [one.episode for one in found.episodes] == ["f", "g"]
+    assert not admit(batch("b", Group("t", (odd, fine)))).rejected
+
+
 def test_a_call_may_stand_in_one_sample_only() -> None:
     double = BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, replace(GOOD, sample="e/1")))
     fault = episode_fault(double, (), None)

@@ -34,6 +34,7 @@ class Learner:
     max_tokens = 100_000
     temperature = 1.0
     several_temperatures = True
+    vocabulary: int | None = None
     by_turn = shaping = None
 
     def __init__(self, *, colocated: bool = False) -> None:

@@ -28,6 +28,7 @@ class Learner:
     """Takes rows and gives versions. `engine` is the base URL of the scripted engine."""
 
     colocated = several_temperatures = True
+    vocabulary: int | None = None
     temperature = 1.0
     by_turn = shaping = None
 

@@ -16,7 +16,7 @@ import pytest
 
 from ajet_trainer.batch import Row, to_row
 from tests.kit.learner import old_logprobs
-from tests.trainer.engine.test_estimators import GROUPED, a_trainer, padding, passed
+from tests.trainer.engine.test_estimators import GROUPED, a_trainer, group, padding, passed
 from tests.trainer.engine.test_gradient import MODES, close, conversation, gradient, step_data, unmerged
 from tests.trainer.engine.whole_step import put
 
@@ -316,3 +316,19 @@ def test_without_weights_only_a_ratio_of_its_own_keeps_a_forced_token_small(verl
     for loss in losses():
         first, forced, *_ = weighed(loss, old=engine)
         assert (abs(forced) < 0.01 * abs(first)) == (loss not in (*BY_ROW, *NO_RATIO)), loss
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_figures_of_a_correction_count_rows_that_sampled(
+    rows: int, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    made = a_trainer(tiny, adv_estimator="rloo", **{"rollout_correction.rollout_is": "token"})
+    found: list[dict[str, float]] = []
+    weigh = type(made)._compute_advantage
+    for padded in ([], [padding(number) for number in range(rows)]):
+        figures: dict[str, float] = {}
+        made._compute_advantage = lambda batch, _, into=figures: weigh(made, batch, into)
+        passed(monkeypatch, made, [*group(False), *padded])
+        found.append({name: value for name, value in figures.items() if name.startswith("rollout_corr/")})
+    assert found[0]["rollout_corr/training_ppl"] > 1
+    assert found[1] == pytest.approx(found[0])
