@@ -63,8 +63,10 @@ def _by_itself(error: BaseException, inside: Collection[bool | None]) -> bool | 
     if names & WAITING and not names & CONNECTING:
         return True in inside
     status = _status(error)
+    if status in REFUSES_ANYTHING:
+        return True if MODEL_CLIENT in names else None
     if status is not None and status >= 400:
-        return status >= 500 or status == 429 or (MODEL_CLIENT in names and status in REFUSES_ANYTHING)
+        return status >= 500 or status == 429
     if names & OWN or (names & UNREACHED and False in inside):
         return False
     return True if names & (CONNECTING | UNREACHED | {MODEL_CLIENT}) else None

@@ -43,8 +43,7 @@ def grader(read: LastNumber, code: int) -> Said:
     if value is not None:
         return Number(value)
     if code == 0:
-        remedy = "print the reward alone on the last line, or as in 'score: 0.5'"
-        return NoNumber(f"the reward command printed no number{_last(read)}: {remedy}")
+        return NoNumber(f"the reward command must print a number alone, or as in 'score: 0.5'{_last(read)}")
     failed = f"the reward command failed ({describe(code)}) without a line that is a number"
     hint = (
         f"{failed}, so its episode is not trained, but played again. If that is how it says that the work is wrong, "

@@ -95,8 +95,8 @@ def test_what_a_grader_prints(stub: ControlStub, grader: str, value: float) -> N
 def test_a_grader_that_succeeds_without_a_number_is_an_error_that_names_the_line(stub: ControlStub, line: str) -> None:
     item = once("true", reward_cmd=f"echo '{line}'")
     named = f"; its last line is {line!r}" if line else ""
-    remedy = "print the reward alone on the last line, or as in 'score: 0.5'"
-    assert told(item) == ("aborted", None, f"the reward command printed no number{named}: {remedy}")
+    remedy = "the reward command must print a number alone, or as in 'score: 0.5'"
+    assert told(item) == ("aborted", None, f"{remedy}{named}")
     assert not item.infra and not item.again
 
 

@@ -143,6 +143,8 @@ def test_the_outer_one_decides_if_it_says_anything() -> None:
     assert of_the_world(raising(openai.APITimeoutError(request=REQUEST), httpx.ConnectTimeout("")))
     assert not of_the_world(raising(openai.APITimeoutError(request=REQUEST), httpx.ReadTimeout("")))
     assert not of_the_world(raising(openai.APIConnectionError(request=REQUEST), httpx.UnsupportedProtocol("")))
+    for status in (404, 401):  # of a framework that keeps the status, and not the class
+        assert of_the_world(raising(by_httpx(status), answered(status)))
     circle = ValueError()
     circle.__cause__ = RuntimeError()
     circle.__cause__.__cause__ = circle
