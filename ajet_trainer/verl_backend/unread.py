@@ -216,6 +216,18 @@ def of_choice(tree: DictConfig) -> dict[str, str]:
         out |= dict.fromkeys(["algorithm.kl_penalty", "algorithm.kl_ctrl"], kl)
         if not actor.use_kl_loss:
             out[REF] = f"no term compares with a reference model: set {ACTOR}.use_kl_loss, or leave it out"
+    out |= dict.fromkeys(["algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon"], "only an adaptive KL reads it")
+    for name in ("is", "rs"):
+        key = f"algorithm.rollout_correction.rollout_{name}"
+        if algorithm.rollout_correction is not None and not algorithm.rollout_correction[f"rollout_{name}"]:
+            out |= dict.fromkeys([f"{key}_threshold", f"{key}_batch_normalize"], f"set {key} too")
+    for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
+        kind = settings.optim.get("warmup_style") or settings.optim.get("lr_scheduler_type")
+        if tree.model_engine == "dp" and kind == "constant":
+            names = [f"{part}.optim.{name}" for name in ("min_lr_ratio", "num_cycles", "zero_indexed_step")]
+            out |= dict.fromkeys(names, f"set {part}.optim.lr_scheduler_type to cosine too")
+        if tree.model_engine != "megatron":
+            out[f"{part}.checkpoint.strict"] = "only megatron reads it: leave it out"
     if not has_critic(tree):
         out["critic"] = "no critic is trained: set algorithm.adv_estimator to gae, or leave it out"
     return out

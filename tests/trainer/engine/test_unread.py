@@ -177,6 +177,10 @@ def test_what_an_engine_does_not_read_is_in_its_tree(engine: str, verl_here: Non
         ("algorithm.kl_ctrl.kl_coef", 0.1, "algorithm.use_kl_in_reward"),
         ("actor_rollout_ref.ref.fsdp_config.param_offload", True, f"{ACTOR}.use_kl_loss"),
         ("critic.ppo_epochs", 2, "algorithm.adv_estimator to gae"),
+        ("algorithm.rollout_correction.rollout_rs_threshold", "0.5_2.0", "set algorithm.rollout_correction.rollout_rs"),
+        (f"{ACTOR}.optim.min_lr_ratio", 0.1, "lr_scheduler_type to cosine"),
+        (f"{ACTOR}.optim.zero_indexed_step", False, "lr_scheduler_type to cosine"),
+        (f"{ACTOR}.checkpoint.strict", False, "only megatron"),
     ],
 )
 def test_what_nothing_reads_is_refused_with_what_to_do(key: str, value: object, words: str, verl_here: None) -> None:
@@ -243,6 +247,8 @@ def test_what_an_engine_reads_is_taken(engine: str, values: dict[str, Any], verl
         {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": 0.1,
          "actor_rollout_ref.ref.fsdp_config.param_offload": True},
         {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.1},
+        {"algorithm.rollout_correction.rollout_is_threshold": 3.0},
+        {f"{ACTOR}.optim.lr_warmup_steps": 3},
         {"algorithm.adv_estimator": "tests.trainer.engine.own_functions:doubled", "algorithm.gamma": 0.9},
     ],
 )  # fmt: skip
