@@ -101,7 +101,8 @@ class Learner(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises when an engine has died. Asked while no batch is ready, since a dead engine makes none."""
+        """Raises when an engine has died or serves another model. Asked while no batch is ready, since a dead engine
+        makes none, and before each step."""
         ...
 
     def tune(self, config: Config) -> None:

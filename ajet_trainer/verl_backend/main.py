@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
+from ajet_trainer import same_model
 from ajet_trainer.config import DEVICE, Config, digest
 from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.forest import VENDOR
@@ -125,6 +126,7 @@ def assemble(config: Config, progress: Progress, stop: Stop, live: Live = lambda
 
 def bring_up(config: Config, daemons: Daemons, progress: Progress, stop: Stop, live: Live) -> None:
     """Everything behind the daemons, and then the run."""
+    same_model.look(config, {})
     progress.phase("importing verl")
     device = choose_device(config.verl.get(DEVICE))
     env = environment(device, progress.run_dir)

@@ -39,7 +39,7 @@ from verl.workers.utils.padding import response_to_nested
 from ajet_sdk.errors import AjetError
 from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError
-from ajet_trainer import trained_rows
+from ajet_trainer import same_model, trained_rows
 from ajet_trainer.advantage import group_of, row_weights
 from ajet_trainer.agreement import ENOUGH, fresh_kl
 from ajet_trainer.attempts import NoUpdate
@@ -99,6 +99,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._ours, self._folder = ours, folder
         self._apart = not config.actor_rollout_ref.model.lora.merge
         self._adapter: Path | None = None
+        self._pushed: tuple[Path, int] | None = None
+        self._engines: dict[str, same_model.Served] = {}
         self._rate = float(config.actor_rollout_ref.actor.optim.lr)
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._loggers, self._say = Loggers(config, say), say
@@ -261,6 +263,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         dead = weights.dead_engine(self.upstreams() or self._ours.engine_urls)
         if dead is not None:
             raise EngineLost(dead)
+        if not self.colocated:
+            self._give_again()
         if self._adapter is not None:
             ours = self._ours
             for url in adapters.heal(ours.engine_urls, ours.model_name, self._adapter, ours.engine_key):
@@ -319,11 +323,33 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     def push(self) -> None:
         try:
+            again = self._started_again()
             self._push()
+            if again:
+                self.compare()
         except (AjetError, EngineLost):
             raise
         except Exception as error:
             raise EngineLost(f"the new weights did not reach the engines: {error}") from error
+
+    def _started_again(self) -> list[str]:
+        """The engines of others that were started again since they were last given weights. Raises `EngineLost` for one
+        of another model."""
+        found = {} if self.colocated else same_model.look(self._ours, self._engines)
+        again = [url for url, now in found.items() if same_model.started_again(self._engines.get(url), now)]
+        self._engines |= found
+        return again
+
+    def _give_again(self) -> None:
+        """Engines that were started again serve the weights that they began with, until they have the last ones."""
+        again = self._started_again()
+        if again and self._pushed is not None:
+            folder, version = self._pushed
+            self.permit()
+            weights.load_into(again, folder, version, key=self._ours.engine_key)
+            self._engines = same_model.look(self._ours, self._engines)
+            self.compare()
+            self._say(f"{' and '.join(again)} had been started again, and has the weights again")
 
     def compare(self) -> None:
         """An engine of ours gives up its devices meanwhile, as in a step."""
@@ -353,6 +379,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             self.permit()
             weights.load_into(self._ours.engine_urls, folder, self.version, key=key)
             weights.forget(self._folder, self.global_steps)
+            self._pushed = folder, self.version
+            self._engines = same_model.look(self._ours, self._engines)
 
     def _push_adapter(self) -> None:
         assert self._folder is not None

@@ -43,10 +43,10 @@ class VllmFailed(RuntimeError):
 
 @contextmanager
 def vllm_server(
-    model: Path, log: Path, *, name: str = "tiny", options: Sequence[str] = (), ready_s: float = 240.0
+    model: Path, log: Path, *, name: str = "tiny", options: Sequence[str] = (), ready_s: float = 240.0, port: int = 0
 ) -> Iterator[str]:
     """The base URL (no ``/v1``) of a vLLM that serves the folder `model` under `name`; its output goes to `log`."""
-    port = free_port()
+    port = port or free_port()
     command = [str(VLLM), "serve", str(model), "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as out:
         process = subprocess.Popen(

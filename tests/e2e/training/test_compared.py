@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from tests.e2e.conftest import Engine
 from tests.e2e.training.test_attached import restore
 from tests.e2e.training.test_for_people import FLOAT32
+from tests.kit.ports import free_port
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import TrainerProcess
@@ -47,4 +51,24 @@ def test_an_engine_of_other_layers_is_not_trained(tmp_path: Path, shaped: Engine
         said = ended(tmp_path / "run", build(tmp_path / "one", layers=1), shaped.url)
     finally:
         restore(shaped, tmp_path / "weights")
-    assert "does not compute what was pushed to it" in said
+    assert "serves another model: its num_hidden_layers is 2, and that of" in said
+
+
+def test_an_engine_that_is_started_again_with_another_model_ends_the_run(tmp_path: Path) -> None:
+    """Nothing that it samples is trained, and neither its weights nor its agents are touched."""
+    one, other, port = build(tmp_path / "one"), build(tmp_path / "other", layers=1), free_port()
+    ours = {"model": str(one), "model_name": "tiny", "engine_urls": [f"http://127.0.0.1:{port}"], "max_tokens": 256}
+    with ProxyProcess(f"tiny=http://127.0.0.1:{port}", tmp_path / "proxy") as proxy, ExitStack() as ends:
+        with vllm_server(one, tmp_path / "vllm.log", port=port):
+            trainer = TrainerProcess(tmp_path, {"proxy_url": proxy.url, **ours}, FLOAT32)
+            ends.enter_context(trainer)
+            trainer.until(lambda: trainer.phase() == "waiting for episodes", 300)
+            trainer.process.send_signal(signal.SIGSTOP)  # it would see that the engine is gone
+        with vllm_server(other, tmp_path / "other.log", port=port):
+            trainer.process.send_signal(signal.SIGCONT)
+            assert trainer.wait(120) == 1, trainer.words()
+            give_up = time.monotonic() + 60.0
+            while not any("serves tiny from" in alert for alert in proxy.report()["alerts"]):
+                assert time.monotonic() < give_up
+                time.sleep(0.5)
+    assert "was started again with another model: it serves tiny from" in trainer.words()

@@ -43,6 +43,8 @@ class Answering(Holder):
     bodies: list[dict[str, Any]]
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/health":
+            return 200, {}
         if path != "/v1/completions":
             return super().answer(path, body)
         self.bodies = [*getattr(self, "bodies", []), body]
@@ -123,3 +125,39 @@ def test_a_step_ends_before_its_update_if_fresh_tokens_are_not_the_trainers(
         made._compare_fresh("train", metrics)
         assert metrics["rollout_corr/fresh_tokens"] == tokens
         assert metrics["rollout_corr/fresh_kl"] == pytest.approx(np.exp(-off) - 1 + off, rel=1e-4)
+
+
+def test_an_engine_that_was_started_again_gets_the_last_weights_again(
+    engines: tuple[Answering, Answering], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone. Another model ends the run, and is sent nothing."""
+    from ajet_trainer import same_model
+    from ajet_trainer.engines import EngineLost
+    from ajet_trainer.verl_backend import trainer
+
+    made = a_trainer(engines, tiny, [-1.0, -2.0, -3.0])
+    said, given = list[str](), list[tuple[list[str], Path, int]]()
+    made._adapter, made._apart, made._pushed, made._engines, made._say = None, False, (tmp_path, 3), {}, said.append
+    monkeypatch.setattr(
+        trainer.weights, "load_into", lambda urls, folder, version, key: given.append((urls, folder, version))
+    )
+    told = {one.url: same_model.Served((("policy", "m", 9),), "3") for one in engines}
+    monkeypatch.setattr(same_model, "look", lambda config, before: dict(told))
+    made.check()
+    made.check()
+    assert not given
+    told[engines[1].url] = same_model.Served((("policy", "m", 9),), "default")
+    made.check()
+    assert given == [([engines[1].url], tmp_path, 3)] and len(engines[0].bodies) == 2, "and all are compared"
+    assert said == [f"{engines[1].url} had been started again, and has the weights again"]
+
+    def refuse(config: Config, before: Any) -> None:
+        raise EngineLost("another model")
+
+    monkeypatch.setattr(same_model, "look", refuse)
+    pushed = list[str]()
+    made._push = lambda: pushed.append("weights")
+    for act in (made.check, made.push):
+        with pytest.raises(EngineLost, match="another model"):
+            act()
+    assert not pushed
