@@ -139,6 +139,8 @@ async def test_the_daemon_and_doctor_say_it(tmp_path: Path, monkeypatch: pytest.
         await eventually(noted)
         assert not (await client.status())["alerts"]
         stub.models = ("other",)
+        await client.control("POST", "/policy", {"model": "stub", "version": 0})  # as a trainer that waits repeats
+        await client.control("POST", "/gate/open", {"model": "stub", "policy_version": 0})
         await eventually(said)
         found = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
         assert [one.message for one in found if one.level == "fault" and "serves other from other" in one.message]
