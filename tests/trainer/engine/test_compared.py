@@ -138,6 +138,7 @@ def test_an_engine_that_was_started_again_gets_the_last_weights_again(
     made = a_trainer(engines, tiny, [-1.0, -2.0, -3.0])
     said, given = list[str](), list[tuple[list[str], Path, int]]()
     made._adapter, made._apart, made._pushed, made._engines, made._say = None, False, (tmp_path, 3), {}, said.append
+    made.permit = lambda: None
     monkeypatch.setattr(
         trainer.weights, "load_into", lambda urls, folder, version, key: given.append((urls, folder, version))
     )
