@@ -224,8 +224,8 @@ def of_choice(tree: DictConfig) -> dict[str, str]:
     for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
         kind = settings.optim.get("warmup_style") or settings.optim.get("lr_scheduler_type")
         if tree.model_engine == "dp" and kind == "constant":
-            names = [f"{part}.optim.{name}" for name in ("min_lr_ratio", "num_cycles", "zero_indexed_step")]
-            out |= dict.fromkeys(names, f"set {part}.optim.lr_scheduler_type to cosine too")
+            shapes = [f"{part}.optim.{name}" for name in ("min_lr_ratio", "num_cycles", "zero_indexed_step")]
+            out |= dict.fromkeys(shapes, f"set {part}.optim.lr_scheduler_type to cosine too")
         if tree.model_engine != "megatron":
             out[f"{part}.checkpoint.strict"] = "only megatron reads it: leave it out"
     if not has_critic(tree):
