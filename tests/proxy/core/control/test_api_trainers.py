@@ -1,0 +1,72 @@
+"""Trainers as the routes have them: who they are, what went of another run, and whose requests are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core.control import api
+from ajet_proxy.core.control.api import Request
+from ajet_proxy.core.identity.keys import Claims
+from ajet_sdk.errors import BadRequest, Conflict, Forbidden
+from tests.kit.ledger_rig import LedgerRig, matched
+
+
+def post(rig: LedgerRig, path: str, body: Any, trainer: str = "", claims: Claims | None = None) -> Any:
+    request = Request(*matched("POST", path), {}, body, claims or Claims("admin"))
+    answer = api.handle(
+        rig.commands, replace(request, trainer=trainer), at=rig.at, new_id=rig.id, keys=lambda *_: "", base="http://p",
+    )
+    rig.run(answer.events)
+    return answer.body()
+
+
+def says(word: str, run: str = "a") -> dict[str, str]:
+    return {"model": "m", "run": run, "instance": f"{run}1", "says": word, "host": "h", "folder": f"/{run}"}
+
+
+def test_what_goes_of_another_run_is_counted() -> None:
+    rig = LedgerRig(watch=True)
+    post(rig, "/trainers", says("comes"))
+    assert post(rig, "/trainers", says("begins")) == {"model": "m", "run": "a", "discarded": 0, "void": 0}
+    post(rig, "/policy", {"model": "m", "version": 0, "run": "a"}, "a1")
+    leased, ready = [(rig.ready(), rig.ready()) for _ in range(2)]
+    assert post(rig, "/batches/lease", {"group_size": 1, "groups": 2}, "a1") is not None
+    assert leased and ready
+    rig.at += 30.0
+    post(rig, "/trainers", says("comes", "b"))
+    told = post(rig, "/trainers", says("begins", "b"))
+    assert told == {"model": "m", "run": "b", "discarded": 4, "void": 1}
+    again = post(rig, "/policy", {"model": "m", "version": 0, "run": "b"}, "b1")
+    assert again == {"model": "m", "policy_version": 0, "upstreams": [], "run": "b", "discarded": 0, "void": 0}
+
+
+def test_whose_place_was_taken_is_refused_whatever_it_asks() -> None:
+    rig = LedgerRig(watch=True)
+    post(rig, "/trainers", says("comes"))
+    post(rig, "/policy", {"model": "m", "version": 0, "run": "a"}, "a1")
+    rig.ready()
+    batch = post(rig, "/batches/lease", {"group_size": 1}, "a1")["batch"]
+    rig.at += 30.0
+    post(rig, "/trainers", says("comes", "b"))
+    for path, body in (
+        ("/policy", {"model": "m", "version": 1, "run": "a"}), ("/gate/close", {"model": "m"}), ("/gate/close", {}),
+        ("/gate/open", {"policy_version": 1, "model": "m"}), ("/batches/lease", {"model": "m"}),
+        (f"/batches/{batch}/ack", {"policy_version": 1}), (f"/batches/{batch}/nack", {}),
+        (f"/batches/{batch}/extend", {}), ("/evaluations", {"model": "m", "episodes": 1}), ("/trainers", says("beats")),
+    ):
+        with pytest.raises(Conflict) as raised:
+            post(rig, path, body, "a1")
+        assert raised.value.code == "other_trainer"
+    assert post(rig, "/gate/open", {"policy_version": 0, "model": "m"})["gate"] == "open"  # by hand
+
+
+def test_a_trainer_is_checked_as_every_caller() -> None:
+    rig = LedgerRig(watch=True)
+    with pytest.raises(Forbidden):
+        post(rig, "/trainers", says("comes"), claims=Claims("trainer", model="n"))
+    for field, value in (("run", ""), ("run", "x" * 201), ("instance", ""), ("folder", "x" * 10_001), ("says", "no")):
+        with pytest.raises(BadRequest):
+            post(rig, "/trainers", says("comes") | {field: value})
