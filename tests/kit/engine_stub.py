@@ -60,7 +60,8 @@ class EngineStub:
     `drift` the words of a history are read as other tokens than the model samples. `renderer` is the chat template;
     `label` is that of the weights, for an engine that can tell which of them sampled a token;
     `given_ids` is what happens to prompt ids: they are read, ignored or refused; `kept` are the messages behind each
-    response, if the engine keeps any; `sampling` answers questions about its defaults."""
+    response, if the engine keeps any; `sampling` answers questions about its defaults; `deaf`: not even ``/health`` is
+    answered."""
 
     models: Sequence[str] = ("stub",)
     split_seed: int | None = None
@@ -82,6 +83,7 @@ class EngineStub:
     script: list[engine_script.Rule] = field(default_factory=list)
     paused: asyncio.Event | None = None
     go_on: asyncio.Event | None = None
+    deaf: bool = False
     _count: int = 0
     _runner: web.AppRunner | None = None
 
@@ -294,6 +296,8 @@ class EngineStub:
         return _json(dialect.dumps({"object": "list", "data": cards}))
 
     async def _health(self, request: web.Request) -> web.Response:
+        if self.deaf:
+            await asyncio.Event().wait()
         return web.Response()
 
     async def _version(self, request: web.Request) -> web.Response:

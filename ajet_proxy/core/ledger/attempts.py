@@ -39,9 +39,12 @@ MORE: Final = "more"
 """Stands for all attempts beyond the first `MOST`."""
 WORLD: Final = (
     reasons.ENGINE_ERROR, reasons.ENGINE_ABORTED, reasons.TRUNCATED, reasons.RESTARTED, reasons.NOT_WRITTEN,
+    reasons.ENGINE_SILENT,
 )  # fmt: skip
-NOT_SENT: Final = (reasons.DISCONNECTED, reasons.STALLED, reasons.NOT_WRITTEN)
-"""Why a complete call is lost whose client was not sent the end of its answer."""
+_NOT_SENT = (reasons.DISCONNECTED, reasons.STALLED, reasons.NOT_WRITTEN, reasons.ENGINE_SILENT)
+NOT_SENT: Final = {"complete": _NOT_SENT, "lost": (*_NOT_SENT, reasons.TRUNCATED, reasons.ENGINE_ERROR)}
+"""Why a call is lost after all that had an answer for its client, complete or not, and the client was not sent the
+end."""
 OWN: Final = (reasons.DISCONNECTED, reasons.STALLED, "retried")
 SENT_BADLY: Final = (400, 411, 413, 414, 415, 422, 431)
 """What an engine answers to a request that is wrong by itself. With any other error status it is the engine that is."""

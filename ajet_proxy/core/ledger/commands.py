@@ -20,7 +20,7 @@ from msgspec.structs import asdict, replace
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.attempts import Attempt
+from ajet_proxy.core.ledger.attempts import Attempt, fate
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
@@ -180,12 +180,13 @@ class Commands:
         taken_back: bool = False, begins: tuple[str, ...] = (), status: int = 0,
     ) -> Events:
         """`call` will never be trained, for `reason`, or because its episode has ended. `status` is that with which the
-        engine refused it, and `begins` is as of `finish_call`. A call that ended before stays
-        as it is, unless it is complete and `taken_back`: its client was not sent the end, or the engine contradicted
-        itself. A settled episode keeps even such a call: what may be delivered, or was, does not change."""
+        engine refused it, and `begins` is as of `finish_call`. A call that ended before stays as it is, unless its
+        client was answered and it is `taken_back`: the client was not sent the end, or the engine contradicted itself.
+        A settled episode keeps even such a call: what may be delivered, or was, does not change."""
         known, entry, at = self.state.episode(episode), self._entry(episode, call), self._time(at)
         unsettled = known.state in ("open", "sealed")
-        if entry.state != "running" and not (taken_back and entry.state == "complete" and unsettled):
+        answered = entry.state == "complete" or (entry.reason is not None and fate(entry.reason) == "answered")
+        if entry.state != "running" and not (taken_back and answered and unsettled):
             return _late(known, call, entry, marks, at)
         if not unsettled:
             reason = f"episode_{known.state}"

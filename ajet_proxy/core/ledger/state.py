@@ -502,7 +502,7 @@ class State(Serving, Shares):
             return
         if entry.state == "running":
             known = attempts.end(asked.number)
-        elif isinstance(event, ev.CallLost) and entry.state == "complete" and event.reason in NOT_SENT:
+        elif isinstance(event, ev.CallLost) and event.reason in NOT_SENT[entry.state]:
             attempts.take_back(asked.number)
         else:
             return

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any, Final
 
 from aiohttp import ClientResponse, web
@@ -40,7 +41,15 @@ from ajet_proxy.core.protocol.exchange import Exchange, question
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.sampling import SHAPING, effective, plain
 from ajet_proxy.core.protocol.usage import Tail
-from ajet_proxy.core.trajectory.call import ENGINE_ERROR, NO_CHAT_ROUTE, Captured, Origin, Outcome
+from ajet_proxy.core.trajectory.call import (
+    DISCONNECTED,
+    ENGINE_ERROR,
+    ENGINE_SILENT,
+    NO_CHAT_ROUTE,
+    Captured,
+    Origin,
+    Outcome,
+)
 from ajet_proxy.io.capture.continuity import ContinuedRequest, Continuity
 from ajet_proxy.io.capture.recorder import Recorder, Sampled
 from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
@@ -52,7 +61,7 @@ from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, U
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
 from ajet_proxy.io.http.audit import SUBJECT
 from ajet_proxy.io.ledger_port.cancellation import CallOff
-from ajet_proxy.io.ledger_port.port import Begun, CallRequest, LedgerPort
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Gone, LedgerPort
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import BadRequest
 
@@ -105,6 +114,8 @@ class Incoming:
     retry: Mapping[str, Any]
     """By what the request is known when it is sent again."""
     begun: Begun
+    began: float
+    """When, by the monotonic clock."""
     exchange: Exchange
     upstream_request: EngineRequest
     recorder: Recorder
@@ -155,7 +166,9 @@ class Pipeline:
         await self._identify(incoming)
         await self._translate(incoming)
         async with CallOff(incoming.http) as call_off, self._begin(incoming, call_off) as incoming.begun:
-            await self._continue(incoming)
+            incoming.began = monotonic()
+            with self._left_before(incoming):
+                await self._continue(incoming)
             with self._calls_end(incoming), await self._send(incoming) as answer:
                 await answer.relay()
                 await incoming.recorder.record(incoming.exchange.outcomes)
@@ -289,7 +302,7 @@ class Pipeline:
         incoming.tail = None if exchange.skip is None else Tail()
         return relaying(
             incoming.http, answer, request, exchange, incoming.recorder, incoming.tail,
-            keep_alive_s=self._settings.keep_alive,
+            self._upstream.pulse(str(answer.url.origin())), keep_alive_s=self._settings.keep_alive,
         )
 
     async def _pass_by(
@@ -312,6 +325,22 @@ class Pipeline:
             to_close.pop_all()
             return refused, asked
 
+    def _why_gone(self, incoming: Incoming) -> str:
+        """Why the client of calls does not get the end of their answer, of which nothing has come."""
+        reason, begun = why_gone(incoming.http), incoming.begun
+        is_dead = self._upstream.is_dead(begun.model, begun.episode, monotonic() - incoming.began)
+        return ENGINE_SILENT if reason == DISCONNECTED and is_dead else reason
+
+    @contextmanager
+    def _left_before(self, incoming: Incoming) -> Iterator[None]:
+        """Before their request is sent, an engine may be asked about itself, and a client may give up meanwhile."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            begun, reason = incoming.begun, self._why_gone(incoming)
+            self._ledger_port.lose([Gone(begun.episode, call, reason) for call in begun.calls])
+            raise
+
     @contextmanager
     def _calls_end(self, incoming: Incoming) -> Iterator[None]:
         """However this block is left, its calls have ended. What lost calls used is counted for their tenant."""
@@ -319,7 +348,8 @@ class Pipeline:
         try:
             yield
         except (asyncio.CancelledError, ConnectionError):
-            recorder.lose(why_gone(incoming.http))
+            nothing_came = recorder.answer is None or not recorder.answer.total_bytes
+            recorder.lose(self._why_gone(incoming) if nothing_came else why_gone(incoming.http))
             raise
         except BaseException:
             recorder.lose(ENGINE_ERROR)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from aiohttp import StreamReader
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import Mark
@@ -67,6 +68,8 @@ class Recorder:
         """Who answered: the address of the engine's route."""
         self.status = 0
         """With what."""
+        self.answer: StreamReader | None = None
+        """What comes of the engine's answer, once that has begun."""
         self.ended = False
         self._sent = False
         """Whether the client's connection has taken the bytes that complete the answer."""
@@ -124,7 +127,8 @@ class Recorder:
             self._ledger_port.sent([end.call.turn.call for end in self._endings if isinstance(end, Whole)])
 
     def lose(self, reason: str = DISCONNECTED) -> None:
-        """Record that all calls are lost, unless the client was sent the end."""
+        """Record that all calls are lost, unless the client was sent the end. Those that were lost before, but with an
+        answer for the client, are then lost for this reason."""
         if not self.ended:
             self.ended = True
             self._ledger_port.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
@@ -132,7 +136,7 @@ class Recorder:
             self.take_back(reason)
 
     def take_back(self, reason: str) -> None:
-        """The calls that were recorded as complete are lost after all, unless their episode has settled with them."""
+        """What was recorded as answered is lost after all, unless its episode has settled with it."""
         if lost := taken_back(self._endings, reason):
             self._endings = []
             self._ledger_port.lose(lost)

@@ -25,9 +25,10 @@ from aiohttp import web
 from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.usage import Tail
-from ajet_proxy.core.trajectory.call import DISCONNECTED, EPISODE_DISCARDED, STALLED
+from ajet_proxy.core.trajectory.call import DISCONNECTED, EPISODE_DISCARDED, STALLED, TRUNCATED
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.streaming import KeepAlive, Shortcut
+from ajet_proxy.io.engines.pulse import Pulse
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers, sendable
 from ajet_proxy.io.http.aiohttp_internals import stalled, unread
 from ajet_proxy.io.http.body import Unmeasured
@@ -95,10 +96,11 @@ class _Relay:
 
     def __init__(
         self, http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, exchange: Exchange,
-        recorder: Recorder, tail: Tail | None, keep_alive_s: float,
+        recorder: Recorder, tail: Tail | None, pulse: Pulse, keep_alive_s: float,
     ) -> None:
-        """`answer` is the engine's to `request`; `exchange` has seen its headers. `tail` gets an answer that is not
-        captured. A stream whose client heard nothing for `keep_alive_s` (0: never) is kept alive in its protocol."""
+        """`answer` is the engine's to `request`, and `pulse` that engine's; `exchange` has seen the answer's headers.
+        `tail` gets an answer that is not captured. A stream whose client heard nothing for `keep_alive_s` (0: never) is
+        kept alive in its protocol."""
         self._http = http
         self._answer = answer
         self._request = request
@@ -106,9 +108,11 @@ class _Relay:
         self._recorder = recorder
         self._keep_alive_s = keep_alive_s
         self._tail = tail
+        self._pulse = pulse
         self._open = ExitStack()
         """What ends with the answer."""
         self._open.callback(answer.close)
+        self._open.enter_context(pulse.listening())
 
     def __enter__(self) -> Self:
         return self
@@ -156,6 +160,7 @@ class WholeRelay(_Relay):
             self._error = _bare(error)
             self._exchange.abort()
             return
+        self._pulse.beat = True
         if self._tail is not None:
             self._tail.feed(data)
         self._exchange.feed(data)
@@ -193,6 +198,8 @@ class StreamRelay(_Relay):
             if self._exchange.contradicted is not None:
                 self._recorder.take_back(self._exchange.contradicted)
         self._open.close()
+        if self._is_cut:
+            self._recorder.lose(TRUNCATED)
         await self._write_end(self._rest)
         if not self._is_cut:
             await self._response.write_eof()
@@ -201,7 +208,7 @@ class StreamRelay(_Relay):
 
     async def _begin(self) -> Shortcut:
         """Send the headers, and get ready for the body."""
-        http, exchange, recorder, tail = self._http, self._exchange, self._recorder, self._tail
+        http, exchange, recorder, tail, pulse = self._http, self._exchange, self._recorder, self._tail, self._pulse
         self._response = response = Streamed(self._answer, keep_length=exchange.settled)
         self._address(response)
         await response.prepare(http)
@@ -209,6 +216,7 @@ class StreamRelay(_Relay):
         self._silence = silence = self._open.enter_context(KeepAlive(response, exchange, every_s))
 
         def take(data: bytes) -> list[bytes]:
+            pulse.beat = True
             if tail is not None:
                 tail.feed(data)
             recorder.note_version(exchange)
@@ -250,13 +258,14 @@ Relay = WholeRelay | StreamRelay
 
 def relaying(
     http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, exchange: Exchange, recorder: Recorder,
-    tail: Tail | None, *, keep_alive_s: float,
+    tail: Tail | None, pulse: Pulse, *, keep_alive_s: float,
 ) -> Relay:
     """The relay of `answer`. `exchange` is told the answer's headers first."""
     recorder.engine, recorder.status = str(answer.url).partition("?")[0], answer.status
+    recorder.answer = answer.content
     exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
     kind = WholeRelay if exchange.buffered else StreamRelay
-    return kind(http, answer, request, exchange, recorder, tail, keep_alive_s)
+    return kind(http, answer, request, exchange, recorder, tail, pulse, keep_alive_s)
 
 
 def why_gone(http: web.Request) -> str:

@@ -14,12 +14,14 @@ answer takes unless one is configured, because it would be a bias against long e
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 import aiohttp
@@ -30,6 +32,7 @@ from yarl import URL
 
 from ajet_proxy.core.identity.headers import Headers, is_text
 from ajet_proxy.core.identity.keys import holds_key
+from ajet_proxy.io.engines.pulse import LOOK_S, Pulse
 from ajet_proxy.io.http.aiohttp_internals import LATEST, MAX_HEADER, Pool, break_off, tap_of
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -196,6 +199,7 @@ class Upstream:
         self._fresh: aiohttp.ClientSession
         self._away: dict[str, _Away] = {}
         self._gone: Counter[str] = Counter()
+        self._pulses: dict[str, Pulse] = {}
 
     @asynccontextmanager
     async def connected(self, _app: web.Application | None = None) -> AsyncIterator[None]:
@@ -207,6 +211,28 @@ class Upstream:
             session(fresh, self._timeout, self._max_header) as self._fresh,
         ):
             yield
+            for pulse in self._pulses.values():
+                await pulse.close()
+
+    def pulse(self, url: str) -> Pulse:
+        """That of the server at `url`, of which only scheme, host and port count."""
+        known = self._pulses.get(url)
+        if known is None:
+            origin = str(URL(url, encoded=True).origin())
+            known = self._pulses.get(origin) or Pulse(partial(self._is_healthy, origin))
+            self._pulses[url] = self._pulses[origin] = known
+        return known
+
+    def is_dead(self, model: str, sticky: str, waited_s: float) -> bool:
+        """Whether the engine that `order` names first is dead, as far as a client can tell that waited for so long."""
+        return any(self.pulse(url).is_dead(waited_s) for url in self.order(model, sticky)[:1])
+
+    async def _is_healthy(self, origin: str) -> bool:
+        try:
+            async with asyncio.timeout(LOOK_S), self._fresh.get(f"{origin}/health") as answer:
+                return answer.status < 500
+        except (aiohttp.ClientError, TimeoutError):
+            return False
 
     def standing(self, model: str) -> Standing:
         """The engines that may answer for `model`, as far as is known of them by now."""
@@ -263,14 +289,19 @@ class Upstream:
 
     async def _send_to(self, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
         LATEST.set(None)
-        try:
-            return await self._request(self._pooled, url, request)
-        except aiohttp.ClientConnectionError as error:
-            tap = LATEST.get()
-            if tap is None or tap.heard or not tap.reused or isinstance(error, TimeoutError) or tap.age() > AT_ONCE_S:
-                raise
-        self._metrics.inc("ajet_upstream_retries_total")
-        return await self._request(self._fresh, url, request)
+        pulse = self.pulse(url)
+        with pulse.listening():
+            try:
+                answer = await self._request(self._pooled, url, request)
+            except aiohttp.ClientConnectionError as error:
+                tap = LATEST.get()
+                is_old = tap is not None and tap.reused and not tap.heard and tap.age() <= AT_ONCE_S
+                if isinstance(error, TimeoutError) or not is_old:
+                    raise
+                self._metrics.inc("ajet_upstream_retries_total")
+                answer = await self._request(self._fresh, url, request)
+        pulse.beat = True
+        return answer
 
     async def _request(self, pool: aiohttp.ClientSession, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
         answer = await pool.request(

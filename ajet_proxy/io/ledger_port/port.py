@@ -20,6 +20,7 @@ from msgspec import Struct
 from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings, Mark
 from ajet_proxy.core.identity.ladder import Identity
+from ajet_proxy.core.ledger.attempts import fate
 from ajet_proxy.core.ledger.state import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, REFUSED
@@ -100,9 +101,12 @@ def why_lost(error: BaseException) -> tuple[str, int]:
 
 
 def taken_back(endings: Sequence[Ending], reason: str) -> list[Ending]:
-    """How calls end that ended in `endings` and are lost after all, for `reason`. Their client was not sent the end, or
-    the engine contradicted it."""
-    return [Gone(end.episode, end.call.turn.call, reason, taken_back=True) for end in endings if isinstance(end, Whole)]
+    """How calls end whose client was answered, according to `endings`, and that are lost after all for `reason`. Their
+    client was not sent the end, or the engine contradicted it."""
+    return [
+        Gone(end.episode, end.call.turn.call if isinstance(end, Whole) else end.call, reason, taken_back=True)
+        for end in endings if isinstance(end, Whole) or fate(end.reason) == "answered"
+    ]
 
 
 class LedgerPort(Protocol):

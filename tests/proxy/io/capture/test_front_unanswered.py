@@ -20,6 +20,7 @@ MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 DIALECTS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 FIRST = [{"role": "user", "content": "say: one two three"}]
 AFTER = [*FIRST, {"role": "assistant", "content": "nothing came"}, {"role": "user", "content": "say: go on"}]
+LONG = [{"role": "user", "content": "say: " + "word " * 500}]
 OTHER = [{"role": "user", "content": "say: something else"}]
 
 
@@ -140,13 +141,84 @@ async def test_no_engine_can_be_reached() -> None:
 
 async def test_a_stream_that_the_agent_breaks_off_is_its_own_affair() -> None:
     async with EngineStub(delay_s=0.01) as stub, Front(stub.url) as front:
-        long = [{"role": "user", "content": "say: " + "word " * 500}]
         async with aiohttp.ClientSession() as http:
-            body = body_of(CHAT, long, stream=True, max_tokens=1000) | {"max_tokens": 1000}
+            body = body_of(CHAT, LONG, stream=True) | {"max_tokens": 1000}
             async with http.post(f"{front.url}/e/x{CHAT}", json=body) as answer:
                 await answer.content.readany()
         await until(lambda: front.lost)
         assert front.lost == ["disconnected"]
+        assert unanswered(front) == []
+
+
+async def gives_up(front: Front, path: str, *, after_s: float = 1.5, said: Any = FIRST, **more: Any) -> None:
+    """A client that waits so long, and goes away."""
+    lost, body = len(front.lost), body_of(path, said, **more) | ({"max_tokens": 1000} if said is LONG else {})
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=after_s)) as http:
+        with pytest.raises(TimeoutError):
+            await (await http.post(f"{front.url}/e/x{path}", json=body)).read()
+    await until(lambda: len(front.lost) > lost)
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_gives_up_on_a_dead_engine(path: str, stream: bool) -> None:
+    """Nothing came, not even an answer to ``/health``. An engine that answers that may be at work for a policy that
+    rambles."""
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("hang", times=9))
+        await gives_up(front, path, stream=stream)
+        assert (front.lost, unanswered(front)) == (["disconnected"], [])
+        stub.deaf = True
+        await gives_up(front, path, stream=stream)
+        assert reasons(front) == ["engine_silent"]
+        stub.faults.clear()
+        stub.deaf = False
+        assert await ask(front, path, FIRST) == 200
+        assert unanswered(front) == []
+
+
+async def test_a_client_gives_up_on_an_engine_that_answers_others() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("hang"))
+        stub.deaf = True
+        giving_up = asyncio.create_task(gives_up(front, CHAT))
+        await until(lambda: front.of(CallStarted))
+        while not giving_up.done():
+            assert await ask(front, CHAT, OTHER, episode="y") == 200
+            await asyncio.sleep(0.05)
+        await giving_up
+        assert (front.lost, unanswered(front)) == (["disconnected"], [])
+
+
+async def test_a_client_gives_up_on_an_engine_that_was_sending() -> None:
+    async with EngineStub(delay_s=0.1) as stub, Front(stub.url) as front:
+        stub.deaf = True
+        await gives_up(front, CHAT, stream=True, said=LONG)
+        assert (front.lost, unanswered(front)) == (["disconnected"], [])
+
+
+async def test_a_client_gives_up_on_an_engine_of_which_nothing_was_known_yet() -> None:
+    """Such an engine is asked about itself before the first request is sent."""
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("hang", times=9))
+        stub.deaf = True
+        await gives_up(front, CHAT, include_reasoning=False)
+        assert reasons(front) == ["engine_silent"]
+
+
+@pytest.mark.parametrize("fault", [Fault("cut", after=40), Fault("reset", after=40)], ids=lambda fault: str(fault.kind))
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_is_not_captured_breaks_off(stream: bool, fault: Fault) -> None:
+    """Whether it could have been trained does not matter to the agent."""
+    async with EngineStub() as stub, Front(stub.url) as front:
+        more = {"use_beam_search": True, "stream": stream}
+        assert await ask(front, COMPLETIONS, OTHER, **more) == 200
+        assert (front.lost, unanswered(front)) == (["beam_search"], [])
+        stub.faults.append(fault)
+        await ask(front, COMPLETIONS, FIRST, **more)
+        await until(lambda: unanswered(front))
+        assert reasons(front) == ["truncated"]
+        assert await ask(front, COMPLETIONS, FIRST, **more) == 200
         assert unanswered(front) == []
 
 
