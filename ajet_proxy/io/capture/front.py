@@ -40,7 +40,7 @@ from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages, without_websocket
 from ajet_proxy.io.ledger_port.cancellation import CallOff
-from ajet_proxy.io.ledger_port.port import LedgerPort
+from ajet_proxy.io.ledger_port.port import LedgerPort, is_ours
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -146,7 +146,23 @@ class HttpFront:
         return CAPTURED.get(route) if http.method == "POST" else None
 
     async def _capture(self, incoming: Incoming, dialect: Dialect) -> web.StreamResponse:
-        incoming.dialect, incoming.body = dialect, await self._body(incoming)
+        incoming.dialect = dialect
+        try:
+            return await self._captured(incoming, dialect)
+        except Exception as error:
+            if not incoming.asked and (not isinstance(error, AjetError) or is_ours(error)):
+                self._unserved(incoming, getattr(error, "code", "internal_error"))
+            raise
+
+    def _unserved(self, incoming: Incoming, code: str) -> None:
+        """Note that a request got an error of ours before it could become a call."""
+        request = getattr(incoming, "request", None)
+        with contextlib.suppress(AjetError):  # which is its own fault
+            identity = incoming.identify(None if request is None else request.fields)
+            self._ledger_port.unserved(identity, "" if request is None else request.model, code)
+
+    async def _captured(self, incoming: Incoming, dialect: Dialect) -> web.StreamResponse:
+        incoming.body = await self._body(incoming)
         try:
             incoming.request = await self._read(incoming)
         except BadRequest:

@@ -128,6 +128,8 @@ class Incoming:
         self.http = http
         self.headers = headers
         self.tail = None
+        self.asked = False
+        """Whether the ledger was asked to begin its calls."""
 
     def identify(self, body: Mapping[str, Any] | None) -> Identity:
         """Whose request it is, by its path, key and headers, and by the fields of its `body` if they are known."""
@@ -227,6 +229,7 @@ class Pipeline:
             identity, history, incoming.retry, incoming.request.model, incoming.ask.choices, incoming.dialect.path,
             incoming.said.key,
         )
+        incoming.asked = True
         return self._ledger_port.begin(request, call_off.now)
 
     async def _continue(self, incoming: Incoming) -> None:

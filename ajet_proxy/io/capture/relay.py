@@ -25,7 +25,7 @@ from aiohttp import web
 from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.usage import Tail
-from ajet_proxy.core.trajectory.call import DISCONNECTED, EPISODE_DISCARDED, STALLED, TRUNCATED
+from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, EPISODE_DISCARDED, STALLED, TRUNCATED
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.streaming import KeepAlive, Shortcut
 from ajet_proxy.io.engines.pulse import Pulse
@@ -198,8 +198,8 @@ class StreamRelay(_Relay):
             if self._exchange.contradicted is not None:
                 self._recorder.take_back(self._exchange.contradicted)
         self._open.close()
-        if self._is_cut:
-            self._recorder.lose(TRUNCATED)
+        if self._is_cut or (self._tail is not None and self._tail.failed()):
+            self._recorder.lose(TRUNCATED if self._is_cut else ENGINE_ERROR)
         await self._write_end(self._rest)
         if not self._is_cut:
             await self._response.write_eof()

@@ -30,7 +30,7 @@ from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames
 from ajet_proxy.core.ledger.state import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
-from ajet_proxy.core.trajectory.call import DISCONNECTED, NOT_WRITTEN
+from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_SILENT, NOT_WRITTEN
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
@@ -60,13 +60,15 @@ class LocalPort:
 
     def __init__(
         self, *, store: Store, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics,
-        spoken: Callable[[str], None] = lambda model: None,
+        spoken: Callable[[str], None] = lambda model: None, pauses: bool = False,
     ) -> None:
-        """`spoken` is told the model whose trainer has announced its weights, or opened its gate."""
+        """`spoken` is told the model whose trainer has announced its weights, or opened its gate. `pauses` says that
+        engines are frozen with their calls while a gate is shut."""
         self._store, self._spoken = store, spoken
         self._state, self._commands = store.state, store.commands
         self.serving: Serving = store.state
         self._gate = gate
+        self._pauses = pauses
         self._engines = engines
         self._clock = clock
         self._metrics = metrics
@@ -237,6 +239,15 @@ class LocalPort:
             if known is not None and known.running:
                 self.lose([Gone(begun.episode, call, reason, status=status) for call in begun.calls])
 
+    def unserved(self, identity: Identity, model: str, code: str) -> None:
+        episode, agent = self._current(identity).episode, identity.labels.agent
+        known = None if episode is None else self._state.find(episode)
+        if known is not None and known.tenant == identity.claims.tenant:
+            agent = known.agent_of(agent, model) if agent or model else None
+            self._store.post(self._commands.lose_request(
+                known.id, UNSERVED, at=self._clock.now(), agent=agent, model=model, detail=code
+            ))
+
     def unread(self, tenant: str | None) -> None:
         self._unseen.unread(self._clock.now(), tenant)
 
@@ -352,9 +363,16 @@ class LocalPort:
             return replace(identity, episode=found[0]), _NOTHING
         return identity, {"may_continue": found[:MAX_NOTED]} if found else _NOTHING
 
+    def _is_frozen(self, episode: Episode, call: str) -> bool:
+        """Whether no engine could go on with a call."""
+        entry = episode.calls.get(call) if self._pauses else None
+        return entry is not None and not self._gate.is_open(self._engines.home(entry.asked.model))
+
     def _decide(self, ending: Ending) -> tuple[ev.Event, ...]:
         """The events of one call's end. The ending also shows whether the engine tells what it sampled."""
         at, known = self._clock.now(), self._state.episodes.get(ending.episode)
+        if isinstance(ending, Gone) and ending.reason == DISCONNECTED and known and self._is_frozen(known, ending.call):
+            ending = replace(ending, reason=ENGINE_SILENT)
         if isinstance(ending, Whole):
             if ending.engine not in self._engine_alerts.trusted:
                 self._engine_alerts.whole(ending.engine)

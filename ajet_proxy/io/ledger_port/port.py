@@ -144,6 +144,10 @@ class LedgerPort(Protocol):
         """`enter`, and begin the calls of a request. Those that have not ended when the block is left are lost.
         `on_discard` is called when their episode is discarded before that."""
 
+    def unserved(self, identity: Identity, model: str, code: str) -> None:
+        """A request of `identity` to a captured route became no call, because we answered it with the error `code`.
+        `model` is the one that it asks for; empty also if that was not read."""
+
     def unread(self, tenant: str | None) -> None:
         """A request of `tenant` (None: of anybody) may have come unread; its client will send it again."""
 

@@ -114,6 +114,9 @@ class RemotePort:
         if (on_discard := self._on_discard.get(entry)) is not None:
             on_discard()
 
+    def unserved(self, identity: Identity, model: str, code: str) -> None:
+        self._connection.notify("unserved", identity, model, code)
+
     def unread(self, tenant: str | None) -> None:
         self._connection.notify("unread", tenant)
 

@@ -36,7 +36,8 @@ class PortServer:
         """Calls on disk whose clients the worker has not sent the end yet, as far as it has said."""
         self._notices: Mapping[str, Notified] = {
             "leave": self._leave, "lose": self._lose, "used": ledger_port.used, "remember": ledger_port.remember,
-            "keep": ledger_port.keep, "unread": ledger_port.unread, "sent": self._sent, **more,
+            "keep": ledger_port.keep, "unread": ledger_port.unread,
+            "unserved": ledger_port.unserved, "sent": self._sent, **more,
         }
         self._questions: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "find": ledger_port.find, "reward": ledger_port.reward, "enter": self._enter, "begin": self._begin,

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Claims, Keys
 from ajet_proxy.core.ledger.commands import Commands
-from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event
+from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event, RequestLost
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.capture.front import HttpFront
 from ajet_proxy.io.capture.pipeline import FrontSettings
@@ -59,7 +59,7 @@ class MemoryStore:
         self._listeners.append(listener)
 
     def check(self, events: tuple[Event, ...]) -> None:
-        if self.full:
+        if self.full and not all(isinstance(event, RequestLost) for event in events):
             raise NotReady("the disk is full", code="journal", retry_after=5.0)
 
     def post(self, events: tuple[Event, ...]) -> None:
@@ -113,6 +113,7 @@ class Front:
         self.engines = engines = Engines(self.fixed, state.upstreams, state.models)
         self.ledger_port = LocalPort(
             store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
+            pauses=settings.get("pauses", False),
         )  # fmt: skip
         self._make = partial(
             HttpFront, keys=self.keys, clock=self.clock, metrics=self.metrics, settings=FrontSettings(**settings),

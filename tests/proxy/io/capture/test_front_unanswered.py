@@ -197,6 +197,17 @@ async def test_a_client_gives_up_on_an_engine_that_was_sending() -> None:
         assert (front.lost, unanswered(front)) == (["disconnected"], [])
 
 
+@pytest.mark.parametrize("pauses", [True, False])
+async def test_a_client_gives_up_while_the_weights_change(pauses: bool) -> None:
+    """An engine that is frozen for them cannot answer. One that is drained goes on with the call."""
+    async with EngineStub(delay_s=0.05) as stub, Front(stub.url, pauses=pauses) as front:
+        giving_up = asyncio.create_task(gives_up(front, CHAT, stream=True, said=LONG))
+        await until(lambda: front.of(CallStarted))
+        front.close_gate()
+        await giving_up
+        assert reasons(front) == (["engine_silent"] if pauses else [])
+
+
 async def test_a_client_gives_up_on_an_engine_of_which_nothing_was_known_yet() -> None:
     """Such an engine is asked about itself before the first request is sent."""
     async with EngineStub() as stub, Front(stub.url) as front:
@@ -206,18 +217,23 @@ async def test_a_client_gives_up_on_an_engine_of_which_nothing_was_known_yet() -
         assert reasons(front) == ["engine_silent"]
 
 
-@pytest.mark.parametrize("fault", [Fault("cut", after=40), Fault("reset", after=40)], ids=lambda fault: str(fault.kind))
+NOT_CAPTURED = (Fault("cut", after=40), Fault("reset", after=40), Fault("error_event", after=1))
+
+
+@pytest.mark.parametrize("fault", NOT_CAPTURED, ids=lambda fault: str(fault.kind))
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_is_not_captured_breaks_off(stream: bool, fault: Fault) -> None:
     """Whether it could have been trained does not matter to the agent."""
     async with EngineStub() as stub, Front(stub.url) as front:
-        more = {"use_beam_search": True, "stream": stream}
+        more: dict[str, Any] = {"use_beam_search": True, "stream": stream}
         assert await ask(front, COMPLETIONS, OTHER, **more) == 200
         assert (front.lost, unanswered(front)) == (["beam_search"], [])
         stub.faults.append(fault)
+        if fault.kind == "error_event" and not stream:
+            return
         await ask(front, COMPLETIONS, FIRST, **more)
         await until(lambda: unanswered(front))
-        assert reasons(front) == ["truncated"]
+        assert reasons(front) == ["engine_error" if fault.kind == "error_event" else "truncated"]
         assert await ask(front, COMPLETIONS, FIRST, **more) == 200
         assert unanswered(front) == []
 
@@ -241,6 +257,34 @@ async def test_the_gate_is_not_waited_for() -> None:
         assert reasons(front) == ["held"]
         assert await ask(front, CHAT, OTHER) == 200
         assert unanswered(front) == []
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_a_request_that_is_not_even_read(path: str) -> None:
+    """Memory has no room for its body. Nobody knows what it said, so whatever is answered next makes it good."""
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.open("x")
+        front.budget.look(0)
+        large = [{"role": "user", "content": "say: " + "word " * 50_000}]
+        assert await ask(front, path, large) == 503
+        await until(lambda: unanswered(front))
+        (lost,) = unanswered(front)
+        assert (lost["reason"], lost["detail"]) == ("unserved", "memory_limit")
+        assert await ask(front, path, FIRST, agent="any") == 200
+        assert unanswered(front) == []
+
+
+async def test_a_reward_that_the_disk_does_not_take() -> None:
+    """Its request goes no further."""
+    async with EngineStub() as stub, Front(stub.url) as front:
+        key = front.open("x")
+        front.store.full = True
+        headers = {"Authorization": f"Bearer {key}", "X-AJet-Reward": "0.5"}
+        async with aiohttp.ClientSession(headers=headers) as http:
+            answer = await http.post(f"{front.url}{CHAT}", json=body_of(CHAT, FIRST))
+        assert answer.status == 503
+        await until(lambda: unanswered(front))
+        assert (unanswered(front)[0]["reason"], unanswered(front)[0]["detail"]) == ("unserved", "journal")
 
 
 async def test_one_who_comes_again_and_again_is_noted_once() -> None:
