@@ -259,21 +259,21 @@ class LedgerRig:
     def begin(
         self, episode: str, *, choices: int = 1, model: str = "m", agent: str = "", task: str | None = None,
         eval: bool = False, tenant: str = "", body: str = "", key: str | None = None, retry: int = 0,
-        route: str = "", client: str | None = None,
+        route: str = "", client: str | None = None, said: str = "",
     ) -> tuple[str, ...]:
         calls = tuple(self.id("call") for _ in range(choices))
         self.run(
             self.commands.begin_call(
                 episode=episode, calls=calls, at=self.at, model=model, agent=agent, task=task, eval=eval,
                 identified_by="path", tenant=tenant, body_hash=body or calls[0], idempotency_key=key,
-                retries=retry, route=route, client=client,
+                retries=retry, route=route, client=client, said=said,
             )
         )
         return calls
 
     def finish(
         self, episode: str, call: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), *,
-        version: int | None = None, same_text: tuple[str, int] | None = None,
+        version: int | None = None, same_text: tuple[str, int] | None = None, begins: Sequence[str] = (),
     ) -> Sequence[Event]:
         known = self.state.find(episode)
         assert known is not None
@@ -284,12 +284,15 @@ class LedgerRig:
             version=version,
         )
         done = replace(done, same_text=same_text)
-        return self.run(self.commands.finish_call(episode, pack(done), at=self.at))
+        return self.run(self.commands.finish_call(episode, pack(done), at=self.at, begins=tuple(begins)))
 
     def lose(
-        self, episode: str, call: str, reason: str = "disconnected", *, taken_back: bool = False
+        self, episode: str, call: str, reason: str = "disconnected", *, taken_back: bool = False, **more: Any
     ) -> Sequence[Event]:
-        return self.run(self.commands.lose_call(episode, call, reason, at=self.at, taken_back=taken_back))
+        return self.run(self.commands.lose_call(episode, call, reason, at=self.at, taken_back=taken_back, **more))
+
+    def unanswered(self, episode: str) -> list[dict[str, Any]]:
+        return self.state.episode(episode).attempts.unanswered()
 
     def call(
         self, episode: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), **options: Any

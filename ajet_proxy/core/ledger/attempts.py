@@ -29,6 +29,8 @@ _SAID: Final = ("system", "instructions", "messages", "input", "prompt", "previo
 Fate = Literal["answered", "own", "world"]
 MOST: Final = 1000
 """So many lost attempts of an episode are kept."""
+SURE: Final = 2
+"""By so many requests an attempt is answered for sure: not all of them will be taken back."""
 HELD: Final = "held"
 """The client gave up while the request waited at the gate."""
 UNSERVED: Final = "unserved"
@@ -97,8 +99,8 @@ class Said:
 class Attempt:
     """A request of an `agent` (None: nobody knows whose) that ``said`` this (a key of `Said`; empty: unknown).
     ``number`` is that of its request, or of the latest one before it, if it became no call. ``running`` of
-    its calls are in flight. Once it is lost to the world it has the ``reason``, and ``at`` is when. ``answered_by`` is
-    the number of the later request that has answered it."""
+    its calls are in flight. Once it is lost to the world it has the ``reason``, and ``at`` is when. ``answered_by`` has
+    the numbers of later requests that have answered it."""
 
     agent: str | None
     said: str
@@ -111,7 +113,7 @@ class Attempt:
     detail: str | None = None
     since: float | None = None
     """From when on the proxy was away."""
-    answered_by: int | None = None
+    answered_by: list[int] = field(default_factory=list)
 
     def is_by(self, agent: str) -> bool:
         return self.agent is None or self.agent == agent
@@ -147,7 +149,7 @@ class Attempts:
     def open_to(self, agent: str) -> tuple[str, ...]:
         """What those said that a request of `agent` which begins now may answer."""
         return tuple(dict.fromkeys(
-            one.said for one in self._all() if one.said and one.answered_by is None and one.is_by(agent)
+            one.said for one in self._all() if one.said and one.is_by(agent) and len(one.answered_by) < SURE
         ))
 
     def end(self, number: int) -> Attempt | None:
@@ -163,14 +165,13 @@ class Attempts:
         """Request `number` of `agent` was answered, which begins with what is in `begins`."""
         for one in self._all():
             known = not one.said or one.said in begins
-            if known and one.number < number and one.answered_by is None and one.is_by(agent):
-                one.answered_by = number
+            if known and one.number < number and one.is_by(agent) and len(one.answered_by) < SURE:
+                one.answered_by.append(number)
 
     def take_back(self, number: int) -> None:
         """The client of request `number` was not sent the end of its answer after all."""
         for one in self._all():
-            if one.answered_by == number:
-                one.answered_by = None
+            one.answered_by = [other for other in one.answered_by if other != number]
 
     def lose(self, attempt: Attempt) -> None:
         """`attempt`, which has a reason, was lost to the world. Whatever answers it answers earlier ones that said the
@@ -179,10 +180,10 @@ class Attempts:
             return  # for another of its choices
         self.lost = [
             one for one in self.lost
-            if one.answered_by is not None or not one.is_like(attempt) or one.number > attempt.number
+            if one.answered_by or not one.is_like(attempt) or one.number > attempt.number
         ]
         if len(self.lost) >= MOST:
-            self.lost = [one for one in self.lost if one.answered_by is None]
+            self.lost = [one for one in self.lost if not one.answered_by]
         if len(self.lost) < MOST:
             self.lost.append(attempt)
         else:
@@ -190,7 +191,7 @@ class Attempts:
 
     def adds(self, attempt: Attempt) -> bool:
         """Whether it would change anything to `lose` an attempt that became no call."""
-        alike = (one for one in self.lost if one.answered_by is None and one.is_like(attempt))
+        alike = (one for one in self.lost if not one.answered_by and one.is_like(attempt))
         earlier = next(alike, None)
         if earlier is None:
             return not self.dropped or len(self.lost) < MOST
@@ -198,11 +199,11 @@ class Attempts:
 
     def settle(self) -> None:
         """Nothing is answered any more: keep what is shown."""
-        self.running, self.lost = {}, [one for one in self.lost if one.answered_by is None]
+        self.running, self.lost = {}, [one for one in self.lost if not one.answered_by]
 
     def unanswered(self) -> list[dict[str, Any]]:
         """What is shown of those that went unanswered, in the order in which they were lost."""
-        shown = [one.to_json() for one in self.lost if one.answered_by is None]
+        shown = [one.to_json() for one in self.lost if not one.answered_by]
         if self.dropped:
             shown.append({"at": self.dropped_at, "reason": MORE, "detail": f"{self.dropped} or more were not kept"})
         return shown

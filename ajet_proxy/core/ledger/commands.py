@@ -193,18 +193,15 @@ class Commands:
         return (ev.CallLost(at, episode, call, reason, marks, begins, status),)
 
     def lose_request(
-        self, episode: str, reason: str, *, at: float, after: int | None = None, agent: str | None = None,
-        said: str = "", model: str = "", detail: str | None = None,
+        self, episode: str, reason: str, *, at: float, agent: str | None = None, said: str = "", model: str = "",
+        detail: str | None = None,
     ) -> Events:
-        """A request of an open `episode` became no call, and the world failed it. It came after its request number
-        `after`; unless given, after all that there are. Nothing happens if that tells nothing new."""
+        """A request of an open `episode` became no call, and the world failed it. Nothing happens if that tells nothing
+        new."""
         known, at = self.state.find(episode), self._time(at)
-        if known is None or known.state != "open":
+        if known is None or known.state != "open" or not known.attempts.adds(Attempt(agent, said, 0, at)):
             return ()
-        after = known.attempts.begun if after is None else after
-        if not known.attempts.adds(Attempt(agent, said, after, at)):
-            return ()
-        return (ev.RequestLost(at, episode, reason, after, agent, said, model, detail),)
+        return (ev.RequestLost(at, episode, reason, agent, said, model, detail),)
 
     def answers_sent(self, calls: Collection[str], unknown: Collection[str] = (), *, at: float) -> Events:
         """The clients of `calls` have been sent the end of their answers; for `unknown` calls nobody will know."""

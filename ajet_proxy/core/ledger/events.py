@@ -108,12 +108,10 @@ class CallLost(EpisodeEvent, frozen=True):
 
 
 class RequestLost(EpisodeEvent, frozen=True):
-    """A request became no call, and the world failed it: `HELD` or `UNSERVED` of `core.ledger.attempts`. It came after
-    the request number ``after``. ``agent`` is None if nobody knows whose it was, and ``said`` empty if nobody knows
-    what it said."""
+    """A request became no call, and the world failed it: `HELD` or `UNSERVED` of `core.ledger.attempts`. ``agent`` is
+    None if nobody knows whose it was, and ``said`` empty if nobody knows what it said."""
 
     reason: str
-    after: int
     agent: str | None = None
     said: str = ""
     model: str = ""

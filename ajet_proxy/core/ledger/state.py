@@ -512,12 +512,13 @@ class State(Serving, Shares):
             attempts.lose(Attempt(
                 asked.agent, asked.said, asked.number, event.at, asked.model, reason=event.reason, call=event.call,
                 detail=f"the engine answered {event.status}" if event.status else None,
-                answered_by=None if known is None else known.answered_by,
+                answered_by=[] if known is None else [*known.answered_by],
             ))
 
     def _request_lost(self, event: ev.RequestLost) -> None:
-        self.episodes[event.episode].attempts.lose(Attempt(
-            event.agent, event.said, event.after, event.at, event.model, reason=event.reason, detail=event.detail
+        attempts = self.episodes[event.episode].attempts
+        attempts.lose(Attempt(
+            event.agent, event.said, attempts.begun, event.at, event.model, reason=event.reason, detail=event.detail
         ))
 
     def _answers_sent(self, event: ev.AnswersSent) -> None:

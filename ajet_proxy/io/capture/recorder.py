@@ -34,7 +34,7 @@ from ajet_proxy.core.trajectory.call import (
 )
 from ajet_proxy.core.trajectory.repair import Found
 from ajet_proxy.core.trajectory.timeline import Packed
-from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, taken_back
+from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, taken_back, unsent
 
 Finished = Callable[[Origin, Captured], Origin]
 Score = Callable[[Unscored], Awaitable[Captured | Lost]]
@@ -127,17 +127,19 @@ class Recorder:
             self._ledger_port.sent([end.call.turn.call for end in self._endings if isinstance(end, Whole)])
 
     def lose(self, reason: str = DISCONNECTED) -> None:
-        """Record that all calls are lost, unless the client was sent the end. Those that were lost before, but with an
-        answer for the client, are then lost for this reason."""
+        """Record that all calls are lost, unless the client was sent the end."""
         if not self.ended:
             self.ended = True
             self._ledger_port.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
         elif not self._sent:
-            self.take_back(reason)
+            self._end_again(unsent(self._endings, reason))
 
     def take_back(self, reason: str) -> None:
-        """What was recorded as answered is lost after all, unless its episode has settled with it."""
-        if lost := taken_back(self._endings, reason):
+        """The calls that were recorded as complete are lost after all, unless their episode has settled with them."""
+        self._end_again(taken_back(self._endings, reason))
+
+    def _end_again(self, lost: Sequence[Ending]) -> None:
+        if lost:
             self._endings = []
             self._ledger_port.lose(lost)
 

@@ -35,7 +35,7 @@ from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
-from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, is_ours, taken_back, why_lost
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, is_ours, unsent, why_lost
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.store import Store
@@ -176,8 +176,7 @@ class LocalPort:
                 said=request.said, **request.sent,
             )
             lost = None if known is None else partial(
-                self._commands.lose_request, episode, after=known.attempts.begun, agent=agent, model=model,
-                said=request.said,
+                self._commands.lose_request, episode, agent=agent, model=model, said=request.said
             )
             if not (self._gate.is_open(self._engines.home(model)) and self._engines.candidates(model)):
                 # waiting takes memory
@@ -258,7 +257,7 @@ class LocalPort:
             if events := self._decide(last):  # there are none for what came too late, and nothing to wait for
                 await self._store.commit(events)
         except BaseException as error:
-            self.lose(taken_back(endings, NOT_WRITTEN if isinstance(error, AjetError) else DISCONNECTED))
+            self.lose(unsent(endings, NOT_WRITTEN if isinstance(error, AjetError) else DISCONNECTED))
             raise
 
     def sent(self, calls: Sequence[str]) -> None:

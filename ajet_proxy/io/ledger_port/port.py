@@ -101,11 +101,17 @@ def why_lost(error: BaseException) -> tuple[str, int]:
 
 
 def taken_back(endings: Sequence[Ending], reason: str) -> list[Ending]:
-    """How calls end whose client was answered, according to `endings`, and that are lost after all for `reason`. Their
-    client was not sent the end, or the engine contradicted it."""
-    return [
-        Gone(end.episode, end.call.turn.call if isinstance(end, Whole) else end.call, reason, taken_back=True)
-        for end in endings if isinstance(end, Whole) or fate(end.reason) == "answered"
+    """How calls end that ended in `endings` and are lost after all, for `reason`. Their client was not sent the end, or
+    the engine contradicted it."""
+    return [Gone(end.episode, end.call.turn.call, reason, taken_back=True) for end in endings if isinstance(end, Whole)]
+
+
+def unsent(endings: Sequence[Ending], reason: str) -> list[Ending]:
+    """How calls end whose client was not sent the end for `reason`. If none of them is whole, these are those that were
+    lost although there was an answer."""
+    return taken_back(endings, reason) or [
+        Gone(end.episode, end.call, reason, taken_back=True)
+        for end in endings if isinstance(end, Gone) and fate(end.reason) == "answered"
     ]
 
 
