@@ -215,7 +215,7 @@ class Upstream:
                 await pulse.close()
 
     def pulse(self, url: str) -> Pulse:
-        """That of the server at `url`, of which only scheme, host and port count."""
+        """That of the server at `url`. Only its scheme, host and port count."""
         known = self._pulses.get(url)
         if known is None:
             origin = str(URL(url, encoded=True).origin())
