@@ -27,8 +27,6 @@ STRATEGIES = ("fsdp", "fsdp2")
 FULL = "full_attention"
 CHOOSE = ("index_topk", "keep_window_size")
 """What models have that attend to the tokens that score highest: DeepSeek's sparse attention and Doge."""
-CHANCE = ("dropout", "pdrop", "dropout_prob", "jitter_noise")
-"""How the names of what a model draws by chance end: shares of dropped values, and noise."""
 BY_LENGTH = ("dynamic", "longrope")
 """Kinds of rotary positions that go by the longest row of a micro-batch."""
 
@@ -75,6 +73,8 @@ def misfits(config: Any, attention: str) -> Iterator[str]:
         yield "brings code of its own"
     elif made is None or any(hasattr(config, name) for name in ("vision_config", "audio_config")):
         yield "is not a language model alone"
+    elif getattr(config, "is_decoder", None) is False:
+        yield "attends to later tokens"
     elif getattr(made, "_is_stateful", False) or not getattr(made, "_supports_attention_backend", False):
         yield "has layers without an attention that takes a mask"
     elif "logits_to_keep" not in signature(made.forward).parameters:
@@ -87,8 +87,6 @@ def misfits(config: Any, attention: str) -> Iterator[str]:
         yield f"has a sliding window of {config.sliding_window} tokens"
     elif rotary & set(BY_LENGTH):
         yield f"has positions ({' and '.join(sorted(rotary & set(BY_LENGTH)))}) that go by the longest row"
-    elif any(value for name, value in vars(config).items() if name.endswith(CHANCE)):
-        yield "drops or changes values at random"
     elif not getattr(made, SUPPORTS.get(attention, ""), True):
         yield f"has no {attention} in transformers"
 

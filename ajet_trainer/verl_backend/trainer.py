@@ -138,6 +138,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return {}
 
     def on_init_end(self) -> None:
+        self._look()
         actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
         self.actor_rollout_wg.set_loss_fn(partial(session_loss, config=actor))
         if self.colocated:
@@ -402,6 +403,15 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             self._say(f"the rows of step {self.global_steps} are not kept for reading: {said}")
 
     # Helpers -------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Has every model compute rows next to others. Raises `ConfigError` if that is no fit base for training. It is
+        asked twice, since kernels may be chosen while they run for the first time."""
+        groups = {id(one): one for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg")
+                  if (one := getattr(self, name, None)) is not None}  # fmt: skip
+        for group in groups.values():
+            if any(group.wrong()) and (said := next(filter(None, group.wrong()), "")):
+                raise ConfigError(f"model = {self._ours.model!r} cannot be trained here: {said}", param="model")
 
     def _fit_to(self, rows: Sequence[Row]) -> None:
         """Sizes the step for `rows`: verl counts mini-batches in rows, we count them in groups. verl fills up with

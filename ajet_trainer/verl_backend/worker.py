@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDict
 from torch.optim.lr_scheduler import LambdaLR
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ajet_trainer.verl_backend import (
     adapters,
@@ -25,13 +25,14 @@ from ajet_trainer.verl_backend import (
     forest_engine,  # noqa: F401  # registers its engines
 )
 from ajet_trainer.verl_backend.counting import counted, over_rate, over_top
+from ajet_trainer.verl_backend.steady import SteadyWorker
 
 ROW_TEMPERATURE = "row_temperature"
 RUN_WORD = "VERL_AJET_RUN"
 """The variable in which every process of a run finds a word that no other run has."""
 
 
-class CountingWorker(TrainingWorker):  # type: ignore[misc]
+class CountingWorker(SteadyWorker):
     """verl's training worker, whose engine counts its updates. That of a critic is nothing more."""
 
     def __init__(self, config: Any) -> None:
@@ -59,6 +60,11 @@ class ActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         super().init_model()
         if (socket := getattr(self.rollout, "zmq_handle", None)) is not None:
             self.rollout.zmq_handle = own_socket(socket, ray.get_runtime_context().get_job_id())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def wrong(self) -> str:
+        """What is wrong with rows in the actor or the reference, in words."""
+        return next((said for part in (self.actor, self.ref) if part is not None and (said := part.wrong())), "")
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     def write_adapter(self, folder: str) -> None:

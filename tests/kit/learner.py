@@ -40,10 +40,11 @@ def forest_worker(folder: Path, attention: str = "sdpa", **more: Any) -> Any:
 
 def training_worker(
     folder: Path, attention: str = "sdpa", *, lora: int = 0, dtype: str = "fp32", checkpointing: bool = False,
-    **optim: Any,
+    packed: bool = True, tokenizer: bool = True, **optim: Any,
 ) -> Any:
-    """Ours, which is verl's, with the model in `folder`, packing on, and the optimizer's options `optim`. `lora` is the
-    rank of an adapter. Weights are float32, and layers compute in `dtype`."""
+    """Ours, which is verl's, with the model in `folder`, and with its `tokenizer` if it has one. Rows are `packed` or
+    padded. `lora` is the rank of an adapter, `optim` are the optimizer's options. Weights are float32, and layers
+    compute in `dtype`."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 
@@ -51,7 +52,8 @@ def training_worker(
 
     model = HFModelConfig(
         path=str(folder),
-        use_remove_padding=True,
+        use_remove_padding=packed,
+        load_tokenizer=tokenizer,
         enable_gradient_checkpointing=checkpointing,
         lora_rank=lora,
         target_modules="all-linear",

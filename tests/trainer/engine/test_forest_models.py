@@ -3,9 +3,6 @@ which stands for that of flex attention, and by spans."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,33 +10,10 @@ import pytest
 
 from ajet_trainer.forest import plant
 from ajet_trainer.verl_backend.forest_refused import misfits
+from tests.kit.families import SMALL, within
 from tests.kit.forests import dense
 
 pytestmark = pytest.mark.slow
-SMALL = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 300, "max_position_embeddings": 512, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2, "moe_intermediate_size": 32, "num_experts": 4, "num_local_experts": 4,
-    "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
-    "shared_expert_intermediate_size": 32, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_topk": 8, "index_head_dim": 16,
-    "index_n_heads": 2, "n_layer": 2, "n_head": 4, "n_embd": 64, "d_model": 64, "ffn_dim": 96,
-}  # fmt: skip
-"""What makes most models small; each takes what it knows."""
-
-
-@contextmanager
-def within(seconds: int) -> Iterator[None]:
-    def late(*_: Any) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def small(kind: Any) -> Any:
