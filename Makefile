@@ -26,10 +26,11 @@
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainers, agents and supervisor 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
 # make estimators  a step of every estimator, loss and mean of verl, written into docs/reference/estimators.md
+# make families    rows of a small model of every family that verl loads, written into docs/reference/models.md
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team open-episodes step bench-training curve conformance fuzz faults dist clean
+.PHONY: setup estimators families quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team open-episodes step bench-training curve conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -132,6 +133,9 @@ faults:
 
 estimators: setup
 	@OMP_NUM_THREADS=1 .venv-engine/bin/python -m pytest -q tests/trainer/engine/every_choice.py
+
+families: setup
+	@OMP_NUM_THREADS=1 .venv-engine/bin/python -m pytest -q tests/trainer/engine/every_family.py
 
 dist:
 	@.ci/setup daemon

@@ -77,6 +77,16 @@ def frozen(engine: httpx.Client) -> bool:
     return False
 
 
+def length_of(url: str, key: str) -> int:
+    """How many tokens the engine serves at the most. Raises `EngineLost`."""
+    with asking(url, ANSWER_S, key) as engine:
+        try:
+            cards = engine.get("/v1/models").raise_for_status().json()["data"]
+            return max(int(card["max_model_len"]) for card in cards if card.get("max_model_len"))
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise EngineLost(f"the engine at {url} does not say how long rows may be: {words(error)}") from error
+
+
 def wake(engine: httpx.Client, patience_s: float = WAKE_S) -> str:
     """Has the engine go on. Returns what is wrong if it does not within `patience_s`. An engine that has no such route
     was never frozen, and one that does not tell whether it is frozen is taken by its word."""

@@ -138,15 +138,18 @@ def micro_batches(
     """In the place of verl's: `data` in parts that cost the least, and the places of their rows. All
     processes of `dp_group` make as many parts; they have equally many rows."""
 
-    def agree(count: int) -> int:
-        if dp_group is None or not same_micro_num_in_dp:
-            return count
-        most = torch.tensor([count], device=get_device_name())
-        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dp_group)
-        return int(most.item())
-
-    parts = cut(rows_of(data), prompts_of(data), heats_of(data), int(data["max_token_len_per_gpu"]), price, agree)
+    agree, limit = partial(agreed, dp_group if same_micro_num_in_dp else None), int(data["max_token_len_per_gpu"])
+    parts = cut(rows_of(data), prompts_of(data), heats_of(data), limit, price, agree)
     return [tu.index_select_tensor_dict(data, part) for part in parts], parts
+
+
+def agreed(group: Any, count: int) -> int:
+    """The largest `count` of the processes of `group`, if there are several."""
+    if group is None:
+        return count
+    most = torch.tensor([count], device=get_device_name())
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    return int(most.item())
 
 
 def rows_of(data: TensorDict) -> list[Ints]:

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from inspect import signature
-from textwrap import shorten
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from ajet_trainer.verl_backend.families import SPARSE, described
+from ajet_trainer.verl_backend.positions import BY_LENGTH, rotary_kinds
 from ajet_trainer.verl_backend.refused import Fault
-from ajet_trainer.verl_backend.unread import ACTOR
+from ajet_trainer.verl_backend.unread import ACTOR, MODEL
 
-MODEL = "actor_rollout_ref.model"
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 TAKES_A_TREE = {"cpu": "sdpa", "cuda": "flex_attention"}
 SUPPORTS = {"flex_attention": "_supports_flex_attn", "sdpa": "_supports_sdpa"}
 """How a class of transformers tells that it can be computed so."""
 STRATEGIES = ("fsdp", "fsdp2")
 FULL = "full_attention"
-CHOOSE = ("index_topk", "keep_window_size")
-"""What models have that attend to the tokens that score highest: DeepSeek's sparse attention and Doge."""
-BY_LENGTH = ("dynamic", "longrope")
-"""Kinds of rotary positions that go by the longest row of a micro-batch."""
 
 
 def faults(tree: DictConfig) -> Iterator[Fault]:
@@ -55,10 +50,9 @@ def faults(tree: DictConfig) -> Iterator[Fault]:
 def model_faults(path: str, attention: str) -> Iterator[Fault]:
     """Why the model at `path` cannot be computed over a tree with this `attention`."""
     try:
-        config = AutoConfig.from_pretrained(path)
-    except Exception as error:  # it is somebody's file, and what it says may be anything
-        said = shorten(str(error) or type(error).__name__, 200, placeholder=" …")
-        yield "model", f"= {path!r} has no configuration that can be read here ({said})"
+        config = described(path)
+    except ValueError as error:
+        yield "model", f"= {path!r} has no configuration that can be read here ({error})"
         return
     for why in misfits(config, attention):
         yield "model", f"= {path!r} ({config.model_type}) {why}, so it does not compute trees"
@@ -79,7 +73,7 @@ def misfits(config: Any, attention: str) -> Iterator[str]:
         yield "has layers without an attention that takes a mask"
     elif "logits_to_keep" not in signature(made.forward).parameters:
         yield "computes the logits of every token"
-    elif any(hasattr(config, name) for name in CHOOSE):
+    elif any(hasattr(config, name) for name in SPARSE):
         yield "chooses by itself what a token attends to"
     elif odd := sorted(set(getattr(config, "layer_types", None) or ()) - {FULL}):
         yield f"has layers of {' and '.join(odd)}"
@@ -89,9 +83,3 @@ def misfits(config: Any, attention: str) -> Iterator[str]:
         yield f"has positions ({' and '.join(sorted(rotary & set(BY_LENGTH)))}) that go by the longest row"
     elif not getattr(made, SUPPORTS.get(attention, ""), True):
         yield f"has no {attention} in transformers"
-
-
-def rotary_kinds(told: dict[str, Any]) -> set[str]:
-    """The kinds of rotary positions in ``rope_parameters``: of all layers, or of each type of them."""
-    each = [told, *(part for part in told.values() if isinstance(part, dict))]
-    return {part["rope_type"] for part in each if "rope_type" in part}

@@ -18,7 +18,7 @@ from ajet_sdk.settings import ConfigError, nearest
 from ajet_trainer.config import KEEP, Config, flatten
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
-from ajet_trainer.verl_backend import forest_refused, functions, refused
+from ajet_trainer.verl_backend import families, forest_refused, functions, refused
 from ajet_trainer.verl_backend.estimators import BY_TURN
 from ajet_trainer.verl_backend.refused import CORRECTION
 from ajet_trainer.verl_backend.unread import ACTOR, keys, unread
@@ -164,6 +164,13 @@ def on_cpu(config: Config) -> dict[str, Any]:
     }
 
 
+def padded(config: Config, model: Any) -> dict[str, Any]:
+    """Rows side by side instead of packed, where the `model` would let them read each other. A tree has no padding."""
+    if model is None or config.rows == "tree" or families.packs(model) or config.verl.get("model_engine", "dp") != "dp":
+        return {}
+    return {"actor_rollout_ref.model.use_remove_padding": False, "critic.model.use_remove_padding": False}
+
+
 def over_trees(config: Config, device: str) -> dict[str, Any]:
     """The attention of trees. On a CPU there is room for two of the longest rows. With less, each part of a tree would
     hold one row, and nothing would be shared."""
@@ -201,10 +208,10 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
         raise ConfigError(f"{key} {said}", param=key)
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree = hydra_compose("ppo_trainer", overrides=groups)
-    theirs = keys(tree)
+    theirs, model = keys(tree), families.known(config.model)
     values = everywhere(config) | off_policy(config) | clipping(config) | schedules(config)
-    values |= on_cpu(config) if device == "cpu" else {}
-    values |= over_trees(config, device) | (attached(folder, apart) if folder else {})
+    values |= (on_cpu(config) if device == "cpu" else {}) | over_trees(config, device) | padded(config, model)
+    values |= attached(folder, apart) if folder else {}
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)
     ours, before = {name: OmegaConf.select(tree, name) for name in OURS}, keys(tree)
@@ -227,6 +234,8 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
     if config.rows == "tree":
         for key, said in forest_refused.faults(tree):
             raise ConfigError(f"{key} {said}: set rows = 'timeline'", param=key)
+    for key, said in families.faults(tree, model, config.max_tokens) if model is not None else ():
+        raise ConfigError(f"{key} {said}", param=key)
     return tree
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +19,18 @@ from tensordict import TensorDict
 from torch.nn.modules.dropout import _DropoutNd
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine_workers import TrainingWorker
+
+from ajet_trainer.verl_backend import positions
+from ajet_trainer.verl_backend.forest_refused import STRATEGIES
+from ajet_trainer.verl_backend.padding import of_padded
 
 CHANCE = re.compile("drop|jitter")
 """What the names of shares of dropped values, of skipped layers and of noise have in them."""
 LONGEST = 251
-"""So many tokens has a row of the check, if the model and its micro-batches have room for them. It is a prime number:
-what goes by blocks of a pack must not fall together with rows."""
+"""So many tokens has a row of the check, if the model and its micro-batches have room. It is a prime number: what goes
+by blocks of a pack must not fall together with rows."""
 ROUNDING = 4.0
 """A row may move by so many times what it moves when only tokens behind it change, which a causal model does not see.
 That is nothing, but for mixtures of experts: they multiply the tokens of all rows together."""
@@ -34,7 +41,7 @@ class Looked(NamedTuple):
 
     rounding: float  # other tokens behind it
     neighbour: float  # another row before it
-    place: float  # behind other rows, and as the first
+    place: float  # behind other rows, and alone
     chance: float  # twice in training
     training: float  # in training, and not
     room: float  # what the numbers' precision explains
@@ -61,6 +68,8 @@ class SteadyWorker(TrainingWorker):  # type: ignore[misc]
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def reset(self) -> None:
         super().reset()
+        if not self.model_config.use_remove_padding and isinstance(self.engine, FSDPEngine):
+            self.engine.forward_backward_batch = partial(of_padded, self.engine.forward_backward_batch)
         self._loud = list(quiet(parts_of(self.engine)))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
@@ -70,9 +79,17 @@ class SteadyWorker(TrainingWorker):  # type: ignore[misc]
             return super().save_checkpoint(*args, **kwargs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def wrong(self) -> str:
-        """What is wrong with rows here, in words. All processes of the worker must be asked together."""
-        return look(self, packed=bool(self.model_config.use_remove_padding)).said
+    def wrong(self, served: int) -> str:
+        """What is wrong with rows here, in words, once positions are those of engines that serve rows of up to `served`
+        tokens. All processes of the worker must be asked together. Engines of other strategies are not looked at, nor
+        is training with quantized values, which are scaled by all rows."""
+        positions.fix(parts_of(self.engine), served)
+        if self.engine_config.strategy not in STRATEGIES or getattr(self.engine, "_qat_enabled", False):
+            return ""
+        try:
+            return look(self, packed=bool(self.model_config.use_remove_padding)).said
+        except Exception as error:  # it may be the code of a model
+            return f"its rows cannot be computed ({type(error).__name__}: {shorten(str(error), 300)})"
 
 
 # Chance ---------------------------------------------------------------------------------------------------------------
@@ -80,7 +97,7 @@ class SteadyWorker(TrainingWorker):  # type: ignore[misc]
 
 def parts_of(engine: Any) -> Iterator[torch.nn.Module]:
     """All modules of `engine`, which may hold several models."""
-    for module in engine.module if isinstance(engine.module, list) else [engine.module]:
+    for module in engine.module if isinstance(engine.module, (list, torch.nn.ModuleList)) else [engine.module]:
         yield from module.modules()
 
 
@@ -115,23 +132,24 @@ def set_to(values: Sequence[tuple[Any, str, float]]) -> Iterator[None]:
 def look(worker: TrainingWorker, *, packed: bool) -> Looked:
     """Computes rows of chance tokens next to others. Every process of `worker` computes the same ones."""
     engine, config = worker.engine, worker.model_config.hf_config.get_text_config()
-    length = min(LONGEST, getattr(config, "max_position_embeddings", None) or LONGEST, room_of(worker) // 3)
+    length = min(LONGEST, getattr(config, "max_position_embeddings", None) or LONGEST, max(8, room_of(worker) // 3))
     one, two, other, row = drawn(4, length, config.vocab_size)
     half = torch.cat((one[: length // 2], other[length // 2 :]))
 
     def found(*rows: torch.Tensor, training: bool = False) -> list[torch.Tensor]:
-        data = batch_of(rows, packed=packed)
+        data = batch_of(rows, packed=packed, fused=bool(worker.engine_config.use_fused_kernels))
         with engine.train_mode() if training else engine.eval_mode():
             out = engine.infer_batch(data)["model_output"]
         values = out.get("log_probs", out.get("values"))
-        return [torch.zeros(length)] * 3 if values is None else [part.float().cpu()[:-1] for part in values.unbind()]
+        parts = [torch.zeros(length)] * len(rows) if values is None else values.unbind()
+        return [part.float().cpu()[:-1] for part in parts]
 
-    first, second, front = found(one, two, row), found(half, other, row), found(row, two, one)
+    first, second, alone = found(one, two, row), found(half, other, row), found(row)
     trained = [found(one, two, row, training=True) for _ in range(2)] if engine.optimizer else [first, first]
     precise = getattr(engine, "_autocast_dtype", torch.bfloat16)
     fore = [part[0][: length // 2 - 1] for part in (first, second)]
     return Looked(
-        rounding=apart(*fore), neighbour=apart(first[2], second[2]), place=apart(first[2], front[0]),
+        rounding=apart(*fore), neighbour=apart(first[2], second[2]), place=apart(first[2], alone[0]),
         chance=apart(trained[0][2], trained[1][2]), training=apart(trained[0][2], first[2]),
         room=torch.finfo(precise).eps ** 0.5,
     )  # fmt: skip
@@ -155,7 +173,7 @@ def drawn(count: int, length: int, vocabulary: int) -> torch.Tensor:
     return torch.randint(vocabulary // 4, max(vocabulary // 2, vocabulary // 4 + 1), (count, length), generator=pick)
 
 
-def batch_of(rows: Sequence[torch.Tensor], *, packed: bool) -> TensorDict:
+def batch_of(rows: Sequence[torch.Tensor], *, packed: bool, fused: bool = False) -> TensorDict:
     """`rows` as one micro-batch of verl's. They are prompts of one token and its answers."""
 
     def nested(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -170,6 +188,6 @@ def batch_of(rows: Sequence[torch.Tensor], *, packed: bool) -> TensorDict:
         },
         {
             "temperature": 1.0, "pad_token_id": 0, "use_remove_padding": packed, "use_dynamic_bsz": True,
-            "use_fused_kernels": False, "max_token_len_per_gpu": sum(map(len, rows)),
+            "use_fused_kernels": fused, "max_token_len_per_gpu": sum(map(len, rows)),
         },
     )  # fmt: skip

@@ -45,7 +45,7 @@ from ajet_trainer.agreement import ENOUGH, fresh_kl
 from ajet_trainer.attempts import NoUpdate
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.engines import EngineLost
+from ajet_trainer.engines import EngineLost, length_of
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 from ajet_trainer.updates import deal, together
@@ -55,6 +55,7 @@ from ajet_trainer.verl_backend.corrections import READ, by_call, figures, left_o
 from ajet_trainer.verl_backend.estimators import BY_TURN, by_turn
 from ajet_trainer.verl_backend.loggers import Loggers
 from ajet_trainer.verl_backend.losses import session_loss
+from ajet_trainer.verl_backend.positions import trained_at
 from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
 
 PARTITION = "train"
@@ -115,6 +116,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._vocabulary = getattr(model.hf_config.get_text_config(), "vocab_size", None)
         dtype = getattr(model.hf_config, "dtype", None)
         self._dtype = dtype and str(dtype).removeprefix("torch.")
+        self._trained_at = trained_at(model.hf_config.get_text_config())
 
     def _init_dataloader(self) -> None:
         self.train_dataloader = self.val_dataloader = Leases()
@@ -405,13 +407,24 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     # Helpers -------------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Has every model compute rows next to others. Raises `ConfigError` if that is no fit base for training. It is
-        asked twice, since kernels may be chosen while they run for the first time."""
+        """Has every model compute rows next to others, with the positions that engines have. Raises `ConfigError` if
+        that is no fit base for training. It is asked twice: kernels may be chosen while they run for the first time."""
         groups = {id(one): one for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg")
                   if (one := getattr(self, name, None)) is not None}  # fmt: skip
+        served = self._served()
         for group in groups.values():
-            if any(group.wrong()) and (said := next(filter(None, group.wrong()), "")):
+            if any(group.wrong(served)) and (said := next(filter(None, group.wrong(served)), "")):
                 raise ConfigError(f"model = {self._ours.model!r} cannot be trained here: {said}", param="model")
+
+    def _served(self) -> int:
+        """How long rows may be that engines serve. Those that stand alone are asked where it changes positions."""
+        if self.colocated or not self._trained_at:
+            return int(self.config.actor_rollout_ref.rollout.max_model_len)
+        limits = {url: length_of(url, self._ours.engine_key) for url in self._ours.engine_urls}
+        if len({limit > self._trained_at for limit in limits.values()}) > 1:
+            said = f"serve rows of up to {limits}, on both sides of {self._trained_at}, where positions change"
+            raise ConfigError(f"engine_urls {said}: start them with one --max-model-len", param="engine_urls")
+        return max(limits.values())
 
     def _fit_to(self, rows: Sequence[Row]) -> None:
         """Sizes the step for `rows`: verl counts mini-batches in rows, we count them in groups. verl fills up with

@@ -62,9 +62,10 @@ class ActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
             self.rollout.zmq_handle = own_socket(socket, ray.get_runtime_context().get_job_id())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def wrong(self) -> str:
-        """What is wrong with rows in the actor or the reference, in words."""
-        return next((said for part in (self.actor, self.ref) if part is not None and (said := part.wrong())), "")
+    def wrong(self, served: int) -> str:
+        """What is wrong with rows in the actor or the reference (see `SteadyWorker`)."""
+        found = [part.wrong(served) for part in (self.actor, self.ref) if part is not None]
+        return next(filter(None, found), "")
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     def write_adapter(self, folder: str) -> None:

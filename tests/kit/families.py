@@ -29,8 +29,27 @@ NARROW = {
     "image_size": 32, "patch_size": 16, "out_hidden_size": 64, "projection_dim": 64, "block_size": 16,
 }  # fmt: skip
 """More of the kind, so that windows and chunks are shorter than rows."""
-RIGHT = 1e-4
-"""A logprob may be so far from what its row alone has."""
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0,
+                     "activation_sparsity_pattern": [0.0, 0.0]},
+    "helium": {"head_dim": 16},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "longcat_flash": {"num_layers": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "moe_topk": 2,
+                      "zero_expert_num": 1},
+    "mamba2": {"num_heads": 16, "head_dim": 8},
+    "mistral4": {"qk_rope_head_dim": 4, "qk_nope_head_dim": 4},
+    "zamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "zamba2": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "mamba", "hybrid"]},
+}
+"""What some need besides."""
+SECTIONS = {
+    "glm4v_text": [4, 2, 2], "glm_ocr_text": [4, 2, 2], "glm4v_moe_text": [2, 1, 1], "paddleocr_vl_text": [2, 1, 1],
+    "qwen2_5_omni_text": [4, 2, 2], "qwen2_5_vl_text": [4, 2, 2], "qwen2_vl_text": [4, 2, 2],
+}  # fmt: skip
+"""Into which parts some split their rotary positions: for time, height and width."""
+RIGHT = 3e-4
+"""A logprob may be so far from what its row alone has: sums of float32 in another order."""
 
 
 @contextmanager
@@ -66,12 +85,15 @@ def families() -> Mapping[str, tuple[Any, Any]]:
 
 def small(kind: Any, more: Mapping[str, Any] = {}) -> Any:
     """A configuration of this `kind` that makes a small model, with its parts."""
-    known = kind().to_dict()
-    sizes = SMALL | NARROW | more
+    plain = kind()
+    known = plain.to_dict()
+    sizes = {**SMALL, **NARROW, **OWN.get(kind.model_type, {}), **more}
     said = {name: value for name, value in sizes.items() if name in known}
-    for name, part in kind.sub_configs.items():
-        if hasattr(part, "model_type") and isinstance(known.get(name), dict):
-            said[name] = small(part).to_dict()
+    for name in kind.sub_configs:
+        if (part := getattr(plain, name, None)) is not None:
+            said[name] = small(type(part))
+    if parts := SECTIONS.get(kind.model_type):
+        said["rope_parameters"] = (known.get("rope_parameters") or {}) | {"mrope_section": parts}
     return kind(**said)
 
 

@@ -5,6 +5,7 @@ What verl, torch and vLLM warn about is not ours to fix, so warnings are no erro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from tests.kit import learner
 from tests.kit.tiny_model import build
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model "m" is not looked for
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -62,12 +62,12 @@ def rows_of(samples: list[list[Sample]]) -> list[Row]:
 
 def step_data(
     rows: list[Row], advantages: list[float], noise: float = 0.0, pack: int = 256, mean: str = "token-mean",
-    policy: str = "",
+    policy: str = "", packed: bool = True,
 ) -> Any:
     """The rows as the trainer's workers get them, with one advantage an episode; `noise` goes to masked places only.
 
-    A micro-batch has at most `pack` tokens. The rows weigh as the trainer lets them under ``loss_agg_mode`` `mean`;
-    `policy` is another mean for the policy term.
+    A micro-batch has at most `pack` tokens, `packed` or padded. The rows weigh as the trainer lets them under
+    ``loss_agg_mode`` `mean`; `policy` is another mean for the policy term.
     """
     import torch
     from verl.utils import tensordict_utils as tu
@@ -95,7 +95,7 @@ def step_data(
         made.append(fields)
     data = list_of_dict_to_tensordict(made)
     tu.assign_non_tensor(
-        data, temperature=1.0, pad_token_id=0, global_batch_size=len(rows), use_remove_padding=True,
+        data, temperature=1.0, pad_token_id=0, global_batch_size=len(rows), use_remove_padding=packed,
         use_dynamic_bsz=True, max_token_len_per_gpu=pack, use_fused_kernels=False, calculate_entropy=True,
     )  # fmt: skip
     torch.manual_seed(0)

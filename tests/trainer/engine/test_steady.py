@@ -42,7 +42,7 @@ def test_one_gradient_computed_twice_is_the_same(family: str, tmp_path: Path, ve
     one, two = (gradient(worker, a_step(), **FULL) for _ in range(2))
     assert np.linalg.norm(one) > 0 and np.array_equal(one, two)
     assert close(gradient(training_worker(still, tokenizer=False), a_step(), **FULL), one) < 1e-6
-    assert worker.wrong() == ""
+    assert worker.wrong(2048) == ""
 
 
 def test_neither_is_it_drawn_over_trees(tmp_path: Path, verl_here: None) -> None:
@@ -51,7 +51,7 @@ def test_neither_is_it_drawn_over_trees(tmp_path: Path, verl_here: None) -> None
     one, two = (gradient(worker, a_step(), **FULL) for _ in range(2))
     assert np.array_equal(one, two)
     assert close(gradient(training_worker(folder, tokenizer=False), a_step(), **FULL), one) < 1e-5
-    assert worker.wrong() == ""
+    assert worker.wrong(2048) == ""
 
 
 def test_what_a_model_is_configured_to_stays_in_its_checkpoint(tmp_path: Path, verl_here: None) -> None:
@@ -106,12 +106,12 @@ def test_what_has_no_name_is_found_by_looking(tmp_path: Path, verl_here: None) -
         "stands next": lambda out: out + torch.arange(out.shape[1])[None, :, None] * 1e-2,
         "next to": lambda out: out + 0.1 * out.mean(1, keepdim=True),
     }
-    assert worker.wrong() == ""
+    assert worker.wrong(2048) == ""
     for words, change in odd.items():
         layer.forward = lambda x, change=change: change(theirs(x))
-        assert words in worker.wrong()
+        assert words in worker.wrong(2048)
     layer.forward = theirs
-    assert worker.wrong() == ""
+    assert worker.wrong(2048) == ""
 
 
 def test_mixtures_of_experts_may_round(tmp_path: Path, verl_here: None) -> None:
