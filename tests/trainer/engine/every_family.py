@@ -109,7 +109,7 @@ def page(found: Mapping[str, Found | Failed], refused: Mapping[str, str]) -> str
         said = f"refused: it {refused[name]}" if name in refused else way
         eager = ", with `eager` attention" if one.attention == "eager" else ""
         lines.append(f"| `{name}` | {said}{eager} | {one.wrong[True]:.0e} | {one.wrong[False]:.0e} |")
-    lines += ["", "## Not trained by verl\n", "verl 0.9.1 fails when it loads these models, or computes text with them.\n"]
+    lines += ["", "## Not trained by verl\n", "verl 0.9.1 fails when it loads these, or computes text with them.\n"]
     lines += ["| why | families |", "|---|---|"]
     for built in (True, False):
         if not built:
