@@ -93,13 +93,15 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    samples = [sample for episode in group.episodes for sample in episode.samples]
+    samples = [sample for episode in group.compared for sample in episode.samples]
     tokens, runs, ends = plant([pack("i", sample.token_ids) for sample in samples])
     told = iter(list(map(_sample, samples, ends)))
-    episodes = [_fields(one) | {"samples": [next(told) for _ in one.samples]} for one in group.episodes]
+    episodes = [_fields(one) | {"samples": [next(told) for _ in one.samples]} for one in group.compared]
     for body in episodes:
         del body["fault"]
-    return {"task": group.task, "tree": {"token_ids": tokens, "parents": runs}, "episodes": episodes}
+    mine, earlier = episodes[: len(group.episodes)], episodes[len(group.episodes) :]
+    body = {"task": group.task, "tree": {"token_ids": tokens, "parents": runs}, "episodes": mine}
+    return body | ({"earlier": earlier} if earlier else {})
 
 
 def _sample(sample: Sample, end: int) -> dict[str, Any]:
@@ -216,7 +218,9 @@ class _Groups:
                 self._tree = _tree(_Map(found.get("tree", dict), f"{where}: tree"))
         except FrameError as error:
             fault = error
-        return Group(found.get("task", str), tuple(self._episode(one, fault) for one in found.get("episodes", list)))
+        found.body.setdefault("earlier", [])
+        told = [[self._episode(one, fault) for one in found.get(name, list)] for name in ("episodes", "earlier")]
+        return Group(found.get("task", str), *map(tuple, told))
 
     def _episode(self, body: Any, fault: FrameError | None) -> BatchEpisode:
         """An episode of a group that has a `fault`, or has none."""

@@ -281,10 +281,17 @@ class BatchEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The episodes of one task that share a group-relative baseline."""
+    """The episodes of one task that share a group-relative baseline. Those of ``earlier`` are compared with them, and
+    are not trained: the others of their group, which were leased or dropped before."""
 
     task: str
     episodes: tuple[BatchEpisode, ...]
+    earlier: tuple[BatchEpisode, ...] = ()
+
+    @property
+    def compared(self) -> tuple[BatchEpisode, ...]:
+        """All whose rewards are in the baseline."""
+        return (*self.episodes, *self.earlier)
 
 
 @dataclass(frozen=True, slots=True)

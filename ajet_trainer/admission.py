@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 
 from ajet_sdk.sample import LOGPROB_SLACK, Batch, BatchEpisode, Group, Sample
 from ajet_trainer import turns
-from ajet_trainer.advantage import compared, trainable
+from ajet_trainer.advantage import compared, only_compared, trainable
 from ajet_trainer.attempts import REASON
 from ajet_trainer.overlong import Shaping, punished
 from ajet_trainer.sampling import CORRECT, Rule, run_fault, treat
@@ -111,15 +111,25 @@ def admit(
                 rejected.append(Rejection(episode.episode, "sampling", treated.refused))
             else:
                 kept.append(treated.episode)
-        if len(kept) == 1 < len(group.episodes):
+        earlier = tuple(
+            only_compared(_shaped(one, by_turn, shaping)) for one in group.earlier
+            if episode_fault(one if by_turn is None else widened(one), (), None) is None
+        )
+        if len(kept) == 1 < len(group.compared) and not earlier:
             rejected.append(Rejection(kept.pop().episode, "no_baseline", f"alone in the group of task {group.task}"))
-        if kept and (fault := group_fault(Group(group.task, tuple(kept)), no_signal, by_turn)) is not None:
+        admitted = Group(group.task, tuple(kept), earlier)
+        if kept and (fault := group_fault(admitted, no_signal, by_turn)) is not None:
             rejected.extend(Rejection(episode.episode, *fault) for episode in kept)
-            kept = []
-        if kept:
-            groups.append(Group(group.task, tuple(kept)))
+        elif kept:
+            groups.append(admitted)
     admission = Admission(tuple(groups), tuple(rejected), left_out, untold)
     return replace(admission, penalties={one.episode: penalties.get(one.episode, 0.0) for one in admission.episodes})
+
+
+def _shaped(episode: BatchEpisode, by_turn: ByTurn | None, shaping: Shaping | None) -> BatchEpisode:
+    """An episode that is only compared, with its rewards as those of the others are."""
+    episode = episode if by_turn is None else widened(episode)
+    return episode if shaping is None else punished(episode, shaping, by_turn=by_turn is not None)[0]
 
 
 def names_of(episode: BatchEpisode) -> set[str]:
@@ -131,7 +141,7 @@ def group_fault(group: Group, no_signal: str, by_turn: ByTurn | None) -> tuple[s
     """``(reason, detail)`` for a group that is not trained, else None."""
     if not any(map(trainable, group.episodes)):
         return "sampling", f"every call of task {group.task} that was rewarded is overlong"
-    if no_signal == "drop" and len(group.episodes) > 1 and not has_signal(group, by_turn):
+    if no_signal == "drop" and len(group.compared) > 1 and not has_signal(group, by_turn):
         what = "rewards of task {} are equal" if by_turn is None else "advantages of task {} are 0"
         return "no_signal", f"all {what.format(group.task)}"
     return None

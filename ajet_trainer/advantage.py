@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,7 +58,7 @@ def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
     What a proposer gets says nothing of what a critic may expect. Otherwise all are one set. What nobody has rewarded
     is in none. Rewards of a set that are equal up to the rounding of sums are the same number.
     """
-    by = slack(magnitude(float(item["value"]) for item in episode.rewards) for episode in group.episodes)
+    by = slack(magnitude(float(item["value"]) for item in episode.rewards) for episode in group.compared)
     return tuple(_leveled(sessions, by) for sessions in _sets(group))
 
 
@@ -68,10 +68,10 @@ def _leveled(sessions: Sequence[Session], by: float) -> tuple[Session, ...]:
 
 
 def _sets(group: Group) -> tuple[tuple[Session, ...], ...]:
-    if not any(map(rewarded_apart, group.episodes)):
-        return (tuple(Session(episode.reward, counted(episode)) for episode in group.episodes),)
+    if not any(map(rewarded_apart, group.compared)):
+        return (tuple(Session(episode.reward, counted(episode)) for episode in group.compared),)
     by_agent: dict[str, list[Session]] = {}
-    for episode in group.episodes:
+    for episode in group.compared:
         calls = _rewarded_calls(episode)
         parts: dict[tuple[str, frozenset[str]], list[tuple[Sample, float]]] = {}
         for sample, reward in _rewarded(episode):
@@ -83,10 +83,21 @@ def _sets(group: Group) -> tuple[tuple[Session, ...], ...]:
 
 def sets_of(group: Group, by_agent: Mapping[str, Sequence[S]]) -> tuple[tuple[S, ...], ...]:
     """The sessions of each agent of `group` as a set, or all sessions as one."""
-    seen = Counter(agent for episode in group.episodes for agent in {one.agent for one in counted(episode)})
+    seen = Counter(agent for episode in group.compared for agent in {one.agent for one in counted(episode)})
     if all(episodes > 1 for episodes in seen.values()):
         return tuple(map(tuple, by_agent.values()))
     return (tuple(session for sessions in by_agent.values() for session in sessions),)
+
+
+def only_compared(episode: BatchEpisode) -> BatchEpisode:
+    """`episode` with no token to train, so that its reward counts all the same."""
+    def masked(sample: Sample) -> Sample:
+        if 1 not in sample.loss_mask:
+            return sample
+        few = {"token_ids": sample.token_ids[:2], "loss_mask": (0, 0), "logprobs": (0.0, 0.0), "spans": ()}
+        return Masked(**{item.name: getattr(sample, item.name) for item in fields(sample)} | few)
+
+    return replace(episode, samples=tuple(map(masked, episode.samples)))
 
 
 def trainable(episode: BatchEpisode) -> tuple[Sample, ...]:

@@ -72,16 +72,16 @@ class Play(Session):
 
 def plays(group: Group) -> tuple[tuple[Play, ...], ...]:
     """The sessions of `group` in sets, which are those of `advantage.compared`."""
-    if not any(map(rewarded_apart, group.episodes)):
+    if not any(map(rewarded_apart, group.compared)):
         (sessions,) = compared(group)
         return (
             tuple(
                 Play(one.reward, one.samples, episode.episode, _turns(episode, episode.samples, _punishments(episode)))
-                for one, episode in zip(sessions, group.episodes, strict=True)
+                for one, episode in zip(sessions, group.compared, strict=True)
             ),
         )
     by_agent: dict[str, list[Play]] = {}
-    for episode in group.episodes:
+    for episode in group.compared:
         for agent in dict.fromkeys(sample.agent for sample in counted(episode)):
             by_agent.setdefault(agent, []).append(_play(episode, agent))
     return sets_of(group, by_agent)

@@ -138,6 +138,7 @@ STEPS = (_open, _call, _call, _reward, _ready, _ready, _lease, _lease, _answer, 
 def histories(draw: st.DrawFn, longest: int = 40) -> LedgerRig:
     """A rig that has lived through anything, restarts included."""
     rig = LedgerRig()
+    rig.restart()  # a journal begins so
     for step in draw(st.lists(st.sampled_from((*STEPS, None)), max_size=longest)):
         if step is None:
             rig.restart()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections import Counter
@@ -55,9 +56,12 @@ def matched(method: str, path: str) -> tuple[str, str]:
 
 def picture(state: State) -> str:
     """Everything that anyone can see of `state`."""
-    queues = {f"{model}/{pot}": queue for (model, pot), queue in state.queues._queues.items()}
+    queues = {
+        f"{model}/{pot}": [asdict(groups[number]) for number in sorted(groups)]
+        for (model, pot), groups in state.queues._groups.items()
+    }
     batches = [
-        (batch.id, batch.model, batch.groups, batch.state, batch.lease_until, batch.policy_version)
+        (batch.id, batch.model, batch.groups, batch.state, batch.lease_until, batch.policy_version, batch.earlier)
         for batch in state.batches.values()
     ]
     seen: dict[str, Any] = {
@@ -130,10 +134,7 @@ def check(state: State) -> None:
     for model in ("m", "n"):
         aged = [(state.oldest(state.episodes[name], model), name) for shown, name in ready if shown == model]
         assert state.queues.older(model, 2) == [name for oldest, name in sorted(aged) if oldest < 2]
-    size = state.settings.group_size
-    lengths = [len(queue) for queue in state.queues._queues.values()]
-    assert state.queues.complete == sum(length // size for length in lengths)
-    assert state.queues.waiting == sum(0 < length < size for length in lengths)
+    check_seats(state, episodes)
     assert sum(state.discarded.values()) == shown["discarded"]
     check_pots(state, episodes)
     for name in ("", *state.own):
@@ -147,10 +148,29 @@ def check(state: State) -> None:
         assert 0 <= evaluation.missing <= evaluation.wanted
 
 
+def check_seats(state: State, episodes: Sequence[Episode]) -> None:
+    """Who has a seat, and all that is counted of groups, against a slow count."""
+    queues = state.queues
+    members = {
+        (model, name, of, pot): number for (model, pot), groups in queues._groups.items()
+        for number, group in groups.items() for name, of in group.members.items()
+    }
+    playing = [one for one in episodes if one.state in ("open", "sealed") and not one.eval]
+    assert members.keys() == {
+        (model, one.id, "late" if one.late else "open", Pot.of(one)) for one in playing for model in one.aims
+    } | {(model, name, "ready", Pot.of(state.episodes[name])) for model, name in queues.ready()}
+    assert all(queues._seats[model, name].group == number for (model, name, _, _), number in members.items())
+    assert all(group.members for groups in queues._groups.values() for group in groups.values())
+    anew = copy.deepcopy(queues)
+    anew.arrange(queues.group_size, queues.sizes)
+    for name in queues.__slots__:
+        assert getattr(anew, name) == getattr(queues, name), name
+
+
 def check_pots(state: State, episodes: Sequence[Episode]) -> None:
     """What is open and ready of each pot and lane, against a slow count."""
     pots = state.pots
-    opened = Counter(Pot.of(one) for one in episodes if one.state in ("open", "sealed") and not one.eval)
+    opened = Counter(Pot.of(one) for one in episodes if one.state in ("open", "sealed") and one.awaited)
     ready = Counter(Pot.of(state.episodes[name]) for _, name in state.queues.ready())
     assert {pot: (one.open, one.ready) for pot, one in pots.gatherings.items()} == {
         pot: (opened[pot], ready[pot]) for pot in opened.keys() | ready.keys()
@@ -166,7 +186,7 @@ def check_load(state: State, name: str) -> None:
     have none of their own."""
     direction, load = state.directed(name), state.directed(name).load
     open_now = [
-        one for one in state.episodes.values() if one.state in ("open", "sealed") and not one.eval
+        one for one in state.episodes.values() if one.state in ("open", "sealed") and one.awaited
         and (name in one.aims if name else not one.aims or any(model not in state.own for model in one.aims))
     ]
     shares = [(model, state.episodes[episode]) for model, episode in state.queues.ready()]

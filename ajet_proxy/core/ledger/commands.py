@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -59,6 +60,8 @@ MAX_PLAYS = 1000
 """Plays of a tenant. Beyond it, the one that began first has been left, and ends."""
 EXPIRED_AT_ONCE = 1000
 """So many episodes end of themselves in one turn: some 50 ms, while which everybody else waits."""
+LEAST_WAIT_S = 60.0
+"""A group waits for its members for so long at least, however quick the others were."""
 
 
 class Commands:
@@ -444,7 +447,22 @@ class Commands:
                 out.append(ev.EpisodeDiscarded(at, episode.id, "wall_timeout"))
             elif episode.state == "open" and not (episode.running or episode.id in held) and self._is_idle(episode, at):
                 out.append(ev.EpisodeDiscarded(at, episode.id, "idle_timeout"))
-        return tuple(out)
+        late = self._late(at, {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)})
+        return (*out, ev.EpisodesLate(at, late)) if late else tuple(out)
+
+    def _late(self, at: float, ended: Container[str]) -> tuple[str, ...]:
+        """Open episodes that hold up a group for too long, and have not `ended` now. While a gate is shut nobody is
+        waited for in vain."""
+        state, factor = self.state, self.state.settings.member_wait
+        found = dict[str, None]()
+        for model in state.queues.begun():
+            if not state.gate_of(model).shut:
+                late = state.queues.overdue(
+                    model, lambda slowest: max(LEAST_WAIT_S, factor * slowest),
+                    lambda name: state.played(state.episodes[name], model, at),  # noqa: B023
+                )
+                found |= dict.fromkeys(islice((name for name in late if name not in ended), EXPIRED_AT_ONCE))
+        return tuple(found)
 
     def _is_idle(self, episode: Episode, at: float) -> bool:
         """Whether an open episode, none of whose calls is in flight, has been silent for too long. It is never while a
@@ -462,7 +480,8 @@ class Commands:
             for call, entry in episode.calls.items() if entry.state == "running"
         ]
         lost = (ev.CallLost(at, episode, call, RESTARTED) for episode, call in running)
-        return (ev.ProxyStarted(at, self.state.settings.merge_policy), *lost)
+        settings = self.state.settings
+        return (ev.ProxyStarted(at, settings.merge_policy, settings.group_size), *lost)
 
     def _time(self, at: float) -> float:
         return max(at, self.state.now)

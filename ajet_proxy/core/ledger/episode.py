@@ -191,6 +191,10 @@ class Episode:
     """What came of a model's share: the policy version that learned from it, or why none does."""
     aims: tuple[str, ...] = ()
     """The models that it may train, as far as that is known while it is open."""
+    number: int = 0
+    """How many others were opened before it."""
+    late: bool = False
+    """Whether its group waits for it no longer, though it is still open or sealed."""
     reward_number: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
     stored: str | None = None
@@ -376,6 +380,16 @@ class Episode:
             name: entry for name, entry in self.calls.items()
             if entry.turn is not None and entry.turn.model == model and entry.turn.sampled
         }
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a group waits for it, as long as it is open or sealed."""
+        return not (self.eval or self.late)
+
+    @property
+    def may_sit(self) -> bool:
+        """Whether a model may have a seat for it."""
+        return self.ended_at is None and not self.eval and bool(self.aims or self.shares)
 
     @property
     def named_task(self) -> str:

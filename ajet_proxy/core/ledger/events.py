@@ -158,6 +158,13 @@ class EpisodeTouched(EpisodeEvent, frozen=True):
     """A heartbeat: the episode is alive though it calls nothing."""
 
 
+class EpisodesLate(Event, frozen=True):
+    """They have been open for so much longer than the others of their groups that nobody waits for them any more. They
+    do not count as open from now on, and still become ready."""
+
+    episodes: tuple[str, ...]
+
+
 class BatchLeased(Event, frozen=True):
     """``groups`` are ``(task, episode ids)`` in the order in which they are delivered, all of one model."""
 
@@ -330,6 +337,8 @@ class ClientGone(Event, frozen=True):
 
 
 class ProxyStarted(Event, frozen=True):
-    """The proxy runs, perhaps again: silence during a stop was nobody's fault. From now on it merges by this policy."""
+    """The proxy runs, perhaps again: silence during a stop was nobody's fault. From now on it merges by this policy,
+    and the groups of models whose mix names no size have ``group_size`` seats."""
 
     merge_policy: str
+    group_size: int = 8

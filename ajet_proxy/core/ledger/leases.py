@@ -22,12 +22,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger import looks
 from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.groups import Share
 from ajet_proxy.core.ledger.mix import Standing, Turns
-from ajet_proxy.core.ledger.pots import Pot
-from ajet_proxy.core.ledger.queues import Demand, Groups, Share
+from ajet_proxy.core.ledger.queues import Demand, Groups
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk.rounding import differ, magnitude, slack
@@ -77,10 +79,10 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         unusable.update((model, name) for name in gone for model in episodes[name].shares)
         idle, flat, most = set[Share](), set[Share](), MOST - len(dropped)
         fits = partial(_fits, episodes, idle, most)
-        teaches = partial(_teaches, episodes, flat, most if body.signal else 0)
-        short = _short(state, body.model, demand, fits, unusable)
-        chosen = None if short else state.queues.choose(
-            demand, body.model, fits, teaches, out=unusable, fresh=fresh, order=order
+        teaches = partial(_teaches, state, flat, most if body.signal else 0)
+        short = _short(state, body.model, demand, fits, unusable, most)
+        chosen = None if short else looks.choose(
+            state.queues, demand, body.model, fits, teaches, out=unusable, fresh=fresh, order=order
         )
         if idle:
             dropped += _dropped(episodes, idle, "no_reward", _named, at, apart=_rewarded)
@@ -98,6 +100,8 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
             break
         model, groups = chosen
         sizes = {name: most_bytes(episodes[name], model) for _, names in groups for name in names}
+        for _, names in groups:
+            sizes[names[0]] += sum(most_bytes(episodes[name], model) for name in state.earlier(model, names))
         if taken := leading(groups, sizes):
             return dropped, (model, taken)
         shares = {(model, name) for name in too_large(groups[0][1], sizes)}
@@ -110,7 +114,10 @@ def _demand(state: State, body: Lease, at: float) -> Demand:
     """What a lease asks of the queues. Without a ``min_group_size`` only what is flushed has ended."""
     size = body.group_size or state.settings.group_size
     before = -math.inf if body.min_group_size is None else at - body.group_wait_s
-    return Demand(body.groups, size, body.unit == "episodes", body.min_group_size or 1, state.pots.ended(before))
+    early = body.min_group_size is not None
+    return Demand(
+        body.groups, size, body.unit == "episodes", body.min_group_size or 1, state.pots.ended(before), early
+    )
 
 
 def _turns(state: State, demand: Demand, at: float, model: str) -> Turns | None:
@@ -151,7 +158,7 @@ def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str
     demand = _demand(state, body, at)
     for model in state.queues.models() if body.model is None else (body.model,):
         if name in state.waited_for(model):
-            turns, left = _turns(state, demand, at, model), state.queues.groups(model, demand)
+            turns, left = _turns(state, demand, at, model), looks.count(state.queues, model, demand)
             assert turns is not None
             while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
                 turns.take(lane)
@@ -176,19 +183,12 @@ def _active(state: State, name: str, since: float) -> Collection[str]:
 
 
 def _short(
-    state: State, model: str | None, demand: Demand, fits: Callable[[Share], bool], out: Collection[Share]
+    state: State, model: str | None, demand: Demand, fits: Callable[[Share], bool], out: Collection[Share], most: int
 ) -> set[Share]:
-    """What is left of pots that have ended, and is too little for a group."""
-    short, less = set[Share](), {(name, Pot.of(state.episodes[episode])) for name, episode in out}
-    for name in state.queues.models() if model is None else (model,):
-        for pot in demand.ended:
-            if 0 < state.queues.length(name, pot) % demand.size < demand.least or (less and (name, pot) in less):
-                shares = ((name, episode) for episode in state.queues.members(name, pot))
-                usable = [share for share in shares if share not in out and fits(share)]
-                left = len(usable) % demand.size
-                if 0 < left < demand.least:
-                    short.update(usable[-left:])
-    return short
+    """What is left of pots that have ended, and is too little for a group; at most so many."""
+    names = state.queues.models() if model is None else (model,)
+    left = (share for name in names for share in state.queues.left_over(name, demand, out))
+    return {share for share in islice(left, most) if fits(share)}
 
 
 def _fits(episodes: Mapping[str, Episode], idle: set[Share], most: int, share: Share) -> bool:
@@ -223,7 +223,7 @@ def _scope(reward: EpisodeReward) -> str:
 
 
 def _teaches(
-    episodes: Mapping[str, Episode], flat: set[Share], most: int, model: str, names: tuple[str, ...]
+    state: State, flat: set[Share], most: int, model: str, names: tuple[str, ...]
 ) -> bool:
     """Whether rewards differ in a group, so that a lease with `signal` can take it. Otherwise it goes into `flat`. Once
     that holds `most`, all others do, since this look ends without a lease.
@@ -232,9 +232,11 @@ def _teaches(
     those of the same agent, or all of them if an agent is alone. It compares rewards of single calls in several ways,
     so groups that have some are left to it.
     """
-    members = [episodes[name] for name in names]
+    if len(flat) >= most:
+        return True
+    members = [state.episodes[name] for name in (*names, *state.earlier(model, names))]
     rewards = [one for member in members for one in member.rewards_of(model)]
-    if len(flat) >= most or len(members) == 1 or any(one.call is not None for one in rewards):
+    if len(members) == 1 or any(one.call is not None for one in rewards):
         return True
     if any(one.agent is not None for one in rewards):
         earned = [member.earned(model) for member in members]

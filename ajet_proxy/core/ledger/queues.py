@@ -1,51 +1,39 @@
-"""Ready episodes in the order of their readiness, complete groups of them, and the leases they are under.
+"""The groups of each model and pot as they fill, which of them are whole, and the leases they are under.
 
-Idea: a group is `size` ready episodes of one pot and model, the oldest first. It is complete from the moment the last
-of them became ready, and complete groups are leased in the order of those moments. An episode that comes back from a
-lease takes its old place again, so groups form as they did before. A pot that has ended gives what is left of it as a
-smaller group. Where lanes have shares, each turn takes the first group of the lane whose turn it is.
+Idea: who is compared with whom is settled as episodes open (`ajet_proxy.core.ledger.groups`). An episode that comes
+back from a lease takes its old seat again, so groups form as they did before. Where nothing of a pot is open, no seat
+is kept free: what is left of its groups is put together. A pot that has ended gives what is left then as a smaller
+group.
 
-Where a trainer takes nothing beyond a certain age, and agents play faster than it trains, this order alone would have
-every group trained at its last moment. So groups with a token of an older version than is `fresh` come after all
-others, and the freshest of them first.
+Invariant: an episode has a seat for each model that it may train, exactly while it is open, sealed or ready.
 
-Invariant: an episode's share of a model stands in its queue exactly while it is ready, in the order of its number.
-
-A trainer that waits makes the proxy look again and again. So queues are counted by length, and shares are ordered by
-their oldest version, as they come and go. A look that finds too few groups goes through no queue. A look for what is
-stale finds that alone.
+A trainer that waits makes the proxy look again and again (`ajet_proxy.core.ledger.looks`). So whole groups stand in
+order, pots are counted, and shares are ordered by their oldest version, as they come and go.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from heapq import heapify, heappop, heappush
 from itertools import chain
-from typing import Protocol
+from typing import Any, NamedTuple
 
+from ajet_proxy.core.ledger.groups import LATE, OPEN, READY, Group, Seat, Share, dealt, in_order
 from ajet_proxy.core.ledger.pots import Pot
 
-Share = tuple[str, str]
-"""Model and episode."""
+Key = tuple[str, Pot]
+"""A model and a pot."""
 Groups = tuple[tuple[str, tuple[str, ...]], ...]
 """Task and episode ids of each group."""
-Rank = tuple[int, int]
-"""By which groups are taken: how many versions its oldest token is older than what is fresh, and the number of its last
-episode."""
-Ranked = tuple[Rank, tuple[str, tuple[str, ...]]]
-"""A group behind its rank."""
-Teaches = Callable[[str, tuple[str, ...]], bool]
-"""Whether a model may have such a group of episodes."""
 
 
 @dataclass(slots=True)
 class LeasedBatch:
     """A batch of one model, and what became of it. ``state`` is leased, trained or returned. ``number`` counts leases.
-    ``rewards_at_lease`` tells how many rewards each episode had then, because a later lease may deliver more."""
+    ``rewards_at_lease`` tells how many rewards each episode had then, because a later lease may deliver more.
+    ``earlier`` has the episodes with which groups are compared besides, each group by the name of its first one."""
 
     id: str
     model: str
@@ -57,324 +45,428 @@ class LeasedBatch:
     state: str = "leased"
     branch: int = 0
     """The branch that the model was on (`ajet_proxy.core.ledger.births`)."""
+    earlier: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def episodes(self) -> Iterator[str]:
         for _, episodes in self.groups:
             yield from episodes
 
 
-class Order(Protocol):
-    """In which order the lanes have their turns (`ajet_proxy.core.ledger.mix.Turns`)."""
-
-    def next(self, has: Callable[[str], bool]) -> str | None:
-        """The lane whose group is taken next, of those that `has` says have one; None: of none now."""
-
-    def take(self, lane: str) -> None:
-        """A group of it is taken."""
-
-
 @dataclass(frozen=True, slots=True)
 class Demand:
     """``groups`` groups of ``size`` episodes; with ``by_episode``, groups that have as many episodes together. What is
-    left of a pot that ``ended`` is a group too, if it has ``least`` episodes."""
+    left of a pot that ``ended`` is a group too, if it has ``least`` episodes. If groups may end ``early``, so is what
+    is left of one that is cut (`Group.is_cut`), with those that it is compared with."""
 
     groups: int
     size: int
     by_episode: bool = False
     least: int = 1
     ended: Collection[Pot] = frozenset()
+    early: bool = False
 
     def counted(self, group: Collection[str]) -> int:
         """As how much of the demand a group counts."""
         return len(group) if self.by_episode else 1
 
 
+class Formed(NamedTuple):
+    """Episodes that can be leased as a group. ``number`` is when the last of them was ready, and ``oldest`` the lowest
+    version in their tokens."""
+
+    number: int
+    oldest: int
+    pot: Pot
+    group: int
+    members: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Seating:
+    """The groups of one model and pot, by their numbers, and what they add up to. ``rest`` are the ready episodes that
+    no whole group has, and ``rests`` the groups with them. ``free`` are the groups with free seats, and ``orders`` says
+    when the members were opened; all in order."""
+
+    groups: dict[int, Group]
+    open: int = 0
+    late: int = 0
+    ready: int = 0
+    rest: int = 0
+    whole: int = 0
+    rests: list[int] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+    orders: list[int] = field(default_factory=list)
+
+    def spare(self, size: int) -> int:
+        """How many groups of `size` more there are while nothing is open."""
+        return 0 if self.open else self.rest // size
+
+
 @dataclass(slots=True)
 class ReadyQueues:
-    """For each model and pot its ready episodes, the longest ready first. The number and the oldest version of a share
-    outlive its leases."""
+    """For each model and pot its groups. ``group_size`` is that of models without one of their own, which ``sizes``
+    has."""
 
     group_size: int
     changes: int = 0
     """How often a share came or went."""
+    sizes: dict[str, int] = field(default_factory=dict)
     _next: int = 0
-    _places: dict[Share, tuple[int, int]] = field(default_factory=dict)
-    _queues: dict[tuple[str, Pot], list[tuple[int, str]]] = field(default_factory=dict)
-    _oldest: dict[tuple[str, Pot], list[int]] = field(default_factory=dict, init=False)
-    """The oldest versions of the shares of each queue, in its order."""
-    _lanes: dict[str, dict[str, dict[Pot, None]]] = field(default_factory=dict, init=False)
-    """For each model and lane, the pots that have a queue, in the order in which they got it."""
-    _lengths: dict[str, Counter[int]] = field(default_factory=dict, init=False)
-    """For each model, how many of its queues have a length."""
+    _made: int = 0
+    _seats: dict[Share, Seat] = field(default_factory=dict)
+    _groups: dict[Key, dict[int, Group]] = field(default_factory=dict)
+    complete: int = field(default=0, init=False)
+    """The number of whole groups."""
+    waiting: int = field(default=0, init=False)
+    """The number of pots with ready episodes and no whole group."""
+    _seatings: dict[Key, Seating] = field(default_factory=dict, init=False)
+    _keys: dict[int, Key] = field(default_factory=dict, init=False)
+    """Whose group that is of a number."""
+    _ready: Counter[str] = field(default_factory=Counter, init=False)
+    """For each model, how many of its episodes are ready."""
+    _whole: dict[str, dict[str, list[Formed]]] = field(default_factory=dict, init=False)
+    """For each model and lane its whole groups, in order."""
+    _count: Counter[str] = field(default_factory=Counter, init=False)
+    """For each model, how many groups it has that are whole or spare."""
+    _spare: dict[str, dict[Key, Key]] = field(default_factory=dict, init=False)
+    """For each model, the pots with spare groups."""
+    _cut: dict[str, dict[int, Key]] = field(default_factory=dict, init=False)
+    """For each model, the groups that are cut."""
+    _begun: dict[str, dict[int, Key]] = field(default_factory=dict, init=False)
+    """For each model, the groups in which somebody is waited for, and others have ended."""
     _ages: dict[str, list[tuple[int, str]]] = field(default_factory=dict, init=False)
     """For each model its ready episodes, those with the oldest version first."""
 
-    @property
-    def complete(self) -> int:
-        """The number of whole groups of ``group_size``."""
-        return sum(self._whole(model, self.group_size) for model in self._lengths)
+    def size_of(self, model: str) -> int:
+        """How many seats the groups of `model` have."""
+        return self.sizes.get(model, self.group_size)
 
-    @property
-    def waiting(self) -> int:
-        """The number of pots with ready episodes and no whole group."""
-        return sum(
-            number for lengths in self._lengths.values() for length, number in lengths.items()
-            if length < self.group_size
-        )
+    # -- who sits where
 
-    def add(self, model: str, pot: Pot, episode: str, oldest: int) -> None:
-        """`episode` is ready, for the first time or again; `oldest` is the lowest version in its share's tokens."""
-        number, oldest = self._places.setdefault((model, episode), (self._next, oldest))
-        self._next = max(self._next, number + 1)
+    def sit(self, model: str, pot: Pot, episode: str, order: int, stood: float = 0.0, state: str = OPEN) -> None:
+        """`episode` is opened, as number `order`, or turns out to be of this model and pot. It gets the first free
+        seat. If others have seats already that opened after it, it gets one before them, and they move up."""
+        self._seats[model, episode] = Seat(-1, order, stood)
+        self._enter((model, pot), episode, state)
+
+    def _enter(self, key: Key, episode: str, state: str) -> None:
+        """Find `episode` a seat."""
+        known = self._seatings.setdefault(key, Seating(self._groups.setdefault(key, {})))
+        seat = self._seats[key[0], episode]
+        early = bool(known.orders) and seat.order < known.orders[-1]
+        for number in sorted(known.groups) if early else known.free[:1]:
+            group = known.groups[number]
+            if number in known.free:
+                self._put(key, group, episode, state)
+                seat.group = number
+                return
+            last = max(group.members, key=lambda one: self._seats[key[0], one].order)
+            moving = self._seats[key[0], last]
+            if moving.order > seat.order and not group.late:
+                after = group.members[last]
+                self._put(key, group, episode, state)
+                self._put(key, group, last, None)
+                seat.group, episode, state, seat = number, last, after, moving
+        self._put(key, self._new(key, self._made), episode, state)
+        seat.group, self._made = self._made, self._made + 1
+
+    def leave(self, model: str, pot: Pot, episode: str, *, dropped: bool = False) -> None:
+        """`episode` is discarded, or is not of this model and pot after all. Somebody else gets its seat, unless it is
+        `dropped` or leased: then the others are still compared with it."""
+        key, seat = (model, pot), self._seats[model, episode]
+        group = self._groups[key][seat.group]
+        if group.members[episode] == READY:
+            self.changes += 1
+            ages = self._ages[model]
+            del ages[bisect_left(ages, (seat.oldest, episode))]
+            if not ages:
+                del self._ages[model]
+        self._put(key, group, episode, None, dropped)
+
+    def knows(self, model: str, episode: str) -> bool:
+        """Whether `episode` has a seat for `model`, or had one that it may come back to."""
+        return (model, episode) in self._seats
+
+    def stood(self, model: str, episode: str) -> float:
+        """For how long the gate of `model` had been shut when `episode` sat down, in seconds."""
+        return self._seats[model, episode].stood
+
+    def late(self, model: str, pot: Pot, episode: str) -> None:
+        """`episode` is waited for no longer."""
         self.changes += 1
-        queue = self._queues.setdefault((model, pot), [])
-        at = bisect_left(queue, (number, episode))
-        queue.insert(at, (number, episode))
-        self._oldest.setdefault((model, pot), []).insert(at, oldest)
-        self._grown(model, pot, len(queue) - 1, len(queue))
-        insort(self._ages.setdefault(model, []), (oldest, episode))
+        group = self._groups[model, pot][self._seats[model, episode].group]
+        self._put((model, pot), group, episode, LATE)
 
-    def remove(self, model: str, pot: Pot, episode: str) -> None:
-        """`episode` is leased, trained or discarded."""
+    def add(self, model: str, pot: Pot, episode: str, oldest: int, lasted: float = 0.0) -> None:
+        """`episode`, which has a seat, is ready; `oldest` is the lowest version in its share's tokens. It was open for
+        `lasted` seconds. If it was ready before, a lease brings it back. If its group was taken without it, it sits
+        down with those that open now, if any do: that puts as many slow ones into later groups as it takes from
+        earlier ones."""
+        key, seat = (model, pot), self._seats[model, episode]
+        if seat.number < 0:
+            seat.number, seat.oldest, self._next = self._next, oldest, self._next + 1
         self.changes += 1
-        number, oldest = self._places[model, episode]
-        queue, ages = self._queues[model, pot], self._ages[model]
-        at = bisect_left(queue, (number, episode))
-        del queue[at], self._oldest[model, pot][at]
-        self._grown(model, pot, len(queue) + 1, len(queue))
-        del ages[bisect_left(ages, (oldest, episode))]
-        if not queue:
-            del self._queues[model, pot], self._oldest[model, pot]
-        if not ages:
-            del self._ages[model]
-
-    def regroup(self, group_size: int) -> None:
-        """Count by another size of groups, and rebuild whatever follows from the queues."""
-        self.group_size, self._oldest, self._lanes, self._lengths, self._ages = group_size, {}, {}, {}, {}
-        for (model, pot), queue in self._queues.items():
-            self._grown(model, pot, 0, len(queue))
-            oldest = self._oldest[model, pot] = [self._places[model, episode][1] for _, episode in queue]
-            self._ages.setdefault(model, []).extend(zip(oldest, (episode for _, episode in queue), strict=True))
-        for ages in self._ages.values():
-            ages.sort()
+        group = self._groups.get(key, {}).get(seat.group) or self._new(key, seat.group)
+        if group.members.get(episode) == LATE and group.earlier:
+            known = self._seatings[key]
+            if (filling := known.groups.get(known.free[0] if known.free else -1)) is not None and filling.open:
+                self._put(key, group, episode, None)
+                group, seat.group = filling, filling.number
+        insort(self._ages.setdefault(model, []), (seat.oldest, episode))
+        self._put(key, group, episode, READY, lasted=lasted)
 
     def age(self, model: str, oldest: Callable[[str], int]) -> None:
         """Versions of `model` are told otherwise from now on; `oldest` tells that of an episode."""
-        for (name, episode), (number, _) in tuple(self._places.items()):
-            if name == model:
-                self._places[name, episode] = number, oldest(episode)
-        self.regroup(self.group_size)
+        for (name, episode), seat in self._seats.items():
+            if name == model and seat.number >= 0:
+                seat.oldest = oldest(episode)
+        self.arrange(self.group_size, self.sizes)
 
     def forget(self, model: str, episode: str) -> None:
         """`episode` never comes back."""
-        self._places.pop((model, episode), None)
+        self._seats.pop((model, episode), None)
+
+    def compared(self, model: str, pot: Pot, members: Sequence[str]) -> tuple[str, ...]:
+        """Which episodes a group that is leased is compared with besides: those that were in the same group earlier, if
+        it is what is left of one."""
+        known = self._groups[model, pot]
+        numbers = {self._seats[model, episode].group for episode in members}
+        group = known[numbers.pop()]
+        return () if numbers or len(members) >= group.size else tuple(group.earlier)
+
+    def arrange(self, group_size: int, sizes: Mapping[str, int]) -> None:
+        """Groups have these sizes from now on; and rebuild whatever follows from the groups."""
+        self.group_size, self.sizes = group_size, dict(sizes)
+        self.complete = self.waiting = 0
+        self._seatings, self._keys, self._ready, self._count = {}, {}, Counter(), Counter()
+        self._whole, self._spare, self._cut, self._begun, self._ages = {}, {}, {}, {}, {}
+        for key, groups in self._groups.items():
+            (model, _), size = key, self.size_of(key[0])
+            if any(group.size != size for group in groups.values()):
+                old = [groups.pop(number) for number in sorted(groups)]
+                groups |= {one.number: one for one in dealt(model, old, size, self._seats, self._made) if one.members}
+                self._made = max(self._made, *groups, -1) + 1
+            known = self._seatings[key] = Seating(groups)
+            for group in groups.values():
+                self._keys[group.number] = key
+                for episode, state in group.members.items():
+                    seat = self._seats[model, episode]
+                    seat.group = group.number
+                    known.orders.append(seat.order)
+                    if state == READY:
+                        self._ages.setdefault(model, []).append((seat.oldest, episode))
+                self._count_group(key, known, group, 1)
+            known.orders.sort()
+        for ages in self._ages.values():
+            ages.sort()
+
+    def _new(self, key: Key, number: int) -> Group:
+        """A new group, without members, or one that a lease had taken whole."""
+        group = Group(number, self.size_of(key[0]))
+        groups = self._groups.setdefault(key, {})
+        self._seatings.setdefault(key, Seating(groups))
+        groups[number], self._keys[number] = group, key
+        return group
+
+    def _put(
+        self, key: Key, group: Group, episode: str, state: str | None, dropped: bool = False, lasted: float = 0.0
+    ) -> None:
+        """`episode` is a member of `group` in that state, or none any more; and all that follows."""
+        known = self._seatings[key]
+        if group.members:
+            self._count_group(key, known, group, -1)
+        order, before = self._seats[key[0], episode].order, len(group.members)
+        if dropped:
+            group.lose(episode)
+        else:
+            group.put(episode, state)
+        if len(group.members) > before:
+            insort(known.orders, order)
+        elif len(group.members) < before:
+            del known.orders[bisect_left(known.orders, order)]
+        if state is None:
+            if not group.members:
+                del known.groups[group.number], self._keys[group.number]
+                if not known.groups:
+                    del self._groups[key], self._seatings[key]
+                return
+        elif episode in group.earlier:
+            group.earlier.remove(episode)
+        group.slowest = max(group.slowest, lasted)
+        self._count_group(key, known, group, 1)
+
+    def _count_group(self, key: Key, known: Seating, group: Group, change: int) -> None:
+        """`group` is about to change (-1), or has changed (1)."""
+        model, pot = key
+        self._count_pot(key, known, -1)
+        for name in ("open", "late", "ready"):
+            setattr(known, name, getattr(known, name) + change * getattr(group, name))
+        self._ready[model] += change * group.ready
+        whole = group.whole
+        known.whole += change * whole
+        known.rest += change * group.ready * (not whole)
+        for holds, index in ((group.is_cut, self._cut), (group.open and group.slowest, self._begun)):
+            _note(index, model, group.number, key if holds else None, change)
+        _list(known.free, group.number, group.free > 0 and not group.late, change)
+        _list(known.rests, group.number, bool(group.ready) and not whole, change)
+        if whole:
+            lanes = self._whole.setdefault(model, {})
+            formed = self._formed(key, group.number, self._taken(model, group))
+            _list(lanes.setdefault(pot.lane, []), formed, True, change)
+            if not lanes[pot.lane]:
+                del lanes[pot.lane]
+            if not lanes:
+                del self._whole[model]
+        self._count_pot(key, known, 1)
+        if not self._ready[model]:
+            del self._ready[model]
+            self._count.pop(model, None)
+
+    def _count_pot(self, key: Key, known: Seating, change: int) -> None:
+        model = key[0]
+        spare = known.spare(self.size_of(model))
+        self.complete += change * (known.whole + spare)
+        self._count[model] += change * (known.whole + spare)
+        self.waiting += change * (known.ready > 0 and not known.whole + spare)
+        _note(self._spare, model, key, None if not spare else key, change)
+
+    def _taken(self, model: str, group: Group) -> list[str]:
+        """Of a group that is whole, what is taken first."""
+        return [one for one in in_order(model, group, self._seats) if group.members[one] == READY][: group.size]
+
+    def _formed(self, key: Key, number: int, members: Sequence[str]) -> Formed:
+        seats = [self._seats[key[0], episode] for episode in members]
+        last, oldest = max(seat.number for seat in seats), min(seat.oldest for seat in seats)
+        return Formed(last, oldest, key[1], number, tuple(members))
+
+    # -- what can be leased
+
+    def seated(self) -> bool:
+        """Whether anybody ever had a seat."""
+        return self._made > 0
 
     def models(self) -> Sequence[str]:
         """The models with ready episodes."""
-        return tuple(self._lengths)
+        return tuple(self._ready)
 
     def ready(self) -> Iterator[Share]:
-        """Every ready share."""
-        for (model, _), queue in self._queues.items():
-            yield from ((model, episode) for _, episode in queue)
+        """Every ready share, those of one model and pot as they were ready."""
+        for (model, _), groups in self._groups.items():
+            found = [one for group in groups.values() for one, state in group.members.items() if state == READY]
+            yield from sorted(((model, one) for one in found), key=lambda share: self._seats[share].number)
 
-    def pots(self) -> Iterator[Pot]:
-        """The pot of every ready share."""
-        for (_, pot), queue in self._queues.items():
-            yield from (pot for _ in queue)
+    def whole(self, model: str) -> Mapping[str, Sequence[Formed]]:
+        """For each lane the whole groups of `model`, in order."""
+        return self._whole.get(model, {})
+
+    def touched(self, model: str, out: Collection[str]) -> dict[Key, set[int]]:
+        """The pots and groups in which something is `out`."""
+        found: dict[Key, set[int]] = {}
+        for episode in out:
+            number = self._seats[model, episode].group
+            if (key := self._keys.get(number)) is not None:
+                found.setdefault(key, set()).add(number)
+        return found
+
+    def apart(self, model: str, demand: Demand, out: Collection[str]) -> dict[Key, set[int]]:
+        """The pots of `model` of which something besides whole groups may be taken, each with its groups in which
+        something is `out`; all pots if `demand` wants groups of another size."""
+        pots: Iterable[Key]
+        if demand.size != self.size_of(model):
+            pots = (key for key in self._seatings if key[0] == model)
+        else:
+            cut = self._cut.get(model, {}).values() if demand.early else ()
+            ended = ((model, pot) for pot in demand.ended)
+            left = (key for key in ended if (known := self._seatings.get(key)) is not None and known.rest)
+            pots = chain(self._spare.get(model, {}), cut, left)
+        return {**{key: set() for key in pots}, **self.touched(model, out)}
 
     def older(self, model: str, version: int) -> Sequence[str]:
         """The ready episodes of `model` with a token of an older version than `version`."""
         ages = self._ages.get(model, [])
         return [episode for _, episode in ages[: bisect_left(ages, (version,))]]
 
-    def length(self, model: str, pot: Pot) -> int:
-        """How many episodes of `model` are ready in `pot`."""
-        return len(self._queues.get((model, pot), ()))
+    def left_over(self, model: str, demand: Demand, out: Collection[Share]) -> Iterator[Share]:
+        """What is left of pots that have ended, and is too little for a group. `out` is left out."""
+        gone, size = {episode for name, episode in out if name == model}, self.size_of(model)
+        touched = self.touched(model, gone)
+        for key in ((model, pot) for pot in demand.ended):
+            known = self._seatings.get(key)
+            if known is not None and (0 < known.rest % size < demand.least or key in touched or demand.size != size):
+                left = self.parts(key, demand, gone, touched.get(key, ()))[1]
+                yield from ((model, episode) for episode in left)
 
-    def groups(self, model: str, demand: Demand) -> Counter[str]:
-        """How many groups as `demand` wants them `model` has of each lane."""
-        out, size = Counter[str](), demand.size
-        for lane, pots in self._lanes.get(model, {}).items():
-            for pot in pots:
-                whole, left = divmod(self.length(model, pot), size)
-                out[lane] += whole + (pot in demand.ended and left >= demand.least)
-        return out
+    def begun(self) -> Sequence[str]:
+        """The models with groups in which somebody is waited for, and others have ended."""
+        return tuple(self._begun)
 
-    def members(self, model: str, pot: Pot) -> list[str]:
-        """The ready episodes of `model` in `pot`, the longest ready first."""
-        return [episode for _, episode in self._queues.get((model, pot), ())]
+    def overdue(self, model: str, after: Callable[[float], float], played: Callable[[str], float]) -> Iterator[str]:
+        """The episodes of `model` for which their groups have waited long enough. `played` tells for how many seconds
+        one has been open, and `after` when that is enough, by those of the slowest other."""
+        for number, key in self._begun.get(model, {}).items():
+            group = self._groups[key][number]
+            enough = after(group.slowest)
+            for episode, state in group.members.items():
+                if state == OPEN and played(episode) >= enough:
+                    yield episode
 
-    def choose(
-        self, demand: Demand, model: str | None, fits: Callable[[Share], bool] = lambda share: True,
-        teaches: Teaches = lambda model, members: True, *, out: Collection[Share] = frozenset(),
-        fresh: Callable[[str], int] | None = None, order: Callable[[str], Order | None] = lambda model: None,
-    ) -> tuple[str, Groups] | None:
-        """A model and its first groups, as many as `demand` says, of episodes that are not `out` and that all fit; None
-        if there are fewer. With several models (None: every model), it is the one whose last group comes first. `fresh`
-        tells for a model the oldest version that still counts as fresh; without it, all are. `order` tells for a model
-        in which order its lanes have their turns; None: whatever was complete first.
-
-        `fits` is asked in the order of the groups of a lane, and for few that come after what is chosen. What it
-        refuses is out as well, and groups are formed anew. Then `teaches` is asked of each group, and those that it
-        refuses are left.
-        """
-        chosen: list[tuple[Rank, str, Groups]] = []
-        for name in self._lengths:
-            if model in (None, name) and self._enough(name, demand):
-                since = 0 if fresh is None else fresh(name)
-                look = _Look(self, name, demand, fits, teaches, {one for other, one in out if other == name}, since)
-                found = look.groups(partial(order, name))
-                if found:
-                    chosen.append((found[-1][0], name, tuple(group for _, group in found)))
-        if not chosen:
-            return None
-        _, name, groups = min(chosen)
-        return name, groups
-
-    def _enough(self, model: str, demand: Demand) -> bool:
-        """Whether the queues of `model` may hold what is asked for."""
-        whole = self._whole(model, demand.size) * (demand.size if demand.by_episode else 1)
-        if whole >= demand.groups:
+    def may_have(self, model: str, demand: Demand) -> bool:
+        """Whether `model` may have what is asked for."""
+        size = demand.size
+        if size != self.size_of(model):
+            least = size if not (demand.early or demand.ended) else demand.least
+            return self._ready[model] >= demand.groups * (1 if demand.by_episode else least)
+        number = self._count[model] * (size if demand.by_episode else 1)
+        if number >= demand.groups:
             return True
-        left = [self.length(model, pot) % demand.size for pot in demand.ended]
-        small = [number for number in left if number >= demand.least]
-        return whole + (sum(small) if demand.by_episode else len(small)) >= demand.groups
+        cut = self._cut.get(model, {}) if demand.early else {}
+        left = [known.rest for pot in demand.ended if (known := self._seatings.get((model, pot))) is not None]
+        left += [self._groups[key][group].ready for group, key in cut.items()]
+        return number + (sum(left) if demand.by_episode else sum(map(bool, left))) >= demand.groups
 
-    def _whole(self, model: str, size: int) -> int:
-        """How many groups of `size` its queues hold."""
-        return sum(number * (length // size) for length, number in self._lengths[model].items())
-
-    def _grown(self, model: str, pot: Pot, before: int, now: int) -> None:
-        """A queue of `model` has changed its length; a length of 0 is no queue."""
-        lanes, lengths = self._lanes.setdefault(model, {}), self._lengths.setdefault(model, Counter())
-        if not before:
-            lanes.setdefault(pot.lane, {})[pot] = None
-        for length, change in ((before, -1), (now, 1)):
-            lengths[length] += change
-            if not (length and lengths[length]):
-                del lengths[length]
-        if not now:
-            del lanes[pot.lane][pot]
-            if not lanes[pot.lane]:
-                del lanes[pot.lane]
-        if not lengths:
-            del self._lengths[model], self._lanes[model]
-
-
-class _Look:
-    """One look through the queues of a model, for what a lease may take."""
-
-    def __init__(
-        self, queues: ReadyQueues, model: str, demand: Demand, fits: Callable[[Share], bool], teaches: Teaches,
-        out: set[str], since: int,
-    ) -> None:
-        """`out` are episodes that no group may have, and what is older than `since` comes last."""
-        self._queues, self._oldest, self._lanes = queues._queues, queues._oldest, queues._lanes[model]
-        self._model, self._demand, self._fits, self._teaches = model, demand, fits, teaches
-        self._out, self._since = out, since
-        self._late = queues._ages[model][0][0] < since
-        self._refused: set[str] = set()
-
-    def groups(self, order: Callable[[], Order | None]) -> list[Ranked]:
-        """The groups that are taken; none if there are too few."""
-        while True:
-            turns = order()
-            found = self._in_turns(turns) if turns is not None else self._first()
-            if not self._refused:
-                return found
-            self._out |= self._refused
-            self._refused = set()
-
-    def _first(self) -> list[Ranked]:
-        """Those that were complete first, of all lanes."""
-        found, counted = list[Ranked](), 0
-        for one in self._stream(chain.from_iterable(self._lanes.values())):
-            found.append(one)
-            counted += self._demand.counted(one[1][1])
-            if counted >= self._demand.groups:
-                return found
-        return []
-
-    def _in_turns(self, turns: Order) -> list[Ranked]:
-        """Turn by turn, the first group of the lane whose turn it is."""
-        streams: dict[str, Iterator[Ranked]] = {}
-        heads: dict[str, Ranked | None] = {}
-        found, counted = list[Ranked](), 0
-
-        def has(lane: str) -> bool:
-            if lane not in heads:
-                stream = streams.setdefault(lane, self._stream(self._lanes.get(lane, ())))
-                heads[lane] = next(stream, None)
-            return heads[lane] is not None
-
-        while counted < self._demand.groups:
-            lane = turns.next(has)
-            if lane is None or not has(lane) or (one := heads.pop(lane)) is None:
-                return []
-            turns.take(lane)
-            found.append(one)
-            counted += self._demand.counted(one[1][1])
-        return found
-
-    def _stream(self, pots: Iterable[Pot]) -> Iterator[Ranked]:
-        """The groups of these pots that can be taken, first things first. What does not fit is `_refused` meanwhile, or
-        is left out at once."""
-        ranked = self._freshest_first(pots) if self._late else self._in_order(pots)
-        return (one for one in ranked if self._teaches(self._model, one[1][1]))
-
-    def _freshest_first(self, pots: Iterable[Pot]) -> Iterator[Ranked]:
-        """Those with a version older than is fresh come last."""
-        size, since, formed = self._demand.size, self._since, list[tuple[int, int, Pot, tuple[str, ...]]]()
-        for pot in pots:
-            queue, oldest = self._queues[self._model, pot], self._oldest[self._model, pot]
-            if self._out:
-                queue, oldest = _without(queue, oldest, self._out)
-            for at in range(0, len(queue), size):
-                part = queue[at : at + size]
-                if self._makes_a_group(len(part), pot):
-                    late = since - min(since, *oldest[at : at + size])
-                    formed.append((late, part[-1][0], pot, tuple(episode for _, episode in part)))
-        heapify(formed)
-        while formed:
-            late, number, pot, members = heappop(formed)
-            refused = {episode for episode in members if not self._fits((self._model, episode))}
-            self._refused |= refused
-            if not refused:
-                yield (late, number), (pot.task, members)
-
-    def _in_order(self, pots: Iterable[Pot]) -> Iterator[Ranked]:
-        """In the order in which they were complete. The queue whose next group can be complete soonest is looked at
-        next, and only as far as that group lacks episodes."""
-        size, ahead = self._demand.size, list[tuple[int, Pot, int, tuple[str, ...]]]()
-
-        def look_later(pot: Pot, at: int, members: tuple[str, ...]) -> None:
-            queue = self._queues[self._model, pot]
-            if (end := at + size - len(members)) <= len(queue):
-                heappush(ahead, (queue[end - 1][0], pot, at, members))
-            elif at < len(queue) and self._makes_a_group(len(members) + len(queue) - at, pot):
-                heappush(ahead, (queue[-1][0], pot, at, members))
-
-        for pot in pots:
-            look_later(pot, 0, ())
-        while ahead:
-            number, pot, at, members = heappop(ahead)
-            queue, end = self._queues[self._model, pot], at + size - len(members)
-            shares = ((self._model, episode) for _, episode in queue[at:end])
-            members += tuple(share[1] for share in shares if share[1] not in self._out and self._fits(share))
-            if len(members) == size or (end >= len(queue) and self._makes_a_group(len(members), pot)):
-                yield (0, number), (pot.task, members)
-                members = ()
-            look_later(pot, end, members)
-
-    def _makes_a_group(self, members: int, pot: Pot) -> bool:
-        """Whether so many episodes are a group: as many as were asked for, or what is left of a pot that ended."""
-        return members == self._demand.size or (pot in self._demand.ended and members >= self._demand.least)
+    def parts(
+        self, key: Key, demand: Demand, out: Collection[str], touched: Collection[int]
+    ) -> tuple[list[Formed], list[str]]:
+        """What can be taken of a model and pot besides its whole groups, and what is left over for good. Nothing is
+        taken that is `out`, which something is of the groups that are `touched`."""
+        (model, pot), size, known = key, demand.size, self._seatings[key]
+        if size == self.size_of(model):
+            groups = [known.groups[number] for number in sorted({*known.rests, *touched})]
+        else:
+            groups = [known.groups[number] for number in sorted(known.groups)]
+            groups = list(dealt(model, groups, size, self._seats, 0))
+        found, rest = list[list[str]](), list[str]()
+        for group in groups:
+            ready = [one for one in in_order(model, group, self._seats) if group.members[one] == READY]
+            mine = [one for one in ready if one not in out]
+            waits = group.open or not (group.late or group.earlier or len(mine) < len(ready))
+            if len(mine) >= size or (demand.early and mine and not waits and demand.least <= len(mine + group.earlier)):
+                found.append(mine[:size])
+            else:
+                rest += mine
+        left, ended = list[str](), pot in demand.ended
+        for at in range(0, len(rest), size) if ended or not known.open else ():
+            part = rest[at : at + size]
+            if len(part) == size or (ended and len(part) >= demand.least):
+                found.append(part)
+            elif ended and not known.late:
+                left = part
+        return [self._formed(key, number, part) for number, part in enumerate(found)], left
 
 
-def _without(
-    queue: list[tuple[int, str]], oldest: list[int], gone: Collection[str]
-) -> tuple[list[tuple[int, str]], list[int]]:
-    """A queue and its oldest versions, without the episodes that are `gone`."""
-    left = [at for at, (_, episode) in enumerate(queue) if episode not in gone]
-    return [queue[at] for at in left], [oldest[at] for at in left]
+def _note(index: dict[str, dict[Any, Key]], model: str, name: Any, key: Key | None, change: int) -> None:
+    """For `model`, `index` has `key` by that name from now on (1), or no longer (-1); None: it has none."""
+    if key is not None and change > 0:
+        index.setdefault(model, {})[name] = key
+    elif key is not None:
+        del index[model][name]
+        if not index[model]:
+            del index[model]
+
+
+def _list(names: list[Any], name: Any, holds: bool, change: int) -> None:
+    """`names`, which are in order, have that `name` from now on (1), or no longer (-1), if that `holds`."""
+    if holds and change > 0:
+        insort(names, name)
+    elif holds:
+        del names[bisect_left(names, name)]

@@ -6,14 +6,18 @@ from there, and it comes back if the batch is returned. The shares of an episode
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.births import Births
 from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.groups import LATE, OPEN
 from ajet_proxy.core.ledger.mix import Direction, Mix, Standing, Turns
 from ajet_proxy.core.ledger.pots import Load, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
+
+CUT = frozenset(("stale", "filtered", "no_reward", "incomplete_group"))
+"""Why ready episodes are discarded as they would be leased. Then nobody else gets their seats."""
 
 
 class Shares:
@@ -33,6 +37,7 @@ class Shares:
     standings: dict[str, Standing]
     births: dict[str, Births]
     directed: Callable[[str], Direction]
+    stood: Callable[[str, float], float]
     _move: Callable[..., None]
     _opens: Callable[[Episode, int], None]
 
@@ -50,6 +55,9 @@ class Shares:
             for _, names in event.groups:
                 turns.take(lane := self.episodes[names[0]].lane)
                 standing.fruitless.pop(lane, None)
+        for _, names in event.groups:
+            if earlier := self.earlier(event.model, names):
+                batch.earlier[names[0]] = earlier
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             batch.rewards_at_lease[episode.id] = len(episode.rewards)
             self._share(episode, batch.model, batch.id, event.at)
@@ -80,7 +88,7 @@ class Shares:
     def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
         """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does."""
         if episode.shares.pop(model) is None:
-            self._drop(episode, model, at)
+            self._drop(episode, model, at, cut=why in CUT)
         episode.taken.discard(model)
         self.queues.forget(model, episode.id)
         if episode.shares:
@@ -91,18 +99,27 @@ class Shares:
     def _share(self, episode: Episode, model: str, share: str | None, at: float) -> None:
         """If the share is ready, it stands in its queue. Otherwise its trainer has had it."""
         if episode.shares[model] is None:
-            self._unqueue(episode, model)
+            self._unqueue(episode, model, cut=True)
         episode.shares[model] = share
         if share is None:
-            self._queue(episode, model)
+            self._queue(episode, model, at)
         else:
             episode.taken.add(model)
         self._add_up(episode, at)
 
-    def _queue(self, episode: Episode, model: str) -> None:
+    def earlier(self, model: str, names: Sequence[str]) -> tuple[str, ...]:
+        """With which other episodes those are compared that are leased to `model` as a group: those of their group that
+        were ready before them, and are rewarded."""
+        found = self.queues.compared(model, Pot.of(self.episodes[names[0]]), names)
+        known = (self.episodes.get(name) for name in found)
+        return tuple(one.id for one in known if one is not None and one.rewarded(model))
+
+    def _queue(self, episode: Episode, model: str, at: float) -> None:
         """The share of `model` is ready."""
         pot = Pot.of(episode)
-        self.queues.add(model, pot, episode.id, self.oldest(episode, model))
+        if not self.queues.knows(model, episode.id):
+            self.queues.sit(model, pot, episode.id, episode.number, self.stood(model, at))
+        self.queues.add(model, pot, episode.id, self.oldest(episode, model), self.played(episode, model, at))
         self.pots.came(pot)
         self.directed(model).load.came(pot, episode.id)
 
@@ -114,18 +131,36 @@ class Shares:
         """The oldest version, as it is told now, that sampled a token of what `model` learns from the episode."""
         return self.born(model).oldest(episode.sampled_by(model).values())
 
-    def _unqueue(self, episode: Episode, model: str) -> None:
-        """The share of `model` is ready no more."""
+    def _unqueue(self, episode: Episode, model: str, cut: bool) -> None:
+        """The share of `model` is ready no more. The others of its group are compared with it all the same if that is
+        `cut`. Otherwise its seat goes to another."""
         pot = Pot.of(episode)
-        self.queues.remove(model, pot, episode.id)
+        self.queues.leave(model, pot, episode.id, dropped=cut)
         self.pots.went(pot)
         self.directed(model).load.went(pot, episode.id)
 
-    def _drop(self, episode: Episode, model: str, at: float) -> None:
+    def _drop(self, episode: Episode, model: str, at: float, cut: bool) -> None:
         """The ready share of `model` is discarded."""
-        self._unqueue(episode, model)
+        self._unqueue(episode, model, cut)
         if episode.lane in self.directed(model).mix.shares:
             self._standing(model).fruitless.setdefault(episode.lane, at)
+
+    def _sits(self, episode: Episode, at: float) -> None:
+        """`episode`, which no evaluation is, takes a seat for each model that it may train."""
+        for model in episode.aims:
+            state = LATE if episode.late else OPEN
+            self.queues.sit(model, Pot.of(episode), episode.id, episode.number, self.stood(model, at), state)
+
+    def _rises(self, episode: Episode, but: Collection[str] = ()) -> None:
+        """An episode that was never ready gives up its seats, except for some models."""
+        for model in episode.aims:
+            if model not in but:
+                self.queues.leave(model, Pot.of(episode), episode.id)
+                self.queues.forget(model, episode.id)
+
+    def played(self, episode: Episode, model: str, at: float) -> float:
+        """For how many seconds an episode could play `model` until `at`."""
+        return at - episode.opened_at - (self.stood(model, at) - self.queues.stood(model, episode.id))
 
     def waited_for(self, model: str | None) -> tuple[str, ...]:
         """The names of the mixes by which a lease of `model` waits; None: of any."""
@@ -142,7 +177,7 @@ class Shares:
         for one in self.own.values():
             one.load = Load(one.load.size, one.load.vain)
         for episode in self.unsettled.values():
-            if not episode.eval:
+            if episode.awaited:
                 self._opens(episode, 1)
         for model, name in self.queues.ready():
             self.directed(model).load.came(Pot.of(self.episodes[name]), name)

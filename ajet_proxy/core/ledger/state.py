@@ -27,7 +27,7 @@ from ajet_proxy.core.ledger.pots import Load, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.runs import WantedRun
-from ajet_proxy.core.ledger.shares import Shares
+from ajet_proxy.core.ledger.shares import CUT, Shares
 from ajet_proxy.core.ledger.teams import Team, join, moved
 from ajet_proxy.core.ledger.trainers import Trainer
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
@@ -48,6 +48,8 @@ class LedgerSettings:
     wall_timeout: float = 86400.0
     merge_policy: str = "strict"
     group_size: int = 8
+    member_wait: float = 4.0
+    """An open episode is waited for so many times as long as the slowest other of its group took."""
 
 
 class Archive(Protocol):
@@ -70,10 +72,20 @@ class Gate:
     shut: bool = False
     since: float = 0.0
     reason: str | None = None
+    stood: float = 0.0
+    """For how long it was shut in all until then, in seconds."""
+
+    def turned(self, shut: bool, at: float, reason: str | None = None) -> Gate:
+        """The gate once it is shut, or open, from `at` on."""
+        return Gate(shut, at, reason, self.stood_at(at))
+
+    def stood_at(self, at: float) -> float:
+        """For how long it has been shut in all until `at`, in seconds."""
+        return self.stood + (max(0.0, at - self.since) if self.shut else 0.0)
 
     def moved(self, back: float) -> Gate:
         """The same gate by a clock that went `back` so many seconds (0 or below)."""
-        return Gate(self.shut, self.since + back if self.since else 0.0, self.reason)
+        return Gate(self.shut, self.since + back if self.since else 0.0, self.reason, self.stood)
 
 
 class Served(Struct, frozen=True):
@@ -120,6 +132,7 @@ class State(Serving, Shares):
         self.archive = archive
         self.now = 0.0
         self.merge_policy: Policy = "strict"
+        self.group_size = settings.group_size
         self.episodes: dict[str, Episode] = {}
         self.unsettled: dict[str, Episode] = {}
         """Those open or sealed."""
@@ -141,7 +154,7 @@ class State(Serving, Shares):
         self.episode_by_call: dict[str, str] = {}
         self.unsent: set[str] = set()
         """Complete calls of which it is not known yet that their client was sent the end."""
-        self.queues = ReadyQueues(settings.group_size)
+        self.queues = ReadyQueues(self.group_size)
         self.batches: dict[str, LeasedBatch] = {}
         self.leased: dict[str, LeasedBatch] = {}
         self.leases = 0
@@ -165,6 +178,8 @@ class State(Serving, Shares):
         """Of models with a mix of their own; `mix` and `load` are those of all others."""
         self.standings: dict[str, Standing] = {}
         """Of each model of which something was ready since the shares were set."""
+        self.stopped_s = 0.0
+        """For how long the proxy has not run, as far as it knows."""
         self.waits_since = 0.0
         """When the shares of `mix` were set, or the proxy started after that: lanes are waited for from then on."""
         self.plays: dict[Key, Play] = {}
@@ -198,6 +213,7 @@ class State(Serving, Shares):
             ev.EpisodeSealed: self._sealed,
             ev.EpisodeDiscarded: self._discarded,
             ev.EpisodeTouched: self._touched,
+            ev.EpisodesLate: self._late,
             ev.BatchLeased: self._leased,
             ev.LeaseExtended: self._extended,
             ev.BatchReturned: self._returned,
@@ -305,6 +321,11 @@ class State(Serving, Shares):
             return "open"
         return "closing" if any(self.in_flight(model) for model in shut) else "closed"
 
+    def stood(self, model: str, at: float) -> float:
+        """For how many seconds nobody could play `model`, until `at`: its gates were shut, or the proxy did not run."""
+        own = self.gates.get(model)
+        return self.stopped_s + self.gate_now.stood_at(at) + (0.0 if own is None else own.stood_at(at))
+
     def in_flight(self, model: str) -> int:
         """How many calls the gate of `model` waits for, as far as the ledger knows: all, if it is the only one."""
         return self.calls["running"] if "" in self.meant(model) else self.running[model]
@@ -372,9 +393,33 @@ class State(Serving, Shares):
 
     def regroup(self) -> None:
         """Count groups by the sizes that hold now: that of the settings, and that of the mix."""
-        self.queues.regroup(self.settings.group_size)
+        self._size_groups(anew=True)
         self.pots.arrange()
         self._recount(self.settings.group_size)
+
+    def _size_groups(self, anew: bool = False) -> None:
+        """The groups of each model have the size of its mix, else that with which the proxy was started."""
+        own = self.group_size
+        sizes = {model: one.mix.group_size or own for model, one in self.own.items()}
+        size = self.mix.group_size or own
+        if anew or (size, sizes) != (self.queues.group_size, self.queues.sizes):
+            self.queues.arrange(size, sizes)
+
+    def seat_all(self) -> None:
+        """Give seats to all that may be trained, in the order in which they were opened: a snapshot has none."""
+        self._size_groups(anew=True)
+        mine = [one for one in self.episodes.values() if one.may_sit]
+        for number, episode in enumerate(mine):
+            episode.number = number
+            if not episode.shares:
+                self._sits(episode, episode.opened_at)
+            for model in episode.shares:
+                self.queues.sit(model, Pot.of(episode), episode.id, number)
+        for episode in sorted(mine, key=lambda one: one.sealed_at or 0.0):
+            for model, share in episode.shares.items():
+                self.queues.add(model, Pot.of(episode), episode.id, self.oldest(episode, model))
+                if share is not None:
+                    self.queues.leave(model, Pot.of(episode), episode.id, dropped=True)
 
     def leasable(self) -> object:
         """A value that stays equal as long as no lease can find anything new."""
@@ -402,7 +447,7 @@ class State(Serving, Shares):
             opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
             identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
             evaluation=event.evaluation, client=event.client, revision=event.revision, given_lane=event.lane,
-            play=event.play, place=event.place, teachers=event.teachers,
+            play=event.play, place=event.place, teachers=event.teachers, number=self.opened,
         )
         if event.play is not None and event.place is not None:
             play = self.plays[event.tenant, event.play]
@@ -414,6 +459,7 @@ class State(Serving, Shares):
         if not episode.eval:
             self.pots.opened(Pot.of(episode), event.at)
             self._opens(episode, 1)
+            self._sits(episode, event.at)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
         if episode.client is not None:
             self.clients.opened(episode.client, episode)
@@ -423,23 +469,38 @@ class State(Serving, Shares):
     def _task_named(self, event: ev.TaskNamed) -> None:
         episode, before = self.episodes[event.episode], Pot.of(self.episodes[event.episode])
         if not episode.eval:
+            self._rises(episode)
+        if episode.awaited:
             self._opens(episode, -1)
         episode.task, episode.task_derived = event.task, event.derived
-        if not episode.eval:
+        if episode.awaited:
             self.pots.opened(Pot.of(episode), episode.opened_at)
             self.pots.settled(before)
             self._opens(episode, 1)
+        if not episode.eval:
+            self._sits(episode, event.at)
 
     def _opens(self, episode: Episode, change: int) -> None:
-        """`episode`, which no evaluation is, is open or sealed (1), or no more (-1)."""
+        """`episode`, which a group waits for, is open or sealed (1), or no more (-1)."""
         for one in self.directions(episode.aims):
             one.load.plays(Pot.of(episode), change)
 
     def _marked_eval(self, event: ev.EpisodeMarkedEval) -> None:
         episode = self.episodes[event.episode]
+        self._rises(episode)
+        if episode.awaited:
+            self.pots.settled(Pot.of(episode))
+            self._opens(episode, -1)
         episode.eval = True
-        self.pots.settled(Pot.of(episode))
-        self._opens(episode, -1)
+
+    def _late(self, event: ev.EpisodesLate) -> None:
+        self.orders += 1
+        for episode in map(self.episodes.__getitem__, event.episodes):
+            self.pots.settled(Pot.of(episode))
+            self._opens(episode, -1)
+            episode.late = True
+            for model in episode.aims:
+                self.queues.late(model, Pot.of(episode), episode.id)
 
     def _call_started(self, event: ev.CallStarted) -> None:
         episode = self.episodes[event.episode]
@@ -454,20 +515,24 @@ class State(Serving, Shares):
             episode.calls[call] = CallEntry(asked)
             self.episode_by_call[call] = episode.id
         if not known and (aims := episode.aimed()):
-            self._aim(episode, aims)
+            self._aim(episode, aims, event.at)
         if event.identified_by == "lineage":
             self.lineage.add_request(episode.id, event.body_hash, event.idempotency_key)
         episode.running += len(event.calls)
         self.calls["running"] += len(event.calls)
         self.running[event.model] += len(event.calls)
 
-    def _aim(self, episode: Episode, aims: tuple[str, ...]) -> None:
+    def _aim(self, episode: Episode, aims: tuple[str, ...], at: float) -> None:
         """A call has told what it trains, and nothing was said before."""
         if not episode.eval:
+            self._rises(episode)
+        if episode.awaited:
             self._opens(episode, -1)
         episode.aims = aims
-        if not episode.eval:
+        if episode.awaited:
             self._opens(episode, 1)
+        if not episode.eval:
+            self._sits(episode, at)
 
     def _call_finished(self, event: ev.CallFinished) -> None:
         episode, turn = self.episodes[event.episode], event.call.turn
@@ -582,9 +647,11 @@ class State(Serving, Shares):
             models = episode.trains()
             own = [model for model in models if self.born(model).own(episode.sampled_by(model).values())]
             episode.learned |= {model: f"other_run: {OTHER_RUN}" for model in models if model not in own}
+            if own:
+                self._rises(episode, but=own)
             episode.shares = dict.fromkeys(own)
             for model in own:
-                self._queue(episode, model)
+                self._queue(episode, model, at)
             join(self.teams, own)
             if not own:
                 state, reason, detail = "discarded", "other_run", OTHER_RUN
@@ -617,7 +684,7 @@ class State(Serving, Shares):
             self._filtered(episode, model, event.reason, event.at)
         if not event.models:
             for model in [model for model, share in episode.shares.items() if share is None]:
-                self._drop(episode, model, event.at)
+                self._drop(episode, model, event.at, cut=event.reason in CUT)
             episode.keep_timelines(self.merge_policy)
             episode.attempts.settle()
             episode.cause = event.cause
@@ -683,6 +750,7 @@ class State(Serving, Shares):
             self.own[event.model] = Direction(mix, Load() if new else before.load, since)
         else:
             self.mix, self.waits_since = mix, since
+        self._size_groups()
         if new:
             self._recount(self.settings.group_size)
         else:
@@ -711,10 +779,11 @@ class State(Serving, Shares):
         del self.runs[event.run]
 
     def _gate_closed(self, event: ev.GateClosed) -> None:
-        gate = Gate(True, event.at, event.reason)
+        known = self.gates.get(event.model, Gate()) if event.model else self.gate_now
+        gate = known if known.shut else known.turned(True, event.at, event.reason)
         if event.model:
-            self.gates[event.model] = known if (known := self.gates.get(event.model, Gate())).shut else gate
-        elif not self.gate_now.shut:
+            self.gates[event.model] = gate
+        else:
             self.gate_now = gate
 
     def _gate_opened(self, event: ev.GateOpened) -> None:
@@ -723,14 +792,15 @@ class State(Serving, Shares):
         self.policy_updates += 1
         if "" in meant:
             self.default_version = event.policy_version
-            self.gate_now = Gate(False, event.at) if self.gate_now.shut else self.gate_now
+            self.gate_now = self.gate_now.turned(False, event.at) if self.gate_now.shut else self.gate_now
         if model in self.served:
             known, served = self.served[model], Served(event.policy_version, self.served[model].upstreams)
             if self.born(model).announced:
                 self._serves(model, known.version, served)
             else:  # whose weights these are, only an announcement tells
                 self.served[model] = served
-        self.gates.update({name: Gate(False, event.at) for name in meant if self.gates.get(name, Gate()).shut})
+        shut = {name: self.gates[name] for name in meant if self.gates.get(name, Gate()).shut}
+        self.gates.update({name: gate.turned(False, event.at) for name, gate in shut.items()})
 
     def _client_joined(self, event: ev.ClientJoined) -> None:
         self.clients.joined(event)
@@ -742,8 +812,11 @@ class State(Serving, Shares):
         """Clocks begin anew, since nobody could show a sign of life during the stop. If the machine's clock went back
         in the meantime, times counted from its old reading move with it. Nobody knows who was sent an answer."""
         before, back = self.now, min(event.at - self.now, 0.0)
+        self.stopped_s += max(event.at - before, 0.0) if before else 0.0
         self.now = event.at
         self.merge_policy = next(policy for policy in POLICIES if policy == event.merge_policy)
+        self.group_size = event.group_size
+        self._size_groups()
         for episode in self.unsettled.values():
             episode.active_at = event.at
             episode.opened_at += back
@@ -802,8 +875,11 @@ class State(Serving, Shares):
         """Tell the pots and lanes that an episode, which no evaluation is, goes to `state`."""
         lane = episode.lane
         if state not in ("open", "sealed") and episode.state in ("open", "sealed"):
-            self.pots.settled(Pot.of(episode))
-            self._opens(episode, -1)
+            if not episode.shares:
+                self._rises(episode)
+            if episode.awaited:
+                self.pots.settled(Pot.of(episode))
+                self._opens(episode, -1)
             for model in episode.shares if state == "ready" else ():
                 if lane in self.directed(model).mix.shares:
                     self._standing(model).heard[lane] = at

@@ -375,6 +375,9 @@ def batch(state: State, name: str) -> Batch:
         Group(task, tuple(
             delivered(one, known.model, known.rewards_at_lease[one.id], _told(state, one, known.model, known.branch))
             for one in map(state.find, names) if one is not None
+        ), tuple(
+            delivered(one, known.model, None)
+            for one in map(state.find, known.earlier.get(names[0], ())) if one is not None and one.chains
         ))
         for task, names in known.groups
     )  # fmt: skip

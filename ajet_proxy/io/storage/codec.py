@@ -48,6 +48,7 @@ EVENTS: dict[str, Any] = {
     "EpisodeSealed": ev.EpisodeSealed,
     "EpisodeDiscarded": ev.EpisodeDiscarded,
     "EpisodeTouched": ev.EpisodeTouched,
+    "EpisodesLate": ev.EpisodesLate,
     "BatchLeased": ev.BatchLeased,
     "LeaseExtended": ev.LeaseExtended,
     "BatchReturned": ev.BatchReturned,

@@ -34,6 +34,7 @@ from ajet_proxy.core.ledger.births import Births, Branch
 from ajet_proxy.core.ledger.clients import Client, Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
+from ajet_proxy.core.ledger.groups import Group, Seat
 from ajet_proxy.core.ledger.mix import Direction, Mix, Standing
 from ajet_proxy.core.ledger.plays import Play
 from ajet_proxy.core.ledger.pots import Gathering, Load, Pot, Pots
@@ -53,7 +54,7 @@ KINDS: dict[str, Any] = {
     "Asked": Asked, "Attempt": Attempt, "Attempts": Attempts, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve,
     "Drift": Drift, "Episode": Episode,
     "Evaluation": Evaluation, "Gathering": Gathering, "Mix": Mix, "Pots": Pots, "Standing": Standing,
-    "Births": Births, "Branch": Branch, "Trainer": Trainer,
+    "Births": Births, "Branch": Branch, "Trainer": Trainer, "Group": Group, "Seat": Seat,
     "Client": Client, "Clients": Clients, "Direction": Direction, "Load": Load,
     "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Play": Play, "Point": Point,
     "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,
@@ -183,8 +184,11 @@ def _derive(state: State) -> None:
         if episode.state in ("open", "sealed"):
             state.unsettled[episode.id] = episode
     state.leased = {name: batch for name, batch in state.batches.items() if batch.state == "leased"}
+    if not state.queues.seated() and any(episode.may_sit for episode in state.episodes.values()):
+        state.seat_all()  # earlier versions have no seats
     if not state.pots.gatherings:  # earlier versions have none
-        state.pots.rebuild(state.unsettled.values(), state.queues.pots(), state.now)
+        shares = (Pot.of(state.episodes[name]) for _, name in state.queues.ready())
+        state.pots.rebuild(state.unsettled.values(), shares, state.now)
     state.regroup()
 
 
@@ -271,8 +275,8 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
         return value
     if kind in (Episode, LeasedBatch):
         fields = {_IN_MEMORY.get(name, name): item for name, item in fields.items()}
-    if kind is ReadyQueues:
-        fields["_queues"] = {(model, _pot(of)): list(queue) for (model, of), queue in fields["_queues"].items()}
+    if kind is ReadyQueues and "_groups" in fields:  # earlier versions have none
+        fields["_groups"] = {(model, Pot(*pot)): groups for (model, pot), groups in fields["_groups"].items()}
     if kind is Pots:
         fields["gatherings"] = {Pot(*pot): gathering for pot, gathering in fields["gatherings"].items()}
     made = {name: field.default_factory() for name, field in known.items() if callable(field.default_factory)}
@@ -287,11 +291,6 @@ def _like(new: Any, value: Any) -> Any:
     if isinstance(new, deque):
         return deque(value, new.maxlen)
     return type(new)(value) if isinstance(new, (list, Counter)) else value
-
-
-def _pot(named: Any) -> Pot:
-    """Earlier versions have queues of tasks."""
-    return Pot.of_task(named) if isinstance(named, str) else Pot(*named)
 
 
 def _join(episode: Episode) -> None:

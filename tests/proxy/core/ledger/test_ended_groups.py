@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from msgspec import structs
 
+from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
+from ajet_sdk import frame
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import Flush, Lease, OpenEpisode
-from tests.kit.ledger_rig import LedgerRig
+from ajet_sdk.routes import Flush, GateClose, GateOpen, Lease, OpenEpisode, SetMix
+from tests.kit.ledger_rig import SETTINGS, LedgerRig
+from tests.kit.paces import CASES, at_random, came_of
 
 ASK: dict[str, Any] = {"group_size": 4, "min_group_size": 2, "group_wait_s": 60.0}
 
@@ -189,6 +193,187 @@ def test_after_a_restart_a_task_has_its_whole_wait_again(rig: LedgerRig) -> None
     assert leased(rig) == []
     rig.at += 60.0
     assert leased(rig) == [tuple(names)]
+
+
+EIGHT = {"group_size": 8, "min_group_size": 2, "group_wait_s": 60.0}
+
+
+def of_eight() -> LedgerRig:
+    """A ledger whose groups have eight seats; it is watched."""
+    return LedgerRig(dataclasses.replace(SETTINGS, group_size=8, idle_timeout=1e6, wall_timeout=1e6), watch=True)
+
+
+def ends(rig: LedgerRig, episode: str, reward: float = 1.0) -> None:
+    rig.call(episode)
+    rig.reward(episode, reward)
+
+
+@pytest.mark.parametrize("size", [8, 4])
+def test_who_is_compared_does_not_depend_on_who_ends_first(size: int) -> None:
+    """16 of a task: quick ones with 0 and 0.1, slow ones with 0.6 and 0.9, in turns. Also where a lease names a size
+    that the daemon does not."""
+    rig = of_eight()
+    names = [rig.open(task="t", model="m") for _ in range(16)]
+    for paces in (names[0::2], names[1::2]):
+        for number, name in enumerate(paces):
+            ends(rig, name, (0.0, 0.1)[number % 2] if paces[0] == names[0] else (0.6, 0.9)[number % 2])
+        rig.at += 10.0
+    groups = leased(rig, groups=16 // size, **{**EIGHT, "group_size": size})
+    assert sorted(groups) == sorted(tuple(names[at : at + size]) for at in range(0, 16, size))
+    for group in groups:
+        rewards = [rig.state.episode(name).reward() for name in group]
+        assert sum(filter(None, rewards)) / size == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_mean_advantage_by_pace_is_that_of_groups_drawn_at_random(case: str) -> None:
+    """Within three standard errors. Who is trained before another ends that is stuck is not compared with it: that is
+    what is left, and less than a tenth of an advantage."""
+    mix, how = CASES[case]
+    found = came_of(mix, 2000, **how)
+    for pace in mix:
+        mean, error = found.mean(pace)
+        left = 0.1 * abs(at_random(mix, pace)) if "stuck" in mix else 0.0
+        assert abs(mean - at_random(mix, pace)) < 3 * error + left, pace
+    assert not sum(found.lost.values())
+
+
+def test_the_seat_of_one_that_was_discarded_goes_to_the_next(rig: LedgerRig) -> None:
+    names = [rig.open(task="t", model="m") for _ in range(4)]
+    rig.abort(names[0])
+    for name in names[1:3]:
+        ends(rig, name)
+    assert leased(rig, group_size=2) == []
+    again = rig.open(task="t", model="m")
+    ends(rig, again)
+    assert leased(rig, group_size=2) == [(names[1], again)]
+
+
+def test_what_is_discarded_keeps_or_gives_up_its_seat_whatever_it_has_earned() -> None:
+    """A reward, or none, or a call that was lost, changes nothing in who is compared with whom."""
+    for outcome in ("aborted", "unrewarded", "uncalled", "low", "high"):
+        rig = LedgerRig(watch=True)
+        first, second, third, last = (rig.open(task="t", model="m") for _ in range(4))
+        if outcome in ("low", "high"):
+            rig.call(first), rig.reward(first, 0.0 if outcome == "low" else 1.0, final=False)
+        if outcome == "unrewarded":
+            rig.call(first), rig.seal(first)
+        elif outcome == "uncalled":
+            rig.reward(first)
+        else:
+            rig.abort(first)
+        again = rig.open(task="t", model="m")
+        for name in (third, second, again):
+            ends(rig, name)
+        assert leased(rig, group_size=2) == [(second, again)]
+        assert rig.state_of(last) == "open"
+
+
+def test_a_group_waits_for_a_member_four_times_as_long_as_for_the_slowest_other() -> None:
+    rig = of_eight()
+    rig.run(rig.commands.set_mix(SetMix(ahead=1), at=rig.at))
+    names = [rig.open(task="t", model="m") for _ in range(8)]
+    rig.at += 20.0
+    for name in names[:6]:
+        ends(rig, name)
+    for wait, last in ((39.0, 6), (40.9, 7)):
+        rig.at += wait
+        rig.run(rig.commands.heartbeat(names[7], at=rig.at))
+        rig.run(rig.commands.expire(rig.at))
+        assert leased(rig, **EIGHT) == []
+        if last == 6:
+            ends(rig, names[6])  # the slowest other took 59 seconds now
+    rig.at += 136.0
+    rig.run(rig.commands.heartbeat(names[7], at=rig.at))
+    rig.run(rig.commands.expire(rig.at))
+    assert leased(rig, **EIGHT) == [] and rig.state.room("default", ["m"]) == 0
+    rig.at += 0.2
+    assert rig.run(rig.commands.expire(rig.at)) == (ev.EpisodesLate(rig.at, (names[7],)),)
+    assert rig.run(rig.commands.expire(rig.at)) == ()
+    assert rig.state.room("default", ["m"]) == 8, "nor does it hold up the lane"
+    assert leased(rig, **EIGHT) == [tuple(names[:7])]
+
+
+def test_nobody_is_waited_for_in_vain_while_a_gate_is_shut_or_the_daemon_is_away() -> None:
+    rig = of_eight()
+    quick, slow = (rig.open(task="t", model="m") for _ in range(2))
+    rig.at += 10.0
+    ends(rig, quick)
+    rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
+    rig.at += 500.0
+    assert rig.commands.expire(rig.at) == ()
+    rig.run(rig.commands.gate_open(GateOpen(1), at=rig.at))
+    rig.at += 30.0
+    rig.state.apply(ev.EpisodeTouched(rig.at, slow))
+    rig.at += 500.0
+    rig.restart()
+    rig.at += 19.0
+    assert rig.commands.expire(rig.at) == ()
+    rig.at += 1.0
+    assert rig.commands.expire(rig.at) == (ev.EpisodesLate(rig.at, (slow,)),)
+
+
+def late(rig: LedgerRig) -> tuple[list[str], str]:
+    """A group that was leased without one of its members; that one is open."""
+    names = [rig.open(task="t", model="m") for _ in range(8)]
+    for name in names[:7]:
+        ends(rig, name, 0.5)
+    rig.run([ev.EpisodesLate(rig.at, (names[7],))])
+    assert leased(rig, **EIGHT) == [tuple(names[:7])]
+    return names[:7], names[7]
+
+
+def test_a_late_member_is_compared_with_those_that_were_trained_before() -> None:
+    rig = of_eight()
+    others, name = late(rig)
+    ends(rig, name, 0.9)
+    batch = rig.lease(**EIGHT)
+    (group,) = views.batch(rig.state, batch or "").groups
+    assert [one.episode for one in group.episodes] == [name]
+    assert [one.episode for one in group.earlier] == others
+    assert frame.decode_batch(frame.encode_batch(views.batch(rig.state, batch or ""))).groups[0].earlier
+
+
+def test_a_late_member_whose_group_comes_back_is_one_of_it_again() -> None:
+    rig = of_eight()
+    others, name = late(rig)
+    ends(rig, name, 0.9)
+    rig.nack(next(iter(rig.state.leased)))
+    assert leased(rig, **EIGHT) == [(*others, name)]
+    assert not rig.state.batches[next(iter(rig.state.leased))].earlier
+
+
+def test_a_late_member_teaches_something_where_its_reward_differs_from_those_of_before() -> None:
+    for reward, taught in ((0.5, False), (0.9, True)):
+        rig = of_eight()
+        _, name = late(rig)
+        ends(rig, name, reward)
+        assert (leased(rig, signal=True, **EIGHT) == [(name,)]) == taught
+
+
+def test_a_late_one_that_is_named_or_turns_out_to_be_an_evaluation_counts_nowhere() -> None:
+    for eval in (False, True):
+        rig = of_eight()
+        _, name = late(rig)
+        rig.begin(name, task="u", eval=eval)
+        rig.abort(name)
+    rig.announce("m", 0), rig.announce("n", 0)
+    unaimed = rig.open(task="t")
+    rig.run([ev.EpisodesLate(rig.at, (unaimed,))])
+    rig.begin(unaimed, model="n")
+    assert rig.state.unsettled[unaimed].late
+
+
+def test_a_group_that_lost_members_to_staleness_ends_early() -> None:
+    rig = of_eight()
+    names = [rig.open(task="t", model="m") for _ in range(8)]
+    rig.open(task="t", model="m")
+    rig.announce("m", 9)
+    for name in names:
+        rig.call(name, version=1 if name in names[:3] else 9)
+        rig.reward(name)
+    assert leased(rig, **EIGHT, max_staleness=2) == [tuple(names[3:])]
+    assert [one.episode for one in views.batch(rig.state, next(iter(rig.state.leased))).groups[0].episodes] == names[3:]
 
 
 class Groups(RuleBasedStateMachine):

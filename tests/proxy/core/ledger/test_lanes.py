@@ -261,7 +261,8 @@ def test_pots_are_rebuilt_from_what_earlier_versions_have_kept(rig: LedgerRig) -
     mix(rig, ahead=9)
     rig.open(task="math/1"), rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1", eval=True)
     pots, state = Pots(), rig.state
-    pots.rebuild(state.unsettled.values(), state.queues.pots(), rig.at)
+    shares = (Pot.of(state.episodes[name]) for _, name in state.queues.ready())
+    pots.rebuild(state.unsettled.values(), shares, rig.at)
     assert pots == state.pots
 
 

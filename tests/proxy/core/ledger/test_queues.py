@@ -1,4 +1,4 @@
-"""Queues of ready episodes against a list that is sorted anew each time."""
+"""Seats, groups and looks at them, without a ledger."""
 
 from __future__ import annotations
 
@@ -7,151 +7,167 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_proxy.core.ledger.groups import LATE, Group, Seat, dealt
+from ajet_proxy.core.ledger.looks import choose, count
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.queues import Demand, LeasedBatch, ReadyQueues
 
 T = Pot.of_task("t")
-Share = tuple[str, str, str]
-"""Model, task, episode."""
 
 
-def put(queues: ReadyQueues, share: Share, version: int) -> None:
-    model, task, episode = share
-    queues.add(model, Pot.of_task(task), episode, version)
+def put(queues: ReadyQueues, episode: str, version: int = 0, *, model: str = "m", pot: Pot = T, order: int = -1) -> None:
+    """`episode` is opened after all others, and is ready at once."""
+    queues.sit(model, pot, episode, len(queues._seats) if order < 0 else order)
+    queues.add(model, pot, episode, version)
 
 
-def slow_choice(
-    ready: list[Share], groups: int, size: int, model: str | None, unusable: set[str], since: int = 0
-) -> tuple[str, list[tuple[str, list[str]]]] | None:
-    """`ready` stands in the order of first readiness. Groups with a version older than `since` come last, the freshest
-    of them first."""
-    best: dict[str, list[tuple[int, int, str, list[str]]]] = {}
-    for name, task in sorted({(name, task) for name, task, _ in ready}):
-        mine = [(at, e) for at, (m, t, e) in enumerate(ready) if (m, t) == (name, task) and e not in unusable]
-        while len(mine) >= size and model in (None, name):
-            group, mine = mine[:size], mine[size:]
-            late = max(0, *(since - oldest((name, task, episode)) for _, episode in group))
-            best.setdefault(name, []).append((late, group[-1][0], task, [episode for _, episode in group]))
-    whole = [(sorted(found)[:groups], name) for name, found in best.items() if len(found) >= groups]
-    if not whole:
-        return None
-    found, name = min(whole, key=lambda item: item[0][-1][:2])
-    return name, [(task, episodes) for _, _, task, episodes in found]
+def names(chosen: object) -> list[str]:
+    assert chosen is not None
+    return ["".join(members) for _, members in chosen[1]]  # type: ignore[index]
 
 
-shares = st.lists(
-    st.tuples(st.sampled_from(["m", "n"]), st.sampled_from(["s", "t"]), st.integers(0, 30).map(str)),
-    max_size=14, unique_by=lambda share: (share[0], share[2]),
-)
+@given(st.permutations("abcdefgh"), st.integers(1, 5), st.integers(1, 4), st.integers(0, 8))
+def test_neighbors_by_opening_are_a_group_whoever_ends_first(order: str, size: int, asked: int, ended: int) -> None:
+    """Also where a lease wants another size than the groups have."""
+    queues = ReadyQueues(size)
+    for number, episode in enumerate("abcdefgh"):
+        queues.sit("m", T, episode, number)
+    for episode in order[:ended]:
+        queues.add("m", T, episode, 0)
+    groups = ["abcdefgh"[at : at + asked] for at in range(0, 8, asked)]
+    whole = [one for one in groups if len(one) == asked and set(one) <= set(order[:ended])]
+    whole.sort(key=lambda one: max(map(order.index, one)))
+    for wanted in range(1, 9):
+        chosen = choose(queues, Demand(wanted, asked), "m")
+        assert (chosen is None) == (len(whole) < wanted)
+        assert chosen is None or names(chosen) == whole[:wanted]
+    assert count(queues, "m", Demand(1, asked)).total() == len(whole)
 
 
-def oldest(share: Share) -> int:
-    """A version for a share."""
-    return int(share[2]) % 5
+def test_the_seat_of_one_that_goes_is_the_next_ones() -> None:
+    queues = ReadyQueues(2)
+    for number, episode in enumerate("abcd"):
+        queues.sit("m", T, episode, number)
+    queues.leave("m", T, "b")
+    queues.forget("m", "b")
+    for episode in "cda":
+        queues.add("m", T, episode, 0)
+    queues.sit("m", T, "e", 4)
+    assert names(choose(queues, Demand(1, 2), "m")) == ["cd"]
+    assert choose(queues, Demand(2, 2), "m") is None
+    queues.add("m", T, "e", 0)
+    assert names(choose(queues, Demand(2, 2), "m")) == ["cd", "ae"]
 
 
-@given(
-    shares, st.lists(st.booleans(), min_size=14, max_size=14), st.randoms(use_true_random=False), st.integers(1, 3),
-    st.integers(1, 3), st.sampled_from([None, "m", "n"]), st.sets(st.integers(0, 30).map(str), max_size=3),
-)
-def test_the_groups_that_were_complete_first(
-    order: list[Share], away: list[bool], dice: object, groups: int, size: int, model: str | None, unusable: set[str]
-) -> None:
-    queues = ReadyQueues(group_size=2)
-    for share in order:
-        put(queues, share, oldest(share))
-    gone = [share for share, is_away in zip(order, away, strict=False) if is_away]
-    for share in gone:
-        queues.remove(share[0], Pot.of_task(share[1]), share[2])
-    ready = [share for share in order if share not in gone]
-    back = gone[: len(gone) // 2]
-    dice.shuffle(back)  # type: ignore[attr-defined]
-    for share in back:
-        put(queues, share, oldest(share))
-    ready = [share for share in order if share in ready or share in back]
-
-    chosen = queues.choose(Demand(groups, size), model, lambda share: share[1] not in unusable)
-    expected = slow_choice(ready, groups, size, model, unusable)
-    if expected is None:
-        assert chosen is None
-    else:
-        assert chosen == (expected[0], tuple((task, tuple(episodes)) for task, episodes in expected[1]))
-    assert sorted(queues.ready()) == sorted((m, e) for m, _, e in ready)
-    assert sorted(queues.models()) == sorted({m for m, _, _ in ready})
-    for name in "mn":
-        old = sorted((oldest(share), share[2]) for share in ready if share[0] == name and oldest(share) < 3)
-        assert queues.older(name, 3) == [episode for _, episode in old]
-    lengths = [sum((m, t) == key for m, t, _ in ready) for key in {(m, t) for m, t, _ in ready}]
-    assert queues.complete == sum(length // 2 for length in lengths)
-    assert queues.waiting == sum(length == 1 for length in lengths)
+def test_who_is_named_late_sits_before_those_that_opened_after_it() -> None:
+    queues = ReadyQueues(2)
+    for number, episode in enumerate("bcdefg", 1):
+        queues.sit("m", T, episode, number)
+    queues.add("m", T, "c", 0), queues.late("m", T, "e")
+    queues.sit("m", T, "a", 0)
+    groups = queues._groups["m", T]
+    assert [groups[number].members for number in sorted(groups)] == [
+        {"b": "open", "a": "open"}, {"d": "open", "e": "late"}, {"f": "open", "c": "ready"}, {"g": "open"},
+    ]  # fmt: skip
+    queues.leave("m", T, "b"), queues.forget("m", "b")
+    queues.sit("m", T, "x", 1)
+    assert sorted(groups[0].members) == ["a", "x"]
 
 
-@given(
-    shares, st.integers(1, 3), st.integers(1, 3), st.sampled_from([None, "m", "n"]), st.integers(0, 6),
-    st.sets(st.integers(0, 30).map(str), max_size=4), st.sets(st.integers(0, 30).map(str), max_size=4), st.booleans(),
-)
-def test_what_is_no_longer_fresh_comes_last_and_the_freshest_of_it_first(
-    order: list[Share], groups: int, size: int, model: str | None, since: int, out: set[str], misfits: set[str],
-    restored: bool,
-) -> None:
-    """As by the slow choice, without what is out and what was found in the way; also after a start from a snapshot."""
-    queues, refused = ReadyQueues(group_size=2), set[str]()
-    for share in order:
-        put(queues, share, oldest(share))
-    if restored:
-        queues.regroup(2)
+def test_what_is_left_while_nothing_is_open_is_put_together() -> None:
+    queues = ReadyQueues(2)
+    for number, episode in enumerate("abcd"):
+        queues.sit("m", T, episode, number)
+    queues.leave("m", T, "a"), queues.leave("m", T, "c")
+    queues.add("m", T, "b", 0)
+    assert (queues.complete, queues.waiting) == (0, 1)
+    queues.add("m", T, "d", 0)
+    assert (queues.complete, queues.waiting) == (1, 0)
+    assert names(choose(queues, Demand(1, 2), "m")) == ["bd"]
 
-    def fits(share: tuple[str, str]) -> bool:
-        assert share[1] not in out
-        refused.update({share[1]} & misfits)
-        return share[1] not in misfits
 
-    gone = {(name, episode) for name in "mn" for episode in out}
-    chosen = queues.choose(Demand(groups, size), model, fits, out=gone, fresh=lambda name: since + (name == "n"))
-    by_model = {name: slow_choice(order, groups, size, name, out | refused, since + (name == "n")) for name in "mn"}
-    found = {name: choice for name, choice in by_model.items() if choice is not None and model in (None, name)}
-    assert (chosen is None) == (not found)
-    if chosen is not None:
-        name, taken = chosen
-        assert found[name] == (name, [(task, list(episodes)) for task, episodes in taken])
+def test_what_is_no_longer_fresh_comes_last_and_the_freshest_of_it_first() -> None:
+    queues = ReadyQueues(2)
+    for number, version in enumerate((5, 6, 2, 7, 4, 5, 9, 9)):
+        put(queues, "abcdefgh"[number], version)
+    for since, order in ((0, "ab cd ef gh"), (5, "ab gh ef cd"), (9, "gh ab ef cd")):
+        assert names(choose(queues, Demand(4, 2), "m", fresh=lambda _, since=since: since)) == order.split()
 
 
 def test_of_several_models_the_one_with_the_freshest_groups_comes_first() -> None:
-    queues = ReadyQueues(group_size=1)
+    queues = ReadyQueues(1)
     for model, version in (("m", 1), ("n", 3), ("o", 5)):
-        queues.add(model, T, model, version)
+        put(queues, model, version, model=model)
     for since, first in ((0, "m"), (2, "n"), (4, "o"), (6, "o")):
-        assert queues.choose(Demand(1, 1), None, fresh=lambda _, since=since: since) == (first, (("t", (first,)),))
+        assert choose(queues, Demand(1, 1), None, fresh=lambda _, since=since: since) == (first, (("t", (first,)),))
 
 
 def test_no_more_is_looked_at_than_stands_in_the_way() -> None:
     """Of the old groups as of the fresh ones: what comes later may still be rewarded."""
-    queues, asked = ReadyQueues(group_size=2), list[str]()
+    queues, asked = ReadyQueues(2), list[str]()
     for episode, version in zip("abcdefgh", (0, 0, 1, 1, 4, 4, 5, 5), strict=True):
-        queues.add("m", T, episode, version)
+        put(queues, episode, version)
 
     def fits(share: tuple[str, str]) -> bool:
         asked.append(share[1])
         return share[1] != "e"
 
-    assert queues.choose(Demand(1, 2), "m", fits, fresh=lambda _: 3) == ("m", (("t", ("f", "g")),))
+    assert names(choose(queues, Demand(1, 2), "m", fits, fresh=lambda _: 3)) == ["gh"]
     assert set(asked) == {"e", "f", "g", "h"}
-    asked.clear()
-    assert queues.choose(Demand(2, 2), "m", fits, out={("m", "e"), ("m", "f")}, fresh=lambda _: 3) == (
-        "m", (("t", ("g", "h")), ("t", ("c", "d"))),
-    )  # fmt: skip
-    assert asked == ["g", "h", "c", "d"]
 
 
-def test_an_episode_that_is_forgotten_has_no_old_place() -> None:
-    queues = ReadyQueues(group_size=1)
-    for episode in ("a", "b"):
-        queues.add("m", T, episode, 0)
-    queues.remove("m", T, "a")
-    queues.forget("m", "a")
-    queues.forget("m", "never seen")
+def test_a_place_outlives_a_lease_and_nothing_else() -> None:
+    queues = ReadyQueues(1)
+    for episode in "ab":
+        put(queues, episode)
+    queues.leave("m", T, "a", dropped=True)
     queues.add("m", T, "a", 0)
-    assert queues.choose(Demand(2, 1), "m") == ("m", (("t", ("b",)), ("t", ("a",))))
+    assert names(choose(queues, Demand(2, 1), "m")) == ["a", "b"]
+    queues.leave("m", T, "a")
+    queues.forget("m", "a"), queues.forget("m", "never seen")
+    put(queues, "a", order=9)
+    assert names(choose(queues, Demand(2, 1), "m")) == ["b", "a"]
+
+
+def cut() -> ReadyQueues:
+    """A group was taken without one that was late."""
+    queues = ReadyQueues(3)
+    put(queues, "a"), put(queues, "b")
+    queues.sit("m", T, "late", 2), queues.late("m", T, "late")
+    for episode in "ab":
+        queues.leave("m", T, episode, dropped=True)
+    return queues
+
+
+def test_who_is_late_is_compared_with_its_group_if_nobody_opens_any_more() -> None:
+    queues = cut()
+    queues.add("m", T, "late", 0)
+    assert queues.compared("m", T, ["late"]) == ("a", "b")
+    assert choose(queues, Demand(1, 3), "m") is None
+    assert choose(queues, Demand(1, 3, early=True, least=4), "m") is None
+    assert choose(queues, Demand(1, 3, early=True, least=3), "m") == ("m", (("t", ("late",)),))
+
+
+def test_who_is_late_sits_down_with_those_that_open_now() -> None:
+    queues = cut()
+    for number, episode in enumerate("cd", 3):
+        queues.sit("m", T, episode, number)
+    queues.add("m", T, "late", 0)
+    for episode in "cd":
+        queues.add("m", T, episode, 0)
+    assert choose(queues, Demand(1, 3), "m") == ("m", (("t", ("late", "c", "d")),))
+    assert queues.compared("m", T, ["late", "c", "d"]) == ()
+
+
+def test_those_whose_seats_were_given_away_come_back_all_the_same() -> None:
+    queues = cut()
+    queues.add("m", T, "late", 0)
+    put(queues, "c"), put(queues, "d")
+    for episode in "ab":
+        queues.add("m", T, episode, 0)
+    (group,) = queues._groups["m", T].values()
+    assert (group.free, group.earlier) == (-2, [])
+    assert choose(queues, Demand(1, 3), "m") == ("m", (("t", ("a", "b", "late")),))
 
 
 def test_a_batch_lists_its_episodes() -> None:
@@ -160,48 +176,58 @@ def test_a_batch_lists_its_episodes() -> None:
     assert batch.state == "leased"
 
 
-def test_groups_are_counted_again_by_another_size() -> None:
+def test_groups_of_another_size_have_the_same_order() -> None:
     queues = ReadyQueues(2)
     for episode in "abc":
-        queues.add("m", T, episode, 0)
-    queues.add("m", Pot.of_task("u"), "d", 0)
+        put(queues, episode)
+    put(queues, "d", pot=Pot.of_task("u"))
     assert (queues.complete, queues.waiting) == (1, 1)
-    queues.regroup(3)
-    assert (queues.group_size, queues.complete, queues.waiting) == (3, 1, 1)
-    queues.regroup(1)
-    assert (queues.complete, queues.waiting) == (4, 0)
+    queues.arrange(3, {})
+    assert (queues.complete, queues.waiting) == (1, 1)
+    queues.arrange(2, {"m": 1})
+    assert (queues.size_of("m"), queues.size_of("n")) == (1, 2)
+    assert names(choose(queues, Demand(4, 1), "m")) == ["a", "b", "c", "d"]
 
 
-def test_a_look_that_finds_too_few_groups_goes_through_no_queue() -> None:
-    queues = ReadyQueues(group_size=8)
+def test_a_free_seat_stays_between_those_that_it_is_between() -> None:
+    seats = {("m", name): Seat(0, number) for number, name in enumerate("abcd")}
+    groups = [Group(0, 3, {"a": "open", "b": "open"}, ["x"]), Group(1, 3, {"c": "open", "d": LATE})]
+    assert [[*one.members] for one in dealt("m", groups, 2, seats, 7)] == [["a", "b"], ["c"], ["d"]]
+    assert [one.earlier for one in dealt("m", groups, 4, seats, 7)] == [["x"], []]
+    assert [one.number for one in dealt("m", groups, 2, seats, 7)] == [7, 8, 9]
+
+
+def test_a_look_that_finds_too_few_groups_goes_through_none() -> None:
+    queues = ReadyQueues(8)
     for number in range(70):
-        queues.add("m", Pot.of_task(f"t{number // 7}"), str(number), 5)
+        put(queues, str(number), 5, pot=Pot.of_task(f"t{number // 7}"))
     before = queues.changes
-    with mock.patch.object(queues, "_queues", None):
-        assert queues.choose(Demand(1, 8), "m") is None
-        assert queues.choose(Demand(11, 7), None) is None
-        assert queues.choose(Demand(1, 1), "n") is None
+    with mock.patch.object(queues, "_groups", None), mock.patch.object(queues, "_seatings", None):
+        assert choose(queues, Demand(1, 8), "m") is None
+        assert choose(queues, Demand(1, 8), None) is None
+        assert choose(queues, Demand(11, 7), "m") is None
+        assert choose(queues, Demand(1, 1), "n") is None
         assert queues.older("m", 5) == queues.older("n", 9) == []
         assert (queues.complete, queues.waiting) == (0, 10)
     assert queues.changes == before
-    assert queues.choose(Demand(10, 7), None) is not None
+    assert choose(queues, Demand(10, 7), None) is not None
 
 
 def test_groups_that_are_whole_but_for_what_is_unusable_are_not_chosen() -> None:
-    queues = ReadyQueues(group_size=2)
-    for episode in "ab":
-        queues.add("m", T, episode, 0)
-    assert queues.choose(Demand(1, 2), "m", lambda share: share != ("m", "a")) is None
-    assert queues.choose(Demand(1, 2), "m") == ("m", (("t", ("a", "b")),))
+    queues = ReadyQueues(2)
+    put(queues, "a"), put(queues, "b")
+    assert choose(queues, Demand(1, 2), "m", lambda share: share != ("m", "a")) is None
+    assert names(choose(queues, Demand(1, 2), "m")) == ["ab"]
+    assert names(choose(queues, Demand(1, 2, early=True), "m", out={("m", "a")})) == ["b"]
 
 
 def test_groups_that_teach_nothing_are_left_where_they_are() -> None:
     """In the order of readiness, and where the freshest come first."""
     queues = ReadyQueues(2)
     for number, episode in enumerate("abcdef"):
-        queues.add("m", T, episode, number)
+        put(queues, episode, number)
     for fresh in (None, lambda _: 9):
         only = ("m", ("c", "d"))
-        chosen = queues.choose(Demand(1, 2), "m", teaches=lambda *group: group == only, fresh=fresh)  # noqa: B023
+        chosen = choose(queues, Demand(1, 2), "m", teaches=lambda *group: group == only, fresh=fresh)  # noqa: B023
         assert chosen == ("m", (("t", ("c", "d")),))
-        assert queues.choose(Demand(1, 2), "m", teaches=lambda model, names: False, fresh=fresh) is None
+        assert choose(queues, Demand(1, 2), "m", teaches=lambda model, names: False, fresh=fresh) is None

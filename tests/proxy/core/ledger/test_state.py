@@ -510,6 +510,6 @@ def test_the_gate_is_closing_while_calls_are_in_flight() -> None:
     rig.run([ev.GateClosed(9.0, "why")])
     assert rig.state.gate_now == Gate(True, 5.0, "weights"), "closing a closed gate changes nothing"
     rig.run([ev.GateOpened(10.0, 1)])
-    assert (rig.state.gate, rig.state.gate_now) == ("open", Gate(False, 10.0))
+    assert (rig.state.gate, rig.state.gate_now) == ("open", Gate(False, 10.0, stood=5.0))
     rig.run([ev.GateOpened(11.0, 2)])
-    assert rig.state.gate_now == Gate(False, 10.0), "nor does opening an open one"
+    assert rig.state.gate_now == Gate(False, 10.0, stood=5.0), "nor does opening an open one"

@@ -109,6 +109,7 @@ def test_a_compacted_journal_torn_at_any_byte_of_its_last_record(
 def eventful() -> LedgerRig:
     """Every state, twice archived; a batch that came back."""
     rig = LedgerRig()
+    rig.restart()  # a journal begins so
     for _ in range(2):
         for state in ("trained", "recorded", "discarded", "leased", "open", "sealed", "ready"):
             rig.in_state(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import LedgerSettings, State
@@ -106,12 +108,14 @@ def test_a_turn_that_a_merge_changed_is_kept_as_it_is(tmp_path: Path) -> None:
     assert stored(tmp_path, rig.state).episodes[name].chains == (changed,)
 
 
-def test_groups_are_counted_by_the_size_that_is_set_now(tmp_path: Path) -> None:
+def test_groups_have_the_size_with_which_the_daemon_starts(tmp_path: Path) -> None:
     rig = LedgerRig()
     for _ in range(3):
         rig.ready()
-    queues = stored(tmp_path, rig.state, group_size=3).queues
-    assert (queues.group_size, queues.complete, queues.waiting) == (3, 1, 0)
+    state = stored(tmp_path, rig.state, group_size=3)
+    assert (state.queues.group_size, state.queues.complete, state.queues.waiting) == (2, 1, 0)
+    state.apply(ev.ProxyStarted(rig.at, "strict", 3))
+    assert (state.queues.group_size, state.queues.complete, state.queues.waiting) == (3, 1, 0)
 
 
 def test_the_mix_and_the_pots_are_kept(tmp_path: Path) -> None:
@@ -157,20 +161,24 @@ def test_the_mix_of_a_model_is_kept(tmp_path: Path) -> None:
     assert loaded.own == rig.state.own
 
 
-def test_queues_of_tasks_become_queues_of_pots(tmp_path: Path) -> None:
-    """As earlier versions have written them."""
+def test_what_an_earlier_version_has_not_seated_gets_seats(tmp_path: Path) -> None:
     rig = LedgerRig()
-    for task in ("math/1", "plain"):
+    rig.restart()
+    for task in ("math/1", "plain", "math/1"):
         rig.ready(task)
-    rig.open(task="plain")
+    rig.begin(rig.open(task="plain"))
+    assert (batch := rig.lease())
     expected, pots = picture(rig.state), rig.state.pots
-    rig.state.queues._queues = {
-        (model, pot.task): queue for (model, pot), queue in rig.state.queues._queues.items()  # type: ignore[misc]
-    }
     del rig.state.pots
+    for name in ("_seats", "_groups", "_made", "_next"):
+        setattr(rig.state.queues, name, type(getattr(rig.state.queues, name))())
     loaded = stored(tmp_path, rig.state)
-    assert picture(loaded) == expected
+    assert json.loads(picture(loaded))["queues"] == [
+        [name, [{**group, "slowest": 0.0} for group in groups]] for name, groups in json.loads(expected)["queues"]
+    ]
     assert loaded.pots == pots
+    loaded.apply(ev.BatchReturned(rig.at, batch, "nack"))
+    assert loaded.queues.complete == 1
 
 
 def test_a_field_of_another_version(tmp_path: Path) -> None:
