@@ -170,7 +170,7 @@ class App:
         config = self.config
         settings = LedgerSettings(
             idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
-            group_size=config.group_size,
+            group_size=config.group_size, member_wait=config.member_wait,
         )
         store = Store.open(self._data_dir, settings, metrics=self._metrics, patience_s=config.drain_s)
         self._stack.push_async_callback(store.close)

@@ -96,6 +96,10 @@ class Config:
         8, "Episodes of one task that count as a complete group where no trainer says otherwise: in the status, and in "
         "a lease that names no size."
     )
+    member_wait: float = option(
+        4.0, "A group waits for an open episode until that took so many times as long as the slowest other of the "
+        "group, and a minute at least. Then it ends early."
+    )
     idle_timeout: float = option(
         1800.0, "An open episode silent for this long is discarded, unless it asked otherwise."
     )

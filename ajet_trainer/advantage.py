@@ -90,7 +90,7 @@ def sets_of(group: Group, by_agent: Mapping[str, Sequence[S]]) -> tuple[tuple[S,
 
 
 def only_compared(episode: BatchEpisode) -> BatchEpisode:
-    """`episode` with no token to train, so that its reward counts all the same."""
+    """`episode` with no token to train, so that nothing but its reward counts."""
     def masked(sample: Sample) -> Sample:
         if 1 not in sample.loss_mask:
             return sample

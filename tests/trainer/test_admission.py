@@ -7,6 +7,8 @@ import pytest
 
 from ajet_sdk.sample import BatchEpisode, Group, Sample
 from ajet_trainer.admission import TOLD, Admission, Rejection, admit, episode_fault, sample_faults
+from ajet_trainer.advantage import compared
+from ajet_trainer.batch import to_rows
 from ajet_trainer.sampling import Rule
 from tests.trainer.making import PROCESSED, batch, duel, episode, sample
 
@@ -183,3 +185,23 @@ def test_an_episode_of_which_nothing_is_left_is_refused_by_name() -> None:
     assert admission.filtered["a"].startswith("sampling: every call that was rewarded is left out: greedy (nothing was")
     refused = admit(batch("b", group), rule=Rule("strict")).filtered["a"]
     assert refused.startswith("sampling: call a/0/c0: greedy (")
+
+
+def test_those_that_were_trained_before_are_compared_and_not_trained() -> None:
+    """A late member of a group, which alone has no baseline. Their own faults are nobody's."""
+    late, before, broken_one = episode("late", 0.9), episode("before", 0.1), replace(episode("bad", 9.0), samples=())
+    admission = admit(batch("b", Group("t", (late,), (before, broken_one))), trained={"before"})
+    assert [one.episode for one in admission.episodes] == ["late"]
+    assert not admission.rejected
+    (sessions,) = compared(admission.groups[0])
+    assert [session.reward for session in sessions] == [0.9, 0.1]
+    rows = to_rows("b", admission.groups)
+    assert [(row.reward, row.sampled > 0) for row in rows if row.episode == "before"] == [(0.1, False)]
+    alone = admit(batch("b", Group("t", (episode("bad", math.nan), late), ())))
+    assert {one.reason for one in alone.rejected} == {"bad_reward", "no_baseline"}
+
+
+def test_without_a_signal_those_of_before_count_too() -> None:
+    group = Group("t", (episode("late", 0.9),), (episode("before", 0.9),))
+    assert [one.reason for one in admit(batch("b", group), no_signal="drop").rejected] == ["no_signal"]
+    assert not admit(batch("b", replace(group, earlier=(episode("before", 0.1),))), no_signal="drop").rejected

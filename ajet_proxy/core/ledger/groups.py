@@ -36,7 +36,7 @@ class Seat:
 
 @dataclass(slots=True)
 class Group:
-    """``members`` have seats in it, of which there are ``size``. ``slowest`` is for how many seconds the slowest of
+    """``members`` have seats in it; it has ``size`` of them. ``slowest`` is for how many seconds the slowest of
     those that were ready had been open."""
 
     number: int

@@ -8,7 +8,7 @@ every group trained at its last moment. So groups with a token of an older versi
 others, and the freshest of them first.
 
 Invariant: a look that finds too few groups goes through none. One that finds them costs what it takes, and what is in
-its way: pots of which something is left, or out.
+its way: pots with something that is left, or out.
 """
 
 from __future__ import annotations

@@ -200,8 +200,8 @@ class ReadyQueues:
     def add(self, model: str, pot: Pot, episode: str, oldest: int, lasted: float = 0.0) -> None:
         """`episode`, which has a seat, is ready; `oldest` is the lowest version in its share's tokens. It was open for
         `lasted` seconds. If it was ready before, a lease brings it back. If its group was taken without it, it sits
-        down with those that open now, if any do: that puts as many slow ones into later groups as it takes from
-        earlier ones."""
+        down with those that open now, if any do. So as many slow ones come into later groups as earlier ones lack.
+        """
         key, seat = (model, pot), self._seats[model, episode]
         if seat.number < 0:
             seat.number, seat.oldest, self._next = self._next, oldest, self._next + 1
@@ -369,8 +369,8 @@ class ReadyQueues:
         return found
 
     def apart(self, model: str, demand: Demand, out: Collection[str]) -> dict[Key, set[int]]:
-        """The pots of `model` of which something besides whole groups may be taken, each with its groups in which
-        something is `out`; all pots if `demand` wants groups of another size."""
+        """The pots of `model` that have more to take than whole groups, each with its groups in which something is
+        `out`. All pots if `demand` wants groups of another size."""
         pots: Iterable[Key]
         if demand.size != self.size_of(model):
             pots = (key for key in self._seatings if key[0] == model)
@@ -427,8 +427,8 @@ class ReadyQueues:
     def parts(
         self, key: Key, demand: Demand, out: Collection[str], touched: Collection[int]
     ) -> tuple[list[Formed], list[str]]:
-        """What can be taken of a model and pot besides its whole groups, and what is left over for good. Nothing is
-        taken that is `out`, which something is of the groups that are `touched`."""
+        """What can be taken of a model and pot besides its whole groups, and what nobody will ever take. Nothing is
+        taken that is `out`. The groups that are `touched` have something that is."""
         (model, pot), size, known = key, demand.size, self._seatings[key]
         if size == self.size_of(model):
             groups = [known.groups[number] for number in sorted({*known.rests, *touched})]

@@ -16,8 +16,8 @@ from ajet_proxy.core.ledger.mix import Direction, Mix, Standing, Turns
 from ajet_proxy.core.ledger.pots import Load, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 
-CUT = frozenset(("stale", "filtered", "no_reward", "incomplete_group"))
-"""Why ready episodes are discarded as they would be leased. Then nobody else gets their seats."""
+STALE = "stale"
+"""Why a ready episode is discarded with which the others of its group are compared all the same."""
 
 
 class Shares:
@@ -88,7 +88,7 @@ class Shares:
     def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
         """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does."""
         if episode.shares.pop(model) is None:
-            self._drop(episode, model, at, cut=why in CUT)
+            self._drop(episode, model, at, cut=why == STALE)
         episode.taken.discard(model)
         self.queues.forget(model, episode.id)
         if episode.shares:
@@ -132,7 +132,7 @@ class Shares:
         return self.born(model).oldest(episode.sampled_by(model).values())
 
     def _unqueue(self, episode: Episode, model: str, cut: bool) -> None:
-        """The share of `model` is ready no more. The others of its group are compared with it all the same if that is
+        """The share of `model` is ready no more. The others of its group are still compared with it if that is
         `cut`. Otherwise its seat goes to another."""
         pot = Pot.of(episode)
         self.queues.leave(model, pot, episode.id, dropped=cut)

@@ -27,7 +27,7 @@ from ajet_proxy.core.ledger.pots import Load, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.runs import WantedRun
-from ajet_proxy.core.ledger.shares import CUT, Shares
+from ajet_proxy.core.ledger.shares import STALE, Shares
 from ajet_proxy.core.ledger.teams import Team, join, moved
 from ajet_proxy.core.ledger.trainers import Trainer
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
@@ -130,7 +130,8 @@ class State(Serving, Shares):
     def __init__(self, settings: LedgerSettings, archive: Archive | None = None) -> None:
         self.settings = settings
         self.archive = archive
-        self.now = 0.0
+        self.now = self.stopped_s = 0.0
+        """The time, and for how long the proxy has not run."""
         self.merge_policy: Policy = "strict"
         self.group_size = settings.group_size
         self.episodes: dict[str, Episode] = {}
@@ -178,8 +179,6 @@ class State(Serving, Shares):
         """Of models with a mix of their own; `mix` and `load` are those of all others."""
         self.standings: dict[str, Standing] = {}
         """Of each model of which something was ready since the shares were set."""
-        self.stopped_s = 0.0
-        """For how long the proxy has not run, as far as it knows."""
         self.waits_since = 0.0
         """When the shares of `mix` were set, or the proxy started after that: lanes are waited for from then on."""
         self.plays: dict[Key, Play] = {}
@@ -649,6 +648,8 @@ class State(Serving, Shares):
             episode.learned |= {model: f"other_run: {OTHER_RUN}" for model in models if model not in own}
             if own:
                 self._rises(episode, but=own)
+            if own:
+                self._rises(episode, but=own)
             episode.shares = dict.fromkeys(own)
             for model in own:
                 self._queue(episode, model, at)
@@ -684,7 +685,7 @@ class State(Serving, Shares):
             self._filtered(episode, model, event.reason, event.at)
         if not event.models:
             for model in [model for model, share in episode.shares.items() if share is None]:
-                self._drop(episode, model, event.at, cut=event.reason in CUT)
+                self._drop(episode, model, event.at, cut=event.reason == STALE)
             episode.keep_timelines(self.merge_policy)
             episode.attempts.settle()
             episode.cause = event.cause

@@ -15,7 +15,9 @@ from ajet_proxy.core.ledger.queues import Demand, LeasedBatch, ReadyQueues
 T = Pot.of_task("t")
 
 
-def put(queues: ReadyQueues, episode: str, version: int = 0, *, model: str = "m", pot: Pot = T, order: int = -1) -> None:
+def put(
+    queues: ReadyQueues, episode: str, version: int = 0, *, model: str = "m", pot: Pot = T, order: int = -1
+) -> None:
     """`episode` is opened after all others, and is ready at once."""
     queues.sit(model, pot, episode, len(queues._seats) if order < 0 else order)
     queues.add(model, pot, episode, version)

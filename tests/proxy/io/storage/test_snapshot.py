@@ -167,7 +167,8 @@ def test_what_an_earlier_version_has_not_seated_gets_seats(tmp_path: Path) -> No
     for task in ("math/1", "plain", "math/1"):
         rig.ready(task)
     rig.begin(rig.open(task="plain"))
-    assert (batch := rig.lease())
+    batch = rig.lease()
+    assert batch is not None
     expected, pots = picture(rig.state), rig.state.pots
     del rig.state.pots
     for name in ("_seats", "_groups", "_made", "_next"):
