@@ -29,6 +29,7 @@ from typing import Any
 from ajet_proxy import cli
 from ajet_proxy.core.ledger import retention
 from ajet_proxy.core.ledger.events import BatchLeased, EpisodeDiscarded, Event, GateOpened
+from ajet_proxy.core.ledger.looks import count
 from ajet_proxy.core.ledger.mix import Standing
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.queues import Demand
@@ -87,7 +88,7 @@ def noting(real: Callable[[State, BatchLeased], None], path: Path) -> Callable[[
 
     def call(state: State, event: BatchLeased) -> None:
         size = state.directed(event.model).mix.group_size or state.settings.group_size
-        had = state.queues.groups(event.model, Demand(1, size))
+        had = count(state.queues, event.model, Demand(1, size))
         groups = [
             (sorted({Pot.of(state.episodes[name]) for name in names}), len(names)) for _, names in event.groups
         ]
