@@ -4,7 +4,7 @@ The program is told where its model is by environment variables alone. What it e
 and not the program, is decided by `ajet_sdk.rewards`.
 
 If the proxy has meanwhile discarded a program's episode (it idled out, or ran too long), the program is ended. So one
-that hangs does not hold its place forever.
+that hangs does not hold its place forever. If this process is killed, `ajet_sdk.guardian` ends the programs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ajet_sdk.client import Client
 from ajet_sdk.clients import Membership, membership
 from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
+from ajet_sdk.guardian import Guardian
 from ajet_sdk.interception import Interception
 from ajet_sdk.operations import Target, request
 from ajet_sdk.patience import Patience
@@ -127,15 +128,18 @@ class ProgramAgent:
         self._running: dict[str, Child] = {}
         self._lost: dict[str, str] = {}
         self._stopped = threading.Event()
+        self._guardian = Guardian()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> ProgramAgent:
         start(self._watcher)
+        self._guardian.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
         self._watcher.join()
+        self._guardian.__exit__()
 
     def __call__(self, task: Any, episode: Episode) -> None:
         env, program = self._environment(task, episode), self._program
@@ -153,7 +157,7 @@ class ProgramAgent:
         self._client.drive(episode.settling(said, ended))
 
     def _environment(self, task: Any, episode: Episode) -> dict[str, str]:
-        env = {**os.environ, **self._program.env, **episode.env()}
+        env = {**os.environ, **self._program.env, **episode.env(), **self._guardian.mark}
         if isinstance(task, Line):
             env[TASK_VARIABLE] = task.json
         for name in SECRETS:  # whatever they open for us, the program's key is its episode's
