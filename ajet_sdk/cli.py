@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from ajet_sdk.errors import AjetError
-from ajet_sdk.output import INTERRUPTED, run_command, say
+from ajet_sdk.output import INTERRUPTED, OnceGroup, run_command, say
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
@@ -87,7 +87,7 @@ def proxy_option(command: F) -> F:
     return click.option("--proxy", metavar="URL", help=PROXY_HELP)(command)
 
 
-class Commands(click.Group):
+class Commands(OnceGroup):
     """Knows `train` by name and imports it only when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -40,7 +40,8 @@ Revision = Callable[[], "str | None"]
 
 def own_name(program: str) -> str:
     """The name of a client that was given none: the host, the `program`, and six digits that no other has."""
-    return f"{socket.gethostname()[:80]}:{Path(program).name[:80]}-{uuid.uuid4().hex[:6]}"
+    shown = Path(program).name.encode("utf-8", "replace").decode()[:80]  # a file's name may be no text
+    return f"{socket.gethostname()[:80]}:{shown}-{uuid.uuid4().hex[:6]}"
 
 
 def is_gone(error: BaseException) -> bool:

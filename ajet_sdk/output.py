@@ -26,6 +26,26 @@ INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
 
 
+class OnceCommand(click.Command):
+    """A command that refuses a second value for an option that takes one: which of them is meant, nobody knows."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        for option in order:
+            if not isinstance(option, click.Option) or option.multiple or option.is_flag or order.count(option) == 1:
+                continue
+            name, names = max(option.opts, key=len), [one for other in self.params for one in other.opts]
+            several = f": {name}s takes several" if f"{name}s" in names else ""
+            raise click.UsageError(f"{name} is given {order.count(option)} times, and takes one value{several}", ctx)
+        return super().parse_args(ctx, args)
+
+
+class OnceGroup(click.Group):
+    """Its commands are of this kind."""
+
+    command_class = OnceCommand
+
+
 def run_command(
     command: click.Command, name: str, part: str, *, argv: Sequence[str] | None = None,
     explain: Callable[[Exception], str | None] = lambda error: None, interrupted: tuple[str, int] = ("", INTERRUPTED),

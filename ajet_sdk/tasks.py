@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import check_storable
+from ajet_sdk.routes import KEY_PREFIX, check_storable
 
 MAX_FILE = 256 << 20
 """Bytes of a data set: it is held in memory."""
@@ -28,6 +28,8 @@ MAX_NAME = 1000
 """Characters of a task's name, as the proxy takes it."""
 JSON_NAMES = (".jsonl", ".ndjson", ".json")
 _PART = re.compile(r"[^A-Za-z0-9._-]+")
+_BEFORE = re.compile(rf"\A(?:{KEY_PREFIX}|[^A-Za-z0-9])+")
+"""What no name of a play begins with: `ajet_sdk.routes.check_id`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +125,5 @@ def digest(parts: Iterable[str]) -> str:
 
 def as_part(text: str, most: int) -> str:
     """`text` as part of a play's name: as it is, or if it cannot stand there, what of it can and a digest."""
-    fit = _PART.sub("-", text).strip("-.")
-    return text if fit == text and len(text) <= most else f"{fit[: most - 9]}-{digest([text])[:8]}".lstrip("-")
+    fit = _BEFORE.sub("", _PART.sub("-", text)).rstrip("-.")
+    return text if fit == text and len(text) <= most else _BEFORE.sub("", f"{fit[: most - 9]}-{digest([text])[:8]}")

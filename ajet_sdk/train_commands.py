@@ -11,7 +11,7 @@ import click
 
 from ajet_sdk.cli import LOOK_S, client_for, proxy_option, usage
 from ajet_sdk.client import Client
-from ajet_sdk.output import say
+from ajet_sdk.output import OnceGroup, say
 from ajet_sdk.routes import ChangeRun, PutRun
 from ajet_sdk.runs import MIX, check_name, flat, tables
 from ajet_sdk.settings import read_toml, toml
@@ -31,7 +31,7 @@ def run_argument(command: Any) -> Any:
     return click.argument("run", callback=run_name)(command)
 
 
-@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OnceGroup, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 def train() -> None:
     """Drive training from afar: start, change, watch, stop.
 

@@ -68,6 +68,27 @@ def test_bad_usage_is_one_line_and_exit_2(ajet: Ajet, argv: tuple[str, ...]) -> 
     assert "--help" in err
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("run", "--task", "a", "--task", "b", "--", "true"), ("run", "--model=a", "--task", "a", "--model=b", "true"),
+        ("run", "--tasks", "a", "--tasks", "b", "--", "true"), ("try", "--agent", "a", "--agent", "a", "--", "true"),
+        ("run", "-q", "-q", "--task", "a", "--repeat", "1", "--repeat", "2", "--", "true"),
+        ("reward", "1", "--episode", "a", "--episode", "b"), ("train", "start", "r", "--config", "a", "--config", "b"),
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_takes_one_value_is_given_once(ajet: Ajet, argv: tuple[str, ...]) -> None:
+    code, out, err = ajet(*argv)
+    assert (code, out) == (2, "") and "is given 2 times, and takes one value" in err
+    assert ("--tasks takes several" in err) == (argv[:2] == ("run", "--task"))
+
+
+def test_the_options_of_a_program_are_its_own(ajet: Ajet, stub: ControlStub) -> None:
+    code, _, err = ajet("run", "-q", "-q", "--task", "a", "--", "echo", "--task", "a", "--task", "b", "--model", "m")
+    assert code == 0, err
+
+
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize("command", [(), *((name,) for name in cli.ajet.list_commands(None))], ids=" ".join)
 def test_help(ajet: Ajet, command: tuple[str, ...], flag: str) -> None:

@@ -50,6 +50,17 @@ def tasks(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("program", ["ajet-agent", "_agent", "my agent+é", "ajet-"])
+def test_any_name_of_a_program_may_play_a_data_set(
+    ajet: Ajet, stub: ControlStub, tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    (tmp_path / program).write_text("#!/bin/sh\ntrue\n")
+    (tmp_path / program).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ajet("run", "--tasks", tasks, "--", f"./{program}")
+    assert code == 0 and "2 rewarded" in out, err
+
+
 def test_a_data_set_has_a_line_for_each_rollout(ajet: Ajet, stub: ControlStub, tasks: str) -> None:
     script = 'printf "%s has no end" "$AJET_TASK"; test "$AJET_TASK" = sum/1'
     code, out, err = ajet("run", "--tasks", tasks, "--name", "mine", "--", "sh", "-c", script)

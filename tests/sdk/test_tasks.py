@@ -9,7 +9,7 @@ import pytest
 
 from ajet_sdk import tasks
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import DEFAULT_LANE, lane_of
+from ajet_sdk.routes import DEFAULT_LANE, check_id, lane_of
 from ajet_sdk.tasks import BrokenLines, Line, as_part, digest, read_tasks
 
 
@@ -92,4 +92,7 @@ def test_parts_of_a_name() -> None:
     assert as_part("a b/c", 40).startswith("a-b-c-") and as_part("a b/c", 40) != as_part("a/b c", 40)
     assert len(as_part("x" * 100, 20)) == 20
     assert not as_part("é", 20).startswith("-")
+    odd = ("ajet-agent", "ajet-ajet-x", "ajet é", "ajet-", "_agent.py", ":x", "@x", "-x", "é", "a\udcff", "x" * 300)
+    for name in odd:
+        assert check_id(as_part(name, 40)) and as_part(name, 40) != as_part(name + "+", 40)
     assert digest(["a", "b"]) != digest(["ab"]) and len(digest([])) == 12
