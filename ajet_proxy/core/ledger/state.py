@@ -648,8 +648,6 @@ class State(Serving, Shares):
             episode.learned |= {model: f"other_run: {OTHER_RUN}" for model in models if model not in own}
             if own:
                 self._rises(episode, but=own)
-            if own:
-                self._rises(episode, but=own)
             episode.shares = dict.fromkeys(own)
             for model in own:
                 self._queue(episode, model, at)

@@ -364,6 +364,17 @@ def test_a_late_one_that_is_named_or_turns_out_to_be_an_evaluation_counts_nowher
     assert rig.state.unsettled[unaimed].late
 
 
+def test_who_aims_at_one_model_and_trains_another_gives_up_the_seat_of_the_first() -> None:
+    rig = of_eight()
+    episode = rig.open(task="t", members={"x": "m", "y": "n"})
+    other = rig.open(task="t")
+    rig.call(episode, agent="y", model="n")
+    rig.call(other, sampled=(), model="m"), rig.call(other, model="n")
+    for name in (episode, other):
+        rig.reward(name)
+        assert list(rig.state.episodes[name].shares) == ["n"]
+
+
 def test_a_group_that_lost_members_to_staleness_ends_early() -> None:
     rig = of_eight()
     names = [rig.open(task="t", model="m") for _ in range(8)]
