@@ -108,6 +108,10 @@ class Config:
         "strict", "How calls become samples: strict, repair (joins one text in other tokens, too) or off.",
         choices=("strict", "repair", "off"),
     )
+    body_names: str = option(
+        "auto", 'Episodes by names in bodies, such as user. "auto": until one names several runs; "off": never.',
+        choices=("auto", "off"),
+    )
     continuity: str = option(
         "auto", "Send a turn's history as the exact ids that were sampled: auto (where the engine proves that it takes "
         "them) or off.", choices=("auto", "off"),

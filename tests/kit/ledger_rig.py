@@ -279,14 +279,14 @@ class LedgerRig:
     def begin(
         self, episode: str, *, choices: int = 1, model: str = "m", agent: str = "", task: str | None = None,
         eval: bool = False, tenant: str = "", body: str = "", key: str | None = None, retry: int = 0,
-        route: str = "", client: str | None = None, said: str = "",
+        route: str = "", client: str | None = None, said: str = "", prompt: str = "",
     ) -> tuple[str, ...]:
         calls = tuple(self.id("call") for _ in range(choices))
         self.run(
             self.commands.begin_call(
                 episode=episode, calls=calls, at=self.at, model=model, agent=agent, task=task, eval=eval,
                 identified_by="path", tenant=tenant, body_hash=body or calls[0], idempotency_key=key,
-                retries=retry, route=route, client=client, said=said,
+                retries=retry, route=route, client=client, said=said, prompt=prompt,
             )
         )
         return calls

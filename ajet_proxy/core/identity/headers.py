@@ -42,8 +42,14 @@ from ajet_sdk.routes import (
     check_id,
 )
 
-HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", "x-session-id")
+SHARED_HEADERS = ("x-session-id", "x-opencode-session", "x-session-affinity")
+"""What opencode sends. Other programs send the same names, with values that may name no run."""
+HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", *SHARED_HEADERS)
 """What Codex, Claude Code and opencode send by themselves, in the order in which they are looked at."""
+PARENT_HEADER = "x-parent-session-id"
+"""With which opencode names the session that began this one."""
+SUBAGENT_HEADER = "x-claude-code-agent-id"
+"""With which Claude Code names a sub-agent; its main agent sends none."""
 MAX_LABEL = 1000
 _KNOWN = {name.lower(): name for name in (
     HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
@@ -81,15 +87,21 @@ class Headers:
         return check_id(header, HEADER_EPISODE) if header else None
 
     @cached_property
-    def session(self) -> str | None:
-        """The session that a harness names without being asked to."""
-        return next((value for name in HARNESS_HEADERS if (value := self.sent.get(name))), None)
+    def session(self) -> tuple[str, str] | None:
+        """The header by which a harness names a session without being asked to, and the session."""
+        return next(((name, value) for name in HARNESS_HEADERS if (value := self.sent.get(name))), None)
+
+    @property
+    def parent_session(self) -> str | None:
+        """The session that began the one in one of `SHARED_HEADERS`."""
+        return self.sent.get(PARENT_HEADER) or None
 
     @property
     def labels(self) -> Labels:
         """The labels and the reward of this request; `BadRequest` for what cannot be used."""
         return Labels(
-            task=self._text(HEADER_TASK), agent=self._text(HEADER_AGENT), eval=self._flag(HEADER_EVAL),
+            task=self._text(HEADER_TASK), agent=self._text(HEADER_AGENT) or self._text(SUBAGENT_HEADER),
+            eval=self._flag(HEADER_EVAL),
             reward=self._reward(), client=self._text(HEADER_CLIENT),
         )
 

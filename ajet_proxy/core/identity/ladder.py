@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from ajet_proxy.core.identity.headers import Headers, Labels
+from ajet_proxy.core.identity.headers import SHARED_HEADERS, Headers, Labels
 from ajet_proxy.core.identity.keys import Claims, check_scope
 from ajet_sdk.errors import Forbidden
 from ajet_sdk.routes import KEY_PREFIX, check_id
@@ -41,6 +41,10 @@ class Identity(Struct, frozen=True):
     issued: bool
     """Whether the episode's own key named it, so that it must exist already."""
     labels: Labels
+    parent: str | None = None
+    """The session that began the one which ``episode`` names: both are of one episode."""
+    may_be_shared: bool = False
+    """Whether the name may be that of several runs."""
 
 
 def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, claims: Claims) -> Identity:
@@ -54,6 +58,7 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
     key = named if key_in_path else headers.key
     check_scope(claims, "agent")
     episode, way, issued = None, "lineage", False
+    parent, may_be_shared = None, False
     if named is not None and not key_in_path:
         episode, way, issued = check_id(named), "path", named == claims.episode
     elif claims.episode is not None:
@@ -61,9 +66,11 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
     elif headers.episode is not None:
         episode, way = headers.episode, "header"
     elif headers.session is not None:
-        episode, way = headers.session, "harness"
+        (header, episode), way = headers.session, "harness"
+        if may_be_shared := header in SHARED_HEADERS:
+            parent = headers.parent_session
     elif in_body := _named_in(body or {}):
-        episode, way = in_body, "body"
+        episode, way, may_be_shared = in_body, "body", True
     if claims.episode is not None and episode != claims.episode:
         raise Forbidden(f"this key is for another episode than {episode!r}", code="wrong_episode")
     return Identity(
@@ -74,6 +81,8 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
         identified_by=way,
         issued=issued,
         labels=headers.labels,
+        parent=parent,
+        may_be_shared=may_be_shared,
     )
 
 

@@ -33,7 +33,7 @@ from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.teams import slowest
 from ajet_proxy.core.ledger.trainer_commands import TrainerCommands
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
-from ajet_proxy.core.trajectory.timeline import Packed, Turn
+from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_sdk.address import server
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import (
@@ -128,29 +128,30 @@ class Commands:
         self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
         identified_by: str, tenant: str, body_hash: str, idempotency_key: str | None, retries: int,
         unseen: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "", client: str | None = None,
-        said: str = "",
+        said: str = "", prompt: str = "",
     ) -> Events:
         """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
-        `metadata`, as one that `client` plays. `unseen` says that the request may be a retry of one that never got
-        this far."""
+        `metadata`, as one that `client` plays. Without a task it gets one of the `prompt`. `unseen` says that the
+        request may be a retry of one that never got this far."""
         at = self._time(at)
         started = ev.CallStarted(
             at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries, said
         )
         known = self.state.find(episode)
+        titled = (ev.TaskNamed(at, episode, f"prompt-{prompt}"),) if prompt and task is None else ()
         if known is None:
             body = OpenEpisode(task=task, eval=eval, metadata=metadata or {}, client=client)
             opened = self.open_episode(
                 body, episode=episode, at=at, tenant=tenant, identified_by=identified_by, plays=model or None
             )
-            return (*opened, started)
+            return (*opened, *titled, started)
         if known.tenant != tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
         takes("call", known)
         again: tuple[str, ...] = ()
         if idempotency_key is not None or retries:
             again = repeats(known, body_hash, idempotency_key, retries, agent=agent, unseen=unseen)
-        labels = self.label(episode, task=task, eval=eval, at=at)
+        labels = (*self.label(episode, task=task, eval=eval, at=at), *(titled if known.task is None else ()))
         return (*labels, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
     def label(self, episode: str, *, task: str | None, eval: bool, at: float) -> Events:
@@ -173,10 +174,14 @@ class Commands:
             return _late(known, turn.call, entry, marks, at)
         if known.state not in ("open", "sealed"):
             return (ev.CallLost(at, episode, turn.call, f"episode_{known.state}"),)
-        named: Events = ()
-        if known.task is None or (known.task_derived and _is_first(known, turn)):
-            named = (ev.TaskNamed(at, episode, prompt_hash(call.prompt_token_ids)),)
+        named = self._named(known, call, at) if known.state == "sealed" else ()
         return (*named, ev.CallFinished(at, episode, call, marks, begins))
+
+    def _named(self, known: Episode, call: Packed | None, at: float) -> Events:
+        """An episode that is sealed, and whose requests name no task, is named by the prompt of its first call."""
+        if known.task is not None or call is None:
+            return ()
+        return (ev.TaskNamed(at, known.id, prompt_hash(call.prompt_token_ids)),)
 
     def lose_call(
         self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = (),
@@ -230,12 +235,17 @@ class Commands:
         rewarded = ev.RewardGiven(
             at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note, body.state, body.model
         )
-        if body.final and known.state == "open":
-            return (rewarded, ev.EpisodeSealed(at, episode))
-        return (rewarded,)
+        return (rewarded, *(self._sealed(known, at) if body.final and known.state == "open" else ()))
 
     def seal(self, episode: str, *, at: float) -> Events:
-        return (ev.EpisodeSealed(self._time(at), episode),) if takes("seal", self.state.episode(episode)) else ()
+        known = self.state.episode(episode)
+        return self._sealed(known, self._time(at)) if takes("seal", known) else ()
+
+    def _sealed(self, known: Episode, at: float) -> Events:
+        """`known` takes no more calls. If no request named its task, its first whole call does."""
+        first = next(iter(known.turns()), None)
+        named = () if first is None else self._named(known, known.packed(first.call), at)
+        return (*named, ev.EpisodeSealed(at, known.id))
 
     def abort(self, episode: str, body: Abort, *, at: float) -> Events:
         if body.cause not in (None, *ABORT_CAUSES):
@@ -502,12 +512,6 @@ def paced(state: State, events: Sequence[Event]) -> tuple[Pot, tuple[str, ...]] 
          state.aims(one.model, one.members, one.teachers)) for one in opened
     )  # fmt: skip
     return next(found, None)
-
-
-def _is_first(episode: Episode, turn: Turn) -> bool:
-    """Whether the call of `turn` started before every call that is complete."""
-    rank = turn.rank
-    return all(entry.turn is None or rank < entry.turn.rank for entry in episode.calls.values())
 
 
 def _late(episode: Episode, call: str, entry: CallEntry, marks: tuple[Mark, ...], at: float) -> Events:

@@ -336,6 +336,12 @@ class ClientGone(Event, frozen=True):
     heard_at: float = 0.0
 
 
+class NameShared(Event, frozen=True):
+    """A name that a session or a body gave was that of several runs. ``name`` is the id of its first episode."""
+
+    name: str
+
+
 class ProxyStarted(Event, frozen=True):
     """The proxy runs, perhaps again: silence during a stop was nobody's fault. From now on it merges by this policy,
     and the groups of models whose mix names no size have ``group_size`` seats."""

@@ -7,6 +7,12 @@ name mean two things by it, so a tenant's name is part of the id.
 The first episode of a name may be gone from the archive while its latest is open, so `SessionNames` knows the latest of
 those in memory. A name whose episodes are all archived goes on after the archived ones, or begins anew.
 
+A name may also be that of several runs: one user's, or the number of an example. Two signs show it. A conversation
+begins just as another in the episode did. Or a call goes on from an episode of the name that a reward has sealed. From
+then on the name stands for nothing (`State.shared_names`), and the history of each call shows its episode.
+
+A session that another one has begun is a part of it, so its name stands for the same episode as its parent's.
+
 Invariant: a call is sent to an open episode or to a new one; a reward to the latest that the name stood for.
 """
 
@@ -14,8 +20,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import deque
 from collections.abc import Callable, Iterable
 
+from ajet_proxy.core.conversation.history import Beginnings, Lineage, Mark
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import check_id
@@ -24,6 +32,14 @@ RUNGS = ("harness", "body")
 """The ways of `core.identity.ladder` whose names are such."""
 _NUMBERED = re.compile(r"(.+)\.([1-9][0-9]*)", re.DOTALL)
 MOST_DIGITS = 12
+NAME_RUNS = (
+    "name each run by a path (/e/NAME/v1), by X-AJet-Episode or by an episode's key, or set body_names = \"off\""
+)
+"""What to do where a name is not that of one run."""
+MOST_PARENTS = 10_000
+"""Sessions whose parent is remembered, the latest."""
+MOST_SEALED = 1000
+"""Sealed episodes of which it is remembered how they would go on, the latest."""
 
 
 class SessionNames:
@@ -31,6 +47,10 @@ class SessionNames:
 
     def __init__(self, episodes: Iterable[Episode]) -> None:
         self._latest: dict[str, int] = {}
+        self._parents: dict[str, str] = {}
+        self._marks: dict[str, list[Mark]] = {}
+        """Of open episodes that a body names, where their calls end."""
+        self._sealed, self._order = Lineage(), deque[str]()
         for episode in episodes:
             if episode.identified_by in RUNGS:
                 self.opened(episode.id)
@@ -46,6 +66,37 @@ class SessionNames:
         if self._latest.get(base) == number:
             del self._latest[base]
 
+    def root(self, session: str, parent: str | None) -> str:
+        """The session that began the one which began … `session`."""
+        if parent is not None and parent != session:
+            self._parents.pop(session, None)
+            self._parents[session] = parent
+            if len(self._parents) > MOST_PARENTS:
+                del self._parents[next(iter(self._parents))]
+        seen = {session}
+        while (above := self._parents.get(session)) is not None and above not in seen:
+            session = above
+            seen.add(above)
+        return session
+
+    def called(self, episode: str, marks: Iterable[Mark]) -> None:
+        """A call of `episode`, which a body names, has ended in `marks`."""
+        self._marks.setdefault(episode, []).extend(marks)
+
+    def ended(self, episode: str, *, sealed: bool) -> None:
+        """`episode` takes no more calls. What goes on from a `sealed` one is looked for."""
+        if (marks := self._marks.pop(episode, None)) is None or not sealed:
+            return
+        self._sealed.add(episode, marks)
+        self._order.append(episode)
+        if len(self._order) > MOST_SEALED:
+            self._sealed.drop(self._order.popleft())
+
+    def goes_on(self, episode: str, history: Beginnings) -> bool:
+        """Whether `history` goes on from a sealed episode of the same name as `episode`."""
+        base = _parts(episode)[0]
+        return any(_parts(one)[0] == base for one in self._sealed.continued(history))
+
     def current(
         self, name: str, tenant: str, find: Callable[[str], Episode | None], *, for_reward: bool
     ) -> str:
@@ -56,7 +107,7 @@ class SessionNames:
             known = find(_id(base, number)) if number else None
             return known is not None and known.tenant == tenant and (for_reward or known.state == "open")
 
-        base = _base(name, tenant)
+        base = base_of(name, tenant)
         taken, step = self._latest.get(base, 0), 1
         if usable(taken):
             return _id(base, taken)
@@ -70,7 +121,7 @@ class SessionNames:
         return _id(base, taken if usable(taken) else taken + 1)
 
 
-def _base(name: str, tenant: str) -> str:
+def base_of(name: str, tenant: str) -> str:
     """The id of a name's first episode; a digest for a name that can be no id or would look like a later one."""
     whole = f"{name}@{tenant}" if tenant else name
     try:

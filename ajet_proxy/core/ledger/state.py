@@ -27,6 +27,7 @@ from ajet_proxy.core.ledger.pots import Load, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.runs import WantedRun
+from ajet_proxy.core.ledger.session_names import NAME_RUNS
 from ajet_proxy.core.ledger.shares import STALE, Shares
 from ajet_proxy.core.ledger.teams import Team, join, moved
 from ajet_proxy.core.ledger.trainers import Trainer
@@ -38,6 +39,10 @@ from ajet_sdk.routes import EPISODE_STATES
 
 GateState = Literal["open", "closing", "closed"]
 OTHER_RUN = "another run of the model has sampled some of it"
+
+
+MOST_SHARED = 10_000
+"""Names that were those of several runs, the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,7 @@ class State(Serving, Shares):
         self.running: Counter[str] = Counter()
         """How many calls of each model are in flight, if any are."""
         self.lineage = Lineage()
+        self.shared_names: dict[str, None] = {}  # by the ids of their first episodes
         self.reward_curves = RewardCurves()
         self.evaluations: dict[str, Evaluation] = {}
         """The latest of each model."""
@@ -231,6 +237,7 @@ class State(Serving, Shares):
             ev.GateOpened: self._gate_opened,
             ev.ClientJoined: self._client_joined,
             ev.ClientGone: self._client_gone,
+            ev.NameShared: self._name_shared,
             ev.ProxyStarted: self._started,
         }
 
@@ -431,6 +438,12 @@ class State(Serving, Shares):
             if model not in self.served:
                 line = f"episodes wait for a trainer of model {model!r}, and none has announced it"
                 lines[f"trainer of {model!r}"] = line
+        if self.shared_names:
+            *_, latest = self.shared_names
+            lines["shared names"] = (
+                f"{latest!r} (of {len(self.shared_names)}) was the name of several runs, so the history of each call "
+                f"tells its episode: {NAME_RUNS}"
+            )
         return {about: line for about, line in lines.items() if line is not None}
 
     def arrived(self, episodes: Iterable[str], batches: Iterable[str]) -> None:
@@ -467,6 +480,8 @@ class State(Serving, Shares):
 
     def _task_named(self, event: ev.TaskNamed) -> None:
         episode, before = self.episodes[event.episode], Pot.of(self.episodes[event.episode])
+        if event.derived and episode.task is not None:
+            return
         if not episode.eval:
             self._rises(episode)
         if episode.awaited:
@@ -803,6 +818,12 @@ class State(Serving, Shares):
 
     def _client_joined(self, event: ev.ClientJoined) -> None:
         self.clients.joined(event)
+
+    def _name_shared(self, event: ev.NameShared) -> None:
+        self.shared_names.pop(event.name, None)
+        self.shared_names[event.name] = None
+        if len(self.shared_names) > MOST_SHARED:
+            del self.shared_names[next(iter(self.shared_names))]
 
     def _client_gone(self, event: ev.ClientGone) -> None:
         self.clients.left(event)

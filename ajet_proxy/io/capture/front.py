@@ -293,7 +293,8 @@ def settings(config: Config, daemon: str) -> FrontSettings:
     return FrontSettings(
         daemon=daemon, allow_routes=config.allow_route, upstream_key=config.upstream_key,
         read_timeout=config.read_timeout, keep_alive=config.keep_alive_s, max_body=config.max_body,
-        continuity=config.continuity == "auto", pauses=config.gate_mode == "pause",
+        continuity=config.continuity == "auto", body_names=config.body_names == "auto",
+        pauses=config.gate_mode == "pause",
     )
 
 

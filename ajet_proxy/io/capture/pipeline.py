@@ -29,6 +29,7 @@ from aiohttp import ClientResponse, web
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import History, Mark, deferred, marks_of
+from ajet_proxy.core.conversation.prompts import begins, is_probe, is_short, prompt_digest
 from ajet_proxy.core.identity.headers import Headers, retries, retry_key, retry_keys
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import Identity, identify
@@ -69,6 +70,7 @@ NO_ROUTE: Final = (404, 405, 501)
 """How an engine says that it does not have a route."""
 REFUSED: Final = (400, 403, 422)
 """How an engine says that it does not take a field, or not from everybody."""
+MOST_TITLED: Final = 10_000
 PASSED_BY: Final = Ask(skip=NO_CHAT_ROUTE)
 """An engine without a chat route is asked what the client asked, on the client's own route."""
 
@@ -92,6 +94,7 @@ class FrontSettings:
     max_choices: int = 1024
     client_timeout: float = PATIENCE_S
     continuity: bool = True
+    body_names: bool = True
 
 
 class Incoming:
@@ -109,6 +112,8 @@ class Incoming:
     """What the engine is asked for besides, and how many calls come of it."""
     history: Callable[[], History | None]
     """Needed where the answer ends; before that only if nothing names the episode."""
+    route: str
+    """The engine's."""
     said: Said
     """What it says, as later requests and earlier ones are compared with it."""
     retry: Mapping[str, Any]
@@ -132,7 +137,8 @@ class Incoming:
         """Whether the ledger was asked to begin its calls."""
 
     def identify(self, body: Mapping[str, Any] | None) -> Identity:
-        """Whose request it is, by its path, key and headers, and by the fields of its `body` if they are known."""
+        """Whose request it is, by its path, key and headers, and by the fields of its `body` if they are known and
+        names in bodies count."""
         return identify(path=self.http.rel_url.raw_path, headers=self.headers, body=body, claims=self.claims)
 
 
@@ -156,8 +162,15 @@ class Pipeline:
         self._withholds = EngineProbe(upstream, trial, withholds, otherwise=True)
         self._sampling = SamplingProbe(upstream)
         self._stops = Stops(upstream)
+        self._titled: set[str] = set()
+        """Episodes that were given a task."""
         self._tell_versions: set[str] = set()
         """The routes on which an engine has shown that it can say which weights sampled each token."""
+
+    def _note_titled(self, episode: str) -> None:
+        if len(self._titled) >= MOST_TITLED:
+            self._titled.clear()
+        self._titled.add(episode)
 
     async def close(self, _app: web.Application | None = None) -> None:
         """Ask engines nothing more of our own."""
@@ -177,7 +190,8 @@ class Pipeline:
                 return await answer.release()
 
     async def _identify(self, incoming: Incoming) -> None:
-        incoming.identity = identity = incoming.identify(incoming.request.fields)
+        named = incoming.request.fields if self._settings.body_names else None
+        incoming.identity = identity = incoming.identify(named)
         if identity.labels.reward is not None and identity.episode is not None:
             incoming.identity = await record_reward(
                 self._ledger_port, incoming.http, identity, incoming.body, call=True
@@ -191,8 +205,8 @@ class Pipeline:
         route = dialect.target if carried else dialect.path
         fields, exact = incoming.translated.fields, self._continuity is not None
         incoming.history = history = deferred(route, fields, identity.scope, exact=exact)
-        incoming.said = Said(history, fields, identity.scope)
-        scope = identity.scope if identity.episode is None else b""
+        incoming.said, incoming.route = Said(history, fields, identity.scope), route
+        scope = identity.scope if _untold(identity) else b""
         incoming.retry = retry_keys(incoming.http.headers, dialect.path, incoming.body, scope=scope)
         if identity.labels.reward is not None and identity.episode is None:
             incoming.identity = await record_reward(
@@ -223,17 +237,27 @@ class Pipeline:
         return True
 
     def _begin(self, incoming: Incoming, call_off: CallOff) -> AbstractAsyncContextManager[Begun]:
-        identity = incoming.identity
-        history = incoming.history() if identity.episode is None else None
+        identity, fields = incoming.identity, incoming.translated.fields
+        history = incoming.history() if _untold(identity) else None
+        first = begins(fields)
         request = CallRequest(
             identity, history, incoming.retry, incoming.request.model, incoming.ask.choices, incoming.dialect.path,
-            incoming.said.key,
+            incoming.said.key, self._prompt(incoming) if first or is_short(fields) else "", first, is_probe(fields),
         )
         incoming.asked = True
         return self._ledger_port.begin(request, call_off.now)
 
+    def _prompt(self, incoming: Incoming) -> str:
+        """A digest of what is said, unless the episode has been given a task."""
+        identity = incoming.identity
+        if identity.labels.task is not None or (identity.episode in self._titled and not _untold(identity)):
+            return ""
+        return prompt_digest(incoming.route, incoming.translated.fields)
+
     async def _continue(self, incoming: Incoming) -> None:
-        begun, identity = incoming.begun, incoming.identity
+        begun = incoming.begun
+        if begun.titled:
+            self._note_titled(begun.episode)
         await self._suit(incoming)
         incoming.exchange = exchange = Exchange(
             incoming.dialect, incoming.translated, ask=incoming.ask, model=begun.episode_model,
@@ -244,7 +268,7 @@ class Pipeline:
         origin = Origin(
             calls=begun.calls, episode=begun.episode, model=begun.model, agent=begun.agent,
             started_at=begun.started_at, policy_version=begun.policy_version,
-            identified_by=identity.identified_by, altered=exchange.altered,
+            identified_by=begun.identified_by, altered=exchange.altered,
         )
         asks = partial(self._forwarding.request, incoming.http, incoming.headers)  # holds no `incoming`: see `Recorder`
         incoming.upstream_request = request = asks(
@@ -380,6 +404,11 @@ class Pipeline:
 
     def _request(self, incoming: Incoming, path: str, body: bytes | None, model: str, sticky: str) -> EngineRequest:
         return self._forwarding.request(incoming.http, incoming.headers, path, body, model=model, sticky=sticky)
+
+
+def _untold(identity: Identity) -> bool:
+    """Whether its history may have to tell whose a request is."""
+    return identity.episode is None or identity.may_be_shared
 
 
 async def record_reward(

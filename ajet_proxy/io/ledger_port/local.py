@@ -20,13 +20,15 @@ from yarl import URL
 
 from ajet_proxy.core.continuity.memory import Known, Memory, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings
+from ajet_proxy.core.identity.headers import MAX_LABEL
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import HELD, UNSERVED
 from ajet_proxy.core.ledger.engine_alerts import EngineAlerts
 from ajet_proxy.core.ledger.episode import Episode, takes
 from ajet_proxy.core.ledger.retries import UnseenRequests
-from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames
+from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames, base_of
+from ajet_proxy.core.ledger.shared_names import SharedNames
 from ajet_proxy.core.ledger.state import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
@@ -73,7 +75,8 @@ class LocalPort:
         self._clock = clock
         self._metrics = metrics
         self._memory = Memory()
-        self._names = SessionNames(store.state.episodes.values())
+        self._names = names = SessionNames(store.state.episodes.values())
+        self._shared = SharedNames(names, store.state.lineage.continued, store.trouble)
         self._unseen = UnseenRequests(clock.now())
         self._sent: set[str] = set()
         self._unknown: set[str] = set()
@@ -162,7 +165,8 @@ class LocalPort:
         try:
             identity, metadata = named, _NOTHING
             if named.labels.reward is None:
-                identity, metadata = self._continued(self._current(named), request.history, request.sent)
+                current = self._told_apart(named, self._current(named), request)
+                identity, metadata = self._continued(current, request.history, request.sent)
             episode = identity.episode or self._clock.new_id("ep")
             known = state.find(episode)
             said = identity.labels.agent
@@ -173,7 +177,7 @@ class LocalPort:
                 self._commands.begin_call, model=model, agent=agent, task=identity.labels.task,
                 eval=identity.labels.eval, identified_by=identity.identified_by, route=request.route,
                 tenant=_tenant(identity, episode, known), metadata=metadata, client=identity.labels.client,
-                said=request.said, **request.sent,
+                said=request.said, prompt="" if request.probe else request.prompt, **request.sent,
             )
             lost = None if known is None else partial(
                 self._commands.lose_request, episode, agent=agent, model=model, said=request.said
@@ -191,7 +195,12 @@ class LocalPort:
                     model=model, episode_model=chosen, agent=agent, started_at=self._clock.now(),
                     policy_version=state.policy_version(model), gate_since=self._gate_since(model),
                     open=() if known is None else known.attempts.open_to(agent),
+                    titled=identity.labels.task is not None or not (
+                        known is None or known.task is None or known.task_derived
+                    ),
+                    identified_by=identity.identified_by,
                 )
+                self._shared.derived(known, request)
                 unseen = retries > 0 and self._unseen.explains(name, known)
                 events = opening(episode=episode, calls=begun.calls, at=begun.started_at, unseen=unseen)
                 self._store.post(events)
@@ -329,6 +338,11 @@ class LocalPort:
                     self._names.left(episode)
             elif isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
                 self._memory.forget(self._state.episodes[event.episode].calls)
+                self._names.ended(event.episode, sealed=isinstance(event, ev.EpisodeSealed))
+                self._shared.ended(event.episode)
+            elif isinstance(event, ev.CallFinished) and event.marks:
+                if self._state.episodes[event.episode].identified_by == "body":
+                    self._names.called(event.episode, event.marks)
             elif isinstance(event, (ev.GateOpened, ev.PolicyAnnounced)):
                 self._gate.changed()
                 self._spoken(event.model)
@@ -337,12 +351,29 @@ class LocalPort:
                 self._discards.discarded(event.episode)
 
     def _current(self, identity: Identity) -> Identity:
-        """`identity` with the episode that a session's name stands for now."""
+        """`identity` with the episode that a session's name stands for now; with none, if the name is that of several
+        runs."""
         if identity.episode is None or identity.identified_by not in RUNGS:
             return identity
         find, tenant = self._state.find, identity.claims.tenant
-        found = self._names.current(identity.episode, tenant, find, for_reward=identity.labels.reward is not None)
+        name, agent = self._names.root(identity.episode, identity.parent), identity.labels.agent
+        if name != identity.episode:
+            identity = replace(identity, labels=replace(identity.labels, agent=agent or identity.episode[:MAX_LABEL]))
+        if identity.may_be_shared and base_of(name, tenant) in self._state.shared_names:
+            return replace(identity, episode=None, identified_by="lineage")
+        found = self._names.current(name, tenant, find, for_reward=identity.labels.reward is not None)
         return replace(identity, episode=found)
+
+    def _told_apart(self, named: Identity, current: Identity, request: CallRequest) -> Identity:
+        """`current`, without its episode if the request shows that the name is that of several runs."""
+        if not current.may_be_shared or current.episode is None or request.history is None:
+            return current
+        known = self._state.find(current.episode)
+        if not self._shared.shows(named.identified_by, known, current.episode, request):
+            return current
+        base = base_of(self._names.root(named.episode or "", None), named.claims.tenant)
+        self._store.post([ev.NameShared(self._clock.now(), base)])
+        return replace(current, episode=None, identified_by="lineage")
 
     def _come_in(self, model: str, episode: str) -> AbstractAsyncContextManager[None]:
         """Wait for the gate of the model that will serve a request for `model`."""

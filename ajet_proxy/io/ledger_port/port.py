@@ -31,8 +31,10 @@ from ajet_sdk.errors import AjetError
 
 class CallRequest(Struct, frozen=True):
     """A request to `route` that may become calls, one for each of its `choices`. ``history`` counts only if nothing
-    names an episode. ``sent`` has its retry keys (`core.identity.headers`); ``model`` is the one that it asks for.
-    ``said`` is what it says (`core.ledger.attempts`)."""
+    names an episode, or a name that may be shared. ``sent`` has its retry keys (`core.identity.headers`); ``model`` is
+    the one that it asks for. ``said`` is what it says (`core.ledger.attempts`). ``prompt`` is a digest of that which is
+    the same for everybody, where an episode may need it; else it is empty. ``begins`` says that it has no answer in its
+    history, and ``probe`` that it is one (`core.conversation.prompts`)."""
 
     identity: Identity
     history: Beginnings | None
@@ -41,12 +43,16 @@ class CallRequest(Struct, frozen=True):
     choices: int
     route: str
     said: str = ""
+    prompt: str = ""
+    begins: bool = False
+    probe: bool = False
 
 
 class Begun(Struct, frozen=True):
     """Calls that have begun. ``episode_model`` is the model that their episode was opened for, if it was for one.
     ``gate_since`` is when its model's gate was last opened or closed, 0 if never. ``open`` has what earlier requests of
-    that agent said that are not answered yet."""
+    that agent said that are not answered yet. ``titled`` says that the episode was given a task. ``identified_by`` is
+    the way that told the episode."""
 
     calls: tuple[str, ...]
     episode: str
@@ -57,6 +63,8 @@ class Begun(Struct, frozen=True):
     policy_version: int
     gate_since: float
     open: tuple[str, ...] = ()
+    titled: bool = True
+    identified_by: str = "path"
 
 
 class Whole(Struct, frozen=True):

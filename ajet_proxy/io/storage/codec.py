@@ -70,6 +70,7 @@ EVENTS: dict[str, Any] = {
     "RunBegan": ev.RunBegan,
     "ClientJoined": ev.ClientJoined,
     "ClientGone": ev.ClientGone,
+    "NameShared": ev.NameShared,
     "ProxyStarted": ev.ProxyStarted,
 }
 """The names of events on disk, which never change, whatever the classes are called."""

@@ -64,7 +64,7 @@ def test_the_key_is_read_once() -> None:
 def test_names_of_episodes() -> None:
     assert (Headers({}).episode, Headers({}).session) == (None, None)
     assert Headers({"x-ajet-episode": "ep-1", "session-id": ""}).episode == "ep-1"
-    assert Headers({"session-id": "", "x-session-id": "s", "thread-id": "t"}).session == "t"
+    assert Headers({"session-id": "", "x-session-id": "s", "thread-id": "t"}).session == ("thread-id", "t")
     with pytest.raises(BadRequest):
         Headers({"x-ajet-episode": "no good"}).episode  # noqa: B018
 

@@ -66,23 +66,44 @@ def test_a_call_into_an_episode_that_is_not_open_is_refused(rig: LedgerRig, stat
 
 def test_labels_on_a_later_call_count(rig: LedgerRig) -> None:
     episode = rig.open()
-    rig.call(episode)
-    assert rig.state.episodes[episode].task == prompt_hash([1, 2])
+    rig.begin(episode, prompt="0" * 24)
+    assert rig.state.episodes[episode].task == f"prompt-{'0' * 24}"
     rig.begin(episode, task="named", eval=True)
     assert (rig.state.episodes[episode].task, rig.state.episodes[episode].eval) == ("named", True)
-    rig.begin(episode, task="too late", eval=True)
+    rig.begin(episode, task="too late", eval=True, prompt="1" * 24)
     assert rig.state.episodes[episode].task == "named"
 
 
-def test_the_task_is_the_first_calls_prompt_whoever_ends_first(rig: LedgerRig) -> None:
+def test_the_task_is_the_first_requests_prompt_whoever_ends_first(rig: LedgerRig) -> None:
+    """It is known before anything is answered, so that episodes have their places by opening."""
     for order in ((0, 1), (1, 0)):
         episode = rig.open()
-        (first,) = rig.begin(episode)
-        rig.at += 1
-        (second,) = rig.begin(episode)
+        rig.begin(episode)  # a probe has no prompt
+        calls = [rig.begin(episode, prompt=digit * 24)[0] for digit in "56"]
+        assert rig.state.episodes[episode].task == f"prompt-{'5' * 24}"
         for index in order:
-            rig.finish(episode, (first, second)[index], [(5,), (6,)][index])
-        assert rig.state.episodes[episode].task == prompt_hash([5])
+            rig.finish(episode, calls[index])
+        assert rig.state.episodes[episode].task == f"prompt-{'5' * 24}"
+
+
+@pytest.mark.parametrize("end", ["reward", "seal"])
+def test_an_episode_of_probes_alone_is_named_by_the_first_when_it_seals(rig: LedgerRig, end: str) -> None:
+    episode = rig.open()
+    (late,) = rig.begin(episode)
+    rig.at += 1
+    rig.call(episode, (6,))
+    rig.finish(episode, late, (5,))
+    assert rig.state.episodes[episode].task is None
+    getattr(rig, end)(episode)
+    assert rig.state.episodes[episode].task == prompt_hash([5])
+
+
+def test_a_call_that_ends_after_the_seal_names_an_episode_too(rig: LedgerRig) -> None:
+    episode = rig.open()
+    (late,) = rig.begin(episode)
+    rig.reward(episode)
+    rig.finish(episode, late, (5,))
+    assert (rig.state.episodes[episode].task, rig.state_of(episode)) == (prompt_hash([5]), "ready")
 
 
 def test_several_choices_are_several_calls(rig: LedgerRig) -> None:

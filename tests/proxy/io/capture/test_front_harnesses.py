@@ -162,8 +162,9 @@ async def test_a_session_outlives_its_episode(headers: dict[str, str], body: dic
     async with EngineStub() as stub, Front(stub.url) as front:
         opened = []
         for _ in range(3):
-            for _ in range(2):
-                answer = await send(front.url + CHAT, body=HELLO | body, headers=headers)
+            for said in ("one", "another"):
+                asked = {"messages": [{"role": "user", "content": said}]}
+                answer = await send(front.url + CHAT, body=HELLO | asked | body, headers=headers)
                 assert answer.status == 200
                 opened.append(answer.headers["x-ajet-episode"])
             front.store.post(front.store.commands.abort(opened[-1], Abort(), at=front.clock.now()))

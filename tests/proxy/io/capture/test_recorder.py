@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from ajet_proxy.core.ledger.events import CallFinished, CallLost, TaskNamed
+from ajet_proxy.core.ledger.events import CallFinished, CallLost
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED
-from ajet_proxy.core.trajectory.call import Captured, Lost, Origin, Unscored, prompt_hash
+from ajet_proxy.core.trajectory.call import Captured, Lost, Origin, Unscored
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
@@ -73,13 +73,12 @@ def ends(store: MemoryStore) -> list[str]:
     ]  # fmt: skip
 
 
-async def test_every_choice_ends_and_the_task_is_named_once() -> None:
+async def test_every_choice_ends() -> None:
     store = MemoryStore()
     recorder = begun(store)
     assert not recorder.ended
     await recorder.record(WHOLE)
     assert recorder.ended and ends(store) == ["c0", "c1"]
-    assert [event.task for event in store.durable if isinstance(event, TaskNamed)] == [prompt_hash((1, 2))]
 
 
 async def test_the_first_end_counts() -> None:

@@ -1,0 +1,106 @@
+"""Signs that one name, or one derived task, stands for what are several.
+
+A name of a body or a session is that of several runs if a conversation begins just as another one in its episode did. A
+request that is sent again is no such sign, nor one whose earlier attempt came to nothing. A body's name is, too, if a
+call goes on from an episode of the name that is sealed. Until that is shown, conversations in one episode that do not
+go on from one another are an alert. So are second conversations that differ, in episodes of one derived task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any, Protocol
+
+from ajet_proxy.core.conversation.history import Beginnings
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.session_names import NAME_RUNS, SessionNames
+
+MOST_TASKS = 1000
+"""Derived tasks that are compared, the latest."""
+NAMES, TASKS = "names of several conversations", "derived tasks"
+
+
+class Asked(Protocol):
+    """A request, as far as it is looked at here (`ajet_proxy.io.ledger_port.port.CallRequest`)."""
+
+    @property
+    def history(self) -> Beginnings | None: ...
+    @property
+    def sent(self) -> Mapping[str, Any]: ...
+    @property
+    def said(self) -> str: ...
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def begins(self) -> bool: ...
+    @property
+    def probe(self) -> bool: ...
+
+
+class SharedNames:
+    """`continued` tells the open episodes that a history goes on from; `alerts` has what an operator should see."""
+
+    def __init__(
+        self, names: SessionNames, continued: Callable[[Beginnings], Iterable[str]], alerts: MutableMapping[str, str]
+    ) -> None:
+        self._names, self._continued, self._alerts = names, continued, alerts
+        self._several: set[str] = set()
+        """Open episodes that a body names, with several conversations."""
+        self._second: dict[str, tuple[str, str]] = {}
+        """For each derived task, an episode and how its second conversation began."""
+
+    def shows(self, way: str, known: Episode | None, episode: str, request: Asked) -> bool:
+        """Whether `request`, which `way` puts into `episode` (`known`, if there is one), shows that its name is that of
+        several runs."""
+        history = request.history
+        if history is None or request.sent["retries"]:
+            return False
+        if known is None or not known.calls:
+            return way == "body" and self._names.goes_on(episode, history)
+        if known.state != "open" or episode in self._continued(history):
+            return False
+        entries = [entry for entry in known.calls.values() if entry.asked.identified_by == way]
+        if any(entry.asked.said == request.said and entry.state != "lost" and not _again(entry, request)
+               for entry in entries):  # fmt: skip
+            return True
+        if way == "body" and request.begins and any(entry.asked.said != request.said for entry in entries):
+            self._several.add(episode)
+            self._tell()
+        return False
+
+    def ended(self, episode: str) -> None:
+        """`episode` takes no more calls."""
+        if episode in self._several:
+            self._several.discard(episode)
+            self._tell()
+
+    def derived(self, known: Episode | None, request: Asked) -> None:
+        """A request comes in an episode whose task may be derived."""
+        if known is None or not known.task_derived or not known.task or not request.begins or not request.prompt:
+            return
+        if request.probe or known.task == f"prompt-{request.prompt}":
+            return
+        episode, prompt = self._second.setdefault(known.task, (known.id, request.prompt))
+        if len(self._second) > MOST_TASKS:
+            del self._second[next(iter(self._second))]
+        if episode != known.id and prompt != request.prompt:
+            self._alerts[TASKS] = (
+                f"task {known.task} is derived from a first prompt, after which {episode} and {known.id} differ: give "
+                "each episode its task (X-AJet-Task, or task= as it is opened), or what differs makes one group"
+            )
+
+    def _tell(self) -> None:
+        if self._several:
+            names = ", ".join(sorted(self._several)[:3])
+            self._alerts[NAMES] = (
+                f"a name in a body stands for several conversations that do not go on from one another ({names}): if "
+                f"these are several runs, {NAME_RUNS}"
+            )
+        else:
+            self._alerts.pop(NAMES, None)
+
+
+def _again(entry: Any, request: Asked) -> bool:
+    """Whether `request` is one that was sent before, by the key that its client gave both."""
+    key = request.sent["idempotency_key"]
+    return key is not None and entry.asked.idempotency_key == key

@@ -1,0 +1,135 @@
+"""The signs that one name stands for several runs, and one derived task for several tasks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from ajet_proxy.core.conversation.history import CHAT, Mark, Marks, read
+from ajet_proxy.core.ledger import session_names, shared_names, state
+from ajet_proxy.core.ledger.events import NameShared
+from ajet_proxy.core.ledger.session_names import SessionNames
+from ajet_proxy.core.ledger.shared_names import NAMES, TASKS, SharedNames
+from tests.kit.ledger_rig import LedgerRig
+
+HISTORY = read(CHAT, {"messages": [{"role": "user", "content": "hello"}]}, b"", exact=False)
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig(watch=True)
+
+
+def asked(said: str = "a", *, retries: int = 0, key: str | None = None, history: Any = HISTORY, **more: Any) -> Any:
+    request = {"said": said, "sent": {"retries": retries, "idempotency_key": key}, "history": history}
+    return SimpleNamespace(**{"prompt": said * 24, "begins": True, "probe": False} | request | more)
+
+
+def shared(
+    rig: LedgerRig, names: SessionNames | None = None, going: tuple[str, ...] = ()
+) -> tuple[Any, dict[str, str]]:
+    alerts = dict[str, str]()
+    return SharedNames(names or SessionNames(()), lambda history: going, alerts), alerts
+
+
+def called(rig: LedgerRig, *said: str, way: str = "body") -> Any:
+    """An episode with whole calls that said this."""
+    name = rig.open("me")
+    for one in said:
+        (call,) = rig.begin(name)
+        entry = rig.state.episodes[name].calls[call]
+        entry.asked = SimpleNamespace(said=one, identified_by=way, idempotency_key="k")  # type: ignore[assignment]
+        entry.state = "complete"
+    return rig.state.episodes[name]
+
+
+@pytest.mark.parametrize(("request_", "shows"), [
+    (asked(), True), (asked(retries=1), False), (asked(history=None), False), (asked(key="k"), False),
+    (asked(key="other"), True), (asked("b"), False),
+])  # fmt: skip
+def test_a_second_conversation_that_begins_alike_is_a_sign(rig: LedgerRig, request_: Any, shows: bool) -> None:
+    signs, _ = shared(LedgerRig())
+    assert signs.shows("body", called(LedgerRig(), "a"), "me", request_) == shows
+
+
+def test_what_is_no_sign() -> None:
+    lost = called(LedgerRig(), "a")
+    next(iter(lost.calls.values())).state = "lost"
+    signs, _ = shared(LedgerRig())
+    assert not signs.shows("body", lost, "me", asked())
+    assert not signs.shows("harness", called(LedgerRig(), "a"), "me", asked()), "the name came otherwise before"
+    sealed = called(LedgerRig(), "a")
+    sealed.state = "sealed"
+    assert not signs.shows("body", sealed, "me", asked())
+    going, _ = shared(LedgerRig(), going=("me",))
+    assert not going.shows("body", called(LedgerRig(), "a"), "me", asked())
+
+
+def test_several_conversations_are_an_alert_until_the_episode_ends() -> None:
+    signs, alerts = shared(LedgerRig())
+    for way, request in (("harness", asked("b")), ("body", asked("b", begins=False))):
+        assert not signs.shows(way, called(LedgerRig(), "a", way=way), "me", request)
+        assert alerts == {}
+    assert not signs.shows("body", called(LedgerRig(), "a"), "me", asked("b"))
+    assert "(me)" in alerts[NAMES]
+    signs.ended("other")
+    signs.ended("me")
+    assert alerts == {}
+
+
+def test_a_call_that_goes_on_from_a_sealed_episode_of_the_name_is_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_names, "MOST_SEALED", 2)
+    names = SessionNames(())
+    signs, _ = shared(LedgerRig(), names)
+    said = Marks((Mark("k"),))
+    for number, episode in enumerate(("me", "me.2", "other")):
+        names.called(episode, [Mark("k" if episode == "me" else f"k{number}")])
+        names.ended(episode, sealed=True)
+        assert signs.shows("body", None, "me.3", asked(history=said)) == (episode != "other")
+    names.called("given-up", [Mark("k")])
+    names.ended("given-up", sealed=False)
+    names.ended("unknown", sealed=True)
+    assert not signs.shows("body", None, "given-up.2", asked(history=said))
+    assert not signs.shows("harness", None, "me.3", asked(history=said))
+
+
+def test_second_conversations_that_differ_under_one_derived_task_are_an_alert(monkeypatch: pytest.MonkeyPatch) -> None:
+    signs, alerts = shared(LedgerRig())
+    rig = LedgerRig()
+    first, second, given = (rig.open(task="t" if name == "given" else None) for name in ("first", "second", "given"))
+    for name in (first, second):
+        rig.begin(name, prompt="p" * 24)
+    one, two = (rig.state.episodes[name] for name in (first, second))
+    for known, request in (
+        (None, asked()), (rig.state.episodes[given], asked()), (one, asked("p")), (one, asked(begins=False)),
+        (one, asked(prompt="")), (one, asked(probe=True)), (one, asked("x")), (one, asked("y")), (two, asked("x")),
+    ):
+        signs.derived(known, request)
+        assert alerts == {}
+    signs.derived(two, asked("z"))
+    assert "give each episode its task" in alerts[TASKS]
+    with mock.patch.object(shared_names, "MOST_TASKS", 0):
+        signs.derived(two, asked("z"))
+
+
+def test_the_latest_shared_names_are_kept(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MOST_SHARED", 2)
+    for name in ("a", "b", "a", "c"):
+        rig.run([NameShared(rig.at, name)])
+    assert list(rig.state.shared_names) == ["a", "c"]
+    assert "'c' (of 2)" in rig.state.alerts()["shared names"]
+
+
+def test_a_session_is_a_part_of_the_one_that_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = SessionNames(())
+    assert names.root("top", None) == names.root("top", "top") == "top"
+    assert names.root("child", "top") == names.root("child", None) == names.root("grandchild", "child") == "top"
+    assert names.root("top", "grandchild") in ("top", "child", "grandchild"), "a circle ends"
+    monkeypatch.setattr(session_names, "MOST_PARENTS", 1)
+    names = SessionNames(())
+    names.root("a", "b")
+    names.root("c", "d")
+    assert (names.root("a", None), names.root("c", None)) == ("a", "d")
