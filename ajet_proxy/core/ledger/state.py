@@ -140,8 +140,7 @@ class State(Serving, Shares):
         self.merge_policy: Policy = "strict"
         self.group_size = settings.group_size
         self.episodes: dict[str, Episode] = {}
-        self.unsettled: dict[str, Episode] = {}
-        """Those open or sealed."""
+        self.unsettled: dict[str, Episode] = {}  # open or sealed
         self.finished: dict[str, int] = {}
         """Those that ended, in that order, and the size of their text."""
         self.leaving: dict[str, Episode] = {}

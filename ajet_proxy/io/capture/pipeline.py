@@ -353,7 +353,7 @@ class Pipeline:
             return refused, asked
 
     def _why_gone(self, incoming: Incoming) -> str:
-        """Why the client of calls does not get the end of their answer, of which nothing has come."""
+        """Why the client of calls does not get the end of their answer. Nothing of that has come."""
         reason, begun = why_gone(incoming.http), incoming.begun
         is_dead = self._upstream.is_dead(begun.model, begun.episode, monotonic() - incoming.began)
         return ENGINE_SILENT if reason == DISCONNECTED and is_dead else reason
