@@ -190,6 +190,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
                     keys=batch.keys, partition_id=batch.partition_id, select_fields=[*READ, "loss_mask"]
                 )
                 metrics.update(figures(stored.to_padded_tensor(), correction))
+        if (name := "actor/reward_kl_penalty") in metrics:  # verl's mean is over all rows, and padding has none
+            metrics[name] *= len(batch.keys) / len(real)
         return self._weigh_episodes(batch, real)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -30,6 +30,9 @@ _TEXT = "rows are text: leave it out"
 _EXPERTS = "no engine's routes of experts are recorded: leave it off"
 _OTHER = "verl's engines read another key: set"
 _STEPS = "it follows the run's end: set total_steps in [trainer]"
+_SPECULATION = ("enable_rollout", "method", "num_speculative_tokens")
+BY_LENGTH = "seq-mean-token-sum-norm"
+"""The mean that divides by a length, which a run may choose."""
 FAMILIES: Mapping[str, str] = {
     "data": "there is no dataset, agents bring the tasks: set groups and max_tokens in [trainer]",
     **dict.fromkeys(("reward", "reward_model", "custom_reward_function", "sandbox_fusion"), _REWARD),
@@ -95,6 +98,7 @@ FAMILIES: Mapping[str, str] = {
          ("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")],
         "vLLM reads mtp.method and mtp.num_speculative_tokens",
     ),
+    **{f"critic.model.mtp.{name}": "a critic samples nothing: leave it out" for name in _SPECULATION},
     "critic.nccl_timeout": "verl's V1 workers set no such limit: leave it out",
     "critic.grad_clip": f"{_OTHER} critic.optim.clip_grad",
     "algorithm.pf_ppo": "verl's V1 trainer would give rows the advantages of others: leave it out",
@@ -124,7 +128,7 @@ SHAPED = tuple(
 )  # fmt: skip
 """What of verl's rewards is read: the punishment for length."""
 _NO_ADAPTER = "this engine trains no adapter: leave it out, or train with fsdp or megatron"
-_LORA = ("lora_rank", "lora_alpha", "lora_adapter_path", "target_modules", "exclude_modules")
+_LORA = ("lora_rank", "lora_alpha", "lora_adapter_path", "target_modules", "exclude_modules", "target_parameters")
 _ADAPTER = dict.fromkeys((*_LORA, "lora"), _NO_ADAPTER)
 _HEAD = dict.fromkeys(
     ("mtp.enable_train", "mtp.detach_encoder", "mtp.mtp_loss_scaling_factor"), "only megatron trains such a head"
@@ -168,6 +172,8 @@ READ = (
     "checkpoint_engine", "seed",
 )  # fmt: skip
 """What of `ROLLOUT` is read where engines stand alone."""
+SPECULATION = tuple(f"{MODEL}.mtp.{name}" for name in _SPECULATION)
+"""What engines alone read of `MODEL`."""
 _ALONE = "the engines of engine_urls stand alone: give them this option where you start them"
 
 
@@ -178,8 +184,8 @@ def keys(tree: DictConfig) -> dict[str, Any]:
 
 def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iterator[tuple[str, str]]:
     """Those of the keys `set_here` that nothing reads in `tree`, each with what to do instead."""
-    families = dict(FAMILIES) | of_engine("fsdp" if tree.model_engine == "dp" else tree.model_engine)
-    families |= of_choice(tree)
+    families = dict(FAMILIES) | of_switches(tree)
+    families |= of_engine("fsdp" if tree.model_engine == "dp" else tree.model_engine) | of_choice(tree)
     for part, settings in ((ACTOR, tree.actor_rollout_ref.actor), ("critic", tree.critic)):
         if not settings.shuffle:
             families[f"{part}.data_loader_seed"] = f"rows are not shuffled: set {part}.shuffle too, or leave it out"
@@ -190,7 +196,8 @@ def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iter
         above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
         known = key in (*SHAPED, "critic.enable")
         advice = None if known else next((families[name] for name in above if name in families), None)
-        if advice is None and attached and key.startswith(f"{ROLLOUT}.") and parts[2] not in READ:
+        engines = (key.startswith(f"{ROLLOUT}.") and parts[2] not in READ) or key in SPECULATION
+        if advice is None and attached and engines:
             advice = _ALONE
         if advice is not None:
             yield key, advice
@@ -230,6 +237,33 @@ def of_choice(tree: DictConfig) -> dict[str, str]:
             out[f"{part}.checkpoint.strict"] = "only megatron reads it: leave it out"
     if not has_critic(tree):
         out["critic"] = "no critic is trained: set algorithm.adv_estimator to gae, or leave it out"
+    return out
+
+
+def of_switches(tree: DictConfig) -> dict[str, str]:
+    """What belongs to something that is off in `tree`."""
+    out, megatron = {}, tree.model_engine == "megatron"
+    home = "fsdp_config" if tree.model_engine == "dp" else tree.model_engine
+    out[f"{REF}.{home}.qat"] = "a reference model has the values that it was given: leave it out"
+    critic = [("critic", "critic.model", "fsdp" if tree.model_engine == "dp" else home)] if has_critic(tree) else []
+    for part, model, own in [(ACTOR, MODEL, home), *critic]:
+        qat = f"{part}.{own}.qat"
+        if not OmegaConf.select(tree, f"{qat}.enable"):
+            out[qat] = f"set {qat}.enable too"
+        mean = f"{part}.loss_agg_mode"
+        if OmegaConf.select(tree, mean) != BY_LENGTH:
+            out[f"{part}.loss_scale_factor"] = f"{mean} is another than {BY_LENGTH}"
+        rank, lora = (f"{model}.lora.rank", ("lora",)) if megatron else (f"{model}.lora_rank", _LORA)
+        if not OmegaConf.select(tree, rank):
+            out |= {f"{model}.{name}": f"set {rank} too" for name in lora if f"{model}.{name}" != rank}
+        elif not megatron and OmegaConf.select(tree, f"{model}.lora_adapter_path"):
+            shape = ("lora_alpha", "target_modules", "exclude_modules", "target_parameters")
+            out |= {f"{model}.{name}": f"the adapter of {model}.lora_adapter_path has its own" for name in shape}
+        mtp = f"{model}.mtp"
+        if not OmegaConf.select(tree, f"{mtp}.enable"):
+            out[mtp] = f"set {mtp}.enable too"
+        elif not OmegaConf.select(tree, f"{mtp}.enable_rollout"):
+            out |= {f"{mtp}.{name}": f"set {mtp}.enable_rollout too" for name in _SPECULATION[1:]}
     return out
 
 

@@ -318,6 +318,31 @@ def test_without_weights_only_a_ratio_of_its_own_keeps_a_forced_token_small(verl
         assert (abs(forced) < 0.01 * abs(first)) == (loss not in (*BY_ROW, *NO_RATIO)), loss
 
 
+@pytest.mark.parametrize("correction", [{"rollout_correction.rollout_is": "token"}, SEQUENCE])
+def test_the_figure_of_a_kl_in_rewards_counts_rows_that_sampled(
+    correction: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    from verl.trainer.ppo.core_algos import get_kl_controller
+
+    from ajet_trainer.verl_backend import trainer
+
+    made, found = a_trainer(tiny, adv_estimator="rloo", use_kl_in_reward=True, **correction), []
+    made.kl_ctrl_in_reward = get_kl_controller(made.config.algorithm.kl_ctrl)
+    weigh = type(made)._compute_advantage
+
+    def compared(batch: Any, _: object) -> Any:
+        for fields in trainer.tq.rows.values():
+            fields["ref_log_prob"] = fields["old_log_probs"] - 0.25
+        figures: dict[str, float] = {}
+        weigh(made, batch, figures)
+        found.append(figures["actor/reward_kl_penalty"])
+
+    made._compute_advantage = compared
+    for rows in (0, 1, 3):
+        passed(monkeypatch, made, [*group(False), *[padding(number) for number in range(rows)]])
+    assert found == pytest.approx([0.25] * 3, rel=1e-4)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_figures_of_a_correction_count_rows_that_sampled(
     rows: int, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None

@@ -181,6 +181,15 @@ def test_what_an_engine_does_not_read_is_in_its_tree(engine: str, verl_here: Non
         (f"{ACTOR}.optim.min_lr_ratio", 0.1, "lr_scheduler_type to cosine"),
         (f"{ACTOR}.optim.zero_indexed_step", False, "lr_scheduler_type to cosine"),
         (f"{ACTOR}.checkpoint.strict", False, "only megatron"),
+        ("actor_rollout_ref.model.lora_alpha", 32, "set actor_rollout_ref.model.lora_rank too"),
+        ("actor_rollout_ref.model.target_modules", ["q_proj"], "set actor_rollout_ref.model.lora_rank too"),
+        ("actor_rollout_ref.model.exclude_modules", "lm_head", "set actor_rollout_ref.model.lora_rank too"),
+        ("actor_rollout_ref.model.lora_adapter_path", "/a", "set actor_rollout_ref.model.lora_rank too"),
+        (f"{ACTOR}.loss_scale_factor", 100, "loss_agg_mode is another than seq-mean-token-sum-norm"),
+        (f"{ACTOR}.fsdp_config.qat.mode", "w4a4", f"set {ACTOR}.fsdp_config.qat.enable too"),
+        ("actor_rollout_ref.ref.fsdp_config.qat.enable", True, "reference model"),
+        ("actor_rollout_ref.model.mtp.enable_rollout", True, "set actor_rollout_ref.model.mtp.enable too"),
+        ("actor_rollout_ref.model.mtp.num_speculative_tokens", 3, "set actor_rollout_ref.model.mtp.enable too"),
     ],
 )
 def test_what_nothing_reads_is_refused_with_what_to_do(key: str, value: object, words: str, verl_here: None) -> None:
@@ -206,6 +215,10 @@ def test_what_nothing_reads_is_refused_with_what_to_do(key: str, value: object, 
         ("veomni", "actor_rollout_ref.model.lora_rank", 8, "train with fsdp or megatron"),
         ("veomni", f"{ACTOR}.optim.lr_warmup_steps", 20, "lr_warmup_steps_ratio"),
         ("veomni", f"{ACTOR}.veomni.load_checkpoint_path", "x", "leave it out"),
+        ("megatron", "actor_rollout_ref.model.lora.alpha", 64, "set actor_rollout_ref.model.lora.rank too"),
+        ("megatron", f"{ACTOR}.megatron.qat.group_size", 32, f"set {ACTOR}.megatron.qat.enable too"),
+        ("megatron", "actor_rollout_ref.model.mtp.detach_encoder", True, "set actor_rollout_ref.model.mtp.enable too"),
+        ("veomni", "actor_rollout_ref.model.lora_alpha", 32, "train with fsdp or megatron"),
         ("torchtitan", f"{ACTOR}.optim.clip_grad", 0.5, "leave it out"),
         ("torchtitan", "actor_rollout_ref.model.enable_gradient_checkpointing", False, "activation_checkpoint"),
         ("torchtitan", f"{ACTOR}.torchtitan.mixed_precision", True, "leave it out"),
@@ -249,11 +262,28 @@ def test_what_an_engine_reads_is_taken(engine: str, values: dict[str, Any], verl
         {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.1},
         {"algorithm.rollout_correction.rollout_is_threshold": 3.0},
         {f"{ACTOR}.optim.lr_warmup_steps": 3},
+        {"actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_alpha": 32,
+         "actor_rollout_ref.model.target_modules": ["q_proj"]},
+        {"actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_adapter_path": "/a"},
+        {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": 100},
+        {f"{ACTOR}.fsdp_config.qat.enable": True, f"{ACTOR}.fsdp_config.qat.mode": "w4a4"},
+        {"actor_rollout_ref.model.mtp.enable": True, "actor_rollout_ref.model.mtp.enable_rollout": True,
+         "actor_rollout_ref.model.mtp.num_speculative_tokens": 3},
         {"algorithm.adv_estimator": "tests.trainer.engine.own_functions:doubled", "algorithm.gamma": 0.9},
     ],
 )  # fmt: skip
 def test_what_the_choice_reads_is_taken(values: dict[str, Any], verl_here: None) -> None:
     composed(values)
+
+
+def test_what_belongs_to_a_critic_or_to_an_adapter_on_disk(verl_here: None) -> None:
+    gae, model = {"algorithm.adv_estimator": "gae"}, "actor_rollout_ref.model"
+    assert "set critic.model.lora_rank too" in refused(gae | {"critic.model.lora_alpha": 32})
+    assert "a critic samples nothing" in refused(gae | {"critic.model.mtp.enable_rollout": True})
+    assert "seq-mean-token-sum-norm" in refused(gae | {"critic.loss_scale_factor": 100})
+    assert "set critic.fsdp.qat.enable too" in refused(gae | {"critic.fsdp.qat.mode": "w4a4"})
+    on_disk = {f"{model}.lora_rank": 8, f"{model}.lora_adapter_path": "/a", f"{model}.lora_alpha": 32}
+    assert f"the adapter of {model}.lora_adapter_path has its own" in refused(on_disk)
 
 
 def test_a_discount_of_turns_is_ajets_own(verl_here: None) -> None:
@@ -333,3 +363,5 @@ def test_an_engine_that_stands_alone_is_told_nothing_by_verl(tmp_path: Path, ver
             attached(key, value)
         composed({f"{ROLLOUT}.{key}": value})
     attached("temperature", 0.9)
+    head = {f"actor_rollout_ref.model.mtp.{name}": True for name in ("enable", "enable_rollout")}
+    assert "the engines of engine_urls stand alone" in refused(head, engine_urls=("http://e",), folder=tmp_path)
