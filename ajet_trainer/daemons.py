@@ -284,6 +284,12 @@ class Daemons:
         self.look()
         self._each(lambda link: self._direct(link, mix))
 
+    def let_go(self, ahead: int) -> None:
+        """Nobody is held any more for the `ahead` that this trainer has set."""
+        self._mix = replace(self._mix or SetMix(), ahead=0)
+        self.look()
+        self._each(lambda link: link.let_go(ahead))
+
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         """`model` is at `version` everywhere; `upstreams`, if given, are its engines from now on."""
         self._policy = (model, version, upstreams)

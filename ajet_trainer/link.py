@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 
@@ -179,6 +179,12 @@ class Link:
     def direct(self, mix: routes.SetMix) -> None:
         """Says which share of the groups each lane has from now on, and how far ahead of training agents may play."""
         self._of_model("/mix", replace(mix, model=self._model), method="PUT")
+
+    def let_go(self, ahead: int) -> None:
+        """Nobody trains any more what agents would be held for. An `ahead` that somebody else has set stays."""
+        query = f"?{urlencode({'model': self._model})}" if self._model else ""
+        if json.loads(self._send(f"/mix{query}") or b"{}").get("ahead") == ahead:
+            self.direct(routes.SetMix(ahead=0))
 
     def busy_s(self) -> float | None:
         """Seconds since the proxy's start in which an agent's request for the model was under way, asked once. An older

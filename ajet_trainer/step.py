@@ -495,7 +495,7 @@ class Run:
                 self.daemons.nack(daemon, batch)
             self.keeper.release(daemon, batch)
         with self.leaving("agents are held for a trainer that has ended: ajet mix --ahead 0"):
-            self.daemons.direct(SetMix(ahead=0))  # nobody trains what agents would be held for
+            self.daemons.let_go(self.config.pace)
         with self.leaving("the engines of this run stay announced"):
             if self.learner.upstreams() is not None:
                 self.daemons.announce(self.config.model_name, self.served, ())

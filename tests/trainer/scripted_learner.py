@@ -165,6 +165,10 @@ class MemoryProxy:
         self.answer()
         self.mixes.append(mix)
 
+    def let_go(self, ahead: int) -> None:
+        if self.mixes and self.mixes[-1].ahead == ahead:
+            self.direct(SetMix(ahead=0))
+
     def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
         self.answer()
         self.instants.pass_by("before an ack")

@@ -87,6 +87,9 @@ class Fake:
     def direct(self, mix: SetMix) -> None:
         self._asked("direct", mix)
 
+    def let_go(self, ahead: int) -> None:
+        self._asked("let_go", ahead)
+
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         self._asked("announce", model, version, upstreams)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from ajet_sdk.routes import SetMix
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import load
 from ajet_trainer.mix import Mixture, read_mix, shares_at
+from tests.trainer.test_link import Clock, link
 from tests.trainer.test_step import Setting
 
 SCHEDULE = (Mixture(0, {"math": 1.0}), Mixture(2, {"math": 0.4, "code": 0.6}))
@@ -77,6 +80,21 @@ def test_a_run_without_a_mix_sets_the_pace_alone(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 2, group_size=2, ahead=7)
     setting.whole()
     assert setting.proxy.mixes == [SetMix(None, 7, 2), SetMix(ahead=0)]
+
+
+@pytest.mark.parametrize("theirs", [7, 2])
+def test_an_end_leaves_what_an_operator_has_set(tmp_path: Path, theirs: int) -> None:
+    """Of the pace: only the trainer's own is taken back."""
+    asked = list[tuple[str, str, dict[str, Any]]]()
+
+    def answers(request: httpx.Request) -> httpx.Response:
+        asked.append((request.method, str(request.url), json.loads(request.content or b"{}")))
+        return httpx.Response(200, json={"ahead": theirs})
+
+    made = link(answers, Clock(), model="planner")
+    made.let_go(2)
+    assert asked[0][0] == "GET" and asked[0][1].endswith("/mix?model=planner")
+    assert [body for method, _, body in asked[1:]] == ([{"ahead": 0, "model": "planner"}] if theirs == 2 else [])
 
 
 @pytest.mark.parametrize(
