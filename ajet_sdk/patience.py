@@ -40,3 +40,24 @@ class Patience:
         with self._lock:
             for name in names:
                 self._since.pop(name, None)
+
+
+class Absence:
+    """Says once that the proxy at `url` is away, how long is waited for it (`deadline`, in seconds), and that it is
+    back."""
+
+    def __init__(self, say: Callable[[str], None], url: str, deadline: float) -> None:
+        self._say, self._url, self._deadline = say, url, deadline
+        self.away = False
+
+    def missed(self) -> None:
+        """A look at it found nothing."""
+        if not self.away:
+            self._say(f"waiting up to {self._deadline:g} s for the proxy at {self._url}: it does not answer any more")
+        self.away = True
+
+    def heard(self) -> None:
+        """It has answered."""
+        if self.away:
+            self._say(f"the proxy at {self._url} answers again")
+        self.away = False

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.client import Client
+from ajet_sdk.errors import AjetError
 from ajet_sdk.output import INTERRUPTED, Copies, say
 from ajet_sdk.plays import Progress
 from ajet_sdk.results import RunResult, RunResults, plain
@@ -99,6 +100,10 @@ def run_and_tell(client: Client, program: Program, tasks: Sequence[str | Line], 
         code = _code(screen)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except AjetError:
+        if screen.done:
+            screen.end()  # what came of the others is true all the same
+        raise
     screen.end()
     _explain(screen.done, program, client)
     if play is not None:

@@ -104,7 +104,8 @@ class Child:
     def end(self, grace: float) -> None:
         """Kills what has not ended within `grace` seconds, or as soon as this wait is interrupted."""
         try:
-            self._gone.wait(grace)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, grace))  # also if nobody else waits, as after an interrupt
         finally:
             if not self._gone.is_set():
                 self._signal(signal.SIGKILL)

@@ -321,7 +321,8 @@ class Rollouts(RolloutsPlan):
         self._workers: list[tuple[threading.Thread, threading.Event]] = []
         self._lock = threading.Lock()
         self._turn = threading.Lock()
-        self._open: dict[str, Episode] = {}
+        self._open: dict[str, Begun] = {}
+        """What has begun and was not told of yet."""
 
     def run(self) -> RunResults:
         """Runs to the end; an exception in this thread, such as KeyboardInterrupt, stops the run first."""
@@ -348,17 +349,18 @@ class Rollouts(RolloutsPlan):
         """Begins no more, aborts what is open, and waits a little for the workers to notice."""
         with self._lock:
             self._stopped = True
-            still_open = list(self._open.values())
+            still_open = [begun.episode for begun in self._open.values() if begun.episode.outcome is None]
         if say:
             self._how.say(f"interrupted: {'the open episodes are aborted' if still_open else 'no episode was open'}")
         if self._on_stop is not None:
             self._on_stop()
-        target = replace(self._client.target, deadline=STOP_DEADLINE_S)
+        target, aborted = replace(self._client.target, deadline=STOP_DEADLINE_S), set()
         for episode in still_open:
             if episode.outcome is not None:
                 continue
             try:
                 self._client.drive(aborting(target, episode.id, INTERRUPTED))
+                aborted.add(episode.id)
             except (ProxyUnreachable, NotReady):
                 break  # one wait for a proxy that is away is enough: its timeouts will end the others
             except AjetError:
@@ -367,6 +369,27 @@ class Rollouts(RolloutsPlan):
         for thread, ended in self._workers:
             if thread.ident is not None:
                 ended.wait(max(0.0, until - time.monotonic()))
+        self._tell_of_what_is_left(aborted)
+
+    def _tell_of_what_is_left(self, aborted: Collection[str]) -> None:
+        """Tells of what has begun and has not ended. The proxy has acknowledged that some of it is `aborted`."""
+        with self._lock:
+            left = list(self._open.values())
+        for begun in left:
+            known = begun.episode.id in aborted
+            error = Conflict(INTERRUPTED if known else f"{INTERRUPTED}, and the proxy did not say what becomes of this")
+            seconds = time.monotonic() - begun.started
+            result = result_of(begun.turn.rollout, begun.task, begun.episode, error, seconds)
+            self._keep(begun, replace(result, outcome="aborted") if known and result.outcome == "failed" else result)
+
+    def _keep(self, begun: Begun, result: RunResult) -> None:
+        """Tells of a result, unless that of `begun` was told already."""
+        with self._lock:
+            if begun.episode is not None and self._open.pop(begun.episode.id, None) is None:
+                return
+            self._done[begun.number] = result
+        if self._on_result is not None:
+            self._on_result(result)
 
     def _begin(self) -> None:
         ended = threading.Event()
@@ -394,9 +417,8 @@ class Rollouts(RolloutsPlan):
         seconds = time.monotonic() - begun.started
         result = result_of(begun.turn.rollout, begun.task, begun.episode, error, seconds)
         with self._lock:
-            result = self._done[begun.number] = self._ended(begun.turn, result, error)
-        if self._on_result is not None:
-            self._on_result(result)
+            result = self._ended(begun.turn, result, error)
+        self._keep(begun, result)
         if self._how.wanted and not result.ok:
             time.sleep(WANTED_S)
 
@@ -425,9 +447,10 @@ class Rollouts(RolloutsPlan):
         self._has_begun(turn, body, opened)
         episode = Episode(self._client, opened)
         episode.infra = self._how.infra
+        begun = Begun(turn, number, body.task or "", started, episode)
         with self._lock:
-            self._open[episode.id] = episode
-        return Begun(turn, number, body.task or "", started, episode)
+            self._open[episode.id] = begun
+        return begun
 
     def _opened(self, body: routes.OpenEpisode) -> Opened:
         if self._how.member is None:
@@ -449,9 +472,6 @@ class Rollouts(RolloutsPlan):
             raise
         except BaseException as caught:  # as SystemExit is, or what an event loop of the agent's own was cancelled with
             return caught
-        finally:
-            with self._lock:
-                self._open.pop(episode.id, None)
         return None
 
 

@@ -28,7 +28,7 @@ from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnre
 from ajet_sdk.guardian import Guardian
 from ajet_sdk.interception import Interception
 from ajet_sdk.operations import Target, request
-from ajet_sdk.patience import Patience
+from ajet_sdk.patience import Absence, Patience
 from ajet_sdk.plays import Progress
 from ajet_sdk.processes import Child, Limits, describe
 from ajet_sdk.results import RunResult, RunResults
@@ -50,7 +50,7 @@ CHANGE_GRACE_S = 2.0
 """How long a program may take to end that has changed."""
 MOST_OTHERS = 5
 """So many revisions in a row that nothing was played under say that the program changes its own code."""
-WATCH_S, ENGINE_S = 10.0, 5.0
+WATCH_S, ENGINE_S, LOOK_S = 10.0, 5.0, 4.0
 NO_ENGINE = (
     "the daemon has no engine yet, and requests wait for one. Name it (ajet-proxy serve --upstream URL), or start a "
     "trainer that brings its own"
@@ -119,6 +119,7 @@ class ProgramAgent:
         self._program, self._client, self._on_output, self._watch_s = program, client, on_output, watch_s
         self._streak, self._code, self._say = streak, code, say
         self._hinted, self._patience = False, Patience(say)
+        self._absence = Absence(say, client.target.url, client.target.deadline)
         self._changed: set[str] = set()
         self._begun: dict[str, tuple[float, Episode]] = {}
         """Programs that may still be reading their code."""
@@ -260,9 +261,15 @@ class ProgramAgent:
             with self._lock:
                 self._changed.add(episode.id)
             child.end(0.0)
-        code = child.wait()
+        try:
+            code = child.wait()
+        except BaseException:  # an interrupt, or a fault of a callback
+            _end_all([child], END_GRACE_S)
+            raise
+        finally:
+            with self._lock:
+                del self._running[episode.id]
         with self._lock:
-            del self._running[episode.id]
             quick = self._begun.pop(episode.id, None) is not None
             lost, changed = self._lost.pop(episode.id, None), episode.id in self._changed
             self._changed.discard(episode.id)
@@ -284,8 +291,8 @@ class ProgramAgent:
             self._end_those_of_other_code(now)
             if now - asked >= min(self._watch_s, ENGINE_S):
                 asked = now
-                self._look_for_engines(now)
-            if now - looked >= self._watch_s:
+                self._look_at_the_proxy(now)
+            if now - looked >= self._watch_s and not self._absence.away:
                 looked = now
                 self._end_discarded()
 
@@ -298,32 +305,38 @@ class ProgramAgent:
                 self._begun.pop(episode.id, None)
         self._end_changed(others)
 
-    def _look_for_engines(self, now: float) -> None:
-        """Says after a while that requests wait for an engine, where the proxy has none."""
+    def _look_at_the_proxy(self, now: float) -> None:
+        """Says that the proxy is away, or after a while that requests wait for an engine, where it has none."""
         waits = False
-        if self._running:
-            target = replace(self._client.target, deadline=WATCH_S / 2)
-            with suppress(AjetError):
-                waits = _wait_for_an_engine(self._client.drive(request(target, "status")).json())
+        try:
+            status = self._client.drive(request(replace(self._client.target, deadline=LOOK_S), "status")).json()
+        except (ProxyUnreachable, NotReady):
+            self._absence.missed()
+        except AjetError:
+            self._absence.heard()
+        else:
+            self._absence.heard()
+            waits = bool(self._running) and _wait_for_an_engine(status)
         self._patience.waits(None, NO_ENGINE if waits else None, now)
 
     def _end_discarded(self) -> None:
-        target = replace(self._client.target, deadline=WATCH_S / 2)
+        """Ends the programs whose episodes are discarded. All of them are asked after within one deadline."""
         with self._lock:
             running = list(self._running.items())
+        lost, until = [], time.monotonic() + WATCH_S / 2
         for episode, child in running:
+            if (left := until - time.monotonic()) <= 0:
+                break
+            target = replace(self._client.target, deadline=left)
+            record: dict[str, Any] = {}
             with suppress(AjetError):
                 record = self._client.drive(reading(target, episode, False))
-                if record.get("state") == "discarded":
-                    self._end(child, episode, str(record.get("reason")))
-
-    def _end(self, child: Child, episode: str, reason: str) -> None:
-        with self._lock:
-            if self._running.get(episode) is not child:
-                return
-            self._lost[episode] = reason
-        child.ask_to_end()
-        child.end(END_GRACE_S)
+            if record.get("state") == "discarded":
+                with self._lock:
+                    if self._running.get(episode) is child:
+                        self._lost[episode] = str(record.get("reason"))
+                        lost.append(child)
+        _end_all(lost, END_GRACE_S)
 
 
 def _wait_for_an_engine(status: Any) -> bool:

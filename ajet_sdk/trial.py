@@ -11,12 +11,13 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.episodes import Episode, opening, reading
-from ajet_sdk.errors import AjetError
+from ajet_sdk.errors import AjetError, NotReady, ProxyUnreachable
 from ajet_sdk.operations import Reply, Send, Talk
 from ajet_sdk.output import INTERRUPTED, Copies, say
 from ajet_sdk.results import RunResult, counted, plain
@@ -24,7 +25,8 @@ from ajet_sdk.rollouts import result_of
 from ajet_sdk.runner import Program, ProgramAgent
 from ajet_sdk.turns import Rollout
 
-LOOK_S = 0.2
+LOOK_S, LOOK_DEADLINE_S = 0.2, 2.0
+"""The time between two looks, and how long one is tried."""
 MOST_TOKENS, MOST_TEXT = 400, 600
 """At most so many tokens are asked for as text, and so many characters of it shown."""
 DETOKENIZE_S = 5.0
@@ -86,7 +88,8 @@ class Calls:
         return self._client.drive(asking())
 
     def _record(self, *, tokens: bool) -> dict[str, Any]:
-        return self._client.drive(reading(self._client.target, self._episode.id, tokens))
+        target = replace(self._client.target, deadline=LOOK_DEADLINE_S)
+        return self._client.drive(reading(target, self._episode.id, tokens))
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
@@ -118,12 +121,12 @@ def try_and_tell(
         try:
             result = _play(runs, task, episode)
         except KeyboardInterrupt:
-            runs.stop()
-            say("interrupted: the episode is aborted")
+            known = episode.outcome is not None and episode.outcome.aborted is not None
+            say(f"interrupted: {'the episode is aborted' if known else 'the episode ends by its timeouts'}")
             return INTERRUPTED
         finally:
             ended.set()
-            watcher.join()
+        watcher.join()
     return _tell(client, episode, result, calls, copies)
 
 
@@ -144,9 +147,11 @@ def _play(runs: ProgramAgent, task: str, episode: Episode) -> RunResult:
 
 
 def _tell(client: Client, episode: Episode, result: RunResult, calls: Calls, copies: Copies) -> int:
-    """What came of it, in a few lines."""
-    calls.look()
-    record = client.drive(reading(client.target, episode.id, False))
+    """What came of it, in a few lines. A proxy that is away has been waited for already."""
+    record: Mapping[str, Any] = {}
+    with suppress(ProxyUnreachable, NotReady):
+        calls.look()
+        record = client.drive(reading(replace(client.target, deadline=LOOK_DEADLINE_S), episode.id, False))
     all_calls = record.get("calls") or []
     whole = [one for one in all_calls if one.get("complete")]
     sampled = sum(int(one.get("sampled_tokens", 0)) for one in whole)

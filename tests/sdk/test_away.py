@@ -1,0 +1,112 @@
+"""A proxy that goes away in a run, and interrupts: what is said, how soon all ends, and what the end says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk import Client, errors, runner
+from ajet_sdk.patience import Absence
+from ajet_sdk.processes import Child
+from ajet_sdk.runner import Program, ProgramAgent
+from tests.kit.control_stub import ControlStub
+from tests.kit.proxy_process import ProxyProcess
+from tests.sdk.test_guardian import AJET, alive, begun, until
+
+AGENT = 'echo $$ >> "$PIDS"; echo hello; exec sleep 300'
+
+
+def test_an_absence_is_told_once_and_its_end_too() -> None:
+    lines: list[str] = []
+    absence = Absence(lines.append, "http://p", 600.0)
+    for one in (absence.heard, absence.missed, absence.missed, absence.heard, absence.heard):
+        one()
+    assert lines == [
+        "waiting up to 600 s for the proxy at http://p: it does not answer any more",
+        "the proxy at http://p answers again",
+    ]
+
+
+@pytest.mark.parametrize("command", [("run", "--task", "t"), ("try",)])
+def test_a_proxy_that_dies_in_a_run_is_told_of_and_the_end_says_the_truth(
+    engine: str, tmp_path: Path, command: Sequence[str]
+) -> None:
+    pids, said = tmp_path / "pids", tmp_path / "said"
+    with ProxyProcess(engine, tmp_path / "data") as proxy, said.open("wb") as out:
+        env = {**os.environ, "AJET_PROXY_URL": proxy.url, "PIDS": str(pids)}
+        run = subprocess.Popen((str(AJET), *command, "--", "sh", "-c", AGENT), env=env, stdout=out, stderr=out)
+        try:
+            (theirs,) = begun(pids, 1)
+            proxy.kill()
+            assert until(lambda: "does not answer any more" in said.read_text())
+            proxy.start()
+            assert until(lambda: "answers again" in said.read_text())
+            proxy.kill()
+            run.send_signal(signal.SIGINT)
+            assert run.wait(60) == 130 and not alive(theirs)
+        finally:
+            run.kill()
+            run.wait()
+    text = said.read_text()
+    assert "none begun" not in text and "is aborted" not in text.rpartition("interrupted:")[2]
+    if command[0] == "run":
+        assert "1 episode: 1 failed" in text
+
+
+def test_an_interrupt_of_who_waits_ends_the_program_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As soon as it obeys, and not after its time is over."""
+    monkeypatch.setattr(runner, "END_GRACE_S", 300.0)
+    pids = tmp_path / "pids"
+
+    def interrupted(child: Child) -> int:
+        begun(pids, 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Child, "wait", interrupted)
+    began = time.monotonic()
+    words, env = ("sh", "-c", AGENT), {**os.environ, "PIDS": str(pids)}
+    with (
+        ControlStub() as stub, Client(stub.url) as client, ProgramAgent(Program(words), client) as agent,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        agent._run(words, env, _Episode("ep"))  # type: ignore[arg-type]
+    assert time.monotonic() - began < 200 and not alive(*begun(pids, 1))
+
+
+class _Episode:
+    revision = None
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+
+
+def test_a_round_of_looks_has_one_deadline_and_all_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "WATCH_S", 1.0)
+    asked, ended = [], threading.Event()
+    agent = ProgramAgent(Program(("true",)), Client("http://127.0.0.1:1"))
+    children: dict[str, Any] = {f"ep-{number}": object() for number in range(50)}
+    agent._running = children
+
+    def drive(talk: Any) -> dict[str, str]:
+        asked.append(talk)
+        if len(asked) > 1:
+            time.sleep(0.2)
+            raise errors.ProxyUnreachable("it hangs")
+        return {"state": "discarded", "reason": "idle"}
+
+    def end(found: list[Any], grace: float) -> None:
+        assert found == [children["ep-0"]] and grace == runner.END_GRACE_S
+        ended.set()
+
+    monkeypatch.setattr(agent._client, "drive", drive)
+    monkeypatch.setattr(runner, "_end_all", end)
+    agent._end_discarded()
+    assert ended.is_set() and 2 <= len(asked) <= 4 and agent._lost == {"ep-0": "idle"}
