@@ -134,7 +134,8 @@ def refuse_foreign_pages(names: Collection[str] | None) -> Any:
             )
         if host and not calls_us(host):
             raise Forbidden(
-                f"requests to {host[:100]} need a key: set AJET_ADMIN_SECRET, or AJET_PUBLIC_URL if this is our name",
+                f"the daemon is not known as {host[:100]}. If it should be, start it with "
+                f"AJET_PUBLIC_URL=http://{host[:100]}, or with an AJET_ADMIN_SECRET and any name. Or ask its address",
                 code="foreign_host",
             )
         return await handler(request)

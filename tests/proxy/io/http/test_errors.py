@@ -136,6 +136,9 @@ async def test_pages_of_other_sites_cannot_use_the_visitors_browser(url: str, or
 async def test_a_foreign_name_that_was_made_to_mean_this_machine_is_refused(url: str, host: str, status: int) -> None:
     async with aiohttp.ClientSession() as session, session.get(url + "/ok", headers={"Host": host}) as reply:
         assert reply.status == status
+        if status == 403:
+            message = (await reply.json())["error"]["message"]
+            assert f"AJET_PUBLIC_URL=http://{host}" in message and "AJET_ADMIN_SECRET" in message
 
 
 async def test_an_answer_that_has_begun_breaks_off(url: str, caplog: pytest.LogCaptureFixture) -> None:
