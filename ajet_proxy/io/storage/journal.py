@@ -276,6 +276,7 @@ class Journal:
     def _run(self) -> None:
         """The writer thread: whatever is pending becomes durable together; a refusal is tried again."""
         while (batch := self._next_batch()) is not None:
+            is_last = self._closing  # before it is written: the disk may have healed since an older try began
             try:
                 self._write(batch)
             except (OSError, MemoryError) as error:
@@ -286,7 +287,7 @@ class Journal:
                 self._on_progress()
                 with self._changed:
                     self._due = True
-                    if self._closing:
+                    if is_last:
                         return
                     self._changed.wait_for(lambda: self._closing, self._retry_s)
                 continue

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from ajet_proxy.core.ledger.events import CallFinished
 from ajet_proxy.io.storage.codec import decode
-from ajet_proxy.io.storage.journal import records
+from ajet_proxy.io.storage.journal import Journal, records
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import NotReady
 from tests.kit.disk import Disk
@@ -46,3 +50,29 @@ async def test_a_disk_that_says_nothing_is_not_waited_for_either(tmp_path: Path,
             await store.commit(story()[0])
     disk.release()
     await store.close()
+
+
+def test_a_write_that_fails_as_the_journal_closes_is_tried_once_more(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began before, and the disk may have healed since."""
+    journal, real, fails = Journal(tmp_path, lambda: None), os.fdatasync, [True]
+    begun = threading.Event()
+
+    def sync(descriptor: int) -> None:
+        if fails:
+            begun.set()
+            while not journal._closing:
+                time.sleep(0.001)
+            fails.pop()
+            raise OSError(errno.ENOSPC, "full")
+        real(descriptor)
+
+    for record in journal.open():
+        raise AssertionError(record)
+    monkeypatch.setattr(os, "fdatasync", sync)
+    journal.append([b"one", b"two"])
+    journal.flush()
+    assert begun.wait(20)
+    assert journal.close() == 0 and not fails
+    assert list(records(tmp_path)) == [b"one", b"two"]
