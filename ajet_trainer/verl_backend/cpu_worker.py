@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from transformers import AutoModelForTokenClassification
 from verl.models.transformers.monkey_patch import apply_monkey_patch
@@ -50,7 +49,6 @@ class CpuValueEngine(CpuLMHeadEngine, FSDPEngineWithValueHead):  # type: ignore[
     def _build_module(self) -> Any:
         model, config = self.model_config, self.model_config.hf_config
         config.num_labels, config.classifier_dropout = 1, 0.0
-        torch.manual_seed(self.engine_config.seed)  # the same head in each process
         module = AutoModelForTokenClassification.from_pretrained(
             model.local_path, config=config, dtype=PrecisionType.to_dtype(self.engine_config.model_dtype),
             attn_implementation="sdpa", trust_remote_code=model.trust_remote_code,

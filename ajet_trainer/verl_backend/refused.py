@@ -58,6 +58,12 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
 
 ENGINE_KEYS = ("fsdp_config", "fsdp", "megatron", "veomni", "torchtitan")
 """Where a part has the keys of its engine."""
+SEED = "actor_rollout_ref.rollout.seed"
+SEEDS = tuple(
+    f"{part}.{name}" for part in (ACTOR, "critic")
+    for name in ("data_loader_seed", *(f"{home}.seed" for home in ENGINE_KEYS))
+)  # fmt: skip
+"""The seed of a run, and what follows it."""
 KEEPS_ITS_PLACE = "use_checkpoint_opt_param_scheduler"
 """Megatron's option to continue a schedule where its checkpoint was."""
 UNLIMITED = 1_000_000_000
@@ -156,8 +162,9 @@ def step_faults(tree: DictConfig) -> Iterator[Fault]:
         yield name, f"makes groups / ppo_mini_batch_size updates of a step: a divisor of {groups}, not {size!r}"
     if tree.critic.ppo_mini_batch_size != size:
         yield "critic.ppo_mini_batch_size", f"follows the actor's: set {name}"
-    for key in (f"{ACTOR}.data_loader_seed", "actor_rollout_ref.rollout.seed"):
-        if type(seed := OmegaConf.select(tree, key)) is not int or not 0 <= seed < 2**32:
+    for key in (SEED, *SEEDS):
+        seed = OmegaConf.select(tree, key, default=0)
+        if type(seed) is not int or not 0 <= seed < 2**32:
             yield key, "must be from 0 to 2^32 - 1, which is as far as NumPy's go"
     for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
         if type(settings.ppo_epochs) is not int or settings.ppo_epochs < 1:

@@ -164,6 +164,11 @@ def on_cpu(config: Config) -> dict[str, Any]:
     }
 
 
+def seeds(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """One seed for what the trainer draws: an adapter's start, a critic's head, the order of rows."""
+    return dict.fromkeys([key for key in refused.SEEDS if type(theirs.get(key)) is int], f"${{{refused.SEED}}}")
+
+
 def padded(config: Config, model: Any) -> dict[str, Any]:
     """Rows side by side instead of packed, where the `model` would let them read each other. A tree has no padding."""
     if model is None or config.rows == "tree" or families.packs(model) or config.verl.get("model_engine", "dp") != "dp":
@@ -211,7 +216,7 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
     theirs, model = keys(tree), families.known(config.model)
     values = everywhere(config) | off_policy(config) | clipping(config) | schedules(config)
     values |= (on_cpu(config) if device == "cpu" else {}) | over_trees(config, device) | padded(config, model)
-    values |= attached(folder, apart) if folder else {}
+    values |= (attached(folder, apart) if folder else {}) | seeds(theirs)
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)
     ours, before = {name: OmegaConf.select(tree, name) for name in OURS}, keys(tree)

@@ -67,6 +67,7 @@ class SteadyWorker(TrainingWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def reset(self) -> None:
+        torch.manual_seed(self.engine_config.seed)  # of what is drawn of a model: an adapter's start, a critic's head
         super().reset()
         if not self.model_config.use_remove_padding and isinstance(self.engine, FSDPEngine):
             self.engine.forward_backward_batch = partial(of_padded, self.engine.forward_backward_batch)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.engine.test_gradient import conversation, rows_of, step_data
-from tests.trainer.engine.test_settings import composed, refused
+from tests.trainer.engine.test_settings import SEED, composed, refused
 
 LORA = {"actor_rollout_ref.model.lora_rank": 4}
 
@@ -21,9 +21,10 @@ def logprobs(worker: Any, data: Any) -> Any:
 def adapted(folder: Path, lora: Mapping[str, Any] = LORA, *, apart: Path | None = None, **optim: Any) -> Any:
     """A worker of the trainer's own configuration whose model has an adapter, sent to engines `apart` through a folder
     if there is one."""
-    import torch
     from verl.utils.config import omega_conf_to_dataclass
-    from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
+    from verl.workers.engine_workers import TrainingWorkerConfig
+
+    from ajet_trainer.verl_backend.worker import RowWorker
 
     precision = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
     float32 = {f"{precision}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
@@ -33,13 +34,12 @@ def adapted(folder: Path, lora: Mapping[str, Any] = LORA, *, apart: Path | None 
     ).actor_rollout_ref
     model, actor = omega_conf_to_dataclass(tree.model), omega_conf_to_dataclass(tree.actor)
     actor.engine.infer_max_token_len_per_gpu = actor.engine.max_token_len_per_gpu = 256
-    made = TrainingWorker(
+    made = RowWorker(
         TrainingWorkerConfig(
             model_type="language_model", model_config=model, engine_config=actor.engine,
             optimizer_config=actor.optim, checkpoint_config=actor.checkpoint,
         )
     )
-    torch.manual_seed(0)
     made.reset()
     return made
 
@@ -76,6 +76,18 @@ def test_engines_are_served_the_model_with_its_adapter(tiny: Path, tmp_path: Pat
     assert (said["served"] - moved[: len(ids) - 1]).abs().max() < 0.05, "pushed in bfloat16"
     assert (said["served"] - said["start"]).abs().max() > 0.2
     assert torch.equal(logprobs(made, data), moved), "and the adapter is still apart here"
+
+
+def test_an_adapter_starts_where_the_runs_seed_says(tiny: Path, tmp_path: Path, verl_here: None) -> None:
+    import torch
+
+    def start(seed: int) -> Any:
+        made = adapted(tiny, LORA | {SEED: seed}, apart=tmp_path)
+        return torch.cat([one.flatten() for name, one in made.engine.module.named_parameters() if "lora_A" in name])
+
+    first = start(7)
+    assert first.std() > 0
+    assert torch.equal(first, start(7)) and not torch.equal(first, start(8))
 
 
 def test_an_adapter_is_always_merged(verl_here: None) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.engine.test_gradient import conversation, rows_of, step_data
-from tests.trainer.engine.test_settings import composed
+from tests.trainer.engine.test_settings import SEED, composed
 
 
-def critic_worker(folder: Path, **optim: Any) -> Any:
+def critic_worker(folder: Path, seed: int = 42, **optim: Any) -> Any:
     """verl's worker of a critic as the trainer makes it, and its configuration."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import TrainingWorkerConfig
@@ -19,7 +19,7 @@ def critic_worker(folder: Path, **optim: Any) -> Any:
 
     float32 = {f"critic.fsdp.mixed_precision.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
     steps = {f"critic.optim.{name}": value for name, value in optim.items()}
-    verl = {"algorithm.adv_estimator": "gae"} | steps
+    verl = {"algorithm.adv_estimator": "gae", SEED: seed} | steps
     config = omega_conf_to_dataclass(composed(verl | float32, device="cpu", model=str(folder)).critic)
     config.optim.total_training_steps = 10
     config.engine.infer_max_token_len_per_gpu = config.engine.max_token_len_per_gpu = 256
@@ -40,6 +40,18 @@ def values(worker: Any, data: Any) -> Any:
     with worker.engine.eval_mode():
         found = worker.engine.infer_batch(data, loss_function=None)["model_output"]["values"]
     return response_from_nested(found.detach(), data["response_mask"])
+
+
+def test_a_critics_head_starts_where_the_runs_seed_says(tiny: Path, verl_here: None) -> None:
+    import torch
+
+    def head(seed: int) -> Any:
+        found = dict(critic_worker(tiny, seed)[0].engine.module.named_parameters())
+        return next(one.full_tensor() for name, one in found.items() if "score.weight" in name)
+
+    first = head(7)
+    assert first.std() > 0
+    assert torch.equal(first, head(7)) and not torch.equal(first, head(8))
 
 
 def test_a_critic_learns_the_returns_of_packed_rows(tiny: Path, verl_here: None) -> None:

@@ -15,6 +15,7 @@ ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
 GAE = {"algorithm.adv_estimator": "gae"}
 """What a critic is trained with."""
+SEED = "actor_rollout_ref.rollout.seed"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 IS = f"{CORRECTION}.rollout_is"
 
@@ -55,6 +56,29 @@ def test_what_exactly_once_rests_on_is_not_to_be_changed(key: str, value: object
     said = refused({key: value})
     assert said.startswith(f"{key} cannot be changed: ")
     assert words in said
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
+def test_a_runs_seed_is_that_of_all_that_the_trainer_draws(
+    engine: str, alone: bool, tmp_path: Path, verl_here: None
+) -> None:
+    home, urls = "fsdp_config" if engine == "dp" else engine, ("http://e",) if alone else ()
+    run = {"model_engine": engine, SEED: 7}
+
+    def found(more: dict[str, Any]) -> list[int]:
+        tree = composed(GAE | run | more, engine_urls=urls, folder=tmp_path if alone else None, total_steps=9)
+        actor, critic = tree.actor_rollout_ref.actor, tree.critic
+        own = critic["fsdp" if engine == "dp" else engine]
+        return [actor[home].seed, own.seed, actor.data_loader_seed, critic.data_loader_seed]
+
+    assert found({}) == [7] * 4
+    assert found({f"{ACTOR}.{home}.seed": 8}) == [8, 7, 7, 7]
+
+
+def test_a_seed_is_as_far_as_numpys_go(verl_here: None) -> None:
+    for key in (SEED, f"{ACTOR}.fsdp_config.seed", "critic.fsdp.seed"):
+        assert refused(GAE | {key: 2**32}).startswith(f"{key} must be from 0 to 2^32 - 1")
 
 
 def test_neither_a_plus_nor_a_table_is_a_way_around_it(verl_here: None) -> None:
