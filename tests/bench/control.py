@@ -31,6 +31,7 @@ from typing import Any
 
 from ajet_proxy.core.control.api import Request, handle
 from ajet_proxy.core.identity.keys import EVERYTHING
+from ajet_proxy.core.ledger.views import made
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
@@ -107,7 +108,7 @@ def answers_of_a_swarm() -> Mapping[str, Callable[[], bytes]]:
     def wanted() -> bytes:
         request = Request(*matched("GET", "/wanted"), {}, None, EVERYTHING)
         answer = handle(rig.commands, request, at=rig.at, new_id=rig.id, keys=lambda *_: "", base="")
-        return json.dumps(answer.body()).encode()
+        return json.dumps({name: made(part) for name, part in (answer.body() or {}).items()}).encode()
 
     def lease(of: LedgerRig, **more: Any) -> bytes:
         return repr(of.commands.lease(replace(asked_for, **more), batch="b", at=of.at)).encode()
@@ -131,7 +132,7 @@ def answers(rig: LedgerRig, ready: LedgerRig, old: LedgerRig) -> Mapping[str, Ca
     def asked(path: str, **query: str) -> bytes:
         request = Request(*matched("GET", path), query, None, EVERYTHING)
         answer = handle(rig.commands, request, at=rig.at, new_id=rig.id, keys=lambda *_: "", base="")
-        return json.dumps(answer.body()).encode()
+        return json.dumps({name: made(part) for name, part in (answer.body() or {}).items()}).encode()
 
     def scrape() -> bytes:
         return metrics.render(gauges.read(store, gate, engines, {})).encode()

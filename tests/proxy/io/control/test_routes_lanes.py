@@ -151,7 +151,7 @@ async def test_an_opening_may_ask_not_to_be_held(client: Client) -> None:
     await opened(client, "a/1")
     refused = await client.control("POST", "/episodes", {"task": "a/2", "hold_s": 0})
     assert refused.json["error"]["code"] == "lane_full"
-    assert (await client.control("POST", "/episodes", {"task": "a/2", "hold_s": -1.0})).status == 503
+    assert (await client.control("POST", "/episodes", {"task": "a/2", "hold_s": -1.0})).status == 400
 
 
 async def test_room_that_was_not_taken_is_the_next_ones(client: Client) -> None:

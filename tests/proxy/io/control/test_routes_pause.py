@@ -201,7 +201,7 @@ async def test_an_engine_frozen_before_it_was_shared_goes_on_as_soon_as_one_of_i
 class Deaf(EngineStub):
     """An engine that answers 500 to its first wishes to go on, and then breaks the connection as a server does."""
 
-    deaf = 2
+    refusals = 2
 
     async def _label(self, request: web.Request) -> web.Response:
         await self._note(request)
@@ -210,8 +210,8 @@ class Deaf(EngineStub):
         return web.Response(status=500)
 
     async def _resume(self, request: web.Request) -> web.Response:
-        self.deaf -= 1
-        if self.deaf >= 0:
+        self.refusals -= 1
+        if self.refusals >= 0:
             await self._note(request)
             return web.Response(status=500)
         return await super()._resume(request)
@@ -229,7 +229,7 @@ async def test_an_engine_is_told_to_go_on_until_it_does(tmp_path: Path) -> None:
 async def test_an_engine_that_stays_frozen_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pause, "WAKE_S", 0.3)
     async with Deaf() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
-        stub.deaf = 1000
+        stub.refusals = 1000
         await client.control("POST", "/gate/close", {})
         answer = await client.control("POST", "/gate/open", {"policy_version": 1})
         assert answer.status == 502 and answer.json["error"]["code"] == "engine_cannot_pause"
