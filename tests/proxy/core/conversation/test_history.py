@@ -265,3 +265,28 @@ def test_marks_that_another_process_has_read_are_the_beginnings() -> None:
     history = read(CHAT, {"messages": [USER, TOLD, NEXT, TOLD]}, SCOPE)
     assert history is not None
     assert list(Marks(history.beginnings(())).beginnings((3,))) == list(history.beginnings(()))
+
+
+@pytest.mark.parametrize(("route", "short", "long"), [
+    (CHAT, {"messages": [USER]}, {"messages": [USER, TOLD, NEXT]}),
+    (COMPLETIONS, {"prompt": "guess"}, {"prompt": "guess higher"}),
+    (COMPLETIONS, {"prompt": [1, 2]}, {"prompt": [1, 2, 3]}),
+    (RESPONSES, {"input": "guess"}, {"input": [USER, NEXT]}),
+    (RESPONSES, {"input": "guess", "instructions": "help"}, {"input": [USER, NEXT], "instructions": "help"}),
+])  # fmt: skip
+def test_a_history_knows_what_it_begins_with(route: str, short: Any, long: Any) -> None:
+    first, later = read(route, short, SCOPE), read(route, long, SCOPE)
+    assert first is not None and later is not None and first.kind == later.kind
+    whole = first.until(None)
+    assert whole is not None and later.until(whole[0]) == whole
+    assert later.until(None) != whole
+    assert first.until(whole[0] + 1000) is None
+
+
+def test_only_what_follows_one_response_is_alike() -> None:
+    kinds = set()
+    for before in (None, "r1", "r2"):
+        history = read(RESPONSES, {"input": "guess", "previous_response_id": before}, SCOPE)
+        assert history is not None
+        kinds.add(history.kind)
+    assert len(kinds) == 3
