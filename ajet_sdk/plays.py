@@ -185,10 +185,19 @@ class PlayedRollouts:
         return lane.opens[place] < self._retries + (place < lane.first)
 
     def _look(self, lane: LanePlay, target: Target) -> Talk[None]:
-        try:
-            self._hear(lane, (yield from request(target, "get_play", id=lane.play)).json(), target)
-        except NotFound:  # another runner has finished it
-            lane.over = True
+        """Hears how it stands. Of the places that were given back, some are told at a time: those that this run may
+        play are looked for behind those that it may not."""
+        query = None
+        while True:
+            try:
+                self._hear(lane, (yield from request(target, "get_play", id=lane.play, query=query)).json(), target)
+            except NotFound:  # another runner has finished it
+                lane.over = True
+                return
+            told = lane.told["given_back"]
+            if not told or any(self._allowed(lane, place) for place in told):
+                return
+            query = {"after": told[-1]}
 
     def _hear(self, lane: LanePlay, told: Any, target: Target) -> None:
         known = {"episodes", "opened", "done", "missing", "given_back", "next"}

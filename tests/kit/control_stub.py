@@ -176,7 +176,7 @@ class ControlStub:
             return self.plays.setdefault(body.name, Play("", body.name, body.episodes, 0)).to_json()
         if parts[1] not in self.plays:
             raise NotFound(f"no play {parts[1]}", code="unknown_play")
-        told = self.plays[parts[1]].to_json()
+        told = self.plays[parts[1]].to_json(int(heard.path.partition("?after=")[2] or -1))
         if heard.method == "DELETE":
             del self.plays[parts[1]]
         return told

@@ -120,6 +120,22 @@ async def test_whatever_discards_a_rollout_it_is_played_again_a_few_times(face: 
     ]
 
 
+async def test_many_that_always_fail_hide_none_that_failed_once(face: Any, stub: ControlStub) -> None:
+    tried: Counter[str] = Counter()
+
+    async def agent(task: str, episode: Any) -> float:
+        tried[task] += 1
+        if task != "late" or tried[task] == 1:
+            raise RuntimeError("no idea")
+        return 1.0
+
+    tasks = [f"never {number}" for number in range(107)]
+    await face.run(agent, [*tasks, "late"], repeat=1, parallel=4, play="d", retries=1)
+    assert tried == {**dict.fromkeys(tasks, 2), "late": 2}
+    (play,) = stub.plays.values()
+    assert play.given_back == list(range(107))
+
+
 async def test_failures_of_the_world_are_given_up_as_such_and_counted_apart(face: Any, stub: ControlStub) -> None:
     tried: Counter[str] = Counter()
 

@@ -27,6 +27,7 @@ from ajet_sdk.routes import MAX_CLIENT_TEXT, check_id, parse, route
 
 MAX_RECORDS = 1000
 MAX_ID = 200
+MAX_DIGITS = 9
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
 OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "trainers", "evaluate", "set_mix"))
@@ -331,7 +332,10 @@ class _Handlers:
         return Answer(lambda: self.state.play(tenant, name).to_json(), events)
 
     def get_play(self) -> Answer:
-        return Answer(self.state.play(self._tenant(), self.request.id).to_json)
+        known, after = self.state.play(self._tenant(), self.request.id), self.request.query.get("after", "-1")
+        if not after.removeprefix("-").isdecimal() or len(after) > MAX_DIGITS or not after.isascii():
+            raise BadRequest("after must be a place", param="after")
+        return Answer(lambda: known.to_json(int(after)))
 
     def end_play(self) -> Answer:
         known = self.state.play(self._tenant(), self.request.id)

@@ -11,7 +11,7 @@ Invariant: the places of the episodes that were opened and not given back are di
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,9 +68,11 @@ class Play:
         elif was_playing and state != "sealed":
             self.done += 1
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, after: int = -1) -> dict[str, Any]:
+        """As it is told, with the places that were given back behind the place `after`."""
+        first = bisect_right(self.given_back, after)
         return {
             "play": self.name, "episodes": self.episodes, "opened": self.opened, "done": self.done, "lost": self.lost,
             "missing": self.missing, "next": self.next if self.next < self.episodes else None,
-            "given_back": self.given_back[:SHOWN],
+            "given_back": self.given_back[first : first + SHOWN],
         }

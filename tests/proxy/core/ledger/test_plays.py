@@ -213,6 +213,16 @@ def test_only_so_many_places_are_told_at_once(rig: LedgerRig) -> None:
         assert told(rig)["given_back"] == [0, 1]
 
 
+def test_places_that_were_given_back_are_told_page_by_page() -> None:
+    play = Play("", "d", 500, 0, next=500, given_back=list(range(0, 500, 2)))
+    told, after = list[int](), -1
+    while page := play.to_json(after)["given_back"]:
+        assert len(page) <= plays.SHOWN
+        told += page
+        after = page[-1]
+    assert told == play.given_back
+
+
 def test_places_take_memory_only_while_they_are_given_back() -> None:
     play = Play("", "d", routes.MAX_PLAY, 0)
     for place in range(1000):
