@@ -17,6 +17,8 @@ from ajet_proxy.core.ledger.pots import Load, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 
 STALE = "stale"
+OTHERS_DOING = ("aborted", "older_revision", "other_run")
+"""Reasons to discard what is ready that no lease has found. They say nothing of whether its lane can be leased."""
 """Why a ready episode is discarded with which the others of its group are compared all the same."""
 
 
@@ -88,7 +90,7 @@ class Shares:
     def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
         """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does."""
         if episode.shares.pop(model) is None:
-            self._drop(episode, model, at, cut=why == STALE)
+            self._drop(episode, model, at, why)
         episode.taken.discard(model)
         self.queues.forget(model, episode.id)
         if episode.shares:
@@ -139,10 +141,10 @@ class Shares:
         self.pots.went(pot)
         self.directed(model).load.went(pot, episode.id)
 
-    def _drop(self, episode: Episode, model: str, at: float, cut: bool) -> None:
-        """The ready share of `model` is discarded."""
-        self._unqueue(episode, model, cut)
-        if episode.lane in self.directed(model).mix.shares:
+    def _drop(self, episode: Episode, model: str, at: float, why: str) -> None:
+        """The ready share of `model` is discarded, for the reason `why`."""
+        self._unqueue(episode, model, cut=why == STALE)
+        if why not in OTHERS_DOING and episode.lane in self.directed(model).mix.shares:
             self._standing(model).fruitless.setdefault(episode.lane, at)
 
     def _sits(self, episode: Episode, at: float) -> None:

@@ -28,7 +28,7 @@ from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.ledger.session_names import NAME_RUNS
-from ajet_proxy.core.ledger.shares import STALE, Shares
+from ajet_proxy.core.ledger.shares import Shares
 from ajet_proxy.core.ledger.teams import Team, join, moved
 from ajet_proxy.core.ledger.trainers import Trainer
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
@@ -697,7 +697,7 @@ class State(Serving, Shares):
             self._filtered(episode, model, event.reason, event.at)
         if not event.models:
             for model in [model for model, share in episode.shares.items() if share is None]:
-                self._drop(episode, model, event.at, cut=event.reason == STALE)
+                self._drop(episode, model, event.at, event.reason)
             episode.keep_timelines(self.merge_policy)
             episode.attempts.settle()
             episode.cause = event.cause

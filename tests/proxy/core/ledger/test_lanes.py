@@ -284,6 +284,18 @@ def test_a_lane_of_which_every_group_is_discarded_lends_its_turns(rig: LedgerRig
     assert leased(rig, 1, signal=True) == "m" and leased(rig, 1, signal=True) == ""
 
 
+def test_a_lane_of_which_one_was_aborted_is_waited_for_while_others_become_ready(rig: LedgerRig) -> None:
+    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    ready(rig, "math", 4)
+    rig.abort(rig.ready("code/0"))
+    for number in range(40):
+        rig.at += 1.0
+        rig.ready(f"code/{number}")
+        assert leased(rig, 2) == ""
+    rig.at += 30.0
+    assert leased(rig, 2) == "mm"
+
+
 def test_a_restart_grants_a_lane_its_whole_wait(rig: LedgerRig) -> None:
     mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     ready(rig, "math", 4)
