@@ -86,8 +86,7 @@ def test_without_a_key_none_is_shown() -> None:
 @pytest.mark.parametrize(
     ("name", "body", "id"),
     [
-        ("reward", routes.Reward(float("nan")), "ep-1"),
-        ("reward", routes.Reward(float("inf")), "ep-1"),
+        ("reward", routes.Reward(1.0, note="\ud800"), "ep-1"),
         ("reward", routes.Reward(1.0), "../status"),
         ("open_episode", routes.OpenEpisode(task="\ud800"), None),
     ],
