@@ -18,6 +18,8 @@ GAE = {"algorithm.adv_estimator": "gae"}
 SEED = "actor_rollout_ref.rollout.seed"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 IS = f"{CORRECTION}.rollout_is"
+BY_LENGTH = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}
+"""The mean that is divided by `loss_scale_factor`."""
 
 
 def composed(
@@ -200,8 +202,8 @@ def test_the_critics_updates_are_the_actors(verl_here: None) -> None:
     ({f"{ACTOR}.optim.override_optimizer_config": {"lr": 0.0}}, f"{ACTOR}.optim.override_optimizer_config.lr", "set"),
     ({f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.05}, f"{ACTOR}.optim.lr_warmup_steps_ratio", "less than one of 10"),
     ({f"{ACTOR}.optim.lr_warmup_steps_ratio": 5}, f"{ACTOR}.optim.lr_warmup_steps_ratio", "from 0 to 1"),
-    ({f"{ACTOR}.loss_scale_factor": 0}, f"{ACTOR}.loss_scale_factor", "divided by it"),
-    ({f"{ACTOR}.loss_scale_factor": -4}, f"{ACTOR}.loss_scale_factor", "divided by it"),
+    ({f"{ACTOR}.loss_scale_factor": 0} | BY_LENGTH, f"{ACTOR}.loss_scale_factor", "divided by it"),
+    ({f"{ACTOR}.loss_scale_factor": -4} | BY_LENGTH, f"{ACTOR}.loss_scale_factor", "divided by it"),
     ({"actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_alpha": 0},
      "actor_rollout_ref.model.lora_alpha", "multiplied by it"),
     ({"model_engine": "megatron", f"{ACTOR}.optim.use_checkpoint_opt_param_scheduler": False},
