@@ -539,6 +539,7 @@ def batch_figures(hand: Hand, rows: Sequence[Row], by_turn: ByTurn | None) -> di
     groups = [group for _, admission in hand for group in admission.groups]
     mean = math.fsum(rewards) / len(rewards)
     samples = [sample for episode in trained for sample in trainable(episode)]
+    rows = [row for row in rows if row.sampled]  # the others are only compared
     return {
         "reward_mean": mean,
         "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),

@@ -37,7 +37,7 @@ def main(engine: str, config_file: str) -> None:
         link.open_gate(step)
         link.ack(batch.batch, step)
         admission = admit(batch, trained=frozenset(), max_tokens=config.max_tokens, no_signal="keep")
-        figures = batch_figures([(Leased(link.url, batch), admission)], to_rows(batch.batch, admission.groups))
+        figures = batch_figures([(Leased(link.url, batch), admission)], to_rows(batch.batch, admission.groups), None)
         progress.record({"step": step, **figures, "timing": {"train": time.monotonic() - began}})
     progress.phase("done")
     link.close()
