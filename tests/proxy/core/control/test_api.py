@@ -608,3 +608,12 @@ def test_a_trainers_key_shows_and_changes_the_mix_of_its_model(caller: Caller) -
         with pytest.raises(Conflict) as caught:
             caller.ask(method, "/mix", {} if method == "PUT" else None, claims=trainer)
         assert caught.value.code == "several_models"
+
+
+def test_places_that_were_given_back_are_told_from_a_place_on(caller: Caller) -> None:
+    caller.post("/plays", {"name": "d", "episodes": 3})
+    assert caller.ask("GET", "/plays/d")["given_back"] == []
+    for after in ("x", "-", "1" * 10, "\u00b2"):
+        with pytest.raises(BadRequest) as caught:
+            caller.decide("GET", "/plays/d", query={"after": after})
+        assert caught.value.param == "after"

@@ -233,3 +233,12 @@ def test_groups_that_teach_nothing_are_left_where_they_are() -> None:
         chosen = choose(queues, Demand(1, 2), "m", teaches=lambda *group: group == only, fresh=fresh)  # noqa: B023
         assert chosen == ("m", (("t", ("c", "d")),))
         assert choose(queues, Demand(1, 2), "m", teaches=lambda model, names: False, fresh=fresh) is None
+
+
+def test_a_group_that_nobody_is_in_is_not_touched() -> None:
+    queues = ReadyQueues(2)
+    assert not queues.seated()
+    put(queues, "a")
+    assert queues.seated() and dict(queues.touched("m", {"a"}))
+    queues.leave("m", T, "a")
+    assert queues.touched("m", {"a"}) == {}

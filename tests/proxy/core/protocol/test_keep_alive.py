@@ -19,9 +19,10 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from ajet_proxy.core.protocol.dialect import COMMENT
+from ajet_proxy.core.protocol.dialect import COMMENT, Ask
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.responses import ResponseReading
 from ajet_proxy.core.protocol.routes import CAPTURED
 from tests.kit import tapes
 from tests.kit.record_responses import FILE, PASSED_THROUGH
@@ -248,3 +249,11 @@ def test_a_response_that_waits_where_its_last_piece_came_the_fast_way() -> None:
     assert running.feed(piece(1)) == [piece(1)]
     assert running.keep_alive() == piece(2).replace(b'"delta":"a"', b'"delta":""')
     assert b"".join(running.feed(piece(2))) == piece(3)
+
+
+@pytest.mark.parametrize("event", [b"data: {}\n\n", b"data: nonsense\n\n", b"no event"])
+def test_an_event_that_has_no_number_leaves_as_it_is(event: bytes) -> None:
+    reading = ResponseReading(Ask())
+    assert reading.leaving(event) is event
+    reading._put_in = 1
+    assert reading.leaving(event) is event
