@@ -83,15 +83,18 @@ def appending(path: Path) -> Callable[[Any], None]:
 
 
 def noting(real: Callable[[State, BatchLeased], None], path: Path) -> Callable[[State, BatchLeased], None]:
-    """`real`, which applies a lease to a state, and a note of it."""
+    """`real`, which applies a lease to a state, and a note of it. A group has as many as are compared. Some of them may
+    have been leased before."""
     add = appending(path)
 
     def call(state: State, event: BatchLeased) -> None:
         size = state.directed(event.model).mix.group_size or state.settings.group_size
         had = count(state.queues, event.model, Demand(1, size))
-        groups = [
-            (sorted({Pot.of(state.episodes[name]) for name in names}), len(names)) for _, names in event.groups
-        ]
+        groups = []
+        for _, names in event.groups:
+            pots = sorted({Pot.of(state.episodes[name]) for name in names})
+            compared = len(names) + len(state.queues.compared(event.model, pots[0], names))
+            groups.append((pots, max(len(names), min(size, compared))))
         number = state.leases
         real(state, event)
         standing = state.standings.get(event.model, Standing())

@@ -28,7 +28,7 @@ def test_a_body_read_back_is_the_error_that_wrote_it(kind: type[errors.AjetError
 
 def test_no_two_wire_errors_share_a_status() -> None:
     statuses = [kind.status for kind in kinds() if kind not in RAISED_ALONE]
-    assert sorted(statuses) == [400, 401, 403, 404, 409, 413, 429, 502, 503, 504, 508]
+    assert sorted(statuses) == [400, 401, 403, 404, 409, 413, 415, 429, 502, 503, 504, 508]
 
 
 @pytest.mark.parametrize(
