@@ -50,9 +50,11 @@ def tasks(tmp_path: Path) -> Path:
     return path
 
 
-def command(url: str, tasks: Path, *more: str) -> tuple[list[str], dict[str, str]]:
+def command(
+    url: str, tasks: Path, *more: str, repeat: int = REPEAT, epochs: int = EPOCHS
+) -> tuple[list[str], dict[str, str]]:
     argv = [
-        *AJET, "run", "--tasks", str(tasks), "--repeat", str(REPEAT), "--epochs", str(EPOCHS), "--parallel", "3",
+        *AJET, "run", "--tasks", str(tasks), "--repeat", str(repeat), "--epochs", str(epochs), "--parallel", "3",
         "--name", "player", *more, "--", sys.executable, str(tasks.parent / "agent.py"),
     ]  # fmt: skip
     return argv, clean(url)
@@ -138,7 +140,7 @@ def test_an_interrupt_leaves_the_play_and_the_next_start_goes_on(engine: str, ta
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert f"goes on where it was left: {settled} of {WHOLE} played" in done.stderr
         check_whole(proxy.url)
-        argv, env = command(proxy.url, tasks, "--repeat", "1", "--epochs", "1")
+        argv, env = command(proxy.url, tasks, repeat=1, epochs=1)
         again = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert again.returncode == 0, again.stderr
         assert len(had(proxy.url)) == WHOLE + TASKS, "played otherwise, it is another play"

@@ -88,6 +88,7 @@ def test_a_daemon_is_killed_and_an_engine_is_frozen(tmp_path: Path) -> None:
             asking = threading.Thread(target=ask)
             asking.start()
             wait_for(lambda: rig.record(killed)["in_flight"])
+            assert rig.post(f"/episodes/{killed}/heartbeat").is_success  # so that all of this is on disk
             proxy.kill()
             asking.join()
             proxy.start()
