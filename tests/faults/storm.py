@@ -167,7 +167,7 @@ class Storm:
             self.audit.after_a_fault()
             return team.answers[model] > answers + 1 and (team.acks[model] > acks or not trains)
 
-        self._until(on, 60.0)
+        self._until(on, 180.0)
 
     def agent(self) -> None:
         self._kill(self.dice.choice(self.stage.agents), "kills of an agent")
@@ -299,7 +299,7 @@ class Storm:
             raise
         self.audit.swarm.restarted()
 
-    def _until(self, reached: Callable[[], bool], limit_s: float = 30.0, *, must: bool = True) -> bool:
+    def _until(self, reached: Callable[[], bool], limit_s: float = 120.0, *, must: bool = True) -> bool:
         give_up = time.monotonic() + limit_s
         while not reached():
             if time.monotonic() > give_up:
