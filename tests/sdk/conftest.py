@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk import cli
+from tests.kit.control_stub import ControlStub
 from tests.kit.stub_process import stub_process
 from tests.sdk.faces import FACES
 
@@ -25,6 +26,15 @@ def engine() -> Iterator[str]:
 @pytest.fixture(params=FACES, ids=lambda face: face.name)
 def face(request: pytest.FixtureRequest) -> Any:
     return request.param
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
+    """A proxy that answers the control routes only. The environment names it, with no key."""
+    with ControlStub() as running:
+        monkeypatch.setenv("AJET_PROXY_URL", running.url)
+        monkeypatch.delenv("AJET_API_KEY", raising=False)
+        yield running
 
 
 @pytest.fixture

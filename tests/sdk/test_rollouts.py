@@ -23,14 +23,6 @@ from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.ports import free_port
 
 
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
-    with ControlStub() as running:
-        monkeypatch.setenv("AJET_PROXY_URL", running.url)
-        monkeypatch.delenv("AJET_API_KEY", raising=False)
-        yield running
-
-
 async def test_groups_of_rewarded_episodes(face: Any, stub: ControlStub) -> None:
     seen: list[RunResult] = []
 

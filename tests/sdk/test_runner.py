@@ -7,7 +7,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,6 @@ from tests.kit.control_stub import DROP, ControlStub
 PYTHON = sys.executable
 NO_LINE = sources.PRINTED
 REWARD_ITSELF = "import ajet_sdk; ajet_sdk.reward(0.25); print(7)"
-
-
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
-    with ControlStub() as running:
-        monkeypatch.setenv("AJET_PROXY_URL", running.url)
-        monkeypatch.delenv("AJET_API_KEY", raising=False)
-        yield running
 
 
 def once(*argv: str, **more: Any) -> RunResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -21,14 +21,6 @@ SAID = "the model never answered (engine_error)"
 REQUEST = httpx.Request("POST", "http://engine/v1/chat/completions")
 UNAVAILABLE = openai.InternalServerError("503", response=httpx.Response(503, request=REQUEST), body=None)
 TOO_LONG = openai.BadRequestError("400", response=httpx.Response(400, request=REQUEST), body=None)
-
-
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
-    with ControlStub() as running:
-        monkeypatch.setenv("AJET_PROXY_URL", running.url)
-        monkeypatch.delenv("AJET_API_KEY", raising=False)
-        yield running
 
 
 @pytest.fixture
