@@ -103,7 +103,7 @@ class Stub:
         self._dice = random.Random(self.version)
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
-        assert all(row.sampled for row in rows)
+        assert any(row.sampled for row in rows)
         self._pass()
         self._orders.reached("in a step")
         self.version += 1
