@@ -11,6 +11,8 @@ an older version. So the bound is held here too, against the weights that train.
 A sample that nobody has rewarded, or in which nothing was sampled, is lawful and gives no row. Of a lawful episode,
 calls whose distribution the trainer cannot compute are left out (`ajet_trainer.sampling`).
 
+Where episodes are compared, one that is alone in its group has no baseline: its bare reward says nothing of it.
+
 `no_signal` groups (all rewards that are compared are equal, or no call has an advantage under credit by turn) give no
 group-relative advantage. They are kept by default:
 a KL term, an entropy bonus, a critic and every estimator with a baseline over the batch still learn from them. Where
@@ -77,14 +79,14 @@ class Admission:
 def admit(
     batch: Batch, *, trained: Collection[str] = (), failed: Mapping[str, str] = {}, max_tokens: int | None = None,
     oldest: int | None = None, no_signal: str = "keep", rule: Rule = CORRECT, by_turn: ByTurn | None = None,
-    shaping: Shaping | None = None, vocabulary: int | None = None,
+    shaping: Shaping | None = None, vocabulary: int | None = None, compares: bool = True,
 ) -> Admission:
     """Sorts `batch` into what is trained and what is not.
 
     `trained` holds ids of episodes that are in the weights already, `failed` those that are not tried again and why.
     `max_tokens` is the longest sample that the learner takes, and `oldest` the oldest policy version. Token ids are
     below `vocabulary`. `rule` says which calls are left out for how they were sampled. `by_turn` gives credit by turn,
-    and `shaping` punishes length. A group of several that shrinks to one has lost its baseline and is refused too.
+    and `shaping` punishes length. Where the learner `compares` the episodes of a group, one alone is refused.
     """
     groups: list[Group] = []
     rejected: list[Rejection] = []
@@ -115,7 +117,7 @@ def admit(
             only_compared(_shaped(one, by_turn, shaping)) for one in group.earlier
             if episode_fault(one if by_turn is None else widened(one), (), None) is None
         )
-        if len(kept) == 1 < len(group.compared) and not earlier:
+        if compares and len(kept) == 1 and not earlier:
             rejected.append(Rejection(kept.pop().episode, "no_baseline", f"alone in the group of task {group.task}"))
         admitted = Group(group.task, tuple(kept), earlier)
         if kept and (fault := group_fault(admitted, no_signal, by_turn)) is not None:

@@ -78,6 +78,8 @@ class Learner(Protocol):
     """How credit goes to turns, if rows bring their advantages along."""
     shaping: Shaping | None
     """How length is punished, if it is."""
+    compares: bool
+    """Whether an episode's advantage is what it has above others of its group."""
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         """One step on `rows`; raises `version` by one. Returns the learner's own metrics and ``timing_s/…``. Raises
@@ -319,6 +321,7 @@ class Run:
             by_turn=self.learner.by_turn,
             shaping=self.learner.shaping,
             vocabulary=self.learner.vocabulary,
+            compares=self.learner.compares,
         )  # fmt: skip
         if not overlong.are_told(leased.batch):
             why = "the daemon does not say why calls ended; upgrade it"

@@ -94,6 +94,7 @@ class Learner:
     several_temperatures = True
     vocabulary: int | None = None
     by_turn = shaping = None
+    compares = False
     version = 0
     rows = 0
 

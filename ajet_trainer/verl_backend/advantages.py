@@ -21,11 +21,14 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from ajet_sdk.rounding import differ, slack
 from ajet_trainer.advantage import one_row_a_session
+from ajet_trainer.verl_backend.estimators import BY_TURN
 
 GROUPED = (
     "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
 )  # fmt: skip
 """Estimators that give all tokens of a session one advantage, from a baseline over the sessions of its group."""
+COMPARING = (*GROUPED, BY_TURN)
+"""Estimators to which an episode that is alone in its group says nothing."""
 BY_TOKEN = ("gae", "reinforce_plus_plus")
 """Estimators that give each token one, and compare the tokens of the batch."""
 READ = ("old_log_probs", "ref_log_prob", "values")

@@ -22,6 +22,8 @@ from verl.utils.tracking import Tracking
 
 from ajet_sdk.routes import MAX_REWARD
 from ajet_sdk.settings import nearest
+from ajet_trainer.config import Config
+from ajet_trainer.verl_backend.advantages import COMPARING
 from ajet_trainer.verl_backend.estimators import BY_TURN
 from ajet_trainer.verl_backend.functions import ESTIMATOR, LOSS
 from ajet_trainer.verl_backend.loggers import names as logger_names
@@ -73,11 +75,11 @@ Fault = tuple[str, str]
 """A key of verl's and what is wrong with its value, which makes a sentence together."""
 
 
-def faults(tree: DictConfig, group_size: int, sampling: str) -> Iterator[Fault]:
+def faults(tree: DictConfig, config: Config) -> Iterator[Fault]:
     """Where verl would fail at a step, or train something else than what was asked for. What a library of the user's
     registers is known too."""
     algorithm, actor = tree.algorithm, tree.actor_rollout_ref.actor
-    yield from uncorrected(tree, sampling)
+    yield from uncorrected(tree, config.sampling)
     yield from engine_faults(tree)
     yield from step_faults(tree)
     yield from update_faults(tree)
@@ -92,8 +94,9 @@ def faults(tree: DictConfig, group_size: int, sampling: str) -> Iterator[Fault]:
         yield "critic.loss_agg_mode", f"= {tree.critic.loss_agg_mode!r} {said}"
     if loss == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
         yield LOSS, f"= 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
-    if estimator in ("grpo_passk", BY_TURN) and group_size < 2:
-        yield ESTIMATOR, f"= {estimator!r} needs a group_size of 2 or more"
+    for key, size in (("group_size", config.group_size), ("min_group_size", config.min_group_size)):
+        if size == 1 and estimator in COMPARING:
+            yield key, f"= 1 leaves an episode alone, and {ESTIMATOR} = {estimator!r} compares: set it to 2 or more"
     if why := PAIRS.get((estimator, loss)):
         yield LOSS, f"= {loss!r} does not go with {estimator}: {why}"
     if estimator == BY_TURN and algorithm.use_kl_in_reward:

@@ -234,7 +234,7 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
     if config.turn_gamma != 1.0 and tree.algorithm.adv_estimator != BY_TURN:
         said = f"is read by algorithm.adv_estimator = {BY_TURN} alone"
         raise ConfigError(f"turn_gamma = {config.turn_gamma} {said}", param="turn_gamma")
-    for key, said in refused.faults(tree, config.group_size, config.sampling):
+    for key, said in refused.faults(tree, config):
         raise ConfigError(f"{key} {said}", param=key)
     if config.rows == "tree":
         for key, said in forest_refused.faults(tree):

@@ -254,6 +254,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return settings.shaping(self.config)
 
     @property
+    def compares(self) -> bool:
+        return self.config.algorithm.adv_estimator in advantages.COMPARING
+
+    @property
     def batches(self) -> Mapping[str, Any]:
         """What the checkpoint that this trainer started from holds; empty for a new run."""
         batches: Mapping[str, Any] = self.train_dataloader.batches

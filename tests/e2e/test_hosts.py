@@ -61,6 +61,7 @@ class Learner:
     colocated, max_tokens = False, 100_000
     temperature, several_temperatures, vocabulary = 1.0, True, None
     by_turn = shaping = None
+    compares = True
 
     def __init__(self, *plan: tuple[str, Callable[[], object]], whole: Callable[[], bool] = lambda: True) -> None:
         self.version = 0

@@ -94,6 +94,7 @@ class Stub:
     vocabulary: int | None = None
     by_turn: ByTurn | None = None
     shaping: Shaping | None = None
+    compares = False
 
     def __init__(self, folder: Path, model: str, orders: Orders) -> None:
         self._folder, self._orders = folder, orders

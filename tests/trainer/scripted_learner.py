@@ -58,6 +58,7 @@ class ScriptedLearner:
     several_temperatures = True
     by_turn: ByTurn | None = None
     shaping: Shaping | None = None
+    compares = True
 
     def __init__(self, disk: Disk, instants: Instants, *, fail_push: Exception | None = None) -> None:
         self.disk, self.instants, self.fail_push = disk, instants, fail_push

@@ -129,17 +129,17 @@ def test_an_episode_with_one_token_that_is_too_old_is_refused() -> None:
     assert episode_fault(silent, (), None, 0) is None
 
 
-def test_a_group_that_shrinks_to_one_has_no_baseline_but_a_group_of_one_stays() -> None:
+def test_an_episode_that_is_alone_has_no_baseline_where_episodes_are_compared() -> None:
     pair = Group("t", (episode("good"), replace(episode("bad"), samples=())))
-    admission = admit(batch("b", pair, Group("u", (episode("single"),))))
-    assert [group.task for group in admission.groups] == ["u"]
-    assert {rejection.episode: rejection.reason for rejection in admission.rejected} == {
-        "bad": "no_samples",
-        "good": "no_baseline",
-    }
+    late = replace(pair, task="w", episodes=(episode("late"),), earlier=(episode("first"),))
+    groups = pair, Group("u", (episode("single"),)), late
+    admission = admit(batch("b", *groups))
+    assert [group.task for group in admission.groups] == ["w"]
     assert admission.filtered == {
         "bad": "no_samples: an episode without a complete call", "good": "no_baseline: alone in the group of task t",
+        "single": "no_baseline: alone in the group of task u",
     }  # fmt: skip
+    assert [group.task for group in admit(batch("b", *groups), compares=False).groups] == ["t", "u", "w"]
 
 
 def test_the_proxy_is_told_why_in_a_few_words() -> None:

@@ -36,6 +36,7 @@ class Learner:
     several_temperatures = True
     vocabulary: int | None = None
     by_turn = shaping = None
+    compares = True
 
     def __init__(self, *, colocated: bool = False) -> None:
         self.colocated = colocated

@@ -31,6 +31,7 @@ class Learner:
     vocabulary: int | None = None
     temperature = 1.0
     by_turn = shaping = None
+    compares = True
 
     def __init__(self, engine: str, max_tokens: int) -> None:
         self.engine, self.max_tokens, self.version = engine, max_tokens, 0

@@ -157,10 +157,17 @@ def test_dro_needs_its_penalty(beta: float | None, verl_here: None) -> None:
     assert said == f"{LOSS} = 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
 
 
-@pytest.mark.parametrize("name", ["grpo_passk", "ajet_turn"])
+@pytest.mark.parametrize("name", [*GROUPED, "ajet_turn"])
 def test_what_compares_needs_a_second(name: str, verl_here: None) -> None:
-    assert refused({ESTIMATOR: name}, group_size=1) == f"{ESTIMATOR} = {name!r} needs a group_size of 2 or more"
+    said = f"= 1 leaves an episode alone, and {ESTIMATOR} = {name!r} compares: set it to 2 or more"
+    assert refused({ESTIMATOR: name}, group_size=1, min_group_size=0) == f"group_size {said}"
+    assert refused({ESTIMATOR: name}, group_size=2, min_group_size=1) == f"min_group_size {said}"
     composed({ESTIMATOR: name}, group_size=2)
+
+
+@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus"])
+def test_what_compares_no_group_takes_one_alone(name: str, verl_here: None) -> None:
+    composed({ESTIMATOR: name}, group_size=1, min_group_size=1)
 
 
 def test_no_kl_is_in_the_rewards_of_calls(verl_here: None) -> None:
