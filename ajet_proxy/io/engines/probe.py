@@ -30,7 +30,7 @@ Asking = Callable[[str, bytes], EngineRequest]
 Entering = Callable[[], AbstractAsyncContextManager[None]]
 """Waits at the gate, and holds it open."""
 PATIENCE_S = 2.0
-"""The end of the first answer of a model waits for it."""
+"""The end of the first answer of a model waits for it so long where the gate is closed."""
 LIMIT_S = 20.0
 """For all questions about how a model is sampled."""
 RETRY_S = 60.0
@@ -77,8 +77,8 @@ class EngineProbe(Generic[T]):
 class SamplingProbe:
     """How each model's engines sample where requests do not say (`core.protocol.sampling`). They are asked when a call
     of the model was captured, and before it is recorded: an engine that reports no ids is never asked. Requests that
-    want to know at the same time ask together. They wait `PATIENCE_S` and no longer. The questions go on without them,
-    and wait at the gate as requests do. What a silent or busy engine did not tell is asked again after `RETRY_S`,
+    want to know at the same time ask together, and wait for the answers, but `PATIENCE_S` at most for a gate: the
+    questions wait there as requests do, and go on without them. What a silent or busy engine did not tell is asked again after `RETRY_S`,
     then after twice that, and so on. Nobody waits for that: until then it is unknown.
 
     `kept` has what is known by now, for a request that need not wait."""
@@ -90,6 +90,8 @@ class SamplingProbe:
         """What is known of models that it is time to ask about again."""
         self._pause: dict[str, float] = {}
         self._asking: dict[str, tuple[asyncio.Task[sampling.Known], float]] = {}
+        self._asked = set[str]()
+        """The models of which engines are being asked, past the gate."""
 
     async def of(self, model: str, request: Asking, enter: Entering) -> sampling.Known:
         """What is known of `model`. `enter` lets the questions through the gate."""
@@ -102,6 +104,8 @@ class SamplingProbe:
             return known
         task, began = self._asking[model]
         await asyncio.wait([task], timeout=max(0.0, began + PATIENCE_S - now))
+        if model in self._asked:
+            await asyncio.wait([task])
         return task.result() if task.done() and not task.cancelled() else sampling.Known()
 
     async def close(self) -> None:
@@ -115,6 +119,7 @@ class SamplingProbe:
         found, whole = sampling.Known(), False
         try:
             async with enter(), asyncio.timeout(LIMIT_S):
+                self._asked.add(model)
                 answers = await self._answers(request, sampling.questions(model))
                 found = sampling.known([None if answer is SILENT else answer for answer in answers])
                 more = await self._answers(request, sampling.more_questions(model, found, answers))
@@ -124,6 +129,8 @@ class SamplingProbe:
             pass
         except Exception:  # no call is lost because its engine says odd things of itself
             logger.exception("what an engine of model %r says of how it samples cannot be read", model)
+        finally:
+            self._asked.discard(model)
         key, pause = (model, self._upstream.standing(model)), self._pause.pop(model, RETRY_S)
         found = sampling.merged(self._due.get(key, sampling.Known()), found)
         for some in (self.kept, self._due):

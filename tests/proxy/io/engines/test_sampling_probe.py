@@ -140,15 +140,27 @@ async def test_an_engine_that_says_odd_things_of_itself_costs_no_call(monkeypatc
     assert told(front) == [UNTOLD | {"logprobs": "unknown"}] * 2
 
 
-async def test_what_a_slow_engine_says_counts_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_calls_wait_for_what_a_slow_engine_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "PATIENCE_S", 0.1)
     async with EngineStub(sampling=Sampling(delay_s=0.5)) as stub, Front(stub.url) as front:
-        await ask(front)
-        front.close_gate()
-        front.open_gate(1)
-        await asyncio.sleep(1.0)
+        await asyncio.gather(*(ask(front) for _ in range(4)))
         await ask(front)
         assert len(stub.sampling.asked) == QUESTIONS
+    assert told(front) == [{"logprobs": "raw"}] * 5
+
+
+async def test_what_an_engine_says_behind_a_gate_counts_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "PATIENCE_S", 0.1)
+    async with EngineStub(delay_s=0.1) as stub, Front(stub.url, hold_s=30.0) as front:
+        asking = asyncio.create_task(ask(front))
+        while front.running == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        front.close_gate()
+        await asking
+        front.open_gate(1)
+        while len(stub.sampling.asked) < QUESTIONS:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await ask(front)
     assert told(front) == [UNTOLD | {"logprobs": "unknown"}, {"logprobs": "raw"}]
 
 
