@@ -361,7 +361,7 @@ class Rollouts(RolloutsPlan):
             if not isinstance(turn, Turn):
                 return turn
             number = next(self._numbers)
-            begun = await self._begun(turn, number) if self.source.serial else None
+            begun = await self._begun(turn, number) if self.source.serial and not turn.waits else None
         begun = begun or await self._begun(turn, number)
         if not isinstance(begun, Begun):
             return begun

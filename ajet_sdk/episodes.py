@@ -80,7 +80,9 @@ def new_episode_id() -> str:
 
 
 def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
-    """Opens an episode."""
+    """Opens an episode, once, however often it is asked for."""
+    if body.id is None:
+        body = replace(body, id=new_episode_id())
     reply = yield from request(target, "open_episode", body)
     answer = reply.json()
     try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ajet_sdk import routes
@@ -40,8 +40,8 @@ MAX_NAME, MAX_LANE = 120, 60
 class LanePlay:
     """The play of one lane, as the proxy last told it. `known` is when that was; `first` is the place from which on
     nothing had been played when this run, or its program, began. `opens` counts how often this run has opened what was
-    given back, and `due` is when that may be played next. `full` says that it
-    had no room when an episode was last asked for."""
+    given back, and `due` is when that may be played next. `full` says that it had no room when an episode was last
+    asked for, by the id `asked`. While one `waits` for room, no other does; `waited` is when one began to."""
 
     lane: str
     play: str
@@ -51,6 +51,9 @@ class LanePlay:
     first: int = 0
     over: bool = False
     full: bool = False
+    asked: str | None = None
+    waits: bool = False
+    waited: float = float("-inf")
     opens: Counter[int] = field(default_factory=Counter)
     due: dict[int, float] = field(default_factory=dict)
 
@@ -116,20 +119,26 @@ class PlayedRollouts:
         return Progress(sum(one["done"] for one in told), sum(one["episodes"] for one in told))
 
     def take(self, target: Target) -> Talk[Turn | Later | None]:
-        """The place that is missing first, in the lane that is wanted most. None once all are had, or have failed too
-        often."""
+        """The place that is missing first, in the lane that is wanted most. If all such lanes are full, it waits in the
+        one in which none has waited for longest. None once all are had, or have failed too often."""
         wanted, later = (yield from self._wanted(target)), False
         self._held, self._elsewhere = [], 0
+        held: list[tuple[LanePlay, int]] = []
         for lane in self._in_order(wanted):
             place = yield from self._missing(lane, target)
             full, lane.full = lane.full or (wanted is not None and wanted[lane.lane] <= 0), False
-            if isinstance(place, int) and full:
+            if isinstance(place, int) and (full or lane.waits):
                 self._held.append(lane.lane)
+                held += [] if lane.waits else [(lane, place)]
                 place = LATER
             if isinstance(place, int):
                 return self._turn(lane, place)
             later = later or place is LATER
             self._elsewhere += 0 if lane.over else lane.told["opened"] - lane.told["done"]
+        if held:
+            lane, place = min(held, key=lambda one: one[0].waited)
+            lane.waits, lane.waited = True, target.clock()
+            return replace(self._turn(lane, place), episode=lane.asked, waits=True)
         return LATER if later else None
 
     def waits_for(self) -> str | None:
@@ -217,11 +226,12 @@ class PlayedRollouts:
     def put_back(self, turn: Turn, *, full: bool = False) -> None:
         """Another runner may have it: look again."""
         lane = self._lane(turn)
-        lane.known, lane.full = float("-inf"), full
+        lane.known, lane.full, lane.waits = float("-inf"), full, False
+        lane.asked = turn.episode if full else None
 
     def opened(self, turn: Turn, episode: Opened) -> None:
         lane, place = self._lane(turn), turn.place or 0
-        told = lane.told
+        told, lane.waits, lane.asked = lane.told, False, None
         self._episodes[turn.play, turn.place] = episode.episode
         told["opened"] += 1
         if place == told["next"]:

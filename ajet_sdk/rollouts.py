@@ -44,8 +44,8 @@ STOP_DEADLINE_S = 5.0
 WANTED_S = 1.0
 """How long it may take until it is seen that episodes are wanted. One that failed is wanted again, but not sooner."""
 HOLD_S = 15.0
-"""How long the proxy may hold an episode of a run for which there is no room. That of a play is refused at once: in
-another lane there may be some."""
+"""How long the proxy may hold an episode for which there is no room. That of a play is refused at once, while another
+lane may have some."""
 HEARD_S = 1.0
 """A signal that comes as a wait begins, or to another thread, wakes no wait: it is heard when that ends."""
 
@@ -217,12 +217,12 @@ class RolloutsPlan:
         return taken
 
     def _opening(self, turn: Turn) -> routes.OpenEpisode:
-        """The request that opens the episode of `turn`, with a name where its place must be had once."""
+        """The request that opens the episode of `turn`, by the id by which it was asked for before."""
         paced = not self._body.eval or self._body.members or self._body.teachers
-        hold_s = None if not (paced and self._may_say_hold) else HOLD_S if turn.play is None else 0.0
+        hold_s = None if not (paced and self._may_say_hold) else HOLD_S if turn.play is None or turn.waits else 0.0
         return replace(
             self._body, task=self._name(turn.rollout.task), model=turn.model or self._body.model, place=turn.place,
-            play=turn.play, id=None if turn.play is None else episodes.new_episode_id(), hold_s=hold_s,
+            play=turn.play, id=turn.episode or episodes.new_episode_id(), hold_s=hold_s,
         )
 
     def _has_begun(self, turn: Turn, body: routes.OpenEpisode, opened: Opened) -> None:
@@ -245,10 +245,13 @@ class RolloutsPlan:
             self.source.put_back(turn)
             return AT_ONCE
         if isinstance(caught, NotReady) and caught.code == LANE_FULL:
-            self.source.put_back(turn, full=True)
-            if turn.play is not None:
+            self.source.put_back(replace(turn, episode=body.id), full=True)
+            if turn.play is None:
+                self._patience.waits(lane := self._lane(body), no_room([lane]), started)
+            elif turn.waits:
+                self._patience.waits(None, self.source.waits_for(), started)
+            else:
                 return AT_ONCE  # another lane may have room
-            self._patience.waits(lane := self._lane(body), no_room([lane]), started)
             return LATER
         held = isinstance(caught, NotReady)
         if isinstance(caught, NotReady) and caught.code == NO_ENGINE:
@@ -430,7 +433,7 @@ class Rollouts(RolloutsPlan):
             if not isinstance(turn, Turn):
                 return turn
             number = next(self._numbers)
-            if self.source.serial:
+            if self.source.serial and not turn.waits:
                 return self._begun(turn, number)
         return self._begun(turn, number)
 

@@ -1,7 +1,7 @@
 """What a run plays next. A source of rollouts is asked for a turn, and told how each one ended.
 
 Idea: a source is a few operations (see `ajet_sdk.operations`) without any I/O, so threads and asyncio share it. The
-caller asks one at a time. Where `serial`, an episode is opened before the next turn is asked for.
+caller asks one at a time. Where `serial`, an episode is opened before the next turn is asked for, unless it `waits`.
 
 A rollout that the world failed, and not the policy, is played again, but not at once: what failed it may pass.
 """
@@ -34,13 +34,16 @@ class Rollout:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A rollout to play now: for `model`, at a `place` of an evaluation or of a `play`, after so many `failures` of
-    this run."""
+    this run. `episode` is the id by which it was asked for before, in vain. If it `waits`, its lane is known to be
+    full."""
 
     rollout: Rollout
     model: str | None = None
     place: int | None = None
     play: str | None = None
     failures: int = 0
+    episode: str | None = None
+    waits: bool = False
 
 
 class Later(Enum):
@@ -119,7 +122,7 @@ class OnceRollouts:
         if again:
             failures = turn.failures + (not changed)
             due = now if changed else now + AGAIN_S * 4**turn.failures
-            self._again.append((due, replace(turn, failures=failures)))
+            self._again.append((due, replace(turn, failures=failures, episode=None)))
         return again
 
     def forgive(self) -> None:

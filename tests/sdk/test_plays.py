@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -218,16 +219,52 @@ async def test_lanes_are_played_in_turn_and_the_one_of_which_most_is_wanted_firs
 
 
 async def test_a_lane_of_which_nothing_is_wanted_waits(face: Any, stub: ControlStub) -> None:
-    stub.lanes = {"math": 0, "code": 1}
+    stub.lanes, answer = {"math": 0, "code": 1}, stub.answer
+    full(stub, "math")
     running = asyncio.ensure_future(
         asyncio.to_thread(asyncio.run, face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
     )
     while stub.count("GET", "/wanted") < 5:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert kept(stub) == {"code/1": 1}
-    stub.lanes = {"math": 1, "code": 0}
+    stub.lanes, stub.answer = {"math": 1, "code": 0}, answer  # type: ignore[method-assign]
     await running
     assert kept(stub) == {"code/1": 1, "math/1": 1}
+
+
+async def test_what_finds_all_lanes_full_waits_in_one_after_the_other_as_long_as_any_run(
+    face: Any, stub: ControlStub
+) -> None:
+    """By the same id in the same lane, by which the proxy knows who came first."""
+    stub.lanes, answer = {"math": 0, "code": 0}, stub.answer
+    full(stub, "math", "code")
+    running = asyncio.ensure_future(
+        asyncio.to_thread(asyncio.run, face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
+    )
+    while stub.count("POST", "/episodes") < 5:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    stub.answer = answer  # type: ignore[method-assign]
+    await running
+    asked = [heard.body for heard in stub.heard if heard.path.endswith("/episodes")]
+    assert [body["task"] for body in asked[:4]] == ["math/1", "code/1", "math/1", "code/1"]
+    assert {body["hold_s"] for body in asked[:4]} == {15}
+    assert [body["id"] for body in asked[:2]] == [body["id"] for body in asked[2:4]]
+
+
+async def test_one_waits_in_a_full_lane_while_others_look_elsewhere(face: Any, stub: ControlStub) -> None:
+    stub.lanes, answer, released = {"math": 0, "code": 9}, stub.answer, threading.Event()
+
+    def holding(heard: Any) -> Say:
+        if heard.path.endswith("/episodes") and heard.body["task"].startswith("math"):
+            assert released.wait(60)
+        elif heard.path.endswith("/episodes") and stub.count("POST", "/episodes") > 6:
+            released.set()
+        return answer(heard)
+
+    stub.answer = holding  # type: ignore[method-assign]
+    tasks = ["math/1", "math/2", *(f"code/{number}" for number in range(7))]
+    await face.run(one, tasks, repeat=1, parallel=2, play="d")
+    assert kept(stub) == dict.fromkeys(tasks, 1)
 
 
 async def test_a_lane_that_is_not_named_is_one_of_the_others(face: Any, stub: ControlStub) -> None:
@@ -269,7 +306,7 @@ async def test_a_lane_that_is_full_holds_no_other_up(face: Any, stub: ControlStu
     await running
     assert kept(stub)["math/1"] == 1
     asked = [heard.body for heard in stub.heard if heard.path.endswith("/episodes")]
-    assert {body["hold_s"] for body in asked} == {0}
+    assert [body["hold_s"] for body in asked if body["task"] != "math/1"] == [0, 0]
 
 
 async def test_an_older_proxy_is_asked_without_saying_how_long_it_may_hold(face: Any, stub: ControlStub) -> None:
@@ -311,6 +348,8 @@ def test_what_a_play_waits_for(stub: ControlStub) -> None:
     with ajet_sdk.Client() as client:
         played, target = source([f"{lane}/1" for lane in "abcd"]), client.target
         client.drive(played.begin(target))
+        turns = [client.drive(played.take(target)) for _ in "abcd"]
+        assert [turn.waits and turn.rollout.task for turn in turns] == ["a/1", "b/1", "c/1", "d/1"]
         assert client.drive(played.take(target)) is LATER
         assert (played.waits_for() or "").startswith("lanes a, b, c and others have as many episodes open")
         stub.lanes = {"": 1}

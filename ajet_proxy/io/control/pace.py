@@ -5,21 +5,31 @@ None of them makes a group, and they grow old until the others come.
 
 A thousand clients may wait at once. So whatever happens in the ledger wakes as many of a lane as there is room for, and
 nobody else looks again. Those of one lane whose episodes may train the same models wait together.
+
+Nobody is held for ever. Whoever is refused and soon asks again, by the same name, stands where he stood.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import chain, count, islice
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterator
+from itertools import chain, count, islice, takewhile
 
 from ajet_proxy.core.ledger.pots import Pot
 
-Turns = deque[tuple[int, asyncio.Event]]
-"""Those who wait, numbered in the order in which they came."""
+AGAIN_S = 5.0
+"""Who was refused keeps his number for so long."""
+MOST_KEPT = 10_000
+"""So many numbers are kept; the oldest go first."""
+Turn = tuple[int, asyncio.Event]
+"""One who waits, with his number in the order in which all came."""
 Where = tuple[str, tuple[str, ...]]
 """A lane, and the models that episodes may train."""
+
+
+def _number(turn: Turn) -> int:
+    return turn[0]
 
 
 class Pace:
@@ -33,20 +43,22 @@ class Pace:
         watch: Callable[[bool], None] = lambda waits: None,
     ) -> None:
         self._room, self._lacking, self._watch = room, lacking, watch
-        self._waiting: dict[Where, dict[Pot, Turns]] = {}
+        self._waiting: dict[Where, dict[Pot, list[Turn]]] = {}
+        self._kept: dict[Hashable, tuple[int, float]] = {}
         self._numbers = count()
         self._stopping = False
 
-    async def enter(self, pot: Pot, hold_s: float, models: tuple[str, ...] = ()) -> bool:
+    async def enter(self, pot: Pot, hold_s: float, models: tuple[str, ...] = (), name: Hashable = None) -> bool:
         """Returns once an episode of `pot` that may train `models` may be opened, which its caller does at once. False
-        if that took longer than `hold_s`, or if nobody is held any more."""
+        if that took longer than `hold_s`, or if nobody is held any more. A `name` is of one episode."""
         where = pot.lane, models
         if where not in self._waiting and self._room(*where) != 0:
             return True
         if not self._waiting:
             self._watch(True)
-        turn = next(self._numbers), asyncio.Event()
-        self._waiting.setdefault(where, {}).setdefault(pot, deque()).append(turn)
+        number, until = self._kept.pop(name, (0, 0.0))
+        turn = number if until > asyncio.get_running_loop().time() else next(self._numbers), asyncio.Event()
+        insort(self._waiting.setdefault(where, {}).setdefault(pot, []), turn, key=_number)
         try:
             async with asyncio.timeout(hold_s):
                 while not self._stopping:
@@ -55,13 +67,22 @@ class Pace:
                     if self._room(*where) != 0:
                         return True
         except TimeoutError:
-            pass
+            self._keep(name, turn[0])
         finally:
             self._leave(where, pot, turn)
             self.changed()  # whom it keeps out no longer, if it goes away
         return False
 
-    def _leave(self, where: Where, pot: Pot, turn: tuple[int, asyncio.Event]) -> None:
+    def _keep(self, name: Hashable, number: int) -> None:
+        now = asyncio.get_running_loop().time()
+        for old in list(takewhile(lambda one: self._kept[one][1] <= now, self._kept)):
+            del self._kept[old]
+        if name is not None:
+            self._kept[name] = number, now + AGAIN_S
+        if len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    def _leave(self, where: Where, pot: Pot, turn: Turn) -> None:
         pots = self._waiting[where]
         pots[pot].remove(turn)
         if not pots[pot]:
@@ -82,7 +103,7 @@ class Pace:
             for _, turn in islice(self._in_order(self._waiting[where], where[1]), room):
                 turn.set()
 
-    def _in_order(self, pots: dict[Pot, Turns], models: tuple[str, ...]) -> Iterator[tuple[int, asyncio.Event]]:
+    def _in_order(self, pots: dict[Pot, list[Turn]], models: tuple[str, ...]) -> Iterator[Turn]:
         """Those of a lane who wait: as many as the groups lack that were begun, then pot by pot."""
         first = sorted(pots.items(), key=lambda item: item[1][0][0])
         begun = [(turns, self._lacking(pot, models)) for pot, turns in first]

@@ -264,7 +264,8 @@ class Control:
             pot, models = where
             wanted = HOLD_S if asked.hold_s is None else max(0.0, asked.hold_s)
             hold_s = min(wanted, HOLD_S, self._config.gate_hold_s)
-            if not await self._pace.enter(pot, hold_s, models):
+            name = None if asked.id is None else (request.claims.tenant, asked.id)
+            if not await self._pace.enter(pot, hold_s, models, name):
                 said = f"lane {pot.lane!r} has as many groups open or ready as may be ahead of what is leased"
                 raise NotReady(said, code="lane_full", retry_after=1.0)
         try:

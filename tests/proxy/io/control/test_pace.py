@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.io.control import pace
 from ajet_proxy.io.control.pace import Pace
 
 SIZE = 3
@@ -27,7 +28,7 @@ class Lanes:
         return self.room[lane]
 
     async def enter(self, lane: str, who: str = "", hold_s: float = 30.0, task: str = "t") -> bool:
-        may = await self.pace.enter(Pot(lane, task, ""), hold_s)
+        may = await self.pace.enter(Pot(lane, task, ""), hold_s, name=who or None)
         room = self.room[lane]
         if may and room is not None:
             assert room > 0
@@ -109,15 +110,46 @@ async def test_who_leaves_keeps_nobody_waiting() -> None:
     assert lanes.pace._waiting == {}
 
 
+async def test_who_asks_again_stands_where_he_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = Lanes(a=0)
+    assert not await lanes.enter("a", "1", hold_s=0.01, task="s")
+    others = [asyncio.create_task(lanes.enter("a", who)) for who in "23"]
+    await settled()
+    again = asyncio.create_task(lanes.enter("a", "1", task="u"))
+    await settled()
+    lanes.let_in("a", 1)
+    await settled()
+    assert lanes.entered == ["1"] and await again
+    monkeypatch.setattr(pace, "AGAIN_S", 0.0)
+    assert not await lanes.enter("a", "4", hold_s=0.01)
+    late = [asyncio.create_task(lanes.enter("a", who)) for who in "54"]
+    await settled()
+    lanes.let_in("a", None)
+    await asyncio.gather(*others, *late)
+    assert lanes.entered == ["1", "2", "3", "5", "4"]
+
+
+async def test_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "MOST_KEPT", 2)
+    lanes = Lanes(a=0)
+    for who in "1234":
+        assert not await lanes.enter("a", who, hold_s=0.0)
+    assert list(lanes.pace._kept) == ["3", "4"]
+    monkeypatch.setattr(pace, "AGAIN_S", 0.0)
+    for _ in range(3):
+        assert not await lanes.enter("a", "5", hold_s=0.0)
+    assert len(lanes.pace._kept) <= 2
+
+
 async def test_it_says_while_anybody_waits() -> None:
     watched: list[bool] = []
-    pace = Pace(lambda lane, models: 0, watch=watched.append)
-    waiting = [asyncio.create_task(pace.enter(Pot(lane, "t", ""), 30.0)) for lane in "ab"]
+    line = Pace(lambda lane, models: 0, watch=watched.append)
+    waiting = [asyncio.create_task(line.enter(Pot(lane, "t", ""), 30.0)) for lane in "ab"]
     await settled()
-    assert (watched, pace.full()) == ([True], [("a", ()), ("b", ())])
-    pace.stop()
+    assert (watched, line.full()) == ([True], [("a", ()), ("b", ())])
+    line.stop()
     await asyncio.gather(*waiting)
-    assert (watched, pace.full()) == ([True, False], [])
+    assert (watched, line.full()) == ([True, False], [])
 
 
 async def test_room_that_is_gone_again_is_waited_for() -> None:
@@ -149,10 +181,10 @@ async def test_whatever_happens_few_of_many_look_again() -> None:
 async def test_of_several_models_who_waits_for_longest_goes_first() -> None:
     """Both wait for the room of m, and it is enough for one."""
     room = {("m",): 0, ("m", "n"): 0}
-    pace, entered = Pace(lambda _, models: room[models]), list[str]()
+    line, entered = Pace(lambda _, models: room[models]), list[str]()
 
     async def enter(who: str, models: tuple[str, ...]) -> None:
-        if await pace.enter(Pot("a", who, ""), 30.0, models):
+        if await line.enter(Pot("a", who, ""), 30.0, models):
             room.update(dict.fromkeys(room, 0))
             entered.append(who)
 
@@ -161,7 +193,7 @@ async def test_of_several_models_who_waits_for_longest_goes_first() -> None:
     await settled()
     for _ in names:
         room.update(dict.fromkeys(room, 1))
-        pace.changed()
+        line.changed()
         await settled()
     await asyncio.gather(*waiting)
     assert entered == ["team", "alone", "late"]
