@@ -60,8 +60,8 @@ ADVICE = {
     "raw_logprobs": f"the logprobs are not of the distribution that was sampled from: {PROCESSED}",
     "scored_logprobs": "no grammar and no parameter is in logprobs that were asked for after the tokens: use chat "
     "completions",
-    "unknown_logprobs": "their engine did not say what distribution the logprobs are of: either it answered no question "
-    f"in time, and the daemon's log says so, or it is not vLLM. If it is: {PROCESSED}",
+    "unknown_logprobs": "their engine did not say what distribution the logprobs are of. Either it was too busy to "
+    f"answer, and the daemon's log says so; or it is not vLLM. If it is: {PROCESSED}",
     "untold": "the daemon does not say how they were sampled: it needs this release, and an engine that it can ask",
     "temperature": "this learner computes one temperature: set actor_rollout_ref.rollout.temperature in [verl] to it, "
     "or actor_rollout_ref.model.use_fused_kernels to false",

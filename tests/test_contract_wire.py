@@ -334,7 +334,8 @@ def test_the_limits_that_are_fixed() -> None:
     found = [float(words(row[1])[0]) for row in tables(SECTIONS["11"])[1]]
     assert found == [
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, headers.MAX_LABEL,
-        control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
+        control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, leases.LEASE_EPISODES,
+        frame.MAX_FRAME_BYTES,
         control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, routes.MAX_EVALUATION,
         routes.MAX_LANES, routes.MAX_AHEAD, routes.MAX_LANE_WAIT_S, control.HOLD_S,
         unanswered.MOST, routes.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN,
@@ -347,7 +348,7 @@ def test_the_limits_that_are_fixed() -> None:
         (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {headers.MAX_LABEL} characters", headers.MAX_LABEL),
         (f"{routes.MAX_NESTING} levels of nesting", routes.MAX_NESTING), (f"1 to {api.MAX_RECORDS}", api.MAX_RECORDS),
         ("more than 1 GiB", journal.MAX_RECORD), ("more than 32 MiB", exchange.MAX_EVENT),
-        ("beyond 256 MiB", leases.LEASE_BYTES),
+        ("beyond 256 MiB", leases.LEASE_BYTES), ("or 1,000 episodes", leases.LEASE_EPISODES),
     ):
         assert limit and said in " ".join(CONTRACT.read_text().split()), said
     assert (journal.MAX_RECORD, exchange.MAX_EVENT, leases.LEASE_BYTES) == (1 << 30, 32 << 20, 256 << 20)

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import count, islice
 from typing import Any
@@ -19,6 +19,7 @@ from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.mix import Direction
+from ajet_proxy.core.ledger.parts import Part
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import Archive, LedgerSettings, State
@@ -268,12 +269,19 @@ class LedgerRig:
                 self.pictures.append(picture(self.state))
         return events
 
+    def whole(self, command: Callable[..., Sequence[Event]], *given: Any, **named: Any) -> Sequence[Event]:
+        """Apply the events of a command, given again as long as it has done a part."""
+        found = list[Event]()
+        while isinstance(events := command(*given, **named), Part):
+            found += self.run(events)
+        return (*found, *self.run(events))
+
     def id(self, kind: str) -> str:
         return f"{kind}-{next(self._ids):03d}"
 
     def open(self, episode: str | None = None, *, tenant: str = "", **fields: Any) -> str:
         episode = episode or self.id("ep")
-        self.run(self.commands.open_episode(OpenEpisode(**fields), episode=episode, at=self.at, tenant=tenant))
+        self.whole(self.commands.open_episode, OpenEpisode(**fields), episode=episode, at=self.at, tenant=tenant)
         return episode
 
     def begin(
@@ -337,7 +345,7 @@ class LedgerRig:
         """The id of a client that has joined."""
         body = Join(name, **fields)
         client = body.id or self.id("client")
-        self.run(self.commands.clients.join(body, client=client, tenant=tenant, at=self.at))
+        self.whole(self.commands.clients.join, body, client=client, tenant=tenant, at=self.at)
         return client
 
     def beat(self, client: str) -> None:
@@ -364,12 +372,12 @@ class LedgerRig:
     def announce(
         self, model: str = "m", version: int = 1, upstreams: tuple[str, ...] | None = None, run: str | None = None
     ) -> Sequence[Event]:
-        return self.run(self.commands.announce(Policy(model, version, upstreams, run), at=self.at))
+        return self.whole(self.commands.announce, Policy(model, version, upstreams, run), at=self.at)
 
     def attend(self, says: str = "beats", run: str = "a", instance: str = "", model: str = "m") -> Sequence[Event]:
         """A trainer says how it is; its folder is named as its run, as is its process unless `instance` names it."""
         body = Attend(model, run, instance or f"{run}1", says, "host", f"/{run}")
-        return self.run(self.commands.trainers.attend(body, at=self.at))
+        return self.whole(self.commands.trainers.attend, body, at=self.at)
 
     def evaluate(self, model: str = "m", episodes: int = 2, name: str | None = None) -> str:
         """The evaluation that is wanted now."""

@@ -49,6 +49,7 @@ async def test_an_episode_from_opening_to_reward(face: Any, stub: ControlStub) -
         await ep.heartbeat()
         await ep.reward(1.0)
         assert ep.outcome == Outcome(reward=1.0)
+    assert stub.heard[0].body.pop("id").startswith("ep-"), "what is asked for again is opened once"
     assert stub.heard[0].body == {
         "task": "gsm8k/17", "model": "m", "agent": "a", "metadata": {"seed": 1}, "idle_timeout": 5.0,
     }

@@ -84,12 +84,15 @@ def _check_own(own: str, model: Any) -> None:
 
 def handle(
     commands: Commands, request: Request, *, at: float, new_id: Callable[[str], str], keys: Callable[[str, str], str],
-    base: str,
+    base: str, before: tuple[Event, ...] = (),
 ) -> Answer:
-    """The answer to `request`. `keys` makes the key of a tenant's episode; `base` is the caller's URL of this proxy."""
+    """The answer to `request`. `keys` makes the key of a tenant's episode; `base` is the caller's URL of this proxy.
+    If the answer's events are a `Part`, they are applied, and `request` is given again with all the events `before`."""
     request, kind = of_own_model(request), route(request.route).body
     body = None if kind is None else parse(kind, request.body)
-    handler: Callable[[], Answer] = getattr(_Handlers(commands, request, body, at, new_id, keys, base), request.route)
+    handler: Callable[[], Answer] = getattr(
+        _Handlers(commands, request, body, at, new_id, keys, base, before), request.route
+    )
     return handler()
 
 
@@ -105,6 +108,7 @@ class _Handlers:
     new_id: Callable[[str], str]
     keys: Callable[[str, str], str]
     base: str
+    before: tuple[Event, ...]
 
     @property
     def state(self) -> State:
@@ -292,8 +296,9 @@ class _Handlers:
 
     def _run(self, events: tuple[Event, ...]) -> dict[str, Any]:
         """Which run has the model, and what of another one goes with `events`."""
-        discarded = sum(isinstance(event, ev.EpisodeDiscarded) for event in events)
-        void = sum(isinstance(event, ev.BatchReturned) for event in events)
+        all_events = *self.before, *events
+        discarded = sum(isinstance(event, ev.EpisodeDiscarded) for event in all_events)
+        void = sum(isinstance(event, ev.BatchReturned) for event in all_events)
         return {"run": self.state.born(self.body.model).run or None, "discarded": discarded, "void": void}
 
     # -- evaluations

@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Client
+from ajet_proxy.core.ledger.parts import AT_ONCE, parted
 from ajet_proxy.core.ledger.state import State
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import Join
 
 MAX_CLIENTS = 1000
 """A tenant has no more of them at a time."""
-LEFT_AT_ONCE = 1000
-"""A client that leaves or is replaced has so many of its open episodes discarded at once, and the others soon."""
 
 
 class Played(NamedTuple):
@@ -33,7 +32,7 @@ class Played(NamedTuple):
     client: str | None = None
     revision: str | None = None
     lane: str | None = None
-    older: Sequence[ev.Event] = ()
+    older: Iterable[ev.Event] = ()
 
 
 class ClientCommands:
@@ -73,7 +72,8 @@ class ClientCommands:
             at, client, body.name, body.ttl_s, tenant, body.revision, body.lane, body.replaces_older
         )
         older = self._older(tenant, body.lane, body.revision, at) if body.replaces_older else ()
-        return (*self._gone(same, "replaced", at, LEFT_AT_ONCE), *older, joined)
+        gone = self._gone(same, "replaced", at, AT_ONCE)
+        return parted(older, then=(*gone, joined))
 
     def beat(self, client: str, *, at: float) -> None:
         """`client` is there; `Conflict` if it is gone. This is all that changes outside of the state."""
@@ -84,7 +84,7 @@ class ClientCommands:
         known = self.known(client)
         if known.reason is not None:
             return ()
-        return tuple(self._gone([known], "left", max(at, self.state.now), LEFT_AT_ONCE))
+        return tuple(self._gone([known], "left", max(at, self.state.now), AT_ONCE))
 
     def heard_at(self, client: Client) -> float:
         """When `client` last gave a sign of life."""
@@ -92,15 +92,14 @@ class ClientCommands:
 
     def plays(self, client: str, revision: str | None, *, tenant: str, at: float) -> Played:
         """`client` opens an episode, under `revision` or its own. Raises as `beat` does, and `Forbidden` for another
-        tenant's client."""
+        tenant's client. Only a `revision` that is told makes others older."""
         known = self.known(client)
         if known.tenant != tenant:
             raise Forbidden(f"client {client} is another tenant's", code="foreign_client")
         _check_live(known)
-        revision = revision or known.revision
-        changed = known.replaces_older and revision != known.latest
+        changed = known.replaces_older and revision is not None and revision != known.latest
         older = self._older(tenant, known.lane, revision, at) if changed else ()
-        return Played(client, revision, known.lane, older)
+        return Played(client, revision or known.revision, known.lane, older)
 
     def expire(self, at: float, most: int) -> list[ev.Event]:
         """The clients that are silent for too long, and at most `most` open episodes of clients that are gone."""
@@ -124,10 +123,10 @@ class ClientCommands:
         gone = (ev.ClientGone(at, one.id, reason, self.heard_at(one)) for one in clients)
         return [*gone, *_discards(clients, at, most)]
 
-    def _older(self, tenant: str, lane: str | None, revision: str | None, at: float) -> tuple[ev.Event, ...]:
+    def _older(self, tenant: str, lane: str | None, revision: str | None, at: float) -> Iterable[ev.Event]:
         """What waits to be trained in a lane and was played under another `revision`. What is open goes on, and what a
         trainer has, or has had, stays. So do evaluations, and what names no revision."""
-        return () if revision is None else tuple(
+        return () if revision is None else (
             ev.EpisodeDiscarded(at, one.id, "older_revision") for one in self.state.episodes.values()
             if one.state in ("sealed", "ready") and not one.eval and not one.taken and one.tenant == tenant
             and one.lane == lane and one.revision not in (None, revision)

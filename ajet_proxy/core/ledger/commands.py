@@ -27,6 +27,7 @@ from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, 
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose, lacking
 from ajet_proxy.core.ledger.mix import Mix, Standing, check_mix
+from ajet_proxy.core.ledger.parts import AT_ONCE, Part, parted
 from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
@@ -58,8 +59,6 @@ from ajet_sdk.routes import (
 Events = tuple[Event, ...]
 MAX_PLAYS = 1000
 """Plays of a tenant. Beyond it, the one that began first has been left, and ends."""
-EXPIRED_AT_ONCE = 1000
-"""So many episodes end of themselves in one turn: some 50 ms, while which everybody else waits."""
 LEAST_WAIT_S = 60.0
 """A group waits for its members for so long at least, however quick the others were."""
 
@@ -94,16 +93,14 @@ class Commands:
         played = Played(revision=body.revision or None)
         if body.client:
             played = self.clients.plays(body.client, played.revision, tenant=tenant, at=self._time(at))
-        return (
-            *played.older,
-            ev.EpisodeOpened(
-                at=self._time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
-                eval=body.eval or body.trial, idle_timeout=idle, wall_timeout=wall, tenant=tenant,
-                metadata=body.metadata, identified_by=identified_by, members=body.members, evaluation=evaluation,
-                client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
-                teachers=body.teachers,
-            ),
+        opened = ev.EpisodeOpened(
+            at=self._time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
+            eval=body.eval or body.trial, idle_timeout=idle, wall_timeout=wall, tenant=tenant,
+            metadata=body.metadata, identified_by=identified_by, members=body.members, evaluation=evaluation,
+            client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
+            teachers=body.teachers,
         )
+        return parted(played.older, then=(opened,))
 
     def _evaluation(self, body: OpenEpisode, plays: str | None) -> str | None:
         """The evaluation that an episode belongs to which opens so, if there is one."""
@@ -379,7 +376,8 @@ class Commands:
         same = known is not None and known.version == body.version and body.upstreams in (None, known.upstreams)
         if not begun and same and self.state.born(body.model).continues(body.version):
             return ()
-        return (*begun, ev.PolicyAnnounced(at, body.model, body.version, body.upstreams))
+        announced = ev.PolicyAnnounced(at, body.model, body.version, body.upstreams)
+        return begun if isinstance(begun, Part) else (*begun, announced)
 
     def evaluate(self, body: Evaluate, *, evaluation: str, at: float) -> Events:
         """`evaluation` is `body.id`, or a new one if that is None. One that was asked for before stays as it is."""
@@ -439,17 +437,18 @@ class Commands:
     # -- time
 
     def expire(self, at: float, held: Container[str] = ()) -> Events:
-        """What time alone makes true, for at most `EXPIRED_AT_ONCE` episodes: the caller asks again. An episode is idle
-        only while none of its calls is in flight and no gate holds it. A gate is known to hold those that are
+        """What time alone makes true, for one batch or at most `AT_ONCE` episodes: the caller asks again. An episode is
+        idle only while none of its calls is in flight and no gate holds it. A gate is known to hold those that are
         `held`."""
         at = self._time(at)
-        out: list[Event] = [
-            ev.BatchReturned(at, batch.id, "expired") for batch in self.state.leased.values() if batch.lease_until <= at
-        ]
-        out += self.clients.expire(at, EXPIRED_AT_ONCE - len(out))
+        expired = next((batch for batch in self.state.leased.values() if batch.lease_until <= at), None)
+        if expired is not None:
+            return (ev.BatchReturned(at, expired.id, "expired"),)
+        out: list[Event] = []
+        out += self.clients.expire(at, AT_ONCE)
         ended = {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)}
         for episode in self.state.unsettled.values():
-            if len(out) >= EXPIRED_AT_ONCE:
+            if len(out) >= AT_ONCE:
                 break
             if episode.id in ended:
                 continue
@@ -471,7 +470,7 @@ class Commands:
                     model, lambda slowest: max(LEAST_WAIT_S, factor * slowest),
                     lambda name: state.played(state.episodes[name], model, at),  # noqa: B023
                 )
-                found |= dict.fromkeys(islice((name for name in late if name not in ended), EXPIRED_AT_ONCE))
+                found |= dict.fromkeys(islice((name for name in late if name not in ended), AT_ONCE))
         return tuple(found)
 
     def _is_idle(self, episode: Episode, at: float) -> bool:

@@ -8,12 +8,13 @@ left of it as a group, or it is dropped.
 
 How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs next to
 nothing. What the timelines of an episode share counts once, as it is sent once. A lease takes groups until the next one
-would go beyond `LEASE_BYTES`; the trainer asks again for more. A group that alone is larger would come back with every
-lease, so its episodes that take more than their part are discarded.
+would go beyond `LEASE_BYTES` or `LEASE_EPISODES`; the trainer asks again for more. A group that alone has more bytes
+would come back with every lease, so its episodes that take more than their part are discarded.
 
 Invariant: no lease takes what is dropped, not even this one. While a trainer has another model's share of an episode,
-the episode is left alone. One look costs what it looks at. It ends without a lease when it has dropped `MOST`, and the
-caller looks again after others have had their turn. A frame is never longer than its episodes' `most_bytes` together.
+the episode is left alone. One look costs what it looks at. It ends without a lease when it has dropped `AT_ONCE`, and
+the caller looks again after others have had their turn. A frame is never longer than its episodes' `most_bytes` are
+together.
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ from ajet_proxy.core.ledger import looks
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.groups import Share
 from ajet_proxy.core.ledger.mix import Standing, Turns
+from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_proxy.core.ledger.queues import Demand, Groups
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk.rounding import differ, magnitude, slack
 from ajet_sdk.routes import Lease
 
-MOST = 250
-"""So many episodes are dropped in one look: some 10 ms, while which everybody else waits."""
 NAMED = 5
 """Scopes of rewards that a reason names; each may have a thousand characters."""
+LEASE_EPISODES = 1000
+"""A lease takes groups of so many together, or one that is larger; the trainer asks again for more. Everybody else
+waits some 30 ms while they are chosen and leased."""
 LEASE_BYTES = 256 << 20
 """Some 30 million sampled tokens, more than one step is made of. Such a frame is made in up to ten seconds, which
 trainers wait (`ajet_sdk.frame.MAX_FRAME_BYTES` is what they read). Meanwhile it takes up to eighteen times as much
@@ -59,8 +62,8 @@ _CHARACTER = 4
 
 
 def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDiscarded], tuple[str, Groups] | None]:
-    """What is dropped at `at`; and a model and its first groups. These are all that are asked for, if they fit into one
-    frame. None if there are fewer, or if `MOST` were dropped."""
+    """What is dropped at `at`; and a model and its first groups. These are all that are asked for, if one lease takes
+    so many. None if there are fewer, or if `AT_ONCE` were dropped."""
     demand, episodes = _demand(state, body, at), state.episodes
     behind = f"more than {body.max_staleness} versions behind"
     few = f"nobody plays its task any more, and {body.min_group_size or 1} make a group"
@@ -70,14 +73,14 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
-        if len(stale) == MOST:
+        if len(stale) == AT_ONCE:
             return list(_dropped(episodes, stale, "stale", lambda _: behind, at)), None
     dropped = list(_dropped(episodes, stale, "stale", lambda _: behind, at))
     unusable |= stale
-    while len(dropped) < MOST:
+    while len(dropped) < AT_ONCE:
         gone = {event.episode for event in dropped if not event.models}
         unusable.update((model, name) for name in gone for model in episodes[name].shares)
-        idle, flat, most = set[Share](), set[Share](), MOST - len(dropped)
+        idle, flat, most = set[Share](), set[Share](), AT_ONCE - len(dropped)
         fits = partial(_fits, episodes, idle, most)
         teaches = partial(_teaches, state, flat, most if body.signal else 0)
         short = _short(state, body.model, demand, fits, unusable, most)
@@ -115,9 +118,10 @@ def _demand(state: State, body: Lease, at: float) -> Demand:
     size = body.group_size or state.settings.group_size
     before = -math.inf if body.min_group_size is None else at - body.group_wait_s
     early = body.min_group_size is not None
-    return Demand(
-        body.groups, size, body.unit == "episodes", body.min_group_size or 1, state.pots.ended(before), early
-    )
+    by_episode = body.unit == "episodes"
+    most = max(LEASE_EPISODES // (1 if by_episode else size), 1)
+    ended = state.pots.ended(before)
+    return Demand(body.groups, size, by_episode, body.min_group_size or 1, ended, early, most)
 
 
 def _turns(state: State, demand: Demand, at: float, model: str) -> Turns | None:

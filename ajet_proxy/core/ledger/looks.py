@@ -48,10 +48,11 @@ def choose(
     teaches: Teaches = lambda model, members: True, *, out: Collection[Share] = frozenset(),
     fresh: Callable[[str], int] | None = None, order: Callable[[str], Order | None] = lambda model: None,
 ) -> tuple[str, Groups] | None:
-    """A model and its first groups, as many as `demand` says, of episodes that are not `out` and that all fit; None
-    if there are fewer. With several models (None: every model), it is the one whose last group comes first. `fresh`
-    tells for a model the oldest version that still counts as fresh; without it, all are. `order` tells for a model
-    in which order its lanes have their turns; None: whatever was complete first.
+    """A model and its first groups, as many as `demand` takes, of episodes that are not `out` and that all fit. None if
+    there are fewer, or if the model cannot have all that is asked for. With several models (None: every model), it is
+    the one whose last group comes first. `fresh` tells for a model the oldest version that still counts as fresh;
+    without it, all are. `order` tells for a model in which order its lanes have their turns; None: whatever was
+    complete first.
 
     `fits` is asked in the order of the groups of a lane, and for few that come after what is chosen. What it
     refuses is out as well, and groups are formed anew. Then `teaches` is asked of each group, and those that it
@@ -114,7 +115,7 @@ class Look:
         for one in self._stream(self._lanes(apart), apart):
             found.append(one)
             counted += self._demand.counted(one[1][1])
-            if counted >= self._demand.groups:
+            if counted >= self._demand.taken:
                 return found
         return []
 
@@ -130,7 +131,7 @@ class Look:
                 heads[lane] = next(stream, None)
             return heads[lane] is not None
 
-        while counted < self._demand.groups:
+        while counted < self._demand.taken:
             lane = turns.next(has)
             if lane is None or not has(lane) or (one := heads.pop(lane)) is None:
                 return []

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from sys import maxsize
 from typing import Any, NamedTuple
 
 from ajet_proxy.core.ledger.groups import LATE, OPEN, READY, Group, Seat, Share, dealt, in_order
@@ -54,9 +55,10 @@ class LeasedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """``groups`` groups of ``size`` episodes; with ``by_episode``, groups that have as many episodes together. What is
-    left of a pot that ``ended`` is a group too, if it has ``least`` episodes. If groups may end ``early``, so is what
-    is left of one that is cut (`Group.is_cut`), with those that it is compared with."""
+    """``groups`` groups of ``size`` episodes; with ``by_episode``, groups that have as many episodes together. All are
+    to be there, and the first ``most`` are taken. What is left of a pot that ``ended`` is a group too, if it has
+    ``least`` episodes. If groups may end ``early``, so is what is left of one that is cut (`Group.is_cut`), with those
+    that it is compared with."""
 
     groups: int
     size: int
@@ -64,6 +66,11 @@ class Demand:
     least: int = 1
     ended: Collection[Pot] = frozenset()
     early: bool = False
+    most: int = maxsize
+
+    @property
+    def taken(self) -> int:
+        return min(self.groups, self.most)
 
     def counted(self, group: Collection[str]) -> int:
         """As how much of the demand a group counts."""

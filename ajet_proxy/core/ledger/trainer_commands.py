@@ -11,7 +11,10 @@ calls tell whose it is (`ajet_proxy.core.ledger.births`).
 
 from __future__ import annotations
 
+from itertools import chain
+
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.parts import Part, parted
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import OTHER_RUN, State
 from ajet_proxy.core.ledger.trainers import Trainer
@@ -49,7 +52,10 @@ class TrainerCommands:
         if body.says == "leaves":
             return () if known is None or known.left else (ev.TrainerLeft(at, body.model),)
         begins = body.says == "begins" and (known is None or not known.begun)
-        return (*came, *(self.begin(body.model, body.run, at) if begins else ()))
+        if not begins:
+            return came
+        begun = self.begin(body.model, body.run, at)
+        return Part((*came, *begun)) if isinstance(begun, Part) else (*came, *begun)
 
     def check(self, model: str, instance: str) -> None:
         """`Conflict` for an `instance` whose place another one has taken. Who names none is no trainer of ours."""
@@ -64,27 +70,25 @@ class TrainerCommands:
             raise Conflict(f"{_who(known, model)} is at work", code="other_trainer")
 
     def begin(self, model: str, run: str, at: float) -> tuple[ev.Event, ...]:
-        """`run` has the model from now on. What is sealed or ready for another's is discarded, and what is leased comes
-        back for that."""
+        """`run` has the model from now on. What is leased to another's comes back, and what is sealed or ready for that
+        is discarded."""
         state, began = self.state, ev.RunBegan(at, model, run)
         before = state.born(model).run
         if before in ("", run):
             return (began,)
-        batches = [batch for batch in state.leased.values() if batch.model == model]
-        names = {name for batch in batches for name in batch.episodes()}
-        names.update(name for of, name in state.queues.ready() if of == model)
-        returned = (ev.BatchReturned(at, batch.id, "other_run") for batch in batches)
+        if (batch := next((one for one in state.leased.values() if one.model == model), None)) is not None:
+            return Part((ev.BatchReturned(at, batch.id, "other_run"),))
         waiting = (
             ev.EpisodeDiscarded(
                 at, name, "other_run", OTHER_RUN, () if set(state.episodes[name].shares) == {model} else (model,)
             )
-            for name in sorted(names)
+            for of, name in state.queues.ready() if of == model
         )
         sealed = (
             ev.EpisodeDiscarded(at, one.id, "other_run", OTHER_RUN) for one in state.unsettled.values()
             if one.state == "sealed" and not one.eval and one.aimed() == (model,)
         )
-        return (*returned, *waiting, *sealed, began)
+        return parted(chain(waiting, sealed), then=(began,))
 
     def void(self, batch: LeasedBatch) -> bool:
         """Whether a batch was leased to another run than the one that has its model now."""

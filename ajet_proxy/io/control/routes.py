@@ -26,6 +26,7 @@ from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import paced
 from ajet_proxy.core.ledger.events import CallFinished, Event
+from ajet_proxy.core.ledger.parts import Part
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.control.answers import LOOKS, Answers
 from ajet_proxy.io.control.pace import Pace
@@ -200,14 +201,19 @@ class Control:
 
     async def _ask(self, http: web.Request, request: api.Request) -> api.Answer:
         """The core's answer to `request`. Unless it is a ``GET``, its events and all earlier ones are on disk first."""
-        answer = self._decide(request, self._base_url(http))
+        answer, before = self._decide(request, self._base_url(http)), tuple[Event, ...]()
+        while isinstance(answer.events, Part):
+            before += answer.events
+            await self._store.commit(answer.events)
+            answer = self._decide(request, self._base_url(http), before)
         if http.method != "GET":
             await self._store.commit(answer.events)
         return answer
 
-    def _decide(self, request: api.Request, base: str) -> api.Answer:
+    def _decide(self, request: api.Request, base: str, before: tuple[Event, ...] = ()) -> api.Answer:
         return api.handle(
             self._store.commands, request, at=self._clock.now(), new_id=self._clock.new_id, keys=self._issue, base=base,
+            before=before,
         )
 
     def _issue(self, tenant: str, episode: str) -> str:

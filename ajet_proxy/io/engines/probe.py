@@ -77,9 +77,10 @@ class EngineProbe(Generic[T]):
 class SamplingProbe:
     """How each model's engines sample where requests do not say (`core.protocol.sampling`). They are asked when a call
     of the model was captured, and before it is recorded: an engine that reports no ids is never asked. Requests that
-    want to know at the same time ask together, and wait for the answers, but `PATIENCE_S` at most for a gate: the
-    questions wait there as requests do, and go on without them. What a silent or busy engine did not tell is asked again after `RETRY_S`,
-    then after twice that, and so on. Nobody waits for that: until then it is unknown.
+    want to know at the same time ask together, and wait for the answers. At a gate the questions wait as requests do.
+    That takes `PATIENCE_S` at most of those who wait, and the questions go on without them. What a silent or busy
+    engine did not tell is asked again after `RETRY_S`, then after twice that, and so on. Nobody waits for that: until
+    then it is unknown.
 
     `kept` has what is known by now, for a request that need not wait."""
 

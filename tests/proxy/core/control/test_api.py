@@ -11,6 +11,7 @@ from ajet_proxy.core.control import api
 from ajet_proxy.core.control.api import Answer, Request
 from ajet_proxy.core.control.runs import RUN_ROUTES
 from ajet_proxy.core.identity.keys import EVERYTHING, Claims
+from ajet_proxy.core.ledger.parts import Part
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import ROUTES
 from tests.kit.ledger_rig import LedgerRig, matched
@@ -35,6 +36,9 @@ class Caller:
 
     def ask(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
         answer = self.decide(method, path, body, **options)
+        while isinstance(answer.events, Part):
+            self.rig.run(answer.events)
+            answer = self.decide(method, path, body, **options)
         self.rig.run(answer.events)
         assert answer.status == 200
         shown = answer.body()

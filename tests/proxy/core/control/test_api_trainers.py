@@ -10,17 +10,24 @@ import pytest
 from ajet_proxy.core.control import api
 from ajet_proxy.core.control.api import Request
 from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.parts import Part
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden
 from tests.kit.ledger_rig import LedgerRig, matched
 
 
 def post(rig: LedgerRig, path: str, body: Any, trainer: str = "", claims: Claims | None = None) -> Any:
     request = Request(*matched("POST", path), {}, body, claims or Claims("admin"))
-    answer = api.handle(
-        rig.commands, replace(request, trainer=trainer), at=rig.at, new_id=rig.id, keys=lambda *_: "", base="http://p",
-    )
-    rig.run(answer.events)
-    return answer.body()
+    before = tuple[Event, ...]()
+    while True:
+        answer = api.handle(
+            rig.commands, replace(request, trainer=trainer), at=rig.at, new_id=rig.id, keys=lambda *_: "",
+            base="http://p", before=before,
+        )
+        rig.run(answer.events)
+        if not isinstance(answer.events, Part):
+            return answer.body()
+        before += answer.events
 
 
 def says(word: str, run: str = "a") -> dict[str, str]:

@@ -206,8 +206,8 @@ def test_a_restart_grants_each_its_whole_time(rig: LedgerRig) -> None:
     assert rig.state_of(episode) == "discarded"
 
 
-def test_they_go_a_thousand_at_a_time(rig: LedgerRig) -> None:
-    with mock.patch.multiple(client_commands, LEFT_AT_ONCE=2), mock.patch.object(commands, "EXPIRED_AT_ONCE", 3):
+def test_they_go_some_at_a_time(rig: LedgerRig) -> None:
+    with mock.patch.object(client_commands, "AT_ONCE", 2), mock.patch.object(commands, "AT_ONCE", 3):
         client = rig.join(ttl_s=10.0)
         for _ in range(10):
             rig.open(client=client)
@@ -222,7 +222,7 @@ def test_they_go_a_thousand_at_a_time(rig: LedgerRig) -> None:
 
 
 def test_only_the_latest_that_are_gone_are_remembered_and_those_with_something_open(rig: LedgerRig) -> None:
-    with mock.patch.object(clients, "KEPT_GONE", 2), mock.patch.object(client_commands, "LEFT_AT_ONCE", 0):
+    with mock.patch.object(clients, "KEPT_GONE", 2), mock.patch.object(client_commands, "AT_ONCE", 0):
         first = rig.join()
         mine, done = rig.open(client=first), ready(rig, client=first)
         rig.leave(first)

@@ -198,7 +198,7 @@ def test_a_clock_that_was_set_back_over_a_restart(rig: LedgerRig) -> None:
     rig.at += 59
     assert rig.expire() == ()
     rig.at += 41
-    rig.expire()
+    rig.tick()
     assert rig.state.batches[batch].state == "returned"
     assert rig.state.episodes[episode].reason == "idle_timeout"
 
@@ -255,7 +255,7 @@ def test_the_merge_policy_is_part_of_the_journal() -> None:
 
 
 def test_many_episodes_run_out_in_turns(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet_proxy.core.ledger.commands.EXPIRED_AT_ONCE", 2)
+    monkeypatch.setattr("ajet_proxy.core.ledger.commands.AT_ONCE", 2)
     names = [rig.open() for _ in range(3)]
     rig.at += 1e6
     assert [len(rig.expire()) for _ in range(3)] == [2, 1, 0]

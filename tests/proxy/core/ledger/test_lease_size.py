@@ -146,6 +146,31 @@ def test_no_more_groups_lead_than_a_lease_takes(monkeypatch: pytest.MonkeyPatch)
     assert leading(groups, {"a": 6, "b": 0, "c": 0}) == ()
 
 
+@pytest.mark.parametrize(("unit", "asked", "leased"), [
+    ("groups", 5, [[0, 1], [2, 3], [4]]), ("groups", 3, [[0, 1], [2]]), ("groups", 6, []),
+    ("episodes", 10, [[0, 1, 2], [3, 4]]), ("episodes", 11, []),
+])  # fmt: skip
+def test_no_more_episodes_are_leased_at_once_than_others_wait_for(
+    monkeypatch: pytest.MonkeyPatch, unit: str, asked: int, leased: list[list[int]]
+) -> None:
+    """The first come when all are there that are asked for, and a group that is larger comes alone."""
+    monkeypatch.setattr(leases, "LEASE_EPISODES", 5)
+    rig, found = LedgerRig(LedgerSettings(group_size=2)), list[list[int]]()
+    for number in range(10):
+        rig.ready(f"t{number // 2}")
+    while asked > 0 and (batch := rig.lease(groups=asked, unit=unit)) is not None:
+        groups = rig.state.batches[batch].groups
+        found.append([int(task[1:]) for task, _ in groups])
+        asked -= sum(len(names) for _, names in groups) if unit == "episodes" else len(groups)
+    assert found == leased
+    monkeypatch.setattr(leases, "LEASE_EPISODES", 1)
+    for number in range(2):
+        rig.ready(f"s{number}")
+        rig.ready(f"s{number}")
+    batch = rig.lease(groups=2)
+    assert batch is not None and len(rig.state.batches[batch].groups) == 1
+
+
 def test_who_takes_more_than_a_part_of_a_lease_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "LEASE_BYTES", 20)
     assert too_large(["a", "b", "c"], {"a": 6, "b": 7, "c": 100}) == ["b", "c"]

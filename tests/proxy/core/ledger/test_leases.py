@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ajet_proxy.core.ledger import leases, views
-from ajet_proxy.core.ledger.leases import MOST, most_bytes
+from ajet_proxy.core.ledger.leases import most_bytes
+from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_sdk.routes import Lease
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.steps import steps
@@ -170,7 +171,7 @@ def looks(rig: LedgerRig) -> list[int]:
 @pytest.mark.parametrize("tasks", [1, 100])
 def test_many_episodes_that_nobody_rewarded_are_dropped_at_their_number_in_turns(tasks: int) -> None:
     few, many = looks(unrewarded(500, tasks)), looks(unrewarded(2000, tasks))
-    assert (len(few), len(many)) == (500 // MOST + 1, 2000 // MOST + 1)
+    assert (len(few), len(many)) == (500 // AT_ONCE + 1, 2000 // AT_ONCE + 1)
     assert sum(many) < 5 * sum(few)
     assert max(many) < 1.5 * max(few)
 
@@ -210,7 +211,7 @@ def test_thousands_of_stale_episodes_are_dropped_at_their_number() -> None:
 
 
 def test_stale_episodes_are_dropped_in_turns(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet_proxy.core.ledger.leases.MOST", 2)
+    monkeypatch.setattr("ajet_proxy.core.ledger.leases.AT_ONCE", 2)
     old, new = [rig.ready(version=1) for _ in range(3)], [rig.ready(version=4) for _ in range(2)]
     rig.announce(version=4)
     assert leased(rig, max_staleness=2) == []
@@ -282,7 +283,7 @@ def test_what_teaches_one_model_nothing_stays_for_another(rig: LedgerRig) -> Non
 def test_without_a_signal_no_more_is_dropped_in_one_look_than_otherwise(
     rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "MOST", 3)
+    monkeypatch.setattr(leases, "AT_ONCE", 3)
     names = [earning(rig, "t", 1.0) for _ in range(8)]
     for left in (4, 0):
         assert leased(rig, groups=2, signal=True) == []

@@ -307,7 +307,7 @@ async def test_a_lease_that_waits_looks_again_only_when_it_may_find_more(client:
 
 
 async def test_a_lease_that_does_not_wait_looks_behind_all_that_it_drops(client: Client) -> None:
-    with mock.patch.object(leasing, "MOST", 1):
+    with mock.patch.object(leasing, "AT_ONCE", 1):
         for episode in ("one", "two"):
             assert (await client.chat(episode, X_AJet_Task="task")).status == 200
             reward = {"value": 1.0, "agent": "nobody"}

@@ -1,0 +1,30 @@
+"""Commands that discard much, in parts: everybody else waits while events are applied.
+
+Idea: such a command returns the first of its events as a `Part`, without the one that all were for. The caller applies
+them, lets others have their turn, and gives the command again. It finds less to discard, until nothing is left but its
+end. So it may be cut off anywhere, and nobody is told that it was done before it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from ajet_proxy.core.ledger.events import Event
+
+AT_ONCE = 250
+"""So many episodes are discarded in one part: some 20 ms."""
+
+
+class Part(tuple[Event, ...]):
+    """The first events of a command, which is to be given again once they are applied."""
+
+    __slots__ = ()
+
+
+def parted(first: Iterable[Event], *, before: Sequence[Event] = (), then: Sequence[Event] = ()) -> tuple[Event, ...]:
+    """The events `before`, `first` and `then`; or a `Part` of them if `first` has more than `AT_ONCE`."""
+    found = tuple(islice(first, AT_ONCE + 1))
+    if len(found) > AT_ONCE:
+        return Part((*before, *found[:AT_ONCE]))
+    return (*before, *found, *then)
