@@ -353,6 +353,8 @@ def test_what_a_play_waits_for(stub: ControlStub) -> None:
         assert client.drive(played.take(target)) is LATER
         assert (played.waits_for() or "").startswith("lanes a, b, c and others have as many episodes open")
         stub.lanes = {"": 1}
+        for waits in turns:
+            played.put_back(waits)
         for _ in range(4):
             turn: Any = client.drive(played.take(target))
             client.drive(rollouts.opening(target, body_of(turn)))
