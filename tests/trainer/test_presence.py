@@ -23,7 +23,7 @@ from tests.trainer.scripted_learner import Disk, Instants, ScriptedLearner
 
 
 class Attached(ScriptedLearner):
-    colocated = False
+    colocated = compares = False
     pushed = 0
 
     def push(self) -> None:

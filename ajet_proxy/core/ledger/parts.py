@@ -17,7 +17,7 @@ AT_ONCE = 250
 
 
 class Part(tuple[Event, ...]):
-    """The first events of a command, which is to be given again once they are applied."""
+    """The first events of a command. The caller applies them and gives the command again."""
 
     __slots__ = ()
 

@@ -55,8 +55,8 @@ class LeasedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """``groups`` groups of ``size`` episodes; with ``by_episode``, groups that have as many episodes together. All are
-    to be there, and the first ``most`` are taken. What is left of a pot that ``ended`` is a group too, if it has
+    """``groups`` groups of ``size`` episodes; with ``by_episode``, groups that have as many episodes together. All must
+    be there, and the first ``most`` are taken. What is left of a pot that ``ended`` is a group too, if it has
     ``least`` episodes. If groups may end ``early``, so is what is left of one that is cut (`Group.is_cut`), with those
     that it is compared with."""
 

@@ -6,7 +6,7 @@ None of them makes a group, and they grow old until the others come.
 A thousand clients may wait at once. So whatever happens in the ledger wakes as many of a lane as there is room for, and
 nobody else looks again. Those of one lane whose episodes may train the same models wait together.
 
-Nobody is held for ever. Whoever is refused and soon asks again, by the same name, stands where he stood.
+Nobody is held for ever. One that is refused and soon asks again, by the same name, stands where it stood.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from itertools import chain, count, islice, takewhile
 from ajet_proxy.core.ledger.pots import Pot
 
 AGAIN_S = 5.0
-"""Who was refused keeps his number for so long."""
+"""One that was refused keeps its number for so long."""
 MOST_KEPT = 10_000
 """So many numbers are kept; the oldest go first."""
 Turn = tuple[int, asyncio.Event]
-"""One who waits, with his number in the order in which all came."""
+"""One that waits, with its number in the order in which all came."""
 Where = tuple[str, tuple[str, ...]]
 """A lane, and the models that episodes may train."""
 
