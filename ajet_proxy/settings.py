@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_proxy.own_address import Address, leads_here
 from ajet_sdk.address import is_key, server
+from ajet_sdk.guardian import MARK
 from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ MIN_SECRET = 16
 MAX_WORKERS = 64
 OF_WORKERS = (3, 12)
 """The first Python whose tasks can begin at once, as answers to a worker do (``eager_start``)."""
-OF_AGENTS = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "AJET_REWARD_FILE")
+OF_AGENTS = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_TASK_JSON", "AJET_API_KEY", "AJET_REWARD_FILE")
 """Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
-OF_TRAINER = "AJET_TRAINER_"
+OTHERS = ("AJET_TRAINER_", MARK)
+"""How variables of the trainer begin, and of `ajet run`, whose programs may start a daemon."""
 HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?|[0-9a-f:]+:[0-9a-f.]*", re.ASCII | re.IGNORECASE)
 """A name or an address."""
 LISTENING_MODES = ("regular", "socks5", "transparent")
@@ -197,7 +199,7 @@ SETTINGS = Settings(Config, prefix="AJET_", removed={
 def load(file: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
     """The configuration from all places, checked; `flags` holds only what was given on the command line."""
     values = {} if file is None else SETTINGS.read(read_toml(file), FILE, f"{file}: ")
-    values |= SETTINGS.in_environment({n: env[n] for n in env if not n.startswith(OF_TRAINER)}, OF_AGENTS)
+    values |= SETTINGS.in_environment({n: env[n] for n in env if not n.startswith(OTHERS)}, OF_AGENTS)
     values |= SETTINGS.read(flags, COMMAND_LINE, "", flag)
     if not values.get("data_dir"):
         values["data_dir"] = default_data_dir(env)

@@ -1,7 +1,8 @@
 """Whether an exception is the world's failure: somebody could not be reached, or failed to answer.
 
 Idea: the agent's client is anybody's. So its exceptions are known by the status that they keep and by the names of
-their classes, and no client is imported. One that says nothing is known by its cause, and a group by what is in it.
+their classes, and no client is imported. One that says nothing is known by its cause, and a group by what is in it. The one
+that it was raised after is no cause: the agent may have mended that (``unanswered`` in the episode's record knows it).
 
 A client that gave up waiting for an answer does not say who failed: a policy that rambles looks the same. The proxy
 knows it (``unanswered`` in the episode's record).
@@ -15,8 +16,8 @@ from collections.abc import Collection
 CONNECTING = {"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError", "URLError"}
 """Had no connection yet, so that nobody was waited for who answers."""
 WAITING = {"TimeoutError", "TimeoutException", "Timeout", "APITimeoutError", "ReadTimeoutError"}
-OWN = {"LocalProtocolError", "UnsupportedProtocol", "InvalidURL"}
-"""Would have failed in any world."""
+OWN = {"LocalProtocolError", "UnsupportedProtocol", "InvalidURL", "BrokenPipeError"}
+"""Would have failed in any world, or is rather of a program that the agent started."""
 UNREACHED = {
     "APIConnectionError", "ChunkedEncodingError", "ClientConnectionError", "ClientPayloadError", "ConnectionError",
     "IncompleteRead", "IncompleteReadError", "NetworkError", "NewConnectionError", "ProtocolError", "ProxyError",
@@ -49,10 +50,9 @@ def _says(error: BaseException, infra: tuple[type[BaseException], ...], seen: li
     causes = (error.__cause__, *error.args, *_sequence(getattr(error, "exceptions", ())))
     inside = {_says(one, infra, seen) for one in causes if isinstance(one, BaseException)}
     own = _by_itself(error, inside)
-    if own is not None or inside - {None}:
-        return True in inside if own is None else own
-    before = None if error.__suppress_context__ else error.__context__
-    return None if before is None else _says(before, infra, seen)
+    if own is None and inside - {None}:
+        return True in inside
+    return own
 
 
 def _by_itself(error: BaseException, inside: Collection[bool | None]) -> bool | None:

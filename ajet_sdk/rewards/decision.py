@@ -90,7 +90,7 @@ def decide(
     world = [ended.reason] if ended is not None and (ended.world or unanswered) else []
     world += [said.reason] if isinstance(said, NoNumber) and said.grader else []
     world += [unanswered] if unanswered else []
-    if given is Given.END or (given is Given.FINAL and (said is None or world)):
+    if given is Given.END or (given is Given.FINAL and (world or not isinstance(said, Number))):
         return Stands()
     if given is Given.STEPS and ended is None and said is None:
         return Stands()

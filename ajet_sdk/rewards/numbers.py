@@ -1,8 +1,8 @@
 """The number in what a program or a grader prints.
 
-Idea: a number counts only if it can be nothing else. So a line counts that is a number. In the output of a grader that
-succeeded a line counts too that ends in one after ``:`` or ``=``, as in ``score: 0.5``. The last line that counts
-decides. Words around a number say what the number is of, and that is rarely the reward.
+Idea: a number counts only if it can be nothing else. So a line counts that is a number, and the last such line decides.
+In the output of a grader that succeeded a line counts too that ends in one after ``:`` or ``=``, as in ``score: 0.5``,
+unless a later line has a digit. Words around a number say what the number is of, and that is rarely the reward.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from ajet_sdk.routes import MAX_REWARD
 
 _COLOR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _WORD = re.compile(r"(?!\w+://)\S*[^\W\d_]\S*")
+_PLACE = re.compile(r"\S*[./]\S*")
+"""Before a colon that touches both sides: a file, as in ``build.log:12``."""
+_ANOTHER = re.compile(r"[:=]\s*[-+]?\.?\d")
+"""A name in which a number stands after a sign is that of several."""
 OTHER_SIGNS = ":=!<>~"
 """Before the sign these make another one of it: ``==``."""
 
@@ -40,8 +44,8 @@ class LastNumber:
             found = alone if alone is not None else _behind_a_sign(text)
             if alone is not None:
                 self.value = _usable(alone)
-            if found is not None:
-                self.named = _usable(found)
+            if found is not None or any(map(str.isdigit, text)):
+                self.named = None if found is None else _usable(found)
 
 
 def read(text: bytes) -> LastNumber:
@@ -64,10 +68,14 @@ def _usable(value: float) -> float | None:
 
 
 def _behind_a_sign(text: str) -> float | None:
-    """What `text` ends in after its last ``:`` or ``=``. A time, a ratio, an address and a comparison are no name."""
+    """What `text` ends in after its last ``:`` or ``=``. A time, a ratio, an address, a line of a file and a comparison
+    are no name."""
     at = max(text.rfind(":"), text.rfind("="))
     name, number = text[: max(at, 0)], text[at + 1 :]
-    if not name.strip() or name[-1] in OTHER_SIGNS or _float(name) is not None:
+    if not name.strip() or name[-1] in OTHER_SIGNS or _float(name) is not None or _ANOTHER.search(name):
         return None
-    touches = not (name[-1].isspace() or number[:1].isspace())
-    return None if touches and not _WORD.fullmatch(name.split()[-1]) else _float(number)
+    if name[-1].isspace() or number[:1].isspace():
+        return _float(number)
+    word = name.split()[-1]
+    is_place = text[at] == ":" and _PLACE.fullmatch(word)
+    return _float(number) if _WORD.fullmatch(word) and not is_place else None

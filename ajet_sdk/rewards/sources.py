@@ -13,6 +13,7 @@ from ajet_sdk.rewards.numbers import LastNumber
 TEMPORARY = 75
 """The exit code of a program that the world failed: ``EX_TEMPFAIL`` of sysexits.h."""
 PRINTED, WRITTEN = "no line of its output is a number", "no line of the file that AJET_REWARD_FILE names is a number"
+ONLY = "only successes are trained"
 SHOWN = 80
 
 
@@ -30,10 +31,10 @@ def lines(read: LastNumber, code: int, lacking: str) -> Said:
     """The last line that is a number, of a program that ended with `code`. `lacking` says that there is none."""
     if read.value is not None:
         return Number(read.value)
-    hint = None if code == 0 else (
+    hint = (
         f"a program that ended with {describe(code)} gave no number, so its episode is not trained. If that is how it "
-        "fails at its task, only successes are trained: have it give 0 then"
-    )  # fmt: skip
+        f"fails at its task, {ONLY}: have it give 0 then"
+    )
     return NoNumber(f"{lacking} ({describe(code)}){_last(read)}", hint=hint)
 
 
@@ -43,11 +44,16 @@ def grader(read: LastNumber, code: int) -> Said:
     if value is not None:
         return Number(value)
     if code == 0:
-        return NoNumber(f"the reward command must print a number alone, or as in 'score: 0.5'{_last(read)}")
+        hint = (
+            "the reward command printed no number, so its episode is not trained. If that is how it says that the work "
+            f"is wrong, {ONLY}: have it print 0 then"
+        )
+        told = f"the reward command must print a number alone, or as in 'score: 0.5'{_last(read)}"
+        return NoNumber(told, hint=hint)
     failed = f"the reward command failed ({describe(code)}) without a line that is a number"
     hint = (
         f"{failed}, so its episode is not trained, but played again. If that is how it says that the work is wrong, "
-        "only successes are trained: add || echo 0"
+        f"{ONLY}: add || echo 0"
     )
     return NoNumber(f"{failed}{_last(read)}", grader=True, hint=hint)
 

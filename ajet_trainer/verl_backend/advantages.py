@@ -21,14 +21,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from ajet_sdk.rounding import differ, slack
 from ajet_trainer.advantage import one_row_a_session
-from ajet_trainer.verl_backend.estimators import BY_TURN
 
-GROUPED = (
-    "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
-)  # fmt: skip
-"""Estimators that give all tokens of a session one advantage, from a baseline over the sessions of its group."""
-COMPARING = (*GROUPED, BY_TURN)
-"""Estimators to which an episode that is alone in its group says nothing."""
 BY_TOKEN = ("gae", "reinforce_plus_plus")
 """Estimators that give each token one, and compare the tokens of the batch."""
 READ = ("old_log_probs", "ref_log_prob", "values")
@@ -49,7 +42,7 @@ def penalties(data: DataProto, algorithm: DictConfig) -> torch.Tensor:
 
 
 def by_session(data: DataProto, keys: Sequence[str], rewards: Sequence[float], algorithm: DictConfig) -> Found:
-    """By an estimator of `GROUPED` over one row a session, spread over the session's rows.
+    """By an estimator of `estimators.GROUPED` over one row a session, spread over the session's rows.
 
     That row is as long as the session's rows together, because some baselines weigh by length. Its reward is the
     session's, less the KL penalties of all its rows.

@@ -12,6 +12,12 @@ import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
 BY_TURN = "ajet_turn"
+GROUPED = (
+    "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
+)  # fmt: skip
+"""Estimators that give all tokens of a session one advantage, from a baseline over the sessions of its group."""
+COMPARING = (*GROUPED, BY_TURN)
+"""Estimators to which an episode that is alone in its group says nothing."""
 
 
 @register_adv_est(BY_TURN)  # type: ignore[untyped-decorator]

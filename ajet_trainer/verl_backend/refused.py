@@ -23,8 +23,7 @@ from verl.utils.tracking import Tracking
 from ajet_sdk.routes import MAX_REWARD
 from ajet_sdk.settings import nearest
 from ajet_trainer.config import Config
-from ajet_trainer.verl_backend.advantages import COMPARING
-from ajet_trainer.verl_backend.estimators import BY_TURN
+from ajet_trainer.verl_backend.estimators import BY_TURN, COMPARING
 from ajet_trainer.verl_backend.functions import ESTIMATOR, LOSS
 from ajet_trainer.verl_backend.loggers import names as logger_names
 from ajet_trainer.verl_backend.unread import ACTOR, has_critic

@@ -52,7 +52,7 @@ from ajet_trainer.updates import deal, together
 from ajet_trainer.verl_backend import adapters, advantages, compared, settings, weights
 from ajet_trainer.verl_backend.checkpoints import DTYPE, prune
 from ajet_trainer.verl_backend.corrections import READ, by_call, figures, left_out, over_sequences
-from ajet_trainer.verl_backend.estimators import BY_TURN, by_turn
+from ajet_trainer.verl_backend.estimators import BY_TURN, COMPARING, GROUPED, by_turn
 from ajet_trainer.verl_backend.loggers import Loggers
 from ajet_trainer.verl_backend.losses import session_loss
 from ajet_trainer.verl_backend.positions import trained_at
@@ -255,7 +255,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     @property
     def compares(self) -> bool:
-        return self.config.algorithm.adv_estimator in advantages.COMPARING
+        return self.config.algorithm.adv_estimator in COMPARING
 
     @property
     def batches(self) -> Mapping[str, Any]:
@@ -486,7 +486,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if over_sequences(algorithm.rollout_correction):  # advantages are those before a rejection
             compared = DataProto(batch=data.batch.clone(False), non_tensor_batch={"uid": groups})
             compared.batch["response_mask"] = data.batch["loss_mask"]
-        if algorithm.adv_estimator in advantages.GROUPED:
+        if algorithm.adv_estimator in GROUPED:
             keys = [batch.keys[place] for place in real]
             rewards = [self._rewards[key] for key in keys]
             for name, values in advantages.by_session(compared.select_idxs(real), keys, rewards, algorithm).items():

@@ -57,8 +57,24 @@ def test_anything_else_is_no_number(line: str) -> None:
 
 
 def test_the_last_line_that_counts_decides() -> None:
-    reader = read(b"0.25\n", b"score: 0.5\n", b"done, see 3 files\n", b"\n", b" \n")
-    assert (reader.value, reader.named, reader.last) == (0.25, 0.5, "done, see 3 files")
+    reader = read(b"0.25\n", b"score: 0.5\n", b"done, see all files\n", b"\n", b" \n")
+    assert (reader.value, reader.named, reader.last) == (0.25, 0.5, "done, see all files")
+
+
+@pytest.mark.parametrize("printed", [
+    b"Using --randomly-seed=1234567\ncollected 9 items\n9 passed, 2 warnings\n", b"tests: 20\nscore: 85%\n",
+    b"see build.log:12\n", b"at src/main:7\n", b"passed=5, failed=3\n", b"0.5\nscore: 3/4\n",
+])  # fmt: skip
+def test_a_number_that_may_be_something_else_is_none(printed: bytes) -> None:
+    assert read(*printed.splitlines(keepends=True)).named is None
+
+
+@pytest.mark.parametrize("printed", [
+    b"pass@1: 0.5\n", b"top-1 accuracy = 0.5\n", b"eval.score=0.5\n", b"score:0.5\nOK\n", b"9 passed\nscore: 0.5\n",
+    b"9 passed\n0.5\n",
+])  # fmt: skip
+def test_a_name_and_what_stands_before_it_may_have_numbers(printed: bytes) -> None:
+    assert read(*printed.splitlines(keepends=True)).named == 0.5
 
 
 @pytest.mark.parametrize("last", [b"nan\n", b"1e400\n", b"score: inf\n"])

@@ -94,7 +94,7 @@ def test_every_estimator_has_been_sorted(verl_here: None) -> None:
     """With a baseline over the episodes of a group, without one, or refused: `AjetTrainer` must know which."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    from ajet_trainer.verl_backend.advantages import GROUPED as MENDED
+    from ajet_trainer.verl_backend.estimators import GROUPED as MENDED
 
     assert MENDED == GROUPED
     assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | {"gae", "reinforce_plus_plus", "ajet_turn"} | REFUSED
