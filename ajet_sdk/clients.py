@@ -25,7 +25,7 @@ from ajet_sdk.episodes import Opened, aborting, new_episode_id, opening
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
 from ajet_sdk.operations import DEADLINE_S, Talk, request
 
-LEAVE_DEADLINE_S = 5.0
+LEAVE_DEADLINE_S = 2.0
 BEATS = 3
 """So many in the time after which a silent client is gone."""
 OPENINGS = 3

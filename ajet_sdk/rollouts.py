@@ -40,7 +40,8 @@ from ajet_sdk.untold import told as untold
 
 Agent = Callable[[Any, Episode], Any]
 INTERRUPTED = "the run was interrupted"
-STOP_DEADLINE_S = 5.0
+STOP_DEADLINE_S = 3.0
+"""An interrupted run waits so long for the proxy and its agents."""
 WANTED_S = 1.0
 """How long it may take until it is seen that episodes are wanted. One that failed is wanted again, but not sooner."""
 HOLD_S = 15.0
@@ -354,9 +355,10 @@ class Rollouts(RolloutsPlan):
             self._stopped = True
             still_open = [begun.episode for begun in self._open.values() if begun.episode.outcome is None]
         if say:
-            self._how.say(f"interrupted: {'the open episodes are aborted' if still_open else 'no episode was open'}")
+            self._how.say(f"interrupted: {'aborting the open episodes' if still_open else 'no episode was open'}")
         if self._on_stop is not None:
             self._on_stop()
+        until = time.monotonic() + STOP_DEADLINE_S
         target, aborted = replace(self._client.target, deadline=STOP_DEADLINE_S), set()
         for episode in still_open:
             if episode.outcome is not None:
@@ -368,7 +370,6 @@ class Rollouts(RolloutsPlan):
                 break  # one wait for a proxy that is away is enough: its timeouts will end the others
             except AjetError:
                 continue
-        until = time.monotonic() + STOP_DEADLINE_S
         for thread, ended in self._workers:
             if thread.ident is not None:
                 ended.wait(max(0.0, until - time.monotonic()))

@@ -12,7 +12,12 @@ from typing import Any
 from ajet_sdk.routes import KEY_PREFIX
 
 _MARK = "***"
-_PASSWORD = re.compile(r"(?<=://)[^\s/?#@]+@")
+_PASSWORD = re.compile(r"(?<=://)[^\s'\"<>]+@")
+"""Up to the last ``@``: a password that nobody has escaped may hold any sign of an address."""
+_NAMED = re.compile(
+    r"(?i)\b([a-z-]*(?:api[-_]?key|token|password|secret)[\"']?\s*[=:]\s*[\"']?)(?!\*\*\*)[^\s'\",&]{4,}"
+)
+"""What stands behind the name of a key, in a query, a header or a document."""
 _KEYS = re.compile(
     rf"(?<![A-Za-z0-9])(?:{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*|sk-[A-Za-z0-9_-]{{16,}}|hf_[A-Za-z0-9]{{16,}})"
 )
@@ -29,7 +34,8 @@ class Hidden:
         """`text` as it may be shown. Keys of ajet and of known providers are hidden by their form."""
         for word, shown in self._words:
             text = text.replace(word, shown)
-        return _BEARER.sub(rf"\1{_MARK}", _KEYS.sub(_MARK, _PASSWORD.sub(f"{_MARK}@", text)))
+        text = _KEYS.sub(_MARK, _PASSWORD.sub(f"{_MARK}@", text))
+        return _NAMED.sub(rf"\1{_MARK}", _BEARER.sub(rf"\1{_MARK}", text))
 
     def value(self, value: Any) -> Any:
         """A value of JSON with every text in it as it may be shown."""

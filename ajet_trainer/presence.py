@@ -7,6 +7,7 @@ meantime refuses whatever we ask next, which ends the run.
 
 from __future__ import annotations
 
+import logging
 import platform
 import threading
 import uuid
@@ -17,6 +18,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.daemons import Daemons
 from ajet_trainer.held import run_of
 
+logger = logging.getLogger(__name__)
 BEAT_S = 5.0
 
 
@@ -45,4 +47,7 @@ class Presence:
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
-            self._daemons.beat()
+            try:
+                self._daemons.beat()
+            except Exception:  # one beat is missed, whatever was wrong with it: the next one is as good
+                logger.warning("a sign of life did not reach the daemon", exc_info=True)

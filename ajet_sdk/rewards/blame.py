@@ -1,8 +1,8 @@
 """Whether an exception is the world's failure: somebody could not be reached, or failed to answer.
 
 Idea: the agent's client is anybody's. So its exceptions are known by the status that they keep and by the names of
-their classes, and no client is imported. One that says nothing is known by its cause, and a group by what is in it. The one
-that it was raised after is no cause: the agent may have mended that (``unanswered`` in the episode's record knows it).
+their classes, and no client is imported. One that says nothing is known by its cause, and a group by what is in it. An
+exception before it is no cause: the agent may have mended that (``unanswered`` in the episode's record knows it).
 
 A client that gave up waiting for an answer does not say who failed: a policy that rambles looks the same. The proxy
 knows it (``unanswered`` in the episode's record).

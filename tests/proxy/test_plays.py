@@ -140,7 +140,7 @@ def test_an_interrupt_leaves_the_play_and_the_next_start_goes_on(engine: str, ta
             _, err = process.communicate(timeout=60)
         settled = len(had(proxy.url))
         assert (process.returncode, 5 <= settled < WHOLE) == (130, True)
-        assert "interrupted: the open episodes are aborted" in err
+        assert "interrupted: aborting the open episodes" in err
         assert f"the next start goes on where this was left: {settled} of {WHOLE} played" in err
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert f"goes on where it was left: {settled} of {WHOLE} played" in done.stderr

@@ -166,7 +166,7 @@ def test_an_interrupt_says_what_was_open_and_promises_nothing(
     monkeypatch.setattr(rollouts, "start", (lambda thread: (thread.start(), interrupted())) if is_open else interrupted)
     code, out, err = ajet("run", "--tasks", tasks, "--name", "mine", "--", "sh", "-c", "sleep 60")
     assert code == 130
-    said = "the open episodes are aborted" if is_open else "no episode was open"
+    said = "aborting the open episodes" if is_open else "no episode was open"
     assert f"interrupted: {said}\n" in err
     assert ("the run was interrupted" in out) == is_open and "played again" not in out
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,3 +126,23 @@ def test_who_was_taken_over_pushes_nothing_and_ends(daemon: ProxyProcess, tmp_pa
             assert first.learner.pushed == pushed
             assert rig.status()["gate"]["state"] == "open"
             again.step()
+
+
+def test_a_sign_of_life_that_fails_is_one_that_is_missed() -> None:
+    heard = threading.Event()
+
+    class Daemon:
+        beats = 0
+
+        def beat(self) -> None:
+            self.beats += 1
+            if self.beats == 1:
+                raise ValueError("no JSON")
+            heard.set()
+
+        def leave(self) -> None:
+            pass
+
+    daemon: Any = Daemon()
+    with Presence(daemon, 0.01):
+        assert heard.wait(60)

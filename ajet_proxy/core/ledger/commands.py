@@ -271,7 +271,8 @@ class Commands:
         if chosen is None:
             return tuple(dropped or lacking(self.state, body, at=at))
         model, groups = chosen
-        return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, self.state.policy_version(model), groups, model))
+        size, version = body.group_size or self.state.settings.group_size, self.state.policy_version(model)
+        return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, version, groups, model, size))
 
     def _leads(self, body: Lease) -> bool:
         """Whether the model is too far ahead of its team. What its trainer asks is kept for the status."""

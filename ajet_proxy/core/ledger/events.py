@@ -166,13 +166,15 @@ class EpisodesLate(Event, frozen=True):
 
 
 class BatchLeased(Event, frozen=True):
-    """``groups`` are ``(task, episode ids)`` in the order in which they are delivered, all of one model."""
+    """``groups`` are ``(task, episode ids)`` in the order in which they are delivered, all of one model. Those of fewer
+    than ``size`` episodes are compared with others too."""
 
     batch: str
     lease_until: float
     policy_version: int
     groups: tuple[tuple[str, tuple[str, ...]], ...]
     model: str
+    size: int = 0
 
 
 class LeaseExtended(Event, frozen=True):

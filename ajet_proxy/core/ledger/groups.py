@@ -50,8 +50,8 @@ class Group:
 
     @property
     def free(self) -> int:
-        """How many seats it has left; below 0 if a lease has brought back members whose seats were given away."""
-        return self.size - len(self.members)
+        """How many seats it has left. Those stay taken that others have had with whom the rest is compared."""
+        return self.size - len(self.members) - len(self.earlier)
 
     @property
     def whole(self) -> bool:

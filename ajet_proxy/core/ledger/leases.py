@@ -32,6 +32,7 @@ from ajet_proxy.core.ledger.groups import Share
 from ajet_proxy.core.ledger.mix import Standing, Turns
 from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_proxy.core.ledger.queues import Demand, Groups
+from ajet_proxy.core.ledger.shares import NO_SIGNAL
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk.rounding import differ, magnitude, slack
@@ -46,7 +47,6 @@ LEASE_BYTES = 256 << 20
 """Some 30 million sampled tokens, more than one step is made of. Such a frame is made in up to ten seconds, which
 trainers wait (`ajet_sdk.frame.MAX_FRAME_BYTES` is what they read). Meanwhile it takes up to eighteen times as much
 memory."""
-NO_SIGNAL = "no_signal: all rewards of its group are equal"
 _TOKEN, _LOGPROB = 4, 4
 _LAID_OUT = 2
 """A token counts for this much in each timeline, since daemon and trainer lay the shared ones out. So no lease has more
@@ -82,7 +82,7 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         unusable.update((model, name) for name in gone for model in episodes[name].shares)
         idle, flat, most = set[Share](), set[Share](), AT_ONCE - len(dropped)
         fits = partial(_fits, episodes, idle, most)
-        teaches = partial(_teaches, state, flat, most if body.signal else 0)
+        teaches = partial(_teaches, state, demand.size, flat, most if body.signal else 0)
         short = _short(state, body.model, demand, fits, unusable, most)
         chosen = None if short else looks.choose(
             state.queues, demand, body.model, fits, teaches, out=unusable, fresh=fresh, order=order
@@ -104,7 +104,8 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         model, groups = chosen
         sizes = {name: most_bytes(episodes[name], model) for _, names in groups for name in names}
         for _, names in groups:
-            sizes[names[0]] += sum(most_bytes(episodes[name], model) for name in state.earlier(model, names))
+            earlier = state.earlier(model, names, demand.size)
+            sizes[names[0]] += sum(most_bytes(episodes[name], model) for name in earlier)
         if taken := leading(groups, sizes):
             return dropped, (model, taken)
         shares = {(model, name) for name in too_large(groups[0][1], sizes)}
@@ -227,10 +228,10 @@ def _scope(reward: EpisodeReward) -> str:
 
 
 def _teaches(
-    state: State, flat: set[Share], most: int, model: str, names: tuple[str, ...]
+    state: State, size: int, flat: set[Share], most: int, model: str, names: tuple[str, ...]
 ) -> bool:
-    """Whether rewards differ in a group, so that a lease with `signal` can take it. Otherwise it goes into `flat`. Once
-    that holds `most`, all others do, since this look ends without a lease.
+    """Whether rewards differ in a group of at most `size`, so that a lease with `signal` can take it. Otherwise it goes
+    into `flat`. Once that holds `most`, all others do, since this look ends without a lease.
 
     A trainer compares rewards of whole episodes. Where agents have rewards of their own, it compares each agent's with
     those of the same agent, or all of them if an agent is alone. It compares rewards of single calls in several ways,
@@ -238,7 +239,7 @@ def _teaches(
     """
     if len(flat) >= most:
         return True
-    members = [state.episodes[name] for name in (*names, *state.earlier(model, names))]
+    members = [state.episodes[name] for name in (*names, *state.earlier(model, names, size))]
     rewards = [one for member in members for one in member.rewards_of(model)]
     if len(members) == 1 or any(one.call is not None for one in rewards):
         return True

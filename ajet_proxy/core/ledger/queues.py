@@ -105,8 +105,8 @@ class Seating:
     orders: list[int] = field(default_factory=list)
 
     def spare(self, size: int) -> int:
-        """How many groups of `size` more there are while nothing is open."""
-        return 0 if self.open else self.rest // size
+        """How many groups of `size` more there are while nothing is open or late."""
+        return 0 if self.open or self.late else self.rest // size
 
 
 @dataclass(slots=True)
@@ -239,7 +239,18 @@ class ReadyQueues:
         known = self._groups[model, pot]
         numbers = {self._seats[model, episode].group for episode in members}
         group = known[numbers.pop()]
-        return () if numbers or len(members) >= group.size else tuple(group.earlier)
+        return () if numbers else tuple(group.earlier)
+
+    def part(self, model: str) -> None:
+        """Nothing of `model` is compared with what was ready before."""
+        for (name, _), groups in self._groups.items():
+            for group in groups.values() if name == model else ():
+                group.earlier = []
+        self.arrange(self.group_size, self.sizes)
+
+    def needed(self) -> Collection[str]:
+        """The episodes with which others may be compared."""
+        return {one for groups in self._groups.values() for group in groups.values() for one in group.earlier}
 
     def arrange(self, group_size: int, sizes: Mapping[str, int]) -> None:
         """Groups have these sizes from now on; and rebuild whatever follows from the groups."""
@@ -452,7 +463,7 @@ class ReadyQueues:
             else:
                 rest += mine
         left, ended = list[str](), pot in demand.ended
-        for at in range(0, len(rest), size) if ended or not known.open else ():
+        for at in range(0, len(rest), size) if ended or not (known.open or known.late) else ():
             part = rest[at : at + size]
             if len(part) == size or (ended and len(part) >= demand.least):
                 found.append(part)

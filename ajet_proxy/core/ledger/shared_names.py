@@ -1,9 +1,10 @@
 """Signs that one name, or one derived task, stands for what are several.
 
-A name of a body or a session is that of several runs if a conversation begins just as another one in its episode did. A
-request that is sent again is no such sign, nor one whose earlier attempt came to nothing. A body's name is, too, if a
-call goes on from an episode of the name that is sealed. Until that is shown, conversations in one episode that do not
-go on from one another are an alert. So are second conversations that differ, in episodes of one derived task.
+A name of a body or a session is that of several runs if a conversation begins just as another one of the same agent in
+its episode did. A request that is sent again is no such sign, nor a probe, nor one whose earlier attempt came to
+nothing. A body's name is, too, if a call goes on from an episode of the name that is sealed. Until that is shown,
+conversations in one episode that do not go on from one another are an alert. So are second conversations that differ,
+in episodes of one derived task.
 """
 
 from __future__ import annotations
@@ -41,31 +42,37 @@ class SharedNames:
     """`continued` tells the open episodes that a history goes on from; `alerts` has what an operator should see."""
 
     def __init__(
-        self, names: SessionNames, continued: Callable[[Beginnings], Iterable[str]], alerts: MutableMapping[str, str]
+        self, names: SessionNames, continued: Callable[[Beginnings], Iterable[str]],
+        alerts: MutableMapping[str, str], say: Callable[[str], object] = lambda told: None,
     ) -> None:
-        self._names, self._continued, self._alerts = names, continued, alerts
+        """`say` is told each alert once, however soon it is over."""
+        self._names, self._continued, self._alerts, self._say = names, continued, alerts, say
         self._several: set[str] = set()
         """Open episodes that a body names, with several conversations."""
         self._second: dict[str, tuple[str, str]] = {}
         """For each derived task, an episode and how its second conversation began."""
 
-    def shows(self, way: str, known: Episode | None, episode: str, request: Asked) -> bool:
-        """Whether `request`, which `way` puts into `episode` (`known`, if there is one), shows that its name is that of
-        several runs."""
+    def shows(self, way: str, known: Episode | None, episode: str, agent: str, request: Asked) -> bool:
+        """Whether `request` of `agent`, which `way` puts into `episode` (`known`, if there is one), shows that its name
+        is that of several runs."""
         history = request.history
-        if history is None or request.sent["retries"]:
+        if history is None or episode in self._continued(history):
             return False
-        if known is None or not known.calls:
-            return way == "body" and self._names.goes_on(episode, history)
-        if known.state != "open" or episode in self._continued(history):
+        if way == "body" and self._names.goes_on(episode, history):
+            return True
+        if known is None or known.state != "open" or request.probe:
             return False
-        entries = [entry for entry in known.calls.values() if entry.asked.identified_by == way]
+        entries = [
+            entry for entry in known.calls.values() if (entry.asked.identified_by, entry.asked.agent) == (way, agent)
+        ]
         if any(entry.asked.said == request.said and entry.state != "lost" and not _again(entry, request)
                for entry in entries):  # fmt: skip
             return True
-        if way == "body" and request.begins and any(entry.asked.said != request.said for entry in entries):
+        differ = any(entry.asked.said != request.said for entry in entries)
+        if way == "body" and request.begins and differ and episode not in self._several:
             self._several.add(episode)
             self._tell()
+            self._say(self._alerts[NAMES])
         return False
 
     def ended(self, episode: str) -> None:
@@ -93,14 +100,18 @@ class SharedNames:
         if self._several:
             names = ", ".join(sorted(self._several)[:3])
             self._alerts[NAMES] = (
-                f"a name in a body stands for several conversations that do not go on from one another ({names}): if "
-                f"these are several runs, {NAME_RUNS}"
+                f"a name in a body (user, prompt_cache_key, metadata.user_id) stands for several conversations that do "
+                f"not go on from one another ({names}), and one reward covers them all: if these are several runs, "
+                f"{NAME_RUNS}"
             )
         else:
             self._alerts.pop(NAMES, None)
 
 
 def _again(entry: Any, request: Asked) -> bool:
-    """Whether `request` is one that was sent before, by the key that its client gave both."""
-    key = request.sent["idempotency_key"]
+    """Whether `request` is one that was sent before: by the key that its client gave both, or by what its client counts
+    and the same bytes."""
+    key, body = request.sent["idempotency_key"], request.sent["body_hash"]
+    if request.sent["retries"] and entry.asked.body_hash == body:
+        return True
     return key is not None and entry.asked.idempotency_key == key

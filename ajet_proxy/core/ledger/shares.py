@@ -16,10 +16,10 @@ from ajet_proxy.core.ledger.mix import Direction, Mix, Standing, Turns
 from ajet_proxy.core.ledger.pots import Load, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 
-STALE = "stale"
+STALE, NO_SIGNAL = "stale", "no_signal: all rewards of its group are equal"
+"""Why a ready episode is discarded with which the others of its group are compared all the same."""
 OTHERS_DOING = ("aborted", "older_revision", "other_run")
 """Reasons to discard what is ready that no lease has found. They say nothing of whether its lane can be leased."""
-"""Why a ready episode is discarded with which the others of its group are compared all the same."""
 
 
 class Shares:
@@ -58,7 +58,7 @@ class Shares:
                 turns.take(lane := self.episodes[names[0]].lane)
                 standing.fruitless.pop(lane, None)
         for _, names in event.groups:
-            if earlier := self.earlier(event.model, names):
+            if earlier := self.earlier(event.model, names, event.size):
                 batch.earlier[names[0]] = earlier
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             batch.rewards_at_lease[episode.id] = len(episode.rewards)
@@ -87,10 +87,11 @@ class Shares:
         batch.state = "trained"
         self.leased.pop(batch.id, None)
 
-    def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
-        """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does."""
+    def _filtered(self, episode: Episode, model: str, why: str, at: float, cut: bool = False) -> None:
+        """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does. If it
+        was ready, others may still be compared with it (`cut`)."""
         if episode.shares.pop(model) is None:
-            self._drop(episode, model, at, why)
+            self._drop(episode, model, at, why, cut)
         episode.taken.discard(model)
         self.queues.forget(model, episode.id)
         if episode.shares:
@@ -109,9 +110,11 @@ class Shares:
             episode.taken.add(model)
         self._add_up(episode, at)
 
-    def earlier(self, model: str, names: Sequence[str]) -> tuple[str, ...]:
-        """With which other episodes those are compared that are leased to `model` as a group: those of their group that
-        were ready before them, and are rewarded."""
+    def earlier(self, model: str, names: Sequence[str], size: int) -> tuple[str, ...]:
+        """With which other episodes those are compared that are leased to `model` as a group of less than `size`: those
+        of their group that were ready before them, and are rewarded."""
+        if len(names) >= size:
+            return ()
         found = self.queues.compared(model, Pot.of(self.episodes[names[0]]), names)
         known = (self.episodes.get(name) for name in found)
         return tuple(one.id for one in known if one is not None and one.rewarded(model))
@@ -121,7 +124,8 @@ class Shares:
         pot = Pot.of(episode)
         if not self.queues.knows(model, episode.id):
             self.queues.sit(model, pot, episode.id, episode.number, self.stood(model, at))
-        self.queues.add(model, pot, episode.id, self.oldest(episode, model), self.played(episode, model, at))
+        lasted = 0.0 if model in episode.taken else self.played(episode, model, at)
+        self.queues.add(model, pot, episode.id, self.oldest(episode, model), lasted)
         self.pots.came(pot)
         self.directed(model).load.came(pot, episode.id)
 
@@ -141,9 +145,9 @@ class Shares:
         self.pots.went(pot)
         self.directed(model).load.went(pot, episode.id)
 
-    def _drop(self, episode: Episode, model: str, at: float, why: str) -> None:
+    def _drop(self, episode: Episode, model: str, at: float, why: str, cut: bool) -> None:
         """The ready share of `model` is discarded, for the reason `why`."""
-        self._unqueue(episode, model, cut=why == STALE)
+        self._unqueue(episode, model, cut)
         if why not in OTHERS_DOING and episode.lane in self.directed(model).mix.shares:
             self._standing(model).fruitless.setdefault(episode.lane, at)
 

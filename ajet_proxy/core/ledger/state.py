@@ -28,7 +28,7 @@ from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.ledger.session_names import NAME_RUNS
-from ajet_proxy.core.ledger.shares import Shares
+from ajet_proxy.core.ledger.shares import NO_SIGNAL, STALE, Shares
 from ajet_proxy.core.ledger.teams import Team, join, moved
 from ajet_proxy.core.ledger.trainers import Trainer
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
@@ -527,7 +527,7 @@ class State(Serving, Shares):
         for call in event.calls:
             episode.calls[call] = CallEntry(asked)
             self.episode_by_call[call] = episode.id
-        if not known and (aims := episode.aimed()):
+        if not known and (aims := episode.aimed()) and aims != episode.aims:
             self._aim(episode, aims, event.at)
         if event.identified_by == "lineage":
             self.lineage.add_request(episode.id, event.body_hash, event.idempotency_key)
@@ -536,7 +536,7 @@ class State(Serving, Shares):
         self.running[event.model] += len(event.calls)
 
     def _aim(self, episode: Episode, aims: tuple[str, ...], at: float) -> None:
-        """A call has told what it trains, and nothing was said before."""
+        """A call has told what it trains, which nothing had said before."""
         if not episode.eval:
             self._rises(episode)
         if episode.awaited:
@@ -691,13 +691,13 @@ class State(Serving, Shares):
             self.reward_curves.correct(kind, episode.reward_number, episode.id, episode.named_task, reward, before)
 
     def _discarded(self, event: ev.EpisodeDiscarded) -> None:
-        episode = self.episodes[event.episode]
+        episode, cut = self.episodes[event.episode], event.reason == STALE or event.detail == NO_SIGNAL
         for model in event.models:
             episode.learned[model] = f"{event.reason}: {event.detail}"
-            self._filtered(episode, model, event.reason, event.at)
+            self._filtered(episode, model, event.reason, event.at, cut)
         if not event.models:
             for model in [model for model, share in episode.shares.items() if share is None]:
-                self._drop(episode, model, event.at, event.reason)
+                self._drop(episode, model, event.at, event.reason, cut)
             episode.keep_timelines(self.merge_policy)
             episode.attempts.settle()
             episode.cause = event.cause
@@ -740,7 +740,10 @@ class State(Serving, Shares):
 
     def _run_began(self, event: ev.RunBegan) -> None:
         self.policy_updates += 1
-        self.births.setdefault(event.model, Births()).begin(event.run, self.policy_updates)
+        births = self.births.setdefault(event.model, Births())
+        if births.run not in ("", event.run):
+            self.queues.part(event.model)
+        births.begin(event.run, self.policy_updates)
         if (trainer := self.trainers.get(event.model)) is not None:
             trainer.begun = trainer.run == event.run
 

@@ -106,7 +106,7 @@ def _read(data_dir: Path) -> Ring:
         for line in _text(data_dir / REVOKED).splitlines():
             kind, name, at = json.loads(line)
             named[kind][name] = max(at, named[kind].get(name, 0.0))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{data_dir / REVOKED} is damaged: mend it, or delete it and rotate the secret") from error
     parts = tuple(data[start : start + SIZE] for start in range(0, len(data), SIZE))
     return Ring(parts, frozenset(named["key"]), named["tenant"], named["episode"])

@@ -76,7 +76,7 @@ class LocalPort:
         self._metrics = metrics
         self._memory = Memory()
         self._names = names = SessionNames(store.state.episodes.values())
-        self._shared = SharedNames(names, store.state.lineage.continued, store.trouble)
+        self._shared = SharedNames(names, store.state.lineage.continued, store.trouble, logger.warning)
         self._unseen = UnseenRequests(clock.now())
         self._sent: set[str] = set()
         self._unknown: set[str] = set()
@@ -369,7 +369,9 @@ class LocalPort:
         if not current.may_be_shared or current.episode is None or request.history is None:
             return current
         known = self._state.find(current.episode)
-        if not self._shared.shows(named.identified_by, known, current.episode, request):
+        agent = current.labels.agent or ""
+        agent = agent if known is None else known.agent_of(agent, request.model)
+        if not self._shared.shows(named.identified_by, known, current.episode, agent, request):
             return current
         base = base_of(self._names.root(named.episode or "", None), named.claims.tenant)
         self._store.post([ev.NameShared(self._clock.now(), base)])

@@ -161,15 +161,24 @@ def test_who_is_late_sits_down_with_those_that_open_now() -> None:
     assert queues.compared("m", T, ["late", "c", "d"]) == ()
 
 
-def test_those_whose_seats_were_given_away_come_back_all_the_same() -> None:
+def test_the_seats_of_those_with_whom_the_rest_is_compared_are_kept() -> None:
     queues = cut()
     queues.add("m", T, "late", 0)
     put(queues, "c"), put(queues, "d")
+    assert queues.compared("m", T, ["late"]) == ("a", "b")
     for episode in "ab":
         queues.add("m", T, episode, 0)
-    (group,) = queues._groups["m", T].values()
-    assert (group.free, group.earlier) == (-2, [])
+    group = queues._groups["m", T][0]
+    assert (group.free, group.earlier) == (0, [])
     assert choose(queues, Demand(1, 3), "m") == ("m", (("t", ("a", "b", "late")),))
+
+
+def test_a_new_run_compares_nothing_with_another_runs() -> None:
+    queues = cut()
+    queues.add("m", T, "late", 0)
+    assert queues.needed() == {"a", "b"}
+    queues.part("m")
+    assert queues.compared("m", T, ["late"]) == () and not queues.needed()
 
 
 def test_a_batch_lists_its_episodes() -> None:
@@ -193,7 +202,7 @@ def test_groups_of_another_size_have_the_same_order() -> None:
 
 def test_a_free_seat_stays_between_those_that_it_is_between() -> None:
     seats = {("m", name): Seat(0, number) for number, name in enumerate("abcd")}
-    groups = [Group(0, 3, {"a": "open", "b": "open"}, ["x"]), Group(1, 3, {"c": "open", "d": LATE})]
+    groups = [Group(0, 4, {"a": "open", "b": "open"}, ["x"]), Group(1, 3, {"c": "open", "d": LATE})]
     assert [[*one.members] for one in dealt("m", groups, 2, seats, 7)] == [["a", "b"], ["c"], ["d"]]
     assert [one.earlier for one in dealt("m", groups, 4, seats, 7)] == [["x"], []]
     assert [one.number for one in dealt("m", groups, 2, seats, 7)] == [7, 8, 9]

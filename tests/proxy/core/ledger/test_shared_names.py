@@ -23,8 +23,12 @@ def rig() -> LedgerRig:
     return LedgerRig(watch=True)
 
 
-def asked(said: str = "a", *, retries: int = 0, key: str | None = None, history: Any = HISTORY, **more: Any) -> Any:
-    request = {"said": said, "sent": {"retries": retries, "idempotency_key": key}, "history": history}
+def asked(
+    said: str = "a", *, retries: int = 0, key: str | None = None, history: Any = HISTORY, body: str = "h", **more: Any
+) -> Any:
+    request = {
+        "said": said, "sent": {"retries": retries, "idempotency_key": key, "body_hash": body}, "history": history,
+    }
     return SimpleNamespace(**{"prompt": said * 24, "begins": True, "probe": False} | request | more)
 
 
@@ -41,40 +45,44 @@ def called(rig: LedgerRig, *said: str, way: str = "body") -> Any:
     for one in said:
         (call,) = rig.begin(name)
         entry = rig.state.episodes[name].calls[call]
-        entry.asked = SimpleNamespace(said=one, identified_by=way, idempotency_key="k")  # type: ignore[assignment]
+        entry.asked = SimpleNamespace(said=one, identified_by=way, idempotency_key="k", body_hash="h", agent="x")  # type: ignore[assignment]
         entry.state = "complete"
     return rig.state.episodes[name]
 
 
 @pytest.mark.parametrize(("request_", "shows"), [
     (asked(), True), (asked(retries=1), False), (asked(history=None), False), (asked(key="k"), False),
-    (asked(key="other"), True), (asked("b"), False),
+    (asked(key="other"), True), (asked("b"), False), (asked(retries=1, body="other"), True), (asked(probe=True), False),
 ])  # fmt: skip
 def test_a_second_conversation_that_begins_alike_is_a_sign(rig: LedgerRig, request_: Any, shows: bool) -> None:
     signs, _ = shared(LedgerRig())
-    assert signs.shows("body", called(LedgerRig(), "a"), "me", request_) == shows
+    assert signs.shows("body", called(LedgerRig(), "a"), "me", "x", request_) == shows
 
 
 def test_what_is_no_sign() -> None:
     lost = called(LedgerRig(), "a")
     next(iter(lost.calls.values())).state = "lost"
     signs, _ = shared(LedgerRig())
-    assert not signs.shows("body", lost, "me", asked())
-    assert not signs.shows("harness", called(LedgerRig(), "a"), "me", asked()), "the name came otherwise before"
+    assert not signs.shows("body", lost, "me", "x", asked())
+    assert not signs.shows("harness", called(LedgerRig(), "a"), "me", "x", asked()), "the name came otherwise before"
     sealed = called(LedgerRig(), "a")
     sealed.state = "sealed"
-    assert not signs.shows("body", sealed, "me", asked())
+    assert not signs.shows("body", sealed, "me", "x", asked())
+    assert not signs.shows("body", called(LedgerRig(), "a"), "me", "y", asked()), "another agent asks the same"
     going, _ = shared(LedgerRig(), going=("me",))
-    assert not going.shows("body", called(LedgerRig(), "a"), "me", asked())
+    assert not going.shows("body", called(LedgerRig(), "a"), "me", "x", asked())
 
 
 def test_several_conversations_are_an_alert_until_the_episode_ends() -> None:
-    signs, alerts = shared(LedgerRig())
+    alerts, told = dict[str, str](), list[str]()
+    signs: Any = SharedNames(SessionNames(()), lambda history: (), alerts, told.append)
     for way, request in (("harness", asked("b")), ("body", asked("b", begins=False))):
-        assert not signs.shows(way, called(LedgerRig(), "a", way=way), "me", request)
+        assert not signs.shows(way, called(LedgerRig(), "a", way=way), "me", "x", request)
         assert alerts == {}
-    assert not signs.shows("body", called(LedgerRig(), "a"), "me", asked("b"))
+    assert not signs.shows("body", called(LedgerRig(), "a"), "me", "x", asked("b"))
     assert "(me)" in alerts[NAMES]
+    assert not signs.shows("body", called(LedgerRig(), "a"), "me", "x", asked("c"))
+    assert told == [alerts[NAMES]]
     signs.ended("other")
     signs.ended("me")
     assert alerts == {}
@@ -88,12 +96,13 @@ def test_a_call_that_goes_on_from_a_sealed_episode_of_the_name_is_a_sign(monkeyp
     for number, episode in enumerate(("me", "me.2", "other")):
         names.called(episode, [Mark("k" if episode == "me" else f"k{number}")])
         names.ended(episode, sealed=True)
-        assert signs.shows("body", None, "me.3", asked(history=said)) == (episode != "other")
+        for known in (None, called(LedgerRig(), "b")):
+            assert signs.shows("body", known, "me.3", "x", asked(history=said)) == (episode != "other")
     names.called("given-up", [Mark("k")])
     names.ended("given-up", sealed=False)
     names.ended("unknown", sealed=True)
-    assert not signs.shows("body", None, "given-up.2", asked(history=said))
-    assert not signs.shows("harness", None, "me.3", asked(history=said))
+    assert not signs.shows("body", None, "given-up.2", "x", asked(history=said))
+    assert not signs.shows("harness", None, "me.3", "x", asked(history=said))
 
 
 def test_second_conversations_that_differ_under_one_derived_task_are_an_alert(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_the_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "data"),
     [("secret", b"short"), ("secret", b""), ("revoked", b"{"), ("revoked", b'["key"]'), ("revoked", b'["x","y",1]'),
-     ("revoked", b"\xff")],
+     ("revoked", b"\xff"), ("revoked", b"[" * 100_000)],
 )
 def test_a_damaged_file_is_refused_by_name(file: str, data: bytes, tmp_path: Path) -> None:
     keyring.ring(tmp_path)
