@@ -38,7 +38,7 @@ def calls(draw: st.DrawFn) -> Packed:
     logprobs = draw(st.lists(number, min_size=len(token_ids), max_size=len(token_ids)))
     call = make_call(draw(text), draw(ids), token_ids, at=draw(number), model=draw(text), agent=draw(text))
     return pack(dataclasses.replace(
-        call, logprobs=tuple(logprobs), parent=draw(st.none() | text), identified_by=draw(st.none() | text),
+        call, logprobs=tuple(logprobs), identified_by=draw(st.none() | text),
         altered=tuple(draw(st.lists(text, max_size=2))), continuity=draw(st.none() | text),
         version_uncertain=draw(st.booleans()), same_text=draw(st.none() | st.tuples(text, st.integers(1, 2**31))),
     ))  # fmt: skip
