@@ -1,4 +1,4 @@
-"""The wire: golden bytes, every truncation, and nothing that is not a frame gets through."""
+"""The wire: the bytes that were recorded, every truncation, and nothing that is not a frame gets through."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ajet_sdk.errors import TooLarge
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
 from tests.kit.strategies import samplings
 
-GOLDEN = Path(__file__).parent / "golden"
+RECORDED = Path(__file__).parent.parent / "formats/frame.msgpack"
 
 
 def sample(name: str = "s1", **change: Any) -> Sample:
@@ -66,10 +66,11 @@ def test_tokens_of_uncertain_weights_are_said_where_there_are_any() -> None:
     assert first["uncertain_tokens"] == 2 and "uncertain_tokens" not in second
 
 
-def test_golden_frame() -> None:
-    golden = (GOLDEN / "batch.msgpack").read_bytes()
-    assert frame.encode_batch(batch()) == golden
-    assert frame.decode_batch(golden) == batch()
+def test_the_frame_that_was_recorded() -> None:
+    """By `tests.formats.record`."""
+    recorded = RECORDED.read_bytes()
+    assert frame.encode_batch(batch()) == recorded
+    assert frame.decode_batch(recorded) == batch()
 
 
 def test_equal_samplings_are_equal_bytes() -> None:
