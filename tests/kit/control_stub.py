@@ -27,7 +27,7 @@ from typing import Any
 from ajet_proxy.core.ledger.plays import Play
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk import routes
-from ajet_sdk.errors import AjetError, Conflict, NotFound, Unauthorized
+from ajet_sdk.errors import AjetError, Conflict, Forbidden, NotFound, Unauthorized
 
 DROP = "drop"
 LOSE = "lose"
@@ -114,6 +114,8 @@ class ControlStub:
         shown = heard.headers.get("authorization", "").removeprefix("Bearer ")
         if path == "/status":
             return self.status()
+        if path == "/overview":
+            raise Forbidden("an admin's key is needed")
         if path == "/wanted":
             return self._wanted()
         if parts[0] == "clients":

@@ -142,7 +142,7 @@ def test_the_mix_of_a_model_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_field_of_another_version(tmp_path: Path) -> None:
-    """What an older one lacks has its default, what a newer one adds is left out."""
+    """What it lacks has its default, and what it adds is left out."""
     rig = LedgerRig()
     rig.open("e")
     vars(rig.state)["novelty"] = 5
