@@ -335,9 +335,7 @@ def main() -> NoReturn:
 def _explain(error: Exception) -> str | None:
     """What to say of an error that only this command can have; None for others."""
     line = None
-    if isinstance(error, click.NoSuchOption):
-        line = SETTINGS.gone(error.option_name.lstrip("-").replace("-", "_"), error.option_name)
-    elif isinstance(error, UnicodeDecodeError):
+    if isinstance(error, UnicodeDecodeError):
         line = f"the input is not UTF-8 text: {error}"
     elif isinstance(error, OSError):
         advice = ": run it as the user that runs the proxy, or as root" if isinstance(error, PermissionError) else ""

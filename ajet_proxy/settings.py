@@ -182,18 +182,7 @@ class Config:
         return found
 
 
-SPANS = "spans are sent where OTEL_EXPORTER_OTLP_ENDPOINT says, if ajet[traces] is installed"
-SETTINGS = Settings(Config, prefix="AJET_", removed={
-    "drift_limit": "more than 5 % of a model's latest turns that drift are an alert",
-    "connect_timeout": "an engine has 10 s to accept a connection",
-    "key_ttl_s": "an episode's key lives for 7 days, or for wall_timeout if that is longer",
-    "max_audit": "the audit log and its older files take 256 MiB",
-    "traces": SPANS,
-    "client_timeout": "a client has 120 s for a request's head, for its body, and to go on reading an answer",
-    "max_messages": "a call may have 10,000 messages or items",
-    "max_header": "a header or a request line may have 64 KiB",
-    "max_choices": "a request may ask for 1,024 choices",
-})  # fmt: skip
+SETTINGS = Settings(Config, prefix="AJET_")
 
 
 def load(file: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:

@@ -187,23 +187,24 @@ class Membership(MembershipLife):
         self._lock = asyncio.Lock()
         self._beating: asyncio.Task[None] | None = None
 
-    async def join(self) -> str | None:
+    async def join(self) -> str:
         """See `ajet_sdk.clients.Membership`."""
-        tries = self._tries
-        if not self.settled:
-            async with self._lock:
-                if not self.settled:
-                    self._fail(tries)
-                    try:
-                        await self._client.drive(self._join())
-                    except AjetError as error:
-                        self._failure = error
-                        raise
-                    finally:
-                        self._tries += 1
-                if self._beating is None and self.id is not None:
-                    self._beating = asyncio.ensure_future(self._beat_on())
-        return self.id
+        tries, known = self._tries, self.id
+        if known is not None:
+            return known
+        async with self._lock:
+            if self.id is None:
+                self._fail(tries)
+                try:
+                    self.id = await self._client.drive(self._join())
+                except AjetError as error:
+                    self._failure = error
+                    raise
+                finally:
+                    self._tries += 1
+            if self._beating is None:
+                self._beating = asyncio.ensure_future(self._beat_on())
+            return self.id
 
     async def open(self, body: routes.OpenEpisode) -> Opened:
         """Opens an episode that this client plays."""
@@ -213,14 +214,13 @@ class Membership(MembershipLife):
             try:
                 return await self._client.drive(self._opening(known, body))
             except AjetError as error:
-                if known is None or not is_gone(error) or tries == OPENINGS:
+                if not is_gone(error) or tries == OPENINGS:
                     raise
                 self._lost(known)
 
     async def beat(self) -> None:
         """Says that this client is there, and joins again if it is gone."""
-        if (known := await self.join()) is None:
-            return
+        known = await self.join()
         try:
             await self._client.drive(self._beat(known))
         except AjetError as error:

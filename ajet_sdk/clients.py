@@ -5,7 +5,6 @@ does no I/O. `Membership` carries that out with a thread, and `ajet_sdk.aio.Memb
 
 A client that the proxy has taken for gone, as after a network that was away, joins again under its name. It does so
 without replacing anybody: another one may have taken the name in between, and then this one ends (`client_exists`).
-A proxy of an older version knows no clients. Then nothing is joined, and episodes are opened as ever.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.episodes import Opened, aborting, new_episode_id, opening
-from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
+from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.operations import DEADLINE_S, Talk, request
 
 LEAVE_DEADLINE_S = 2.0
@@ -58,7 +57,7 @@ class MembershipLife:
     """The part of a membership that does no I/O.
 
     `body` says as what to join; `revision` is asked for each episode as it is opened. ``id`` is the client's id, None
-    while it has not joined, or if the proxy knows no clients.
+    while it has not joined.
     """
 
     def __init__(self, client: Any, body: routes.Join, revision: Revision | None = None) -> None:
@@ -71,40 +70,27 @@ class MembershipLife:
         self._client, self._body, self._revision = client, body, revision or (lambda: body.revision)
         self.id: str | None = None
         self._next = _new_id()
-        self._unknown = False
-        """The proxy knows no clients."""
         self._tries = 0
         self._failure: AjetError | None = None
         self._joined = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether there is nothing to do before an episode can be opened."""
-        return self.id is not None or self._unknown
 
     @property
     def beat_s(self) -> float:
         """The time between two beats."""
         return self._body.ttl_s / BEATS
 
-    def _join(self) -> Talk[None]:
-        """Joins, or joins again."""
-        for again in (True, False):
-            body = replace(
-                self._body, id=self._next, revision=self._revision(), replaces=self._body.replaces and not self._joined
-            )
-            try:
-                yield from request(self._client.target, "join", body)
-            except NotFound:
-                self._unknown = True
-            except Conflict as error:
-                if not (is_gone(error) and again):
-                    raise
-                self._next = _new_id()  # an answer was lost, and then its time was over
-                continue
-            else:
-                self.id, self._joined, self._failure = self._next, True, None
-            return
+    def _join(self) -> Talk[str]:
+        """Joins, or joins again; the client's id."""
+        body = replace(self._body, revision=self._revision(), replaces=self._body.replaces and not self._joined)
+        try:
+            yield from request(self._client.target, "join", replace(body, id=self._next))
+        except Conflict as error:
+            if not is_gone(error):
+                raise
+            self._next = _new_id()  # an answer was lost, and then its time was over
+            yield from request(self._client.target, "join", replace(body, id=self._next))
+        self._joined, self._failure = True, None
+        return self._next
 
     def _beat(self, known: str) -> Talk[None]:
         """Says that this client is there; goes on trying until the next beat."""
@@ -118,12 +104,10 @@ class MembershipLife:
             with suppress(AjetError):
                 yield from request(target, "leave", id=self.id)
 
-    def _opening(self, known: str | None, body: routes.OpenEpisode) -> Talk[Opened]:
+    def _opening(self, known: str, body: routes.OpenEpisode) -> Talk[Opened]:
         """Opens an episode as the client `known`, and under the revision of now. That may take long. If the code has
         changed by then, the episode is given up, and another one is opened."""
         target = self._client.target
-        if known is None:
-            return (yield from opening(target, body))
         for left in reversed(range(OPENINGS)):
             named = replace(body, client=known, revision=self._revision())
             opened = yield from opening(target, named)
@@ -135,7 +119,7 @@ class MembershipLife:
                 body = replace(body, id=new_episode_id())
         return opened
 
-    def _lost(self, known: str | None) -> None:
+    def _lost(self, known: str) -> None:
         """The client `known` is gone, unless another thread knew it."""
         if self.id == known:
             self.id, self._next = None, _new_id()
@@ -161,24 +145,25 @@ class Membership(MembershipLife):
         self._stop = threading.Event()
         self._beating: threading.Thread | None = None
 
-    def join(self) -> str | None:
-        """Joins, unless it has; the client's id, or None if the proxy knows no clients."""
-        tries = self._tries
-        if not self.settled:
-            with self._lock:
-                if not self.settled:
-                    self._fail(tries)
-                    try:
-                        self._client.drive(self._join())
-                    except AjetError as error:
-                        self._failure = error
-                        raise
-                    finally:
-                        self._tries += 1
-                if self._beating is None and self.id is not None:
-                    self._beating = threading.Thread(target=self._beat_on, daemon=True)
-                    self._beating.start()
-        return self.id
+    def join(self) -> str:
+        """Joins, unless it has; the client's id."""
+        tries, known = self._tries, self.id
+        if known is not None:
+            return known
+        with self._lock:
+            if self.id is None:
+                self._fail(tries)
+                try:
+                    self.id = self._client.drive(self._join())
+                except AjetError as error:
+                    self._failure = error
+                    raise
+                finally:
+                    self._tries += 1
+            if self._beating is None:
+                self._beating = threading.Thread(target=self._beat_on, daemon=True)
+                self._beating.start()
+            return self.id
 
     def open(self, body: routes.OpenEpisode) -> Opened:
         """Opens an episode that this client plays."""
@@ -188,15 +173,14 @@ class Membership(MembershipLife):
             try:
                 return self._client.drive(self._opening(known, body))
             except AjetError as error:
-                if known is None or not is_gone(error) or tries == OPENINGS:
+                if not is_gone(error) or tries == OPENINGS:
                     raise
                 with self._lock:
                     self._lost(known)
 
     def beat(self) -> None:
         """Says that this client is there, and joins again if it is gone."""
-        if (known := self.join()) is None:
-            return
+        known = self.join()
         try:
             self._client.drive(self._beat(known))
         except AjetError as error:

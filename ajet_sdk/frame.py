@@ -3,8 +3,8 @@
 The tokens of a group travel as one tree (`ajet_sdk.tree`), so that what its samples share is sent once. A sample says
 at which node it ends, and the logprobs of the tokens that it sampled. Token ids are little-endian int32 ``bin``,
 logprobs little-endian float32 ``bin``. Masks are run lengths that begin with a run of 0 (possibly empty), policy
-versions are ``[version, count]`` pairs. Readers accept this version and the one before it, ignore unknown fields and
-never unpickle anything. In version 2 each sample has its own token ids, and a logprob for each.
+versions are ``[version, count]`` pairs. Readers refuse another version, ignore unknown fields and never unpickle
+anything.
 
 Invariant: `decode_batch(encode_batch(b))` equals `b` after its logprobs are rounded to float32, if they are 0.0 where
 nothing was sampled.
@@ -29,7 +29,7 @@ from ajet_sdk.errors import BadRequest, TooLarge
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample, SamplingSpans, canonical, sampling_of, spans_of
 from ajet_sdk.tree import Tree, plant
 
-VERSION = 3
+VERSION = 1
 CONTENT_TYPE = "application/msgpack"
 MAX_FRAME_BYTES = 1 << 30
 MAX_TOKENS = 1 << 27
@@ -38,7 +38,7 @@ FIELDS = ("version", "batch", "lease_until", "policy_version", "groups")
 """The first level of a frame."""
 OF_EPISODE = ("episode", "task", "model")
 """What a sample's episode says of it."""
-WHERE_SET = ("uncertain_tokens", "sampling", "finish_reasons", "turns")
+WHERE_SET = ("uncertain_tokens", "sampling")
 
 
 class FrameError(BadRequest):
@@ -137,15 +137,14 @@ def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES, lenient: bool
         raise FrameError("a frame must be a MessagePack map")
     found = _Map(body, "frame")
     version = found.get("version", int)
-    if version not in (VERSION, VERSION - 1):
-        said = f"frame has wire version {version}; this reader knows {VERSION} and {VERSION - 1}"
-        raise FrameError(said, code="wire_version")
+    if version != VERSION:
+        raise FrameError(f"frame has wire version {version}; this reader knows {VERSION}", code="wire_version")
     try:
         return Batch(
             batch=found.get("batch", str),
             lease_until=found.number("lease_until"),
             policy_version=found.get("policy_version", int),
-            groups=_Groups(version == VERSION, lenient).read(found.get("groups", list)),
+            groups=_Groups(lenient).read(found.get("groups", list)),
         )
     except FrameError:
         raise
@@ -201,10 +200,10 @@ class _Map:
 
 
 class _Groups:
-    """Reads groups. Their samples are paths in the tree of their group, or in version 2 each has its own tokens."""
+    """Reads groups. Their samples are paths in the tree of their group."""
 
-    def __init__(self, in_trees: bool, lenient: bool) -> None:
-        self._in_trees, self._lenient = in_trees, lenient
+    def __init__(self, lenient: bool) -> None:
+        self._lenient = lenient
         self._left = MAX_TOKENS
         self._tree = Tree((), ())
 
@@ -214,8 +213,7 @@ class _Groups:
     def _group(self, body: Any, where: str) -> Group:
         found, fault = _Map(body, where), None
         try:
-            if self._in_trees:
-                self._tree = _tree(_Map(found.get("tree", dict), f"{where}: tree"))
+            self._tree = _tree(_Map(found.get("tree", dict), f"{where}: tree"))
         except FrameError as error:
             fault = error
         found.body.setdefault("earlier", [])
@@ -247,7 +245,7 @@ class _Groups:
         found = _Map(body, f"sample of {of_episode['episode']}")
         name = found.get("sample", str)
         found.where = f"sample {name}"
-        token_ids, loss_mask, logprobs = self._laid_out(found) if self._in_trees else _whole(found)
+        token_ids, loss_mask, logprobs = self._laid_out(found)
         return _decode_sample(
             found, sample=name, token_ids=token_ids, loss_mask=loss_mask, logprobs=logprobs, **of_episode
         )
@@ -285,13 +283,6 @@ def _tree(found: _Map) -> Tree:
         raise FrameError(f"{found.where}: {error}", param="parents") from error
 
 
-def _whole(found: _Map) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
-    """A sample's tokens, mask and logprobs, as version 2 has them."""
-    token_ids = unpack("i", found.get("token_ids", bytes), f"{found.where}: token_ids")
-    loss_mask = unpack_mask(found.get("loss_mask", list), len(token_ids), f"{found.where}: loss_mask")
-    return token_ids, loss_mask, unpack("f", found.get("logprobs", bytes), f"{found.where}: logprobs")
-
-
 def _decode_sample(found: _Map, *, loss_mask: tuple[int, ...], **known: Any) -> Sample:
     """The rest of a sample whose mask and so on are `known`."""
     body, where, length, sampled = found.body, found.where, len(loss_mask), sum(loss_mask)
@@ -303,7 +294,7 @@ def _decode_sample(found: _Map, *, loss_mask: tuple[int, ...], **known: Any) -> 
         spans=tuple(_span(span, length, where) for span in found.each("spans", list)),
         reward=None if body.get("reward") is None else found.number("reward"),
         broken_by=None if body.get("broken_by") is None else found.get("broken_by", str),
-        repaired_tokens=found.get("repaired_tokens", int) if "repaired_tokens" in body else 0,
+        repaired_tokens=found.get("repaired_tokens", int),
         uncertain_tokens=found.get("uncertain_tokens", int) if "uncertain_tokens" in body else 0,
         sampling=_sampling(found.each("sampling", list), sampled, where) if "sampling" in body else (),
         finish_reasons=_of_each_call(found, "finish_reasons", str, where),
@@ -323,9 +314,7 @@ def _sampling(runs: list[list[Any]], sampled: int, where: str) -> SamplingSpans:
 
 
 def _of_each_call(found: _Map, name: str, kind: type, where: str) -> tuple[Any, ...]:
-    """One `kind` for each call; nothing if the frame does not tell."""
-    if name not in found.body:
-        return ()
+    """One `kind` for each call."""
     values, calls = found.each(name, kind), found.each("calls", str)
     if len(values) != len(calls):
         raise FrameError(f"{where}: {len(values)} {name} for {len(calls)} calls", param=name)

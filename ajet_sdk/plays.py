@@ -149,17 +149,16 @@ class PlayedRollouts:
         return f"others have {self._elsewhere} episodes of it open" if self._elsewhere else None
 
     def _wanted(self, target: Target) -> Talk[Mapping[str, int] | None]:
-        """How many episodes each lane wants now; None where the proxy does not say so."""
+        """How many episodes each lane wants now; None if no lane is held back."""
         if not self._paced:
             return None
         answer = (yield from request(target, "wanted")).json()
-        if not isinstance(answer, dict) or not isinstance(answer.get("lanes"), dict):
+        if "lanes" not in answer:
             return None
-        return {lane: int(answer["lanes"].get(lane, answer.get("other", 1))) for lane in self._lanes}
+        return {lane: int(answer["lanes"].get(lane, answer["other"])) for lane in self._lanes}
 
     def _in_order(self, wanted: Mapping[str, int] | None) -> Sequence[LanePlay]:
-        """The lanes that are not over. If the proxy does not say what it wants, the one that is furthest behind is
-        first."""
+        """The lanes that are not over. If no lane is held back, the one that is furthest behind is first."""
         lanes = [lane for lane in self._lanes.values() if not lane.over]
         behind = {lane.lane: lane.told["opened"] / lane.told["episodes"] for lane in lanes}
         return sorted(lanes, key=lambda lane: (-wanted[lane.lane] if wanted else 0, behind[lane.lane]))

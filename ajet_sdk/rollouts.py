@@ -193,8 +193,6 @@ class RolloutsPlan:
         self._fault: BaseException | None = None
         self._quiet_until = 0.0
         self._forgiven = False
-        self._may_say_hold = True
-        """The proxy is not known to be one that knows no ``hold_s``."""
         self._patience = Patience(how.say)
 
     def forgive(self) -> None:
@@ -220,7 +218,7 @@ class RolloutsPlan:
     def _opening(self, turn: Turn) -> routes.OpenEpisode:
         """The request that opens the episode of `turn`, by the id by which it was asked for before."""
         paced = not self._body.eval or self._body.members or self._body.teachers
-        hold_s = None if not (paced and self._may_say_hold) else HOLD_S if turn.play is None or turn.waits else 0.0
+        hold_s = None if not paced else HOLD_S if turn.play is None or turn.waits else 0.0
         return replace(
             self._body, task=self._name(turn.rollout.task), model=turn.model or self._body.model, place=turn.place,
             play=turn.play, id=turn.episode or episodes.new_episode_id(), hold_s=hold_s,
@@ -241,10 +239,6 @@ class RolloutsPlan:
         `started` is when it was asked for."""
         if name_taken(caught):
             raise caught
-        if isinstance(caught, BadRequest) and caught.param == "hold_s":
-            self._may_say_hold = False
-            self.source.put_back(turn)
-            return AT_ONCE
         if isinstance(caught, NotReady) and caught.code == LANE_FULL:
             self.source.put_back(replace(turn, episode=body.id), full=True)
             if turn.play is None:

@@ -45,7 +45,7 @@ of them it answers 400 with code ``wire_version`` and leases nothing."""
 EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
 DISCARD_REASONS = (
     "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_group", "incomplete_call", "stale", "filtered",
-    "evicted", "client_gone", "older_revision", "other_run",
+    "client_gone", "older_revision", "other_run",
 )
 LEASE_UNITS = ("groups", "episodes")
 DEFAULT_LANE = "default"

@@ -128,7 +128,6 @@ class Call:
     logprobs: tuple[float, ...]
     finish_reason: str
     policy_versions: PolicySpans
-    parent: str | None = None
     identified_by: str | None = None
     altered: tuple[str, ...] = ()
     continuity: str | None = None
@@ -153,7 +152,7 @@ class Call:
         if not isinstance(record, Mapping):
             raise BadRequest("a call must be a JSON object")
         token_ids = _ints(record.get("token_ids"), "token_ids")
-        for name in ("parent", "identified_by", "continuity"):
+        for name in ("identified_by", "continuity"):
             if not isinstance(record.get(name), (str, type(None))):
                 raise BadRequest(f"{name} must be a string", param=name)
         altered = record.get("altered") or ()
@@ -170,7 +169,6 @@ class Call:
             logprobs=_logprobs(record.get("logprobs")),
             finish_reason=_text(record, "finish_reason", "stop"),
             policy_versions=spans_of(record.get("policy_version", 0), len(token_ids)),
-            parent=record.get("parent"),
             identified_by=record.get("identified_by"),
             altered=tuple(altered),
             continuity=record.get("continuity"),
@@ -200,9 +198,9 @@ def call_json(call: Any, episode: str, tokens: Mapping[str, Any], sampling: Samp
         "policy_version": versions[0][0] if len(versions) == 1 else [list(pair) for pair in versions],
     }
     extra = {
-        "parent": call.parent, "identified_by": call.identified_by, "continuity": call.continuity,
-        "altered": list(call.altered) or None, "version_uncertain": call.version_uncertain or None,
-        "same_text": call.same_text and list(call.same_text), "sampling": sampling,
+        "identified_by": call.identified_by, "continuity": call.continuity, "altered": list(call.altered) or None,
+        "version_uncertain": call.version_uncertain or None, "same_text": call.same_text and list(call.same_text),
+        "sampling": sampling,
     }  # fmt: skip
     return out | {name: value for name, value in extra.items() if value is not None}
 
@@ -213,10 +211,9 @@ class Sample:
 
     ``token_ids``, ``loss_mask`` and ``logprobs`` have the same length. A mask of 1 marks a sampled token, whose logprob
     is the engine's; elsewhere the logprob is 0.0. ``spans`` gives each call's sampled tokens as ``(call, start, end)``.
-    ``sampling`` and ``finish_reasons`` are empty in older data, which does not tell them. Otherwise the counts of
-    ``sampling`` add up to the sampled tokens, and ``finish_reasons`` has one for each of ``calls``. ``turns`` has one
-    too, or is empty: the call's place, from 0, among the complete calls of its model and agent in the episode, in the
-    order they began.
+    ``sampling`` is empty if it is known of no token; otherwise its counts add up to the sampled tokens.
+    ``finish_reasons`` and ``turns`` have one for each of ``calls``. A turn is the call's place, from 0, among the
+    complete calls of its model and agent in the episode, in the order they began.
     """
 
     sample: str
@@ -230,14 +227,14 @@ class Sample:
     policy_versions: PolicySpans
     calls: tuple[str, ...]
     spans: tuple[tuple[str, int, int], ...]
+    finish_reasons: tuple[str, ...]
+    turns: tuple[int, ...]
     reward: float | None = None
     broken_by: str | None = None
     repaired_tokens: int = 0
     uncertain_tokens: int = 0
     """Sampled tokens of which `policy_versions` is a reading around the call and not the engine's own word."""
     sampling: SamplingSpans = ()
-    finish_reasons: tuple[str, ...] = ()
-    turns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):
@@ -251,7 +248,6 @@ class Sample:
 
 _UNSET: Mapping[str, tuple[Any, ...]] = {
     "broken_by": (None,), "repaired_tokens": (0,), "uncertain_tokens": (0,), "sampling": ([],),
-    "finish_reasons": ([],), "turns": ([],),
 }
 """What the fields hold that are left out then."""
 

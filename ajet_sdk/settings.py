@@ -116,11 +116,10 @@ def option(default: Any, doc: str, **more: Any) -> Any:
 
 
 class Settings:
-    """The settings that the dataclass `config` has. In the environment they begin with `prefix`. `removed` gives for
-    each key that was a setting once what holds in its place."""
+    """The settings that the dataclass `config` has. In the environment they begin with `prefix`."""
 
-    def __init__(self, config: type, *, prefix: str, removed: Mapping[str, str]) -> None:
-        self.prefix, self.removed = prefix, removed
+    def __init__(self, config: type, *, prefix: str) -> None:
+        self.prefix = prefix
         self.options: dict[str, Option] = {}
         for made in fields(config):
             if (found := made.metadata.get("option")) is not None:
@@ -153,10 +152,6 @@ class Settings:
         """The variable of a setting."""
         return self.prefix + name.upper()
 
-    def gone(self, name: str, label: str) -> str | None:
-        """What is said of a key that was a setting once."""
-        return f"{label} is gone: {self.removed[name]}" if name in self.removed else None
-
     def read(
         self, given: Mapping[str, Any], place: str, prefix: str, written: Callable[[str], str] = str,
         others: Iterable[str] = (),
@@ -166,8 +161,6 @@ class Settings:
         values = {}
         for name, value in given.items():
             label = prefix + written(name)
-            if (gone := self.gone(name, label)) is not None:
-                raise ConfigError(gone, param=name)
             if (found := self.options.get(name)) is None:
                 names = [written(known.name) for known in self.options.values() if place in known.places]
                 advice = nearest(written(name), [*names, *others]) or f"; known are {', '.join(names)}"

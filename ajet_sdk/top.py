@@ -20,7 +20,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ajet_sdk.errors import AjetError, Forbidden, NotFound, ProxyUnreachable, Unauthorized
+from ajet_sdk.errors import AjetError, Forbidden, ProxyUnreachable, Unauthorized
 from ajet_sdk.results import align, columns, counted, plain
 from ajet_sdk.routes import DEFAULT_LANE, EPISODE_STATES
 from ajet_sdk.views import engines_by_model, team_lines
@@ -221,7 +221,7 @@ class Poll:
         status = self._client.ask("status").json()
         try:
             overview = self._client.ask("overview").json()
-        except (Forbidden, Unauthorized, NotFound):
+        except (Forbidden, Unauthorized):
             overview = None
         tokens, calls = status.get("tokens") or {}, status.get("calls") or {}
         now = (time.monotonic(), tokens.get("generated", 0), calls.get("complete", 0))

@@ -94,8 +94,7 @@ class Allowed:
         if name in OF_THE_HOST:
             raise ConfigError(f"{key} is the host's to say, and cannot be set from afar", param=key)
         if name not in SETTINGS.options:
-            said = SETTINGS.gone(name, key) or f"unknown key {key!r}{nearest(name, SETTINGS.options)}"
-            raise ConfigError(said, param=key)
+            raise ConfigError(f"unknown key {key!r}{nearest(name, SETTINGS.options)}", param=key)
         if name in ("model", "weights_dir"):
             known, kind = (self.models, "models") if name == "model" else (self.folders, "folders")
             if not isinstance(value, str) or value not in known:

@@ -165,19 +165,7 @@ class Config:
 
 OF_THE_HOST = ("proxy_url", "key", "engine_key", "tls_cert", "run_dir")
 """Settings that say where a run stands and not how it trains."""
-DERIVED = "engine_urls alone says it: with one, engines stand alone, and without, verl launches its own"
-SETTINGS = Settings(Config, prefix="AJET_TRAINER_", removed={
-    "lease_s": "a lease lasts 300 s and is extended while its batch is held",
-    "drain_s": "closing the gate may wait 1800 s for calls in flight",
-    "push_timeout_s": "a weight push that takes longer than 1800 s has failed",
-    "connect_timeout_s": "a proxy is waited for 120 s",
-    "tls_key": "put the private key into the file that tls_cert names, behind the certificate",
-    "tls_ca": "name the file of the CA in the variable SSL_CERT_FILE",
-    "placement": DERIVED,
-    "keep_checkpoints": f"set {KEEP} in [verl]",
-    "device": f"set {DEVICE} in [verl] to cpu or cuda; without it GPUs are used where there are any",
-    "seed": "set actor_rollout_ref.rollout.seed in [verl]",
-})  # fmt: skip
+SETTINGS = Settings(Config, prefix="AJET_TRAINER_")
 
 
 def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:

@@ -51,7 +51,7 @@ class Evaluation:
                 return NOBODY.format(", ".join(left))
             if waited >= EVAL_WAIT_S:
                 done = self.figures()["eval_episodes"]
-                lost = sum(told.get("lost", 0) for told in self._told.values())
+                lost = sum(told["lost"] for told in self._told.values())
                 return (f"{done} of {self._wanted} evaluation episodes are done after {waited:.0f} s, and {lost} were "
                         "discarded; training continues")  # fmt: skip
             meanwhile()
@@ -61,7 +61,7 @@ class Evaluation:
     def _tried(self, url: str) -> int:
         """How many episodes were opened at a daemon, those that were discarded among them."""
         told = self._told[url]
-        return int(told["opened"] + told.get("lost", 0))
+        return int(told["opened"] + told["lost"])
 
     @property
     def whole(self) -> bool:

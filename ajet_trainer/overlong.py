@@ -33,7 +33,7 @@ class Shaping:
     buffer: int
     factor: float
 
-    def penalty(self, sampled: int, finish_reason: str | None) -> float:
+    def penalty(self, sampled: int, finish_reason: str) -> float:
         """What a call gets for its length; at most 0."""
         if finish_reason == LENGTH:
             return -self.factor
@@ -42,8 +42,8 @@ class Shaping:
 
 
 def ends(sample: Sample) -> Mapping[str, str]:
-    """Why each call of `sample` ended; nothing if an older daemon does not tell."""
-    return dict(zip(sample.calls, sample.finish_reasons, strict=True)) if sample.finish_reasons else {}
+    """Why each call of `sample` ended."""
+    return dict(zip(sample.calls, sample.finish_reasons, strict=True))
 
 
 def are_told(batch: Batch) -> bool:
@@ -54,7 +54,7 @@ def are_told(batch: Batch) -> bool:
 def punished(episode: BatchEpisode, shaping: Shaping, *, by_turn: bool) -> tuple[BatchEpisode, float]:
     """`episode` with its punishment in its rewards, and how large that is."""
     found = {
-        call: shaping.penalty(end - start, ends(sample).get(call))
+        call: shaping.penalty(end - start, ends(sample)[call])
         for sample in episode.samples for call, start, end in sample.spans
     }  # fmt: skip
     if by_turn:

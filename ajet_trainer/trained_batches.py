@@ -54,11 +54,10 @@ class TrainedBatches:
             return daemon if daemon in daemons else ANY
 
         saved = [
-            TrainedBatch(**one | {"episodes": tuple(one["episodes"]), "daemon": known(one.get("daemon", ANY))})
+            TrainedBatch(**one | {"episodes": tuple(one["episodes"]), "daemon": known(one["daemon"])})
             for one in state.get("saved", ())
         ]
-        pairs = [(ANY, item) if isinstance(item, str) else (known(item[0]), item[1]) for item in state.get("lost", ())]
-        batches = cls(saved, pairs)
+        batches = cls(saved, ((known(daemon), episode) for daemon, episode in state.get("lost", ())))
         batches.line = state.get("line", "")
         return batches
 

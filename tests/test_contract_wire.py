@@ -236,7 +236,7 @@ def test_what_is_shown_of_a_client() -> None:
 
 CALL = Call(
     call="c", episode="e", model="m", agent="", started_at=1.0, prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,),
-    finish_reason="stop", policy_versions=((1, 1),), parent="p", identified_by="key", altered=("logprobs",),
+    finish_reason="stop", policy_versions=((1, 1),), identified_by="key", altered=("logprobs",),
     continuity="exact", version_uncertain=True, same_text=("b", 1), sampling={"logprobs": "raw"},
 )
 SAMPLE = Sample(
@@ -284,7 +284,7 @@ def test_the_frame() -> None:
         one = {"frame": sent, "group": group, "tree": group["tree"], "episode": whole}.get(of, whole["samples"][0])
         for word in words(name):
             assert isinstance(one[word], kinds[re.split(r"\W", kind)[0]]), (of, word)
-    assert sent["version"] == frame.VERSION == 3 and frame.CONTENT_TYPE in SECTIONS["7"]
+    assert sent["version"] == frame.VERSION == 1 and frame.CONTENT_TYPE in SECTIONS["7"]
 
 
 def test_a_tree() -> None:

@@ -107,7 +107,7 @@ def sample(pick: random.Random, vocabulary: int, calls: int) -> Sample:
     return Sample(
         "s", "e", "t", "policy", "", tuple(pick.randrange(vocabulary) for _ in mask), tuple(mask),
         tuple(-math.log(vocabulary) * bit for bit in mask), ((0, sum(mask)),), tuple(call for call, _, _ in spans),
-        spans,
+        spans, ("stop",) * calls, tuple(range(calls)),
     )  # fmt: skip
 
 

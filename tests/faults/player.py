@@ -68,7 +68,7 @@ class Noted(Membership):
 
     notes: Notes
 
-    def _join(self) -> Talk[None]:
+    def _join(self) -> Talk[str]:
         self.notes.add("joins", client=self._next, ttl_s=self._body.ttl_s)
         return super()._join()
 

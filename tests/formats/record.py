@@ -1,9 +1,9 @@
-"""Records what a version of the daemon leaves on disk and sends, for every later version to read.
+"""Records what the daemon leaves on disk and sends.
 
-    .venv/bin/python -m tests.formats.record VERSION     writes tests/formats/VERSION
+    .venv/bin/python -m tests.formats.record     writes data.tar.xz, said.json.xz and frame.msgpack beside this file
 
-Run it with the code of that version. The data directory holds an archive, a snapshot and segments behind it, and in
-them every event and every state of an episode. Beside it stands what the daemon said of them, and a frame.
+The data directory holds an archive, a snapshot and segments behind it, with every state of an episode. Beside it stands
+what the daemon said of them. The frame is that of `tests.sdk.test_frame`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import io
 import json
 import lzma
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -24,9 +23,10 @@ from ajet_proxy.core.ledger import retention
 from ajet_proxy.io.storage.compaction import compact
 from ajet_proxy.io.storage.journal import Journal
 from ajet_proxy.offline import replay_lines
-from ajet_sdk.frame import decode_batch
+from ajet_sdk.frame import decode_batch, encode_batch
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import Client, eventually, serving
+from tests.sdk.test_frame import batch
 
 HERE = Path(__file__).parent
 KEPT = ("journal/*", "archive*")
@@ -71,11 +71,11 @@ async def played(client: Client, name: str, task: str, reward: float | None = 1.
     return name
 
 
-async def lease(client: Client, **more: Any) -> tuple[str, bytes]:
+async def lease(client: Client, **more: Any) -> str:
     body = {"groups": 1, "group_size": 2, "lease_s": 6e5, "model": "stub"} | more
     answer = await control(client, "POST", "/batches/lease", body)
     assert answer.status == 200
-    return decode_batch(answer.body).batch, answer.body
+    return decode_batch(answer.body).batch
 
 
 async def plays(client: Client, name: str) -> str:
@@ -95,9 +95,9 @@ async def first_life(client: Client, engine: str) -> None:
     await control(client, "POST", "/policy", {"model": "stub", "version": 3, "upstreams": [engine]})
     for number in range(4):
         await played(client, f"old-{number}", "old task", float(number))
-    batch, _ = await lease(client, groups=2)
-    await control(client, "POST", f"/batches/{batch}/extend", {"lease_s": 6e5})
-    await control(client, "POST", f"/batches/{batch}/ack", {"policy_version": 4, "filtered": {"old-3": "too long"}})
+    first = await lease(client, groups=2)
+    await control(client, "POST", f"/batches/{first}/extend", {"lease_s": 6e5})
+    await control(client, "POST", f"/batches/{first}/ack", {"policy_version": 4, "filtered": {"old-3": "too long"}})
     await control(client, "POST", "/gate/close", {"reason": "weights"})
     await control(client, "POST", "/gate/open", {"policy_version": 4})
     for number in range(6):
@@ -111,12 +111,12 @@ async def archived(client: Client, number: int) -> bool:
     return bool((await client.status())["archived"] >= number)
 
 
-async def second_life(client: Client) -> bytes:
+async def second_life(client: Client) -> None:
     for number in range(6):
         await played(client, f"new-{number}", "new task", number / 4)
-    trained, _ = await lease(client)
+    trained = await lease(client)
     await control(client, "POST", f"/batches/{trained}/ack", {"policy_version": 5})
-    returned, _ = await lease(client)
+    returned = await lease(client)
     await control(client, "POST", f"/batches/{returned}/extend", {"lease_s": 6e5})
     await control(client, "POST", f"/batches/{returned}/nack")
     await control(client, "POST", "/gate/close", {"reason": "weights", "model": "stub"})
@@ -126,7 +126,7 @@ async def second_life(client: Client) -> bytes:
     await call(client, "seen", "before it is said")
     await call(client, "seen", "that this is an evaluation", headers={"X_AJet_Eval": "1"})
     await control(client, "POST", "/episodes/seen/rewards", {"value": 1.0, "id": "of-seen"})
-    _, frame = await lease(client)
+    await lease(client)
     opened = {"task": "pair", "members": {"planner": "stub", "critic": "other"}, "metadata": {"from": ["here", 1]}}
     team = (await control(client, "POST", "/episodes", opened)).json["episode"]
     for agent, model in (("planner", "stub"), ("critic", "other")):
@@ -148,18 +148,28 @@ async def second_life(client: Client) -> bytes:
     assert (await client.ask("POST", "/v1/chat/completions", unnamed)).status == 200
     await plays(client, "again")
     await plays(client, "again")
+    for play in ("goes-on", "over"):
+        await control(client, "POST", "/plays", {"name": play, "episodes": 2})
+    await control(client, "DELETE", "/plays/over")
+    await control(client, "POST", "/episodes", {"task": "a", "play": "goes-on", "place": 0})
+    await control(client, "PUT", "/mix", {"shares": {"math": 0.5, "code": 0.5}, "ahead": 8, "model": "stub"})
+    await control(client, "POST", "/groups/flush", {"task": "new task"})
+    await control(client, "POST", "/evaluations", {"model": "stub", "episodes": 2})
+    for says in ("begins", "leaves"):
+        trainer = {"model": "other", "run": "run", "instance": "one", "says": says}
+        await control(client, "POST", "/trainers", trainer)
     await eventually(lambda: archived(client, 12))
-    return frame
 
 
 async def told(client: Client) -> dict[str, Any]:
-    """What is asked of every version."""
+    """What the daemon says."""
     status = await client.status()
     listed = (await client.control("GET", "/episodes?limit=1000")).json["episodes"]
     names = sorted(item["episode"] for item in listed)
     records = {name: (await client.control("GET", f"/episodes/{name}?tokens=1")).json for name in names}
     for record in records.values():
-        record.pop("active_at")  # of an open one, its reader's start
+        record.pop("active_at")  # of an open one, its reader's start, as of the time in which it was away
+        record["unanswered"] = [one["reason"] for one in record.get("unanswered", ())]
     shown = (await client.control("GET", "/clients")).json["clients"]
     clients = [{key: value for key, value in one.items() if key in CLIENT} for one in shown]
     return {"status": {key: status[key] for key in STATUS}, "records": records, "clients": clients}
@@ -169,9 +179,7 @@ CLIENT = ("client", "name", "state", "reason", "lane", "revision", "revisions", 
 STATUS = ("episodes", "groups", "tokens", "drift", "discarded", "archived", "captures")
 
 
-async def record(version: str) -> None:
-    target = HERE / version
-    target.mkdir()
+async def record() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as patches:
         data_dir = Path(folder) / "data"
         patches.enter_context(mock.patch.object(retention, "KEPT_EPISODES", 2))
@@ -183,17 +191,17 @@ async def record(version: str) -> None:
             compact(data_dir)
             async with EngineStub(("other",)) as other, serving(data_dir, upstream=(stub.url,), **PATIENT) as client:
                 await control(client, "POST", "/policy", {"model": "other", "version": 1, "upstreams": [other.url]})
-                frame = await second_life(client)
+                await second_life(client)
         async with serving(data_dir, upstream=("http://127.0.0.1:9",)) as client:
             said = await told(client)
         said["replayed"] = [json.loads(line) for line in replay_lines(data_dir)]
-        (target / "said.json.xz").write_bytes(lzma.compress(json.dumps(said, sort_keys=True).encode()))
-        (target / "frame.msgpack").write_bytes(frame)
+        (HERE / "said.json.xz").write_bytes(lzma.compress(json.dumps(said, sort_keys=True).encode()))
+        (HERE / "frame.msgpack").write_bytes(encode_batch(batch()))
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:xz") as tar:
             for path in sorted(path for pattern in KEPT for path in data_dir.glob(pattern)):
                 tar.add(path, str(path.relative_to(data_dir)), filter=anonymous)
-        (target / "data.tar.xz").write_bytes(packed.getvalue())
+        (HERE / "data.tar.xz").write_bytes(packed.getvalue())
 
 
 def anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -203,4 +211,4 @@ def anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 if __name__ == "__main__":
-    asyncio.run(record(sys.argv[1]))
+    asyncio.run(record())

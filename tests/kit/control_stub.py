@@ -3,11 +3,10 @@
 `ControlStub.evaluations` are what is wanted, one after the other: the next begins when somebody asks and nothing is
 wanted any more. After the last, asking is a 404, which ends a run that waits.
 
-`ControlStub.clients` are those that have joined. It is None for a proxy that knows no clients yet. Such a one refuses
-fields that it does not know, and does not count requests about clients.
+`ControlStub.clients` are those that have joined. Requests about them are heard and have faults if `hears_clients`.
 
-`ControlStub.plays` are the data sets that are being played, and `lanes` what is wanted of each lane, if that is told
-(under ``""`` of any other).
+`ControlStub.plays` are the data sets that are being played, and `lanes` what is wanted of each lane (under ``""`` of
+any other). It is None where no lane is held back.
 
 `ControlStub.faults` holds what happens to coming requests before or instead of being served, one each: an HTTP answer
 (`Say`), a connection closed before (`drop`) or after (`lose`) the request took effect.
@@ -28,7 +27,7 @@ from typing import Any
 from ajet_proxy.core.ledger.plays import Play
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk import routes
-from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, Unauthorized
+from ajet_sdk.errors import AjetError, Conflict, Forbidden, NotFound, Unauthorized
 
 DROP = "drop"
 LOSE = "lose"
@@ -64,7 +63,8 @@ class ControlStub:
         self.admin_key = admin_key
         self.evaluations: deque[dict[str, int]] = deque()
         self.wanted: dict[str, int] = {}
-        self.clients: dict[str, dict[str, Any]] | None = None
+        self.clients: dict[str, dict[str, Any]] = {}
+        self.hears_clients = False
         self.next: dict[str, int] = {}
         self.plays: dict[str, Play] = {}
         self.lanes: dict[str, int] | None = None
@@ -96,7 +96,7 @@ class ControlStub:
 
     def next_fault(self, heard: Heard) -> str | Say | None:
         with self._lock:
-            if self.clients is None and heard.path.startswith(f"{routes.PREFIX}/clients"):
+            if not self.hears_clients and heard.path.startswith(f"{routes.PREFIX}/clients"):
                 return None
             self.heard.append(heard)
             return self.faults.popleft() if self.faults else None
@@ -114,9 +114,11 @@ class ControlStub:
         shown = heard.headers.get("authorization", "").removeprefix("Bearer ")
         if path == "/status":
             return self.status()
+        if path == "/overview":
+            raise Forbidden("an admin's key is needed")
         if path == "/wanted":
             return self._wanted()
-        if parts[0] == "clients" and self.clients is not None:
+        if parts[0] == "clients":
             return self._of_clients(heard, parts)
         if parts[0] == "plays":
             return self._of_plays(heard, parts)
@@ -141,7 +143,6 @@ class ControlStub:
         return {"version": "0", "models": {"stub": model}, "episodes": episodes, "groups": {"ready": 0}}
 
     def _of_clients(self, heard: Heard, parts: list[str]) -> dict[str, Any]:
-        assert self.clients is not None
         if parts == ["clients"] and heard.method == "GET":
             return {"clients": list(self.clients.values())}
         if parts == ["clients"]:
@@ -163,7 +164,6 @@ class ControlStub:
 
     def live(self, name: str) -> dict[str, Any]:
         """The client of this name, or what one hears that is gone."""
-        assert self.clients is not None
         if name not in self.clients:
             raise NotFound(f"no client {name}", code="unknown_client")
         if self.clients[name]["state"] == "gone":
@@ -195,8 +195,6 @@ class ControlStub:
         return {"eval": answer, "next": {model: self.next[model] for model in answer}}
 
     def _open(self, body: routes.OpenEpisode) -> dict[str, Any]:
-        if self.clients is None and (body.client, body.revision) != (None, None):
-            raise BadRequest("unknown field", param="client")
         if body.client is not None:
             self.live(body.client)
         if body.play is not None:

@@ -273,8 +273,10 @@ class LedgerRig:
         """Apply the events of a command, given again as long as it has done a part."""
         found = list[Event]()
         while isinstance(events := command(*given, **named), Part):
-            found += self.run(events)
-        return (*found, *self.run(events))
+            self.run(events)
+            found += events
+        self.run(events)
+        return (*found, *events)
 
     def id(self, kind: str) -> str:
         return f"{kind}-{next(self._ids):03d}"

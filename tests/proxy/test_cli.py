@@ -77,8 +77,6 @@ def test_version() -> None:
         (("serve", "--workers", "0"), "workers must be above 0"),
         (("serve", "--workers", "65"), "workers must be at most 64"),
         (("serve", "extra"), "unexpected extra argument"),
-        (("serve", "--connect-timeout", "5"), "--connect-timeout is gone: an engine has 10 s to accept a connection"),
-        (("install-service", "--print", "--", "--traces"), "--traces is gone: spans are sent where OTEL_EXPORTER_OTLP"),
         (("serve", "--config", "/nonexistent.toml"), "cannot read /nonexistent.toml"),
         (("merge", "/nonexistent.jsonl"), "nonexistent.jsonl"),
         (("merge", "-", "--policy", "loose"), "strict"),

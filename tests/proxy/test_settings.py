@@ -61,7 +61,6 @@ SECRET = "sixteen_characters"
         ({"read_timeout": -1.0}, "--read-timeout must be at least 0, not -1.0"),
         ({"workers": 65}, "at most 64"),
         ({"keep_alive_s": -1.0}, "--keep-alive-s must be at least 0, not -1.0"),
-        ({"connect_timeout": "0"}, "--connect-timeout is gone: an engine has 10 s to accept a connection"),
         ({"tls_cert": "x"}, "belong together"),
         ({"tls_client_ca": "x"}, "tls_client_ca needs tls_cert"),
         ({"admin_secret_file": "/nonexistent/file"}, "cannot read"),
@@ -220,16 +219,6 @@ def test_a_secret_may_stand_in_a_file_of_its_own_but_not_in_toml_or_flags(name: 
     (tmp_path / "b").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not text"):
         load(None, {}, {f"{name}_file": str(tmp_path / "b")})
-
-
-@pytest.mark.parametrize("name", SETTINGS.removed)
-def test_a_setting_that_is_gone_says_what_holds_instead(name: str, tmp_path: Path) -> None:
-    said = f"is gone: {SETTINGS.removed[name]}"
-    variable, file = f"AJET_{name.upper()}", write(tmp_path / "c.toml", f"{name} = 1")
-    for places, label in (((file, {}, {}), f"{file}: {name}"), ((None, {variable: "1"}, {}), variable)):
-        with pytest.raises(ConfigError) as caught:
-            load(*places)
-        assert caught.value.message == f"{label} {said}"
 
 
 def test_text_becomes_the_fields_type() -> None:

@@ -164,7 +164,6 @@ def test_abort(ajet: Ajet, stub: ControlStub) -> None:
 
 
 def test_run_is_a_client_that_clients_shows(ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub.clients = {}
     options = ("--name", "mine", "--lane", "math", "--revision", "r1", "--replace-older")
     assert ajet("run", "--task", "t", *options, "--", "true")[0] == 0
     (client,) = stub.clients.values()

@@ -309,21 +309,6 @@ async def test_a_lane_that_is_full_holds_no_other_up(face: Any, stub: ControlStu
     assert [body["hold_s"] for body in asked if body["task"] != "math/1"] == [0, 0]
 
 
-async def test_an_older_proxy_is_asked_without_saying_how_long_it_may_hold(face: Any, stub: ControlStub) -> None:
-    answer = stub.answer
-
-    def older(heard: Any) -> Say:
-        if heard.path.endswith("/episodes") and "hold_s" in heard.body:
-            return Say(400, {"error": {"message": "unknown field", "type": "invalid_request_error", "param": "hold_s"}})
-        return answer(heard)
-
-    stub.answer = older  # type: ignore[method-assign]
-    for play in (None, "d"):
-        results = await face.run(one, ["a", "b"], repeat=1, parallel=1, play=play)
-        assert [item.ok for item in results] == [True, True]
-    assert stub.count("POST", "/episodes") == 6, "each run has asked once in vain"
-
-
 @pytest.mark.parametrize("play", [None, "d"])
 async def test_a_run_says_what_it_waits_for(
     face: Any, stub: ControlStub, play: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

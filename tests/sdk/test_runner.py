@@ -290,8 +290,7 @@ def test_a_program_begins_anew_when_its_file_changes(stub: ControlStub, tmp_path
 
 @pytest.fixture
 def script(stub: ControlStub, tmp_path: Path) -> Path:
-    """A program's file, at a proxy that knows clients, so that each episode says its revision."""
-    stub.clients = {}
+    """A program's file."""
     path = tmp_path / "agent.sh"
     path.write_text("exit 1")
     return path

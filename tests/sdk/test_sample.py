@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def call_lines(draw: st.DrawFn) -> dict[str, Any]:
         "logprobs": logprobs,
         "policy_version": draw(st.sampled_from([7, spans])),
     }
-    return line | draw(st.sampled_from([{}, {"parent": "c0"}, {"altered": ["seed"], "identified_by": "key"},
+    return line | draw(st.sampled_from([{}, {"altered": ["seed"], "identified_by": "key"},
                                         {"sampling": {"top_p": None, "logit_bias": {"7": 1.5}}}]))
 
 
@@ -79,7 +80,6 @@ def test_unknown_fields_are_ignored() -> None:
         ({"policy_version": [[7, 2], [8, 0]]}, "policy_version"),
         ({"policy_version": [[7, 1, 1]]}, "policy_version"),
         ({"policy_version": [7]}, "policy_version"),
-        ({"parent": 3}, "parent"),
         ({"identified_by": 3}, "identified_by"),
         ({"altered": "seed"}, "altered"),
         ({"altered": [1]}, "altered"),
@@ -120,23 +120,23 @@ def test_spans_of_nothing_are_none() -> None:
 def test_a_sample_has_one_length_and_leaves_out_what_it_lacks() -> None:
     fields = {"sample": "s", "episode": "e", "task": "t", "model": "m", "agent": "", "policy_versions": ((1, 1),)}
     sample = Sample(
-        **fields, token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0), calls=("c",), spans=(("c", 1, 2),)
+        **fields, token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0), calls=("c",), spans=(("c", 1, 2),),
+        finish_reasons=("stop",), turns=(2,),
     )
     line = sample.to_json()
     assert line["spans"] == [["c", 1, 2]]
     assert line["policy_versions"] == [[1, 1]]
-    unset = {"broken_by", "repaired_tokens", "uncertain_tokens", "sampling", "finish_reasons", "turns"}
-    assert not unset & set(line)
+    assert (line["finish_reasons"], line["turns"]) == (["stop"], [2])
+    assert not {"broken_by", "repaired_tokens", "uncertain_tokens", "sampling"} & set(line)
     more = Sample(
         **fields, token_ids=(1,), loss_mask=(1,), logprobs=(0.0,), calls=(), spans=(), broken_by="parallel",
         repaired_tokens=2, uncertain_tokens=1, sampling=(({"top_p": 0.5}, 1), (None, 2)),
-        finish_reasons=("stop",), turns=(2,),
+        finish_reasons=(), turns=(),
     ).to_json()
-    assert (more["sampling"], more["finish_reasons"]) == ([[{"top_p": 0.5}, 1], [None, 2]], ["stop"])
-    assert (more["uncertain_tokens"], more["turns"]) == (1, [2])
+    assert (more["sampling"], more["uncertain_tokens"]) == ([[{"top_p": 0.5}, 1], [None, 2]], 1)
     assert (more["broken_by"], more["repaired_tokens"]) == ("parallel", 2)
     with pytest.raises(BadRequest, match="differ in length"):
-        Sample(**fields, token_ids=(1, 2), loss_mask=(0,), logprobs=(0.0, -1.0), calls=(), spans=())
+        replace(sample, loss_mask=(0,))
 
 
 def test_a_call_says_which_other_call_its_prompt_repeats() -> None:

@@ -36,7 +36,7 @@ class Config:
     inner: int = 0
 
 
-SETTINGS = Settings(Config, prefix="X_", removed={"size": "it is always 7"})
+SETTINGS = Settings(Config, prefix="X_")
 
 
 def told(read: Callable[[], object]) -> str:
@@ -107,12 +107,6 @@ def test_a_secret_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert SETTINGS.with_secrets({"secret_file": ""}) == {}
     missing = f"cannot read secret_file {tmp_path / 'none'}: No such file or directory"
     assert told(lambda: SETTINGS.with_secrets({"secret_file": str(tmp_path / "none")})) == missing
-
-
-def test_a_key_that_is_gone_says_what_holds() -> None:
-    assert told(lambda: SETTINGS.read({"size": 3}, FILE, "f: ")) == "f: size is gone: it is always 7"
-    assert told(lambda: SETTINGS.in_environment({"X_SIZE": "3"})) == "X_SIZE is gone: it is always 7"
-    assert SETTINGS.gone("count", "--count") is None
 
 
 def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

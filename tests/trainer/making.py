@@ -40,6 +40,7 @@ def sample(
         spans=tuple(spans),
         sampling=tuple((fact, sampled) for fact in facts or (PROCESSED,) * turns),
         finish_reasons=("stop",) * turns,
+        turns=tuple(range(turns)),
     )
 
 

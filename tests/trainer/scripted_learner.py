@@ -213,7 +213,7 @@ class MemoryProxy:
         self.answer()
         self.instants.pass_by("before an evaluation")
         self.log.append(f"evaluate {episodes} at {self.version} {self.gate}")
-        self.evaluations[name] = {"wanted": episodes, "opened": 0, "done": 0, "rewards": []}
+        self.evaluations[name] = {"wanted": episodes, "opened": 0, "done": 0, "lost": 0, "rewards": []}
 
     def evaluation(self, name: str) -> dict[str, Any]:
         """How it stands once what the test `plays` of it is played."""

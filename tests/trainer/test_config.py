@@ -139,21 +139,6 @@ def test_every_key_is_described() -> None:
         assert found.doc in text and found.doc.endswith(".")
 
 
-@pytest.mark.parametrize("name", SETTINGS.removed)
-def test_a_key_that_is_gone_says_what_holds_instead(name: str, tmp_path: Path, file: Path) -> None:
-    said = f"is gone: {SETTINGS.removed[name]}"
-    old = tmp_path / "old.toml"
-    old.write_text(f"[trainer]\nmodel = 'm'\n{name} = 1\n")
-    variable = f"AJET_TRAINER_{name.upper()}"
-    for path, words, environ, label in (
-        (old, [], {}, f"{old}: {name}"), (file, [], {variable: "1"}, variable),
-        (file, [f"{name}=1"], {}, f"command line: {name}"),
-    ):
-        with pytest.raises(ConfigError) as error:
-            load(str(path), words, environ)
-        assert error.value.message == f"{label} {said}"
-
-
 def test_agents_may_be_ahead_by_a_batch_at_least(file: Path) -> None:
     with pytest.raises(ConfigError, match="ahead = 1 cannot be: a batch has groups = 2"):
         load(str(file), ["ahead=1"])

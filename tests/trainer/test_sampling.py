@@ -122,8 +122,8 @@ def test_strict_refuses_an_episode_by_the_name_of_a_call() -> None:
     assert (treat(one(PROCESSED, None), Rule("strict")).refused or "").startswith("call e/0/c1: untold (the daemon")
 
 
-def test_what_an_older_daemon_sends_is_trained_as_before() -> None:
-    old = replace(one(PROCESSED), samples=(replace(sample("e/0"), sampling=(), finish_reasons=()),))
+def test_what_nobody_knows_the_sampling_of_is_trained_at_the_assumed_temperature() -> None:
+    old = replace(one(PROCESSED), samples=(replace(sample("e/0"), sampling=()),))
     made = treat(old, Rule(temperature=0.6))
     assert (made.episode, made.untold, made.refused) == (old, {"untold": 1}, None)
     assert to_row("g", 0, 0, 1.0, old.samples[0], 0.6).temperature == 0.6

@@ -274,21 +274,6 @@ def test_length_is_punished_and_overlong_calls_are_masked_as_learner_and_setting
     assert not [said for said in setting.said if "does not say why calls ended" in said]
 
 
-@pytest.mark.parametrize("asked", [{"overlong": "mask"}, {}])
-def test_an_older_daemon_that_does_not_say_why_calls_ended_is_told_of_once(
-    tmp_path: Path, asked: dict[str, str]
-) -> None:
-    setting = Setting(tmp_path / "run", 2, **asked)
-    setting.proxy.make = lambda task: tuple(
-        replace(one, samples=tuple(replace(part, finish_reasons=()) for part in one.samples))
-        for one in (episode(f"{task}e{i}", float(i), task=task) for i in range(2))
-    )
-    run = setting.start(shaping=None if asked else Shaping(10, 4, 0.5))
-    run.start()
-    run.loop()
-    assert len([said for said in setting.said if "does not say why calls ended; upgrade it" in said]) == 1
-
-
 def test_rows_bring_advantages_where_the_learner_gives_credit_by_turn(tmp_path: Path) -> None:
     setting = Setting(tmp_path / "run", 1)
     run = setting.start(by_turn=ByTurn(scaled=False))

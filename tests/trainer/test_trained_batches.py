@@ -56,10 +56,3 @@ def test_what_a_daemon_gave_whose_url_is_not_in_use_is_blocked_everywhere() -> N
     moved = TrainedBatches.from_state(batches.state(), ("http://new", "http://b"))
     assert moved.blocked("http://new") == moved.blocked("http://b") == {"e0", "e1"}
     assert moved.unacknowledged == (TrainedBatch("b1", 1, ("e1",), ANY, filtered),)
-
-
-def test_a_checkpoint_of_the_time_before_several_daemons_is_read() -> None:
-    state = {"saved": [{"batch": "b1", "version": 1, "episodes": ["e1"]}], "lost": ["e0"]}
-    batches = TrainedBatches.from_state(state, ("http://a",))
-    assert batches.unacknowledged == (TrainedBatch("b1", 1, ("e1",), ANY),)
-    assert batches.blocked("http://a") == {"e0", "e1"}

@@ -152,13 +152,12 @@ class Attempts:
             one.said for one in self._all() if one.said and one.is_by(agent) and len(one.answered_by) < SURE
         ))
 
-    def end(self, number: int) -> Attempt | None:
-        """A call of request `number` that was in flight has ended. The attempt, if it is known."""
-        attempt = self.running.get(number)
-        if attempt is not None:
-            attempt.running -= 1
-            if not attempt.running:
-                del self.running[number]
+    def end(self, number: int) -> Attempt:
+        """A call of request `number` that was in flight has ended. Its attempt."""
+        attempt = self.running[number]
+        attempt.running -= 1
+        if not attempt.running:
+            del self.running[number]
         return attempt
 
     def answer(self, number: int, agent: str, begins: Collection[str]) -> None:

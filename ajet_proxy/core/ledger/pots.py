@@ -122,15 +122,6 @@ class Pots:
         self._flushed = {pot for pot, gathering in self.gatherings.items() if gathering.flushed}
         self._quiet = sorted((one.last, pot) for pot, one in self.gatherings.items() if one.ready and not one.open)
 
-    def rebuild(self, unsettled: Iterable[Episode], shares: Iterable[Pot], at: float) -> None:
-        """From the episodes and shares of a snapshot that has no pots."""
-        for episode in unsettled:
-            if not episode.eval:
-                self.opened(Pot.of(episode), at)
-        for pot in shares:
-            self.came(pot)
-        self.restart(at)
-
     def _leave(self, pot: Pot) -> Gathering:
         """The gathering of `pot`, which is about to change."""
         gathering = self.gatherings.setdefault(pot, Gathering())

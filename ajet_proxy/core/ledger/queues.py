@@ -359,10 +359,6 @@ class ReadyQueues:
 
     # -- what can be leased
 
-    def seated(self) -> bool:
-        """Whether anybody ever had a seat."""
-        return self._made > 0
-
     def models(self) -> Sequence[str]:
         """The models with ready episodes."""
         return tuple(self._ready)

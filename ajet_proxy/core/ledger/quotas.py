@@ -45,7 +45,7 @@ class Quota:
     )
 
 
-_LIMITS = Settings(Quota, prefix="", removed={})
+_LIMITS = Settings(Quota, prefix="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -410,22 +410,6 @@ class State(Serving, Shares):
         if anew or (size, sizes) != (self.queues.group_size, self.queues.sizes):
             self.queues.arrange(size, sizes)
 
-    def seat_all(self) -> None:
-        """Give seats to all that may be trained, in the order in which they were opened: a snapshot has none."""
-        self._size_groups(anew=True)
-        mine = [one for one in self.episodes.values() if one.may_sit]
-        for number, episode in enumerate(mine):
-            episode.number = number
-            if not episode.shares:
-                self._sits(episode, episode.opened_at)
-            for model in episode.shares:
-                self.queues.sit(model, Pot.of(episode), episode.id, number)
-        for episode in sorted(mine, key=lambda one: one.sealed_at or 0.0):
-            for model, share in episode.shares.items():
-                self.queues.add(model, Pot.of(episode), episode.id, self.oldest(episode, model))
-                if share is not None:
-                    self.queues.leave(model, Pot.of(episode), episode.id, dropped=True)
-
     def leasable(self) -> object:
         """A value that stays equal as long as no lease can find anything new."""
         return self.queues.changes, self.state_changes, self.policy_updates, self.orders

@@ -58,7 +58,6 @@ class Turn(Struct, frozen=True):
     logprobs: bytes
     finish_reason: str
     policy_versions: PolicySpans
-    parent: str | None = None
     identified_by: str | None = None
     altered: tuple[str, ...] = ()
     continuity: str | None = None

@@ -51,24 +51,18 @@ from ajet_proxy.io.storage.codec import UnknownRecord, decode, fields_of, made_o
 from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
-    "Asked": Asked, "Attempt": Attempt, "Attempts": Attempts, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve,
-    "Drift": Drift, "Episode": Episode,
-    "Evaluation": Evaluation, "Gathering": Gathering, "Mix": Mix, "Pots": Pots, "Standing": Standing,
-    "Births": Births, "Branch": Branch, "Trainer": Trainer, "Group": Group, "Seat": Seat,
-    "Client": Client, "Clients": Clients, "Direction": Direction, "Load": Load,
-    "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Play": Play, "Point": Point,
-    "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,
-    "Texts": Texts, "Turn": Turn, "WantedRun": WantedRun,
+    "Asked": Asked, "Attempt": Attempt, "Attempts": Attempts, "Births": Births, "Branch": Branch,
+    "CallEntry": CallEntry, "Chain": Chain, "Client": Client, "Clients": Clients, "Curve": Curve,
+    "Direction": Direction, "Drift": Drift, "Episode": Episode, "EpisodeReward": EpisodeReward,
+    "Evaluation": Evaluation, "Gate": Gate, "Gathering": Gathering, "Group": Group, "LeasedBatch": LeasedBatch,
+    "Lineage": Lineage, "Load": Load, "Mix": Mix, "Play": Play, "Point": Point, "Pots": Pots,
+    "ReadyQueues": ReadyQueues, "RewardCurves": RewardCurves, "Seat": Seat, "Served": Served, "Standing": Standing,
+    "TaskRewards": TaskRewards, "Text": Text, "Texts": Texts, "Trainer": Trainer, "Turn": Turn,
+    "WantedRun": WantedRun,
 }
 """The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
 _NAMES = {kind: name for name, kind in KINDS.items()}
-ON_DISK = {
-    "reward_curves": "tally", "state_changes": "moves", "policy_updates": "updates", "reward_number": "tallied",
-    "rewards_at_lease": "given",
-}
-"""What the fields are called there that have another name in memory."""
-_IN_MEMORY = {there: name for name, there in ON_DISK.items()}
-HEADER = ("ajet-snapshot-2", sys.byteorder)
+HEADER = ("ajet-snapshot-1", sys.byteorder)
 OBJECT, SET = 1, 2
 PIECE = 16 << 20
 """The longest record of a snapshot."""
@@ -136,7 +130,7 @@ def pack_state(state: State) -> Iterator[bytes]:
     yield pack(HEADER)
     for episode in state.episodes.values():
         yield pack(episode)
-    yield pack({ON_DISK.get(name, name): value for name, value in vars(state).items() if name not in DERIVED})
+    yield pack({name: value for name, value in vars(state).items() if name not in DERIVED})
     yield pack(len(state.episodes))
 
 
@@ -146,8 +140,7 @@ def unpack_state(path: Path, state: State) -> None:
         if isinstance(value, Episode):
             state.episodes[value.id] = value
             continue
-        for written, item in value.items():
-            name = _IN_MEMORY.get(written, written)
+        for name, item in value.items():
             if name in vars(state):
                 setattr(state, name, _like(getattr(state, name), item))
     _derive(state)
@@ -180,15 +173,9 @@ def _derive(state: State) -> None:
         state.episode_by_call.update(dict.fromkeys(episode.calls, episode.id))
         if episode.running:
             state.running.update(entry.asked.model for entry in episode.calls.values() if entry.state == "running")
-        episode.aims = episode.aims or episode.aimed()  # earlier versions have none
         if episode.state in ("open", "sealed"):
             state.unsettled[episode.id] = episode
     state.leased = {name: batch for name, batch in state.batches.items() if batch.state == "leased"}
-    if not state.queues.seated() and any(episode.may_sit for episode in state.episodes.values()):
-        state.seat_all()  # earlier versions have no seats
-    if not state.pots.gatherings:  # earlier versions have none
-        shares = (Pot.of(state.episodes[name]) for _, name in state.queues.ready())
-        state.pots.rebuild(state.unsettled.values(), shares, state.now)
     state.regroup()
 
 
@@ -238,8 +225,6 @@ def _fields(value: Any) -> dict[str, Any]:
     if not made_of(value.__class__):
         return dict(vars(value))
     fields = fields_of(value)
-    if isinstance(value, (Episode, LeasedBatch)):
-        fields = {ON_DISK.get(name, name): item for name, item in fields.items()}
     if isinstance(value, Episode):
         fields["metadata"] = json.dumps(value.metadata)
         first: dict[Asked, str] = {}
@@ -273,9 +258,7 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
             for name, marks in vars(value)["_marks"].items():
                 vars(value)["_marks"][name] = [Mark(*mark) for mark in marks]
         return value
-    if kind in (Episode, LeasedBatch):
-        fields = {_IN_MEMORY.get(name, name): item for name, item in fields.items()}
-    if kind is ReadyQueues and "_groups" in fields:  # earlier versions have none
+    if kind is ReadyQueues:
         fields["_groups"] = {(model, Pot(*pot)): groups for (model, pot), groups in fields["_groups"].items()}
     if kind is Pots:
         fields["gatherings"] = {Pot(*pot): gathering for pot, gathering in fields["gatherings"].items()}

@@ -36,7 +36,7 @@ def conversation(seed: int, turns: int) -> Sample:
     logprobs = tuple(-6.3 + pick.random() * 0.02 if bit else 0.0 for bit in mask)
     return Sample(
         f"s{seed}", "e", "t", "policy", "", tuple(ids), tuple(mask), logprobs, ((0, sum(mask)),),
-        tuple(call for call, _, _ in spans), tuple(spans),
+        tuple(call for call, _, _ in spans), tuple(spans), ("stop",) * turns, tuple(range(turns)),
     )  # fmt: skip
 
 
@@ -47,9 +47,9 @@ def unmerged(sample: Sample) -> list[Sample]:
             sample, sample=f"{sample.sample}.{call}", token_ids=sample.token_ids[:end],
             loss_mask=(0,) * start + (1,) * (end - start),
             logprobs=(0.0,) * start + sample.logprobs[start:end], policy_versions=((0, end - start),),
-            calls=(call,), spans=((call, start, end),),
+            calls=(call,), spans=((call, start, end),), finish_reasons=("stop",), turns=(turn,),
         )
-        for call, start, end in sample.spans
+        for turn, (call, start, end) in enumerate(sample.spans)
     ]  # fmt: skip
 
 

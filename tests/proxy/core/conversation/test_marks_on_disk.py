@@ -1,7 +1,4 @@
-"""The marks that 0.1.0 left in journals: an open episode is continued after an upgrade.
-
-The digests below were computed with the code of 0.1.0. They never change.
-"""
+"""The marks in journals: an open episode is continued after a restart, with whatever code. The digests never change."""
 
 from __future__ import annotations
 
@@ -114,7 +111,7 @@ MARKS: dict[str, tuple[list[tuple[str, int, str]], list[tuple[str, int, str]]]] 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_history_has_the_marks_that_0_1_0_gave_it(name: str) -> None:
+def test_a_history_has_these_marks(name: str) -> None:
     route, request, answer = CASES[name]
     history = read(route, request, SCOPE)
     assert history is not None

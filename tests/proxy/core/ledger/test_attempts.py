@@ -302,8 +302,3 @@ def test_what_is_nested_too_deeply_has_a_key_all_the_same() -> None:
     for _ in range(100_000):
         deep = [deep]
     assert said("/v1/completions", prompt=deep).key.startswith("other:0:")
-
-
-def test_a_call_that_no_attempt_is_known_of() -> None:
-    """As one that an earlier version had begun."""
-    assert attempts.Attempts().end(7) is None

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import paced
 from ajet_proxy.core.ledger.events import LanesLacking
-from ajet_proxy.core.ledger.pots import Pot, Pots
+from ajet_proxy.core.ledger.pots import Pot
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import GateClose, GateOpen, Join, Lease, OpenEpisode, SetMix
 from tests.kit.ledger_rig import LedgerRig, check
@@ -255,15 +255,6 @@ def test_groups_are_counted_by_the_sizes_that_hold_now(rig: LedgerRig) -> None:
     before = wanted(rig)
     rig.state.regroup()
     assert (wanted(rig), rig.state.queues.complete) == (before, 1)
-
-
-def test_pots_are_rebuilt_from_what_earlier_versions_have_kept(rig: LedgerRig) -> None:
-    mix(rig, ahead=9)
-    rig.open(task="math/1"), rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1", eval=True)
-    pots, state = Pots(), rig.state
-    shares = (Pot.of(state.episodes[name]) for _, name in state.queues.ready())
-    pots.rebuild(state.unsettled.values(), shares, rig.at)
-    assert pots == state.pots
 
 
 def test_a_lane_of_which_every_group_is_discarded_lends_its_turns(rig: LedgerRig) -> None:

@@ -14,8 +14,7 @@ from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import Commands
-from ajet_proxy.core.ledger.queues import ReadyQueues
-from ajet_proxy.core.ledger.state import Gate, LedgerSettings, State
+from ajet_proxy.core.ledger.state import Gate, State
 from ajet_sdk.errors import AjetError, NotFound
 from ajet_sdk.routes import Flush, GateClose, GateOpen, SetMix
 from tests.kit.histories import everything
@@ -514,18 +513,6 @@ def test_the_gate_is_closing_while_calls_are_in_flight() -> None:
     assert (rig.state.gate, rig.state.gate_now) == ("open", Gate(False, 10.0, stood=5.0))
     rig.run([ev.GateOpened(11.0, 2)])
     assert rig.state.gate_now == Gate(False, 10.0, stood=5.0), "nor does opening an open one"
-
-
-def test_what_has_no_seats_gets_them_in_the_order_of_opening() -> None:
-    rig = LedgerRig(LedgerSettings(group_size=2))
-    for _ in range(5):
-        rig.ready("t")
-    rig.open(task="t", model="m"), rig.open(task="t", eval=True), rig.abort(rig.open(task="t", model="m"))
-    assert rig.lease(group_size=2) is not None
-    before = sorted(rig.state.queues.ready())
-    rig.state.queues = ReadyQueues(2)
-    rig.state.seat_all()
-    assert sorted(rig.state.queues.ready()) == before != []
 
 
 def test_a_derived_task_takes_the_place_of_no_other() -> None:

@@ -148,7 +148,7 @@ def test_no_more_goes_than_has_to(tmp_path: Path) -> None:
 
 def test_an_archive_of_another_version_is_left_alone(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / NAME)) as connection:
-        connection.executescript("CREATE TABLE episodes (name TEXT PRIMARY KEY); PRAGMA user_version = 1;")
+        connection.executescript("CREATE TABLE episodes (name TEXT PRIMARY KEY); PRAGMA user_version = 2;")
     assert run(tmp_path).stderr == f"cannot compact {tmp_path}: another version of ajet-proxy wrote it\n"
     with closing(ArchiveFile(tmp_path)) as archive, pytest.raises(NotReady, match="another version of ajet-proxy"):
         archive.episode("x")

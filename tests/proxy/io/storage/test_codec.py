@@ -38,7 +38,7 @@ def calls(draw: st.DrawFn) -> Packed:
     logprobs = draw(st.lists(number, min_size=len(token_ids), max_size=len(token_ids)))
     call = make_call(draw(text), draw(ids), token_ids, at=draw(number), model=draw(text), agent=draw(text))
     return pack(dataclasses.replace(
-        call, logprobs=tuple(logprobs), parent=draw(st.none() | text), identified_by=draw(st.none() | text),
+        call, logprobs=tuple(logprobs), identified_by=draw(st.none() | text),
         altered=tuple(draw(st.lists(text, max_size=2))), continuity=draw(st.none() | text),
         version_uncertain=draw(st.booleans()), same_text=draw(st.none() | st.tuples(text, st.integers(1, 2**31))),
     ))  # fmt: skip
@@ -255,10 +255,9 @@ def test_every_event_has_a_name_of_its_own_on_disk() -> None:
 
 
 def test_a_call_of_which_a_journal_does_not_tell_how_it_was_sampled() -> None:
-    """As those that were written before it was known."""
     event = ev.CallFinished(1.0, "e", pack(make_call("c", (1,), (2,), sampling={"logprobs": "raw"})))
     assert decode(encode(event)) == event
     name, fields = msgpack.unpackb(encode(event))
     del fields["call"]["sampling"]
-    older = decode(msgpack.packb([name, fields]))
-    assert isinstance(older, ev.CallFinished) and older.call.turn.sampling is None
+    untold = decode(msgpack.packb([name, fields]))
+    assert isinstance(untold, ev.CallFinished) and untold.call.turn.sampling is None

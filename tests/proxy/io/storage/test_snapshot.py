@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -132,25 +131,6 @@ def test_the_mix_and_the_pots_are_kept(tmp_path: Path) -> None:
     assert all(isinstance(pot, Pot) for pot in loaded.pots.gatherings)
 
 
-def test_what_is_open_and_ready_is_counted_anew_where_an_earlier_version_has_not(tmp_path: Path) -> None:
-    """It knows of one mix, and of no models that an episode may train."""
-    rig = LedgerRig()
-    rig.run(rig.commands.set_mix(SetMix({"math": 1.0}, ahead=4), at=rig.at))
-    rig.ready("math/1")
-    for fields in ({"model": "m"}, {"members": {"x": "m", "y": "n"}}, {}):
-        rig.open(task="math/2", **fields)
-    rig.begin(rig.open(task="math/2"), model="n")
-    expected, load = picture(rig.state), rig.state.load
-    for episode in rig.state.episodes.values():
-        episode.aims = ()
-    del rig.state.load, rig.state.own
-    loaded = stored(tmp_path, rig.state)
-    assert picture(loaded) == expected
-    assert (loaded.load, loaded.own) == (load, {})
-    aims = [episode.aims for episode in loaded.unsettled.values()]
-    assert aims == [("m",), ("m", "n"), (), ("n",)]
-
-
 def test_the_mix_of_a_model_is_kept(tmp_path: Path) -> None:
     rig = LedgerRig()
     rig.announce("m", 1)
@@ -161,29 +141,8 @@ def test_the_mix_of_a_model_is_kept(tmp_path: Path) -> None:
     assert loaded.own == rig.state.own
 
 
-def test_what_an_earlier_version_has_not_seated_gets_seats(tmp_path: Path) -> None:
-    rig = LedgerRig()
-    rig.restart()
-    for task in ("math/1", "plain", "math/1"):
-        rig.ready(task)
-    rig.begin(rig.open(task="plain"))
-    batch = rig.lease()
-    assert batch is not None
-    expected, pots = picture(rig.state), rig.state.pots
-    del rig.state.pots
-    for name in ("_seats", "_groups", "_made", "_next"):
-        setattr(rig.state.queues, name, type(getattr(rig.state.queues, name))())
-    loaded = stored(tmp_path, rig.state)
-    assert json.loads(picture(loaded))["queues"] == [
-        [name, [{**group, "slowest": 0.0} for group in groups]] for name, groups in json.loads(expected)["queues"]
-    ]
-    assert loaded.pots == pots
-    loaded.apply(ev.BatchReturned(rig.at, batch, "nack"))
-    assert loaded.queues.complete == 1
-
-
 def test_a_field_of_another_version(tmp_path: Path) -> None:
-    """What an older one lacks has its default, what a newer one adds is left out."""
+    """What it lacks has its default, and what it adds is left out."""
     rig = LedgerRig()
     rig.open("e")
     vars(rig.state)["novelty"] = 5
