@@ -111,8 +111,8 @@ class Shares:
         self._add_up(episode, at)
 
     def earlier(self, model: str, names: Sequence[str], size: int) -> tuple[str, ...]:
-        """The episodes with which a group of less than `size` is compared besides, if it is leased to `model`. They were
-        ready before in the same group, and are rewarded."""
+        """The episodes with which a group of less than `size` is compared besides, if it is leased to `model`. They
+        were ready before in the same group, and are rewarded."""
         if len(names) >= size:
             return ()
         found = self.queues.compared(model, Pot.of(self.episodes[names[0]]), names)
