@@ -70,7 +70,7 @@ FAILED = "the reward command failed ({}) without a line that is a number"
 @pytest.mark.parametrize(
     ("grader", "value"),
     [
-        ("echo 0.5", 0.5), ("echo score: 0.5; echo 3 files", 0.5), ("echo 9 passed; echo reward=1; echo", 1.0),
+        ("echo 0.5", 0.5), ("echo score: 0.5; echo all files", 0.5), ("echo 9 passed; echo reward=1; echo", 1.0),
         ("printf 'x\\n' | grep -c y", 0.0), ("echo 0.25; exit 3", 0.25), ("echo 1; kill -TERM $$", 1.0),
     ],
 )
@@ -81,7 +81,7 @@ def test_what_a_grader_prints(stub: ControlStub, grader: str, value: float) -> N
 
 @pytest.mark.parametrize(
     "line",
-    ["9 passed, 2 warnings in 0.05s", "17/20", "85%", "3/4", "score: 85%", "1,000", "nan", "score: inf", "12:30", ""],
+    ["score: 0.5 of 3", "9 passed, 2 warnings in 0.05s", "17/20", "85%", "3/4", "score: 85%", "1,000", "nan", "score: inf", "12:30", ""],
 )
 def test_a_grader_that_succeeds_without_a_number_is_an_error_that_names_the_line(stub: ControlStub, line: str) -> None:
     item = once("true", reward_cmd=f"echo '{line}'")
@@ -118,9 +118,17 @@ def test_who_prints_no_number_when_the_work_is_wrong_is_told_once(stub: ControlS
     run_program(Program(("false",), reward_from="stdout"), ["a", "b"], say=lines.append)
     (line,) = lines
     assert line.endswith("only successes are trained: have it give 0 then")
+    for program, remedy in (
+        (Program(("true",), reward_from="stdout"), "have it give 0 then"),
+        (Program(("true",), reward_cmd="true"), "have it print 0 then"),
+        (Program(("true",), reward_cmd="if false; then echo 1; fi"), "have it print 0 then"),
+    ):
+        lines.clear()
+        run_program(program, ["a", "b"], say=lines.append)
+        (line,) = lines
+        assert line.endswith(f"only successes are trained: {remedy}")
     lines.clear()
-    for quiet in (Program(("true",), reward_from="stdout"), Program(("true",), reward_cmd="true"), Program(("false",))):
-        run_program(quiet, ["a"], say=lines.append)
+    run_program(Program(("false",)), ["a"], say=lines.append)
     assert not lines
 
 
