@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ajet_sdk.sample import Batch, BatchEpisode, Sample
+from ajet_sdk.sample import BatchEpisode, Sample
 
 LENGTH = "length"
 """The finish reason of a call that ran into its limit of tokens."""
@@ -42,13 +42,8 @@ class Shaping:
 
 
 def ends(sample: Sample) -> Mapping[str, str]:
-    """Why each call of `sample` ended; nothing if an older daemon does not tell."""
-    return dict(zip(sample.calls, sample.finish_reasons, strict=True)) if sample.finish_reasons else {}
-
-
-def are_told(batch: Batch) -> bool:
-    """Whether the daemon says of all calls why they ended."""
-    return all(sample.finish_reasons for group in batch.groups for one in group.episodes for sample in one.samples)
+    """Why each call of `sample` ended."""
+    return dict(zip(sample.calls, sample.finish_reasons, strict=False))
 
 
 def punished(episode: BatchEpisode, shaping: Shaping, *, by_turn: bool) -> tuple[BatchEpisode, float]:

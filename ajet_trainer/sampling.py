@@ -62,7 +62,7 @@ ADVICE = {
     "completions",
     "unknown_logprobs": "their engine did not say what distribution the logprobs are of. Either it was too busy to "
     f"answer, and the daemon's log says so; or it is not vLLM. If it is: {PROCESSED}",
-    "untold": "the daemon does not say how they were sampled: it needs this release, and an engine that it can ask",
+    "untold": "the daemon does not know how they were sampled: it needs an engine that it can ask",
     "temperature": "this learner computes one temperature: set actor_rollout_ref.rollout.temperature in [verl] to it, "
     "or actor_rollout_ref.model.use_fused_kernels to false",
     OVERLONG: "they ended at their limit of tokens, and overlong = mask in [trainer] does not train such calls",
@@ -144,7 +144,7 @@ def advice(reason: str) -> str:
 
 
 def runs_of(sample: Sample) -> Runs[Mapping[str, Any] | None]:
-    """How the sampled tokens of `sample` were sampled; older daemons do not tell."""
+    """How the sampled tokens of `sample` were sampled; None is not known."""
     return sample.sampling or ((None, sum(sample.loss_mask)),)
 
 

@@ -213,13 +213,10 @@ def _totals(rewards: Iterable[Mapping[str, Any]]) -> dict[str | None, float]:
 def _turns(
     episode: BatchEpisode, samples: Sequence[Sample], totals: Mapping[str | None, float]
 ) -> tuple[Turn, ...]:
-    """The calls of `samples` in the order in which they began. Samples of older daemons do not tell it; then it is that
-    of the samples, which is the order of their first calls."""
+    """The calls of `samples` in the order in which they began."""
     states = {item.get("call"): item["state"] for item in episode.rewards if item.get("state") is not None}
-    calls = dict.fromkeys(call for sample in samples for call in sample.calls)
-    if all(len(sample.turns) == len(sample.calls) for sample in samples):
-        placed = {call: turn for one in samples for call, turn in zip(one.calls, one.turns, strict=True)}
-        calls = dict.fromkeys(sorted(calls, key=lambda call: placed[call]))
+    placed = {call: turn for one in samples for call, turn in zip(one.calls, one.turns, strict=False)}
+    calls = sorted(dict.fromkeys(call for one in samples for call in one.calls), key=lambda call: placed.get(call, 0))
     return tuple(Turn(call, totals.get(call, 0.0), states.get(call)) for call in calls)
 
 

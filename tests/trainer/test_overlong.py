@@ -10,7 +10,7 @@ from ajet_sdk.sample import BatchEpisode, Group
 from ajet_trainer.admission import admit
 from ajet_trainer.advantage import compared
 from ajet_trainer.batch import to_rows
-from ajet_trainer.overlong import Shaping, are_told, punished
+from ajet_trainer.overlong import Shaping, punished
 from ajet_trainer.sampling import Rule
 from ajet_trainer.turns import ByTurn
 from tests.trainer.making import PROCESSED, batch, episode, sample
@@ -119,13 +119,6 @@ def test_what_was_left_out_for_its_sampling_counts_in_no_baseline() -> None:
     both = tuple(ended(episode(name, 0.0), "stop") for name in "bc")
     admission = admit(batch("b", Group("t", (one, *both))), rule=MASK)
     assert [rejection.reason for rejection in admission.rejected] == ["sampling"]
-
-
-def test_an_older_daemon_says_of_no_call_why_it_ended() -> None:
-    told = batch("b", Group("t", (episode("a"), episode("b"))))
-    untold = batch("b", Group("t", (episode("a"), ended(episode("b")))))
-    assert are_told(told) and not are_told(untold)
-    assert admit(untold, rule=MASK).left_out == {}
 
 
 def test_by_turn_a_punishment_leaves_the_sessions_as_agents_rewarded_them() -> None:

@@ -122,12 +122,12 @@ def test_strict_refuses_an_episode_by_the_name_of_a_call() -> None:
     assert (treat(one(PROCESSED, None), Rule("strict")).refused or "").startswith("call e/0/c1: untold (the daemon")
 
 
-def test_what_an_older_daemon_sends_is_trained_as_before() -> None:
-    old = replace(one(PROCESSED), samples=(replace(sample("e/0"), sampling=(), finish_reasons=()),))
-    made = treat(old, Rule(temperature=0.6))
-    assert (made.episode, made.untold, made.refused) == (old, {"untold": 1}, None)
-    assert to_row("g", 0, 0, 1.0, old.samples[0], 0.6).temperature == 0.6
-    assert treat(old, Rule("strict")).refused
+def test_a_call_of_which_nothing_is_told_is_trained_as_the_settings_say() -> None:
+    untold = replace(one(PROCESSED), samples=(replace(sample("e/0"), sampling=()),))
+    made = treat(untold, Rule(temperature=0.6))
+    assert (made.episode, made.untold, made.refused) == (untold, {"untold": 1}, None)
+    assert to_row("g", 0, 0, 1.0, untold.samples[0], 0.6).temperature == 0.6
+    assert treat(untold, Rule("strict")).refused
 
 
 def test_a_learner_of_one_temperature_leaves_out_the_others() -> None:

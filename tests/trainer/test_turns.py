@@ -113,13 +113,6 @@ def test_no_advantage_depends_on_how_an_episode_came_apart(how: ByTurn) -> None:
     assert found(*map(split, told), how=how) == found(*told, how=how)
 
 
-def test_calls_of_older_daemons_stand_in_the_order_of_their_samples() -> None:
-    (one,) = [split(played("a", [1, 2, 3]))]
-    untold = replace(one, samples=tuple(replace(part, turns=()) for part in one.samples[::-1]))
-    ((play,),) = plays(Group("t", (untold,)))
-    assert [turn.reward for turn in play.turns] == [1, 2, 3]
-
-
 GIVEN = st.lists(
     st.tuples(
         st.integers(-4, 4).map(float), st.booleans(), st.sampled_from([None, "c0", "c1"]), st.sampled_from([None, "a"]),
