@@ -132,18 +132,18 @@ def test_who_was_taken_over_pushes_nothing_and_ends(daemon: ProxyProcess, tmp_pa
 def test_a_sign_of_life_that_fails_is_one_that_is_missed() -> None:
     heard = threading.Event()
 
-    class Daemon:
+    class Failing:
         beats = 0
 
-        def beat(self) -> None:
-            self.beats += 1
+        def within(self, deadline_s: float) -> Failing:
+            return self
+
+        def says(self, word: str) -> None:
+            self.beats += word == "beats"
             if self.beats == 1:
                 raise ValueError("no JSON")
             heard.set()
 
-        def leave(self) -> None:
-            pass
-
-    daemon: Any = Daemon()
-    with Presence(daemon, 0.01):
+    link: Any = Failing()
+    with Presence(link, 0.01):
         assert heard.wait(60)
