@@ -31,9 +31,6 @@ KILLED = "the process ended during the step"
 KEPT = 8000
 """Characters of a traceback that are kept, counted from its end."""
 
-Name = tuple[str, str]
-"""A daemon and its episode."""
-
 
 class Elsewhere(RuntimeError):
     """A step failed for a reason that is not in its episodes."""
@@ -54,13 +51,15 @@ class Attempts:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir, self._path = run_dir, run_dir / "attempts.json"
-        found = json.loads(self._path.read_text()) if self._path.exists() else {}
-        self._tries: list[dict[str, Any]] = found.get("tries", [])
-        self._in_a_row: int = found.get("in_a_row", 0)
+        found: dict[str, Any] = {"tries": [], "in_a_row": 0}
+        if self._path.exists():
+            found = json.loads(self._path.read_text())
+        self._tries: list[dict[str, Any]] = found["tries"]
+        self._in_a_row: int = found["in_a_row"]
 
-    def begin(self, names: Iterable[Name]) -> None:
+    def begin(self, names: Iterable[str]) -> None:
         """A step on the episodes `names` begins now."""
-        self._tries.append({"episodes": sorted(map(list, names)), "why": KILLED})
+        self._tries.append({"episodes": sorted(names), "why": KILLED})
         self._in_a_row += 1
         self._write()
 
@@ -77,24 +76,24 @@ class Attempts:
 
     def worked(self) -> None:
         """The step that began last has trained its episodes: no earlier failure was due to them."""
-        trained = list(map(tuple, self._tries[-1]["episodes"]))
+        trained = set(self._tries[-1]["episodes"])
         for one in self._tries:
-            one["episodes"] = [name for name in one["episodes"] if tuple(name) not in trained]
+            one["episodes"] = [name for name in one["episodes"] if name not in trained]
         self._tries = [one for one in self._tries if one["episodes"]]
         self._in_a_row = 0
         self._write()
 
-    def given_up(self, daemon: str) -> dict[str, str]:
-        """The episodes of `daemon` that are not tried again, and the end of what their last step said."""
-        last = {name: one["why"] for one in self._tries for owner, name in one["episodes"] if owner == daemon}
-        tries = Counter(name for one in self._tries for owner, name in one["episodes"] if owner == daemon)
+    def given_up(self) -> dict[str, str]:
+        """The episodes that are not tried again, and the end of what their last step said."""
+        last = {name: one["why"] for one in self._tries for name in one["episodes"]}
+        tries = Counter(name for one in self._tries for name in one["episodes"])
         return {
             name: f"{count} steps with it failed, the last with: {(last[name].strip().splitlines() or [''])[-1]}"
             for name, count in tries.items()
             if count >= MAX_ATTEMPTS
         }
 
-    def set_aside(self, daemon: str, batch: Batch, names: Iterable[str]) -> Path:
+    def set_aside(self, batch: Batch, names: Iterable[str]) -> Path:
         """Writes the episodes `names` of `batch` into a file for reading. Raises `StepsFail` where all steps fail."""
         if self._in_a_row >= IN_A_ROW:
             raise StepsFail(
@@ -108,20 +107,18 @@ class Attempts:
         folder.mkdir(exist_ok=True)
         safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in batch.batch)
         path = folder / f"{safe}.json"
-        path.write_text(json.dumps(self._account(daemon, batch.batch, groups), indent=1) + "\n")
+        path.write_text(json.dumps(self._account(batch.batch, groups), indent=1) + "\n")
         return path
 
-    def _account(self, daemon: str, batch: str, groups: Sequence[Group]) -> Mapping[str, Any]:
+    def _account(self, batch: str, groups: Sequence[Group]) -> Mapping[str, Any]:
         names = {one.episode for group in groups for one in group.episodes}
-        errors = [
-            one["why"] for one in self._tries if any(owner == daemon and n in names for owner, n in one["episodes"])
-        ]
+        errors = [one["why"] for one in self._tries if not names.isdisjoint(one["episodes"])]
         rows = [
             {"row": row.key, "tokens": row.tokens, "sampled": row.sampled, "reward": row.reward}
             for row in to_rows(batch, groups)
         ]
         episodes = [_shown(one) for group in groups for one in group.episodes]
-        return {"batch": batch, "daemon": daemon, "errors": errors, "episodes": episodes, "rows": rows}
+        return {"batch": batch, "errors": errors, "episodes": episodes, "rows": rows}
 
     def _write(self) -> None:
         temporary = self._path.with_name(".attempts.json.new")

@@ -33,6 +33,13 @@ KEEP = "trainer.max_actor_ckpt_to_keep"
 """verl's key for how many checkpoints stay on disk."""
 
 
+def _one_url(given: Any) -> str:
+    """`given` as the URL of the one daemon; `ValueError` if it is several."""
+    if not isinstance(given, str) or "," in given:
+        raise ValueError("must be one URL, http://HOST:PORT: a trainer has one daemon")
+    return given.strip()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Everything that ajet itself decides about a training run."""
@@ -41,15 +48,15 @@ class Config:
         "", "Folder (or hub name) of the model to train, in Hugging Face format; required.", metavar="DIR"
     )
     model_name: str = option("policy", "Name under which agents ask for the model.")
-    proxy_url: tuple[str, ...] = option(
-        ("http://127.0.0.1:8484",), "Where ajet-proxy listens; several daemons feed one trainer, separated by commas."
+    proxy_url: str = option(
+        "http://127.0.0.1:8484", "Where ajet-proxy listens: one URL, since a trainer has one daemon.", convert=_one_url,
     )
-    key: tuple[str, ...] = option(
-        (), "Key of scope trainer for the proxy, or one for each daemon in their order; a loopback proxy without "
-        "secrets needs none. Never on the command line.", secret=True, places=(FILE, ENVIRONMENT),
+    key: str = option(
+        "", "Key of scope trainer for the proxy; a loopback proxy without secrets needs none. Never on the command "
+        "line.", secret=True, places=(FILE, ENVIRONMENT),
     )
     tls_cert: str = option(
-        "", "File (PEM) of our own certificate and its private key, for proxies that have tls_client_ca.",
+        "", "File (PEM) of our own certificate and its private key, for a proxy that has tls_client_ca.",
         metavar="FILE",
     )
     run_dir: str = option(
@@ -142,7 +149,7 @@ class Config:
     )
     eval_episodes: int = option(16, "Episodes of an evaluation.", most=10_000)
     mix: tuple[Mixture, ...] = ()
-    """Which share each lane has, by step; none: whatever the daemons hold."""
+    """Which share each lane has, by step; none: whatever the daemon holds."""
     verl: Mapping[str, Any] = field(default_factory=dict)
     """verl's own keys, as dotted names."""
 
@@ -236,22 +243,14 @@ def check(config: Config) -> Config:
         raise ConfigError("model is required: the folder of the model to train", param="model")
     if config.model.startswith(("/", "./", "../")) and not Path(config.model).is_dir():
         raise ConfigError(f"model: there is no folder {config.model}", param="model")
-    for name in ("proxy_url", "engine_urls"):
-        if odd := [url for url in getattr(config, name) if server(url) is None]:
+    if not config.proxy_url:
+        raise ConfigError("proxy_url is required: where ajet-proxy listens", param="proxy_url")
+    for name, urls in (("proxy_url", (config.proxy_url,)), ("engine_urls", config.engine_urls)):
+        if odd := [url for url in urls if server(url) is None]:
             shown = odd[0].rpartition("@")[2]  # a password is for nobody to see
             raise ConfigError(f"{name} must be http://HOST:PORT, not {shown!r}", param=name)
-    urls = [url.rstrip("/") for url in config.proxy_url]
-    if not urls:
-        raise ConfigError("proxy_url is required: where ajet-proxy listens", param="proxy_url")
-    doubled = sorted({url for url in urls if urls.count(url) > 1})
-    if doubled:
-        raise ConfigError(f"proxy_url names {doubled[0]} twice", param="proxy_url")
-    if config.tls_cert and not all(url.startswith("https:") for url in urls):
+    if config.tls_cert and not config.proxy_url.startswith("https:"):
         raise ConfigError("tls_cert is of no use to a proxy_url without https", param="tls_cert")
-    if len(config.key) not in (0, 1, len(urls)):
-        raise ConfigError(
-            f"key must be one for all daemons or one for each: {len(config.key)} for {len(urls)} daemons", param="key"
-        )
     if config.overlap and not config.attached:
         said = "trainer and engine take turns on the same devices: set engine_urls, or leave overlap out"
         raise ConfigError(f"overlap = {config.overlap} cannot be: {said}", param="overlap")

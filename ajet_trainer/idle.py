@@ -1,9 +1,8 @@
 """Which share of the time trainer and engines had nothing to do, from one step to the next.
 
-The trainer is idle while it waits for episodes. An engine is idle while no agent's request is under way at its daemon;
-of several daemons the mean counts. Each daemon tells in how many seconds of its life some request was. What that grew
-by between two looks, of the time between them, is its busy share. A daemon that started anew counts from 0, so that all
-it tells is new.
+The trainer is idle while it waits for episodes. Engines are idle while no agent's request is under way at the
+daemon. It tells in how many seconds of its life some request was. What that grew by between two looks, of the time
+between them, is the engines' busy share. A daemon that started anew counts from 0, so that all it tells is new.
 
 A step's shares are of the time since the last step's: a wait for a batch that held nothing to train is in them too.
 """
@@ -11,9 +10,8 @@ A step's shares are of the time since the last step's: a wait for a batch that h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from statistics import fmean
 
 
 class Idle:
@@ -21,7 +19,8 @@ class Idle:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._since, self._waited, self._busy = clock(), 0.0, dict[str, float]()
+        self._since, self._waited = clock(), 0.0
+        self._busy: float | None = None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -32,19 +31,17 @@ class Idle:
         finally:
             self._waited += self._clock() - began
 
-    def shares(self, busy: Mapping[str, float]) -> dict[str, float | None]:
-        """The idle shares since the last call, from 0 to 1. `busy` are the seconds that each daemon tells now. The
-        engines' share is None if no daemon told it at both ends."""
-        now = self._clock()
+    def shares(self, busy: float | None) -> dict[str, float | None]:
+        """The idle shares since the last call, from 0 to 1. `busy` are the seconds that the daemon tells now. The
+        engines' share is None if it did not tell them at both ends."""
+        now, engine = self._clock(), None
         wall = max(now - self._since, 1e-9)
-        engines = [1 - self._grown(daemon, seconds) / wall for daemon, seconds in busy.items() if daemon in self._busy]
-        shares = {"trainer": _share(self._waited / wall), "engine": _share(fmean(engines)) if engines else None}
-        self._since, self._waited, self._busy = now, 0.0, dict(busy)
+        if busy is not None and self._busy is not None:
+            grown = busy - self._busy if busy >= self._busy else busy
+            engine = _share(1 - grown / wall)
+        shares = {"trainer": _share(self._waited / wall), "engine": engine}
+        self._since, self._waited, self._busy = now, 0.0, busy
         return shares
-
-    def _grown(self, daemon: str, seconds: float) -> float:
-        before = self._busy[daemon]
-        return seconds - before if seconds >= before else seconds
 
 
 def _share(value: float) -> float:

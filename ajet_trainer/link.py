@@ -1,10 +1,10 @@
 """The trainer's side of the wire: leases, acknowledgements, the gate and the policy, over HTTP.
 
-Every request is safe to repeat. An ack, nack or extend names its batch. The gate and the policy are set, not toggled. A
-lease whose answer got lost simply runs out. So whatever fails on the way (no connection, 429, 5xx) is tried again with
-growing pauses until `deadline_s` has passed, and only then raised. Three things are never tried again: a connection
-that TLS refuses, a frame of another wire version (`WireVersion`), and an answer that is too large. The last is not read
-to its end.
+A trainer has one daemon. Every request is safe to repeat. An ack, nack or extend names its batch. The gate and the
+policy are set, not toggled. A lease whose answer got lost simply runs out. So whatever fails on the way (no connection,
+429, 5xx) is tried again with growing pauses until `deadline_s` has passed, and only then raised. Three things are never
+tried again: a connection that TLS refuses, a frame of another wire version (`WireVersion`), and an answer that is too
+large. The last is not read to its end.
 
 What the other side or the library says of a refused certificate is turned into the option that mends it. Some proxies,
 ajet's among them, say nothing: asyncio's TLS hangs up on a certificate that it does not accept without telling why. So
@@ -24,29 +24,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import httpx
 
 from ajet_sdk import routes
-from ajet_sdk.errors import AjetError, BadRequest, NotFound, ProxyUnreachable, TooLarge
+from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
 from ajet_sdk.operations import PASSING, Reply, refused
 from ajet_sdk.sample import Batch
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
 
+DEADLINE_S = 120.0
+"""How long a proxy is waited for that does not answer, at the start and later."""
 ANSWER_S, CONNECT_S = 30.0, 3.0
 BUSY_ANSWER_S = 1.0
 """How long a figure is waited for that nothing depends on."""
 HANG_UPS = 3
-NEWER: dict[str, Any] = {
-    one.name: one.default for one in fields(routes.Lease)
-    if one.name in ("signal", "min_group_size", "group_wait_s", "max_lead")
-}
-"""What an older proxy does not know of a lease, by its default, which is not sent."""
 _RELEASES = "install the same ajet release on both sides"
 
 
@@ -62,7 +59,7 @@ class TlsRefused(ProxyUnreachable):
 
 
 class Link:
-    """A connection to one proxy, of the trainer of `model`. Times are in seconds; every method raises an `AjetError`
+    """The connection to the proxy, of the trainer of `model`. Times are in seconds; every method raises an `AjetError`
     when it has failed.
 
     `trainer` is who we are, for a proxy that lets one trainer of a model in. `answer_s` is how long a connection may
@@ -76,7 +73,7 @@ class Link:
         model: str = "",
         key: str = "",
         trainer: routes.Attend | None = None,
-        deadline_s: float = 120.0,
+        deadline_s: float = DEADLINE_S,
         answer_s: float = ANSWER_S,
         tls: ssl.SSLContext | None = None,
         certified: bool = False,
@@ -85,9 +82,9 @@ class Link:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url, self._model, self._trainer = url.rstrip("/"), model or None, trainer
-        headers = {"Accept": f"{CONTENT_TYPE}, application/json", routes.HEADER_WIRE: f"{VERSION}, {VERSION - 1}"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
+        headers = {"Accept": f"{CONTENT_TYPE}, application/json", routes.HEADER_WIRE: str(VERSION)}
+        if key.strip():
+            headers["Authorization"] = f"Bearer {key.strip()}"
         if trainer is not None:
             headers[routes.HEADER_TRAINER] = trainer.instance
         self._http = httpx.Client(
@@ -101,6 +98,14 @@ class Link:
         self._clock = clock
         self._sleep = sleep
 
+    @classmethod
+    def of(cls, config: Config, *, trainer: routes.Attend | None = None, deadline_s: float = DEADLINE_S) -> Link:
+        """The link to the daemon that `config` names; `trainer` is who we are."""
+        return cls(
+            config.proxy_url, model=config.model_name, key=config.key, trainer=trainer, tls=tls_context(config),
+            certified=bool(config.tls_cert), deadline_s=deadline_s,
+        )  # fmt: skip
+
     def within(self, deadline_s: float) -> Link:
         """The same connection, which gives up trying again after `deadline_s`; 0 tries once."""
         other = copy.copy(self)
@@ -109,13 +114,7 @@ class Link:
 
     def lease(self, ask: routes.Lease) -> Batch | None:
         """The next batch, or None when nothing was ready within ``ask.wait_s``."""
-        try:
-            frame = self._send("/batches/lease", ask, wait_s=ask.wait_s)
-        except BadRequest as error:
-            older = replace(ask, **{name: value for name, value in NEWER.items() if name == error.param})
-            if older == ask:
-                raise
-            return self.lease(older)
+        frame = self._send("/batches/lease", ask, wait_s=ask.wait_s)
         if frame is None:
             return None
         try:
@@ -141,23 +140,11 @@ class Link:
 
     def close_gate(self, reason: str, wait_s: float) -> None:
         """Returns once the proxy holds new requests for the model and no call of it is in flight."""
-        self._of_model("/gate/close", routes.GateClose(reason, wait_s, self._model), wait_s)
+        self._send("/gate/close", routes.GateClose(reason, wait_s, self._model), wait_s=wait_s, deadline_s=wait_s)
 
     def open_gate(self, policy_version: int) -> None:
         """Lets requests through again, served by `policy_version`."""
-        self._of_model("/gate/open", routes.GateOpen(policy_version, self._model))
-
-    def _of_model(
-        self, path: str, body: routes.GateClose | routes.GateOpen | routes.SetMix, wait_s: float = 0.0,
-        method: str = "POST",
-    ) -> None:
-        """Says what is the model's own. An older proxy has one gate and one mix for all."""
-        try:
-            self._send(path, body, method=method, wait_s=wait_s, deadline_s=wait_s)
-        except BadRequest as error:
-            if error.param != "model" or body.model is None:
-                raise
-            self._send(path, replace(body, model=None), method=method, wait_s=wait_s, deadline_s=wait_s)
+        self._send("/gate/open", routes.GateOpen(policy_version, self._model))
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> dict[str, Any]:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on. Returns what went of another
@@ -178,7 +165,7 @@ class Link:
 
     def direct(self, mix: routes.SetMix) -> None:
         """Says which share of the groups each lane has from now on, and how far ahead of training agents may play."""
-        self._of_model("/mix", replace(mix, model=self._model), method="PUT")
+        self._send("/mix", replace(mix, model=self._model), method="PUT")
 
     def let_go(self, ahead: int) -> None:
         """Nobody trains any more what agents would be held for. An `ahead` that somebody else has set stays."""
@@ -187,15 +174,14 @@ class Link:
             self.direct(routes.SetMix(ahead=0))
 
     def busy_s(self) -> float | None:
-        """Seconds since the proxy's start in which an agent's request for the model was under way, asked once. An older
-        proxy tells those of any model, or None."""
-        status = self._glance()
-        everybody: float | None = status.get("requests", {}).get("busy_s")
-        own: float | None = status.get("models", {}).get(self._model, {}).get("busy_s", everybody)
-        return own
+        """Seconds since the proxy's start in which an agent's request for the model was under way. None if the proxy
+        does not tell at once."""
+        found: float | None = self._glance().get("models", {}).get(self._model, {}).get("busy_s")
+        return found
 
     def waits_for(self) -> tuple[str, int] | None:
-        """The model of the team that this one waits for, and how many updates it is behind, asked once; or None."""
+        """The model of the team that this one waits for, and how many updates it is behind. None if there is none, or
+        the proxy does not tell at once."""
         teams: list[dict[str, Any]] = self._glance().get("teams", [])
         model = self._model or ""
         team = next((team for team in teams if model in team), dict[str, Any]())
@@ -203,10 +189,11 @@ class Link:
         return None if slower is None else (slower, team[model]["updates"] - team[slower]["updates"])
 
     def _glance(self) -> dict[str, Any]:
-        """The status, asked once."""
-        once = self.within(0.0)
+        """The status, asked once; empty without an answer. No figure is worth a wait, nor the end of a run."""
+        once, found = self.within(0.0), dict[str, Any]()
         once._answer_s = min(BUSY_ANSWER_S, self._answer_s)
-        found: dict[str, Any] = json.loads(once._send("/status") or b"{}")
+        with suppress(AjetError):
+            found = json.loads(once._send("/status") or b"{}")
         return found
 
     def evaluate(self, model: str, episodes: int, name: str) -> None:
@@ -224,10 +211,24 @@ class Link:
         return found
 
     def meet(self) -> None:
-        """Checks that the proxy answers and takes us for a trainer: it is asked about a batch that cannot exist."""
-        self._send("/status")
-        with suppress(NotFound):
-            self.extend("none", 1.0)
+        """Comes as the trainer of our model, to a proxy that answers and takes our key for a trainer's: it is asked
+        about a batch that cannot exist."""
+        try:
+            self._send("/status")
+            with suppress(NotFound):
+                self.extend("none", 1.0)
+            self.says("comes")
+        except TlsRefused:
+            raise
+        except ProxyUnreachable as error:
+            asked = "Is ajet-proxy running, and is proxy_url its address?"
+            raise ProxyUnreachable(f"{error.message}. {asked}") from error
+        except AjetError as error:
+            raise type(error)(f"{self.url}: {error.message}", code=error.code) from error
+
+    def check(self) -> None:
+        """Raises `Conflict` if another trainer has taken our place: then nothing of ours may reach the engines."""
+        self.says("beats")
 
     def close(self) -> None:
         self._http.close()
@@ -287,8 +288,8 @@ def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTranspo
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:
-    """What `config` says of TLS; None where no daemon speaks it. Raises `ConfigError` for files that cannot be used."""
-    if not any(url.startswith("https:") for url in config.proxy_url):
+    """What `config` says of TLS; None if the proxy speaks none. Raises `ConfigError` for files that cannot be used."""
+    if not config.proxy_url.startswith("https:"):
         return None
     try:
         made = httpx.create_ssl_context()

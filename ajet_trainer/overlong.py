@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ajet_sdk.sample import Batch, BatchEpisode, Sample
+from ajet_sdk.sample import BatchEpisode, Sample
 
 LENGTH = "length"
 """The finish reason of a call that ran into its limit of tokens."""
@@ -44,11 +44,6 @@ class Shaping:
 def ends(sample: Sample) -> Mapping[str, str]:
     """Why each call of `sample` ended."""
     return dict(zip(sample.calls, sample.finish_reasons, strict=True))
-
-
-def are_told(batch: Batch) -> bool:
-    """Whether the daemon says of all calls why they ended."""
-    return all(sample.finish_reasons for group in batch.groups for one in group.episodes for sample in one.samples)
 
 
 def punished(episode: BatchEpisode, shaping: Shaping, *, by_turn: bool) -> tuple[BatchEpisode, float]:

@@ -1,8 +1,8 @@
-"""A trainer shows its daemons every few seconds that it is at work, from a thread of its own.
+"""A trainer shows its daemon every few seconds that it is at work, from a thread of its own.
 
-A daemon lets one trainer of a model in, and takes one that is silent for 30 s for dead. A step may take an hour, and so
-may loading a model. So neither leases nor steps are signs of life: this thread is. A daemon that was taken over in the
-meantime refuses whatever we ask next, which ends the run.
+The daemon lets one trainer of a model in, and takes one that is silent for 30 s for dead. A step may take an hour, and
+so may loading a model. So neither leases nor steps are signs of life: this thread is. If another trainer has taken our
+place in the meantime, the daemon refuses whatever we ask next, which ends the run.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import logging
 import platform
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
+from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import Attend
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons
 from ajet_trainer.held import run_of
+from ajet_trainer.link import Link
 
 logger = logging.getLogger(__name__)
 BEAT_S = 5.0
@@ -29,10 +31,10 @@ def trainer_of(config: Config) -> Attend:
 
 
 class Presence:
-    """Beats from the start of the block to its end, and then leaves."""
+    """Beats from the start of the block to its end, and then leaves. A word that does not arrive is not repeated."""
 
-    def __init__(self, daemons: Daemons, every_s: float = BEAT_S) -> None:
-        self._daemons, self._every_s = daemons, every_s
+    def __init__(self, link: Link, every_s: float = BEAT_S) -> None:
+        self._link, self._every_s = link.within(0.0), every_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
 
@@ -43,11 +45,15 @@ class Presence:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(timeout=5.0)
-        self._daemons.leave()
+        self._say("leaves")
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             try:
-                self._daemons.beat()
+                self._say("beats")
             except Exception:  # one beat is missed, whatever was wrong with it: the next one is as good
                 logger.warning("a sign of life did not reach the daemon", exc_info=True)
+
+    def _say(self, word: str) -> None:
+        with suppress(AjetError):
+            self._link.says(word)

@@ -1,11 +1,9 @@
 """What a person or a progress bar sees of a run: one line a phase and a step, `phase.json`, `metrics.jsonl`.
 
 `phase.json` is ``{"phase", "step", "of", "config"}``, replaced atomically; ``of`` is 0 when the run has no planned end,
-and ``config`` is the digest of the configuration in force. Where
-several daemons feed the run it has ``daemons`` too: what each gave since the start, and why it is away, if it is.
-`metrics.jsonl` has one JSON object a step. Its line of step 0, if there is one, is the evaluation of the model that the
-run began with. A resumed run first drops the lines of steps that its checkpoint does not
-hold, so that each step stands in the file once.
+and ``config`` is the digest of the configuration in force. `metrics.jsonl` has one JSON object a step. Its line of step
+0, if there is one, is the evaluation of the model that the run began with. A resumed run first drops the lines of steps
+that its checkpoint does not hold, so that each step stands in the file once.
 """
 
 from __future__ import annotations
@@ -32,17 +30,14 @@ class Progress:
         self.total_steps = total_steps
         self.config = config
         self.step = 0
-        self.account: Callable[[], Mapping[str, Any]] = dict
         self.say = say
         self.metrics_path = self.run_dir / "metrics.jsonl"
 
     def phase(self, phase: str, *, quiet: bool = False) -> None:
         """The run is now at `phase`; unless `quiet`, a line says so."""
-        daemons = self.account()
         known = {"phase": phase, "step": self.step, "of": self.total_steps, "config": self.config}
-        body = json.dumps(known | ({"daemons": daemons} if daemons else {}))
         temporary = self.run_dir / ".phase.json.new"
-        temporary.write_text(body + "\n")
+        temporary.write_text(json.dumps(known) + "\n")
         os.replace(temporary, self.run_dir / "phase.json")
         if not quiet:
             self.say(phase)
@@ -82,9 +77,6 @@ class Progress:
             parts.append(f"{skipped:.0f} of {metrics['updates'] + skipped:.0f} updates left out: gradient not finite")
         if "eval_reward_mean" in metrics:
             parts.append(f"eval {metrics['eval_reward_mean']:.2f} ({metrics['eval_episodes']})")
-        daemons = metrics.get("daemons", {})
-        if len(daemons) > 1:
-            parts.append("groups from " + ", ".join(f"{url}: {count}" for url, count in daemons.items()))
         drift = metrics.get("rollout_probs_diff_mean")
         if drift is not None:
             parts.append(f"drift {drift:.1e}")

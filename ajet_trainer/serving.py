@@ -26,10 +26,9 @@ def serve(proxy: str, allow: str, name: str | None, environ: Mapping[str, str], 
     env, url = environment(environ), proxy.rstrip("/")
     if server(url) is None:
         raise ConfigError("--proxy must be http://HOST:PORT", param="proxy")
-    config = Config(proxy_url=(url,), **SETTINGS.in_environment(env))
-    key = config.key[0] if config.key else ""
+    config = Config(proxy_url=url, **SETTINGS.in_environment(env))
     link = Link(
-        url, key=key, deadline_s=0.0, answer_s=ANSWER_S, tls=tls_context(config), certified=bool(config.tls_cert)
+        url, key=config.key, deadline_s=0.0, answer_s=ANSWER_S, tls=tls_context(config), certified=bool(config.tls_cert)
     )
     called = name or re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())[:64] or "host"
     keeper = Supervisor(
@@ -50,5 +49,5 @@ def hidden_in(environ: Mapping[str, str], config: Config) -> dict[str, str]:
     """What nobody sees from afar, with what is shown instead: our key, certificate, and what trainers have in variables
     such as HF_TOKEN."""
     named = (value for name, value in environ.items() if re.search(r"(KEY|TOKEN|SECRET|PASSWORD)$", name))
-    words = {word for word in (*config.key, *named, config.tls_cert) if len(word) >= LEAST_SECRET}
+    words = {word for word in (config.key, *named, config.tls_cert) if len(word) >= LEAST_SECRET}
     return dict.fromkeys(sorted(words), "***")

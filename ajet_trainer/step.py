@@ -21,7 +21,7 @@ import math
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -29,16 +29,17 @@ from typing import Any, Protocol
 from ajet_sdk.errors import Conflict, NotFound
 from ajet_sdk.results import counted
 from ajet_sdk.routes import Lease, SetMix
+from ajet_sdk.sample import Batch
 from ajet_sdk.settings import ConfigError
-from ajet_trainer import overlong
 from ajet_trainer.admission import Admission, admit, has_signal
 from ajet_trainer.advantage import trainable
 from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere, NoUpdate
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config, digest
-from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
 from ajet_trainer.evaluation import Evaluation
 from ajet_trainer.idle import Idle
+from ajet_trainer.keeper import Keeper
+from ajet_trainer.link import Link
 from ajet_trainer.mix import shares_at
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress, line_of, numbers, timed
@@ -57,7 +58,7 @@ POLL_S = 2.0
 """How long one request for a batch waits at the proxy, which is also how long a stop signal may go unnoticed."""
 
 
-Hand = Sequence[tuple[Leased, Admission]]
+Hand = Sequence[tuple[Batch, Admission]]
 """The batches of a step, and what of each is trained."""
 
 
@@ -123,7 +124,7 @@ class Run:
     def __init__(
         self,
         config: Config,
-        daemons: Daemons,
+        link: Link,
         learner: Learner,
         batches: TrainedBatches,
         keeper: Keeper,
@@ -134,39 +135,50 @@ class Run:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.config, self.daemons, self.learner, self.batches = config, daemons, learner, batches
+        self.config, self.link, self.learner, self.batches = config, link, learner, batches
         self.keeper, self.progress, self.stopping, self.live = keeper, progress, stopping, live
         self.clock, self.sleep = clock, sleep
-        if not daemons.alone:
-            progress.account = daemons.account
         self.attempts = Attempts(progress.run_dir)
         self.served = learner.version
-        self.gate_closed = self.announced = False
+        self.gate_closed = False
         self.timing: dict[str, float] = {}
         self.idle = Idle()
         self.said: set[str] = set()
+        self.gone = Counter[str]()
+        """What went of another run, for the line of the next step."""
 
     def start(self) -> None:
         """Acknowledges what the checkpoint holds, and tells the proxy where the engines are and what they serve."""
         self.learner.tune(self.config)
         self.progress.resume_at(self.learner.version, self.batches.line)
         self.acknowledge()
-        self.daemons.begin()
+        self.note_other_run(self.link.says("begins"))  # before the engines have any of our weights
         if not self.learner.colocated:  # engines that stand alone may serve other weights, and calls be in flight
             self.close_gate()
             self.push()
         with self.part("compare", "comparing what the engines compute with the trainer"):
             self.learner.compare()
-        self.daemons.announce(self.config.model_name, self.learner.version, self.learner.upstreams())
-        self.announced = True
+        self.announce(self.learner.upstreams())
         self.direct()
         self.open_gate()
-        self.idle.shares(self.daemons.busy())
+        self.idle.shares(self.link.busy_s())
 
     def direct(self) -> None:
         """Says which shares the lanes have after this step, and how far ahead of training agents may play."""
         shares = shares_at(self.config.mix, self.learner.version)
-        self.daemons.direct(SetMix(shares, self.config.pace, self.config.group_size))
+        self.link.direct(SetMix(shares, self.config.pace, self.config.group_size))
+
+    def announce(self, upstreams: Sequence[str] | None) -> None:
+        """Says which version the engines serve, and which engines these are, unless others look after them."""
+        self.note_other_run(self.link.announce(self.config.model_name, self.served, upstreams))
+
+    def note_other_run(self, told: Mapping[str, Any]) -> None:
+        """Says what is `told` of another run of the model, if anything went of it."""
+        found = {name: told.get(name, 0) for name in ("discarded", "void")}
+        if any(found.values()):
+            self.gone.update({"other_run_episodes": found["discarded"], "other_run_leases": found["void"]})
+            self.progress.say(f"another run had this model: {found['discarded']} of its episodes are discarded, and "
+                              f"{found['void']} of its leases are void")  # fmt: skip
 
     def loop(self) -> None:
         """Steps until the planned number is reached or someone asks to stop; then saves what is not saved."""
@@ -178,7 +190,7 @@ class Run:
             self.step()
         if self.batches.unsaved:
             self.save()
-        self.acknowledge(last=True)
+        self.acknowledge()
 
     @property
     def done(self) -> bool:
@@ -199,7 +211,7 @@ class Run:
         if (before.mix, before.pace) != (config.mix, config.pace):
             self.direct()
         if before.mix and not config.mix:
-            self.progress.say("lanes keep their shares, which the daemons hold; `ajet mix --any` drops them")
+            self.progress.say("lanes keep their shares, which the daemon holds; `ajet mix --any` drops them")
         self.progress.total_steps, self.progress.config = config.total_steps, digest(config)
         self.progress.say(f"from step {self.learner.version + 1} on the configuration is {digest(config)}")
         self.progress.phase(WAITING, quiet=True)
@@ -231,14 +243,14 @@ class Run:
         self.open_gate()
         if self.evaluation_due:
             figures |= self.evaluate()
-        figures["idle"] = self.idle.shares(self.daemons.busy())
+        figures["idle"] = self.idle.shares(self.link.busy_s())
         self.note(figures, metrics)
         self.acknowledge()
 
     def note(self, figures: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Writes the line of a step, and tells the loggers."""
-        figures = {**figures, **self.daemons.gone}
-        self.daemons.gone.clear()
+        figures = {**figures, **self.gone}
+        self.gone.clear()
         self.progress.record({**figures, "timing": self.times(metrics)})
         self.learner.log(logged(metrics, {**figures, "timing": self.timing}), int(figures["step"]))
 
@@ -251,23 +263,22 @@ class Run:
         """Has the version that serves now evaluated, and returns what came of it. The next step waits for that, unless
         it takes too long or nobody plays. If a stop cuts it short, a part of it says nothing."""
         def meanwhile() -> None:
-            self.daemons.look()
             self.acknowledge()
             self.learner.check()
 
         with self.part("eval", "evaluating"), self.idle.waiting():
-            evaluation = Evaluation(self.daemons, self.config.model_name, self.config.eval_episodes, self.clock)
+            evaluation = Evaluation(self.link, self.config.model_name, self.config.eval_episodes, self.clock)
             if said := evaluation.wait(meanwhile, self.stopping, self.sleep):
                 self.say_once(said)
         return {} if self.stopping() and not evaluation.whole else evaluation.figures()
 
-    def lease(self) -> Sequence[Leased]:
+    def lease(self) -> Sequence[Batch]:
         """The batches of the next step, held from here on. None if the run is done before they are
         together, because it was asked to stop or has no more steps to make.
 
-        A lease that ran out while its daemon was away may come again: then the newer one stands for both.
+        What ran out while the daemon was away may be leased again: then the newer lease stands for both.
         """
-        hand: list[Leased] = []
+        hand: list[Batch] = []
         waits = WAITING
         with self.part("wait", waits), self.idle.waiting():
             while True:
@@ -282,24 +293,23 @@ class Run:
                     min_group_size=self.config.min_group_size or None, group_wait_s=self.config.group_wait_s,
                     wait_s=POLL_S, lease_s=self.keeper.lease_s, max_lead=self.config.max_lead,
                 )  # fmt: skip
-                self.daemons.look()
-                self.acknowledge()
-                leased = self.daemons.lease(replace(ask, groups=self.config.groups - groups_in(hand)))
+                leased = self.link.lease(replace(ask, groups=self.config.groups - groups_in(hand)))
                 if leased is None:
+                    self.open_gate()
                     self.learner.check()
                     waits = self.look_at_team(waits)
                     continue
                 for older in [other for other in hand if overlap(other, leased)]:
                     hand.remove(older)
-                    self.keeper.release(older.daemon, older.batch.batch)
-                self.keeper.hold(leased.daemon, leased.batch.batch)
+                    self.keeper.release(older.batch)
+                self.keeper.hold(leased.batch)
                 hand.append(leased)
                 if groups_in(hand) >= self.config.groups:
                     return hand
 
     def look_at_team(self, before: str) -> str:
         """What is waited for now; says so if that is another model, and not as `before`."""
-        slower = None if self.config.max_lead is None else self.daemons.waits_for()
+        slower = None if self.config.max_lead is None else self.link.waits_for()
         said = WAITING
         if slower is not None:
             said = f"waiting for model {slower[0]!r}, {counted(range(slower[1]), 'update')} behind"
@@ -307,12 +317,12 @@ class Run:
             self.progress.phase(said, quiet=slower is None)
         return said
 
-    def admit(self, leased: Leased) -> Admission:
+    def admit(self, leased: Batch) -> Admission:
         """What of a batch is trained; says what is not, and why."""
         admission = admit(
-            leased.batch,
-            trained=self.batches.blocked(leased.daemon),
-            failed=self.attempts.given_up(leased.daemon),
+            leased,
+            trained=self.batches.blocked,
+            failed=self.attempts.given_up(),
             max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
             oldest=self.oldest,
             no_signal=self.config.no_signal,
@@ -323,18 +333,12 @@ class Run:
             vocabulary=self.learner.vocabulary,
             compares=self.learner.compares,
         )  # fmt: skip
-        if not overlong.are_told(leased.batch):
-            why = "the daemon does not say why calls ended; upgrade it"
-            if self.config.overlong == "mask":
-                self.say_once(f"calls that ended at their limit of tokens are not known, and none is masked: {why}")
-            if self.learner.shaping:
-                self.say_once(f"calls are punished by their length alone: {why}")
         for rejection in admission.rejected:
             self.progress.say(f"not trained: episode {rejection.episode}: {rejection.reason} ({rejection.detail})")
         if given_up := [rejection.episode for rejection in admission.rejected if rejection.reason == REASON]:
-            path = self.attempts.set_aside(leased.daemon, leased.batch, given_up)
-            self.progress.say(f"set aside after {MAX_ATTEMPTS} failed steps: what batch {leased.batch.batch} held of "
-                              f"them is in {path}")  # fmt: skip
+            path = self.attempts.set_aside(leased, given_up)
+            self.progress.say(f"set aside after {MAX_ATTEMPTS} failed steps: what batch {leased.batch} held of them is "
+                              f"in {path}")  # fmt: skip
         for reason in admission.left_out:
             self.say_once(f"calls are left out ({reason}): {advice(reason)}")
         for reason in admission.untold:
@@ -347,9 +351,9 @@ class Run:
         most = self.config.max_staleness
         return None if most is None else self.learner.version - most
 
-    def rows(self, leased: Leased, admission: Admission) -> list[Row]:
+    def rows(self, leased: Batch, admission: Admission) -> list[Row]:
         """The rows of what is trained of a batch."""
-        return to_rows(leased.batch.batch, admission.groups, self.learner.temperature, self.learner.by_turn)
+        return to_rows(leased.batch, admission.groups, self.learner.temperature, self.learner.by_turn)
 
     def say_once(self, line: str) -> None:
         """Says `line` the first time in a run. `metrics.jsonl` counts in each step what it is about."""
@@ -361,20 +365,18 @@ class Run:
         """Acknowledges batches that hold nothing to train, so that they do not come back. While there are weights that
         no checkpoint holds, they wait for the next one: those weights may hold their own episodes."""
         for leased, admission in hand:
-            name, version = leased.batch.batch, self.learner.version
+            name, version = leased.batch, self.learner.version
             if self.batches.unsaved:
-                self.batches.trained(TrainedBatch(name, version, (), leased.daemon, admission.filtered))
+                self.batches.trained(TrainedBatch(name, version, (), admission.filtered))
                 continue
-            with suppress(Away, NotFound, Conflict):  # what comes back of a lost lease holds nothing to train either
-                self.daemons.ack(leased.daemon, name, version, admission.filtered)
-            self.keeper.release(leased.daemon, name)
+            with suppress(NotFound, Conflict):  # what comes back of a lost lease holds nothing to train either
+                self.link.ack(name, version, admission.filtered)
+            self.keeper.release(name)
 
     def train(self, hand: Hand, rows: Sequence[Row]) -> dict[str, float]:
         """One step of the learner; its batches are trained from here on. A failure counts against them, unless a
         stop, a dead engine or weights that did not reach one are the reason."""
-        self.attempts.begin(
-            (leased.daemon, episode.episode) for leased, admission in hand for episode in admission.episodes
-        )
+        self.attempts.begin(episode.episode for _, admission in hand for episode in admission.episodes)
         try:
             with self.part("train", "training"):
                 metrics = self.learner.train(rows)
@@ -398,9 +400,7 @@ class Run:
         self.attempts.worked()
         for leased, admission in hand:
             episodes = tuple(episode.episode for episode in admission.episodes)
-            self.batches.trained(
-                TrainedBatch(leased.batch.batch, self.learner.version, episodes, leased.daemon, admission.filtered)
-            )
+            self.batches.trained(TrainedBatch(leased.batch, self.learner.version, episodes, admission.filtered))
         return metrics
 
     def give_back(self, hand: Hand, why: str) -> None:
@@ -408,9 +408,9 @@ class Run:
         meanwhile is sent the weights that it had."""
         self.progress.say(f"step {self.learner.version + 1} made no update, and is tried again: {why}")
         for leased, _ in hand:
-            with suppress(Away, NotFound, Conflict):  # whose lease ends by itself
-                self.daemons.nack(leased.daemon, leased.batch.batch)
-            self.keeper.release(leased.daemon, leased.batch.batch)
+            with suppress(NotFound, Conflict):  # whose lease ends by itself
+                self.link.nack(leased.batch)
+            self.keeper.release(leased.batch)
         if self.gate_closed:
             if self.learner.colocated:
                 self.push()
@@ -432,43 +432,36 @@ class Run:
         """No call is in flight and none starts until `open_gate`."""
         self.gate_closed = True
         with self.part("drain", "draining calls in flight"), self.idle.waiting():
-            self.daemons.close_gate("weights", DRAIN_S)
+            self.link.close_gate("weights", DRAIN_S)
 
     def push(self) -> None:
         """The engine takes the learner's weights, unless another trainer has taken our place."""
-        self.daemons.check()
+        self.link.check()
         with self.part("push", "pushing weights"):
             self.learner.push()
         self.served = self.learner.version
 
     def open_gate(self) -> None:
-        """Calls pass again, served by the version that the engine last took."""
-        self.daemons.open_gate(self.served)
+        """Calls pass again, served by the version that the engine last took. A daemon may have come back with an empty
+        data directory between two questions. So it is told whatever it knows, and again whenever it has no batch."""
+        self.announce(self.learner.upstreams())
+        self.link.open_gate(self.served)
         self.gate_closed = False
 
-    def acknowledge(self, *, last: bool = False) -> None:
-        """Tells each proxy of every batch of its own that a checkpoint holds. If a lease is gone, its episodes are
-        blocked instead. What a proxy that is away must hear waits. The `last` time it is waited for once, then left to
-        a restart."""
-        missed: set[str] = set()
+    def acknowledge(self) -> None:
+        """Tells the proxy of every batch that a checkpoint holds. If a lease is gone, its episodes are blocked
+        instead."""
         for entry in self.batches.unacknowledged:
             try:
-                patient = last and entry.daemon not in missed
-                self.daemons.ack(entry.daemon, entry.batch, entry.version, entry.filtered, last=patient)
+                self.link.ack(entry.batch, entry.version, entry.filtered)
             except (NotFound, Conflict) as error:
                 if error.code == REPLACED:
                     raise
                 self.batches.refused(entry)
                 self.progress.say(f"the lease of batch {entry.batch} ran out; its episodes will not be trained again")
-            except Away:
-                missed.add(entry.daemon)
-                if last:
-                    self.progress.say(f"batch {entry.batch} of {entry.daemon} is trained and saved, but cannot be "
-                                      "acknowledged now; the next start does that")  # fmt: skip
-                continue
             else:
                 self.batches.acknowledged(entry)
-            self.keeper.release(entry.daemon, entry.batch)
+            self.keeper.release(entry.batch)
 
     def figures(self, hand: Hand, rows: Sequence[Row], metrics: Mapping[str, float]) -> dict[str, Any]:
         """What `metrics.jsonl` says of the step, except for the times that it took."""
@@ -476,8 +469,7 @@ class Run:
             "step": self.learner.version,
             "policy_version": self.learner.version,
             "config": digest(self.config),
-            "batch": ",".join(leased.batch.batch for leased, _ in hand),
-            "daemons": {url: groups_in(one for one, _ in hand if one.daemon == url) for url in self.daemons.urls},
+            "batch": ",".join(leased.batch for leased, _ in hand),
             **batch_figures(hand, rows, self.learner.by_turn),
             **staleness(hand, self.learner.version - 1),
             **learner_figures(metrics),
@@ -491,20 +483,19 @@ class Run:
     def close(self) -> None:
         """Leaves nothing behind at the proxy: untrained and unsaved batches go back, the gate opens. Each is tried,
         whatever became of the others, and what cannot be done is said."""
-        self.daemons.hurry(CLOSE_S)
-        saved = {(entry.daemon, entry.batch) for entry in self.batches.unacknowledged}
-        for daemon, batch in sorted(set(self.keeper.held) - saved):
+        self.link.deadline_s = min(self.link.deadline_s, CLOSE_S)
+        for batch in sorted(set(self.keeper.held) - {entry.batch for entry in self.batches.unacknowledged}):
             with self.leaving(f"batch {batch} is not given back, and its lease runs out by itself"):
-                self.daemons.nack(daemon, batch)
-            self.keeper.release(daemon, batch)
+                self.link.nack(batch)
+            self.keeper.release(batch)
         with self.leaving("agents are held for a trainer that has ended: ajet mix --ahead 0"):
-            self.daemons.let_go(self.config.pace)
+            self.link.let_go(self.config.pace)
         with self.leaving("the engines of this run stay announced"):
             if self.learner.upstreams() is not None:
-                self.daemons.announce(self.config.model_name, self.served, ())
+                self.announce(())
         if self.gate_closed:
             with self.leaving("the gate may stay closed, until a trainer of this model starts"):
-                self.open_gate()
+                self.link.open_gate(self.served)
 
     @contextmanager
     def leaving(self, otherwise: str) -> Iterator[None]:
@@ -523,21 +514,21 @@ class Run:
             yield
 
 
-def overlap(one: Leased, other: Leased) -> bool:
-    """Whether two leases of one daemon have an episode in common: then the older of them has ended."""
+def overlap(one: Batch, other: Batch) -> bool:
+    """Whether two leases have an episode in common: then the older of them has ended."""
     names, others = (
-        {episode.episode for group in leased.batch.groups for episode in group.episodes} for leased in (one, other)
+        {episode.episode for group in leased.groups for episode in group.episodes} for leased in (one, other)
     )
-    return one.daemon == other.daemon and not names.isdisjoint(others)
+    return not names.isdisjoint(others)
 
 
-def groups_in(hand: Iterable[Leased]) -> int:
-    return sum(len(leased.batch.groups) for leased in hand)
+def groups_in(hand: Sequence[Batch]) -> int:
+    return sum(len(leased.groups) for leased in hand)
 
 
 def batch_figures(hand: Hand, rows: Sequence[Row], by_turn: ByTurn | None) -> dict[str, Any]:
     """What `metrics.jsonl` says of the data. Rewards are of all leased episodes, the rest is of what was trained."""
-    rewards = [episode.reward for one, _ in hand for group in one.batch.groups for episode in group.episodes]
+    rewards = [episode.reward for one, _ in hand for group in one.groups for episode in group.episodes]
     trained = [episode for _, admission in hand for episode in admission.episodes]
     groups = [group for _, admission in hand for group in admission.groups]
     mean = math.fsum(rewards) / len(rewards)
@@ -597,7 +588,7 @@ LEARNER_FIGURES = {
 }
 
 
-NOT_LOGGED = {*LEARNER_FIGURES, "learner", "daemons", "step"}
+NOT_LOGGED = {*LEARNER_FIGURES, "learner", "step"}
 """Figures that loggers do not get from us: verl's own, which they have by verl's names, and what is no curve."""
 
 

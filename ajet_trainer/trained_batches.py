@@ -8,64 +8,52 @@ that was trained after the last checkpoint is in none, so its lease runs out and
 An acknowledgement may come too late: the lease ran out while the trainer was down. Then the proxy may lease the same
 episodes again under another batch: `blocked` names them, and admission refuses them. Acknowledged batches can never
 come back and are forgotten, so the list stays as small as what is in flight.
-
-Several daemons may feed one trainer, and two of them may call their episodes by the same name. So everything here
-belongs to the daemon that gave it, known by its URL. What came from a daemon whose URL is not configured belongs to
-``ANY``: it may have moved, so its episodes are blocked at every daemon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-ANY = ""
-"""In place of a URL: whichever daemon knows the batch or the episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedBatch:
-    """One trained batch: the policy version that holds its gradient, its episodes, and the daemon that gave it.
-    `filtered` are those episodes of it that were not trained, each with the reason."""
+    """One trained batch: the policy version that holds its gradient, and its episodes. `filtered` are those episodes of
+    it that were not trained, each with the reason."""
 
     batch: str
     version: int
     episodes: tuple[str, ...]
-    daemon: str = ANY
     filtered: Mapping[str, str] = field(default_factory=dict)
 
 
 class TrainedBatches:
     """The states of the batches that were trained and are not acknowledged yet, oldest first."""
 
-    def __init__(self, saved: Iterable[TrainedBatch] = (), lost: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, saved: Iterable[TrainedBatch] = (), lost: Iterable[str] = ()) -> None:
         self._saved = list(saved)
         self._trained: list[TrainedBatch] = []
-        self._lost = set(lost)
+        self._lost = frozenset(lost)
         self.line = ""
         """What `metrics.jsonl` says of the last step, and lacks where a crash came between checkpoint and line."""
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], daemons: Collection[str] = ()) -> TrainedBatches:
-        """What the `state` in a checkpoint restores: everything in it is saved. `daemons` are those in use."""
-
-        def known(daemon: str) -> str:
-            return daemon if daemon in daemons else ANY
-
-        saved = [
-            TrainedBatch(**one | {"episodes": tuple(one["episodes"]), "daemon": known(one["daemon"])})
-            for one in state.get("saved", ())
-        ]
-        batches = cls(saved, ((known(daemon), episode) for daemon, episode in state.get("lost", ())))
-        batches.line = state.get("line", "")
+    def from_state(cls, state: Mapping[str, Any]) -> TrainedBatches:
+        """What the `state` in a checkpoint restores: everything in it is saved. Without a checkpoint it is empty."""
+        if not state:
+            return cls()
+        batches = cls(
+            (TrainedBatch(**one | {"episodes": tuple(one["episodes"])}) for one in state["saved"]), state["lost"]
+        )
+        batches.line = state["line"]
         return batches
 
     def state(self) -> dict[str, Any]:
         """What goes into a checkpoint that is written now: plain lists, strings and integers."""
         return {
             "saved": [asdict(one) | {"episodes": list(one.episodes)} for one in (*self._saved, *self._trained)],
-            "lost": sorted([daemon, episode] for daemon, episode in self._lost),
+            "lost": sorted(self._lost),
             "line": self.line,
         }
 
@@ -88,10 +76,10 @@ class TrainedBatches:
         """Trained batches that a crash would bring back."""
         return tuple(self._trained)
 
-    def blocked(self, daemon: str) -> frozenset[str]:
-        """Episodes of `daemon` that are in the weights already, whatever batch they may come in again."""
-        pending = {(one.daemon, name) for one in (*self._saved, *self._trained) for name in one.episodes}
-        return frozenset(name for owner, name in pending | self._lost if owner in (ANY, daemon))
+    @property
+    def blocked(self) -> frozenset[str]:
+        """Episodes that are in the weights already, whatever batch they may come in again."""
+        return self._lost.union(*(one.episodes for one in (*self._saved, *self._trained)))
 
     def acknowledged(self, batch: TrainedBatch) -> None:
         """The proxy has heard: the batch's episodes cannot come back."""
@@ -99,5 +87,5 @@ class TrainedBatches:
 
     def refused(self, batch: TrainedBatch) -> None:
         """The lease was gone: the batch's episodes may come back and must not be trained again."""
-        self._lost.update((batch.daemon, episode) for episode in batch.episodes)
+        self._lost |= frozenset(batch.episodes)
         self.acknowledged(batch)

@@ -18,7 +18,7 @@ from ajet_proxy.core.trajectory import drift
 from ajet_proxy.settings import SETTINGS
 from ajet_proxy.settings import Config as ProxyConfig
 from ajet_sdk.cli import ajet as sdk_command
-from ajet_trainer import daemons, evaluation, step, trained_rows
+from ajet_trainer import evaluation, keeper, link, step, trained_rows
 from ajet_trainer.cli import cli as trainer_command
 from ajet_trainer.config import SETTINGS as TRAINER_SETTINGS
 from ajet_trainer.config import Config as TrainerConfig
@@ -51,7 +51,7 @@ def test_the_limits_of_the_trainer() -> None:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PUSH_S"
     )
     found = [float(row.split("|")[2].split()[0].replace(",", "")) for row in text.splitlines() if " s" in row]
-    assert found == [daemons.LEASE_S, step.DRAIN_S, push, daemons.CONNECT_S, evaluation.EVAL_WAIT_S,
+    assert found == [keeper.LEASE_S, step.DRAIN_S, push, link.DEADLINE_S, evaluation.EVAL_WAIT_S,
                      trained_rows.KEPT_STEPS]  # fmt: skip
 
 

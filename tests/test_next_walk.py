@@ -23,7 +23,7 @@ import pytest
 
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons, Keeper
+from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
@@ -152,13 +152,15 @@ def no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_tick")
 async def test_a_call_enters_the_files_of_the_walk_in_its_order(tmp_path: Path) -> None:
     learner, entered = Learner(), Entered()
-    config = Config(model="m", model_name="stub", groups=1, group_size=1, total_steps=1, run_dir=str(tmp_path / "run"))
+    config = Config(
+        model="m", model_name="stub", groups=1, group_size=1, min_group_size=1, total_steps=1,
+        run_dir=str(tmp_path / "run"),
+    )
     async with EngineStub(drift=True) as stub, serving(tmp_path / "data", upstream=(stub.url,)) as client:
         with closing(Link(client.app.url)) as link:
-            daemons = Daemons([link])
-            batches, keeper = TrainedBatches.from_state({}, daemons.urls), Keeper(daemons, 300.0)
+            batches, keeper = TrainedBatches(), Keeper(link, 300.0)
             progress = Progress(config.run_dir, config.total_steps, lambda line: None)
-            run = Run(config, daemons, learner, batches, keeper, progress)
+            run = Run(config, link, learner, batches, keeper, progress)
             await in_a_thread(run.start)
             messages = [{"role": "user", "content": "hello"}]
             await turn(client, "ep", messages)

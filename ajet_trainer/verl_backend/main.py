@@ -28,8 +28,9 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import same_model
 from ajet_trainer.config import DEVICE, Config, digest
-from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.forest import VENDOR
+from ajet_trainer.keeper import Keeper
+from ajet_trainer.link import Link
 from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
@@ -118,14 +119,14 @@ def assemble(config: Config, progress: Progress, stop: Stop, live: Live = lambda
     """Brings everything up in order, trains, and takes it down in the opposite order. The proxy is asked first: a wrong
     address or key shows before a minute is spent on loading."""
     progress.phase("looking for the proxy")
-    with closing(Daemons.of(config, progress.say, trainer=trainer_of(config))) as daemons:
-        daemons.meet()
-        with Presence(daemons):
-            bring_up(config, daemons, progress, stop, live)
+    with closing(Link.of(config, trainer=trainer_of(config))) as link:
+        link.meet()
+        with Presence(link):
+            bring_up(config, link, progress, stop, live)
 
 
-def bring_up(config: Config, daemons: Daemons, progress: Progress, stop: Stop, live: Live) -> None:
-    """Everything behind the daemons, and then the run."""
+def bring_up(config: Config, link: Link, progress: Progress, stop: Stop, live: Live) -> None:
+    """Everything behind the link, and then the run."""
     same_model.look(config, {})
     progress.phase("importing verl")
     device = choose_device(config.verl.get(DEVICE))
@@ -152,17 +153,17 @@ def bring_up(config: Config, daemons: Daemons, progress: Progress, stop: Stop, l
             trainer.init()
             note_processes(progress.run_dir)
             try:
-                serve(config, daemons, trainer, progress, stop, live)
+                serve(config, link, trainer, progress, stop, live)
             finally:
                 trainer.finish()
 
 
-def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, stop: Stop, live: Live) -> None:
+def serve(config: Config, link: Link, trainer: Any, progress: Progress, stop: Stop, live: Live) -> None:
     """The run itself, with everything up."""
-    trainer.permit = daemons.check
-    with Keeper(daemons) as keeper:
-        batches = TrainedBatches.from_state(trainer.batches, daemons.urls)
-        training = Run(config, daemons, trainer, batches, keeper, progress, stopping=lambda: stop.requested, live=live)
+    trainer.permit = link.check
+    with Keeper(link) as keeper:
+        batches = TrainedBatches.from_state(trainer.batches)
+        training = Run(config, link, trainer, batches, keeper, progress, stopping=lambda: stop.requested, live=live)
         try:
             training.start()
             progress.phase(f"training from step {trainer.version}")

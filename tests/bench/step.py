@@ -72,7 +72,7 @@ def run(folder: Path, model: Path, rows: Sequence[Row], count: int) -> tuple[lis
         peaks["trainer"] = peak(psutil.Process())
         peaks["worker"] = max(map(peak, psutil.Process().children(recursive=True)))
 
-    with patch.object(program, "Daemons"), patch.object(program, "serve", serve):
+    with patch.object(program, "Link"), patch.object(program, "serve", serve):
         program.assemble(config, Progress(config.run_dir, count, lambda _: None), program.Stop())
     return steps[1:], peaks
 

@@ -1,4 +1,4 @@
-"""Two daemons, a trainer and agents on hosts of their own, while the network between them fails or a host is lost.
+"""A daemon, a trainer and agents on hosts of their own, while the network between them fails or a host is lost.
 
 Everything of ours is real but for verl and vLLM. Here a way is lost as ways between hosts are: packets vanish, nobody
 is told, and what was on its way may still come when the way is back.
@@ -22,11 +22,10 @@ import httpx
 import openai
 import pytest
 
-from ajet_trainer import daemons as module
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons, Keeper
-from ajet_trainer.link import Link
+from ajet_trainer.keeper import Keeper
+from ajet_trainer.link import Link, tls_context
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
@@ -43,9 +42,7 @@ pytestmark = [
     pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon"),
 ]
 SECRET = "the-secret-of-an-operator"
-ENGINES = {"a": "engine-a", "b": "engine-b"}
-TASKS, SIZE, LEASE_S, CUT_S = 6, 2, 2.0, 4.0
-DAEMONS = {"ANSWER_S": 1.0, "PATIENCE_S": 1.0, "DRAIN_SLICE_S": 1.0, "PAUSES_S": (0.2, 0.5)}
+TASKS, SIZE, LEASE_S, CUT_S = 8, 2, 2.0, 4.0
 AJET = (sys.executable, "-c", "from ajet_sdk.cli import main; main()", "run", "--quiet", "--task", "t", "--repeat", "2")
 PROGRAM = """
 import openai, os
@@ -102,82 +99,81 @@ class Learner:
 
 
 class Site:
-    """Daemons on the hosts a and b, an engine for each on a host of its own, and the hosts of trainer and agents."""
+    """A daemon, its engine, a trainer and agents, each on a host of its own."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self.said, self._stack = folder, list[str](), stack
         self.timers: list[threading.Timer] = []
-        self.hosts = stack.enter_context(Hosts(*ENGINES, *ENGINES.values(), "trainer", "agents"))
+        self.hosts = stack.enter_context(Hosts("daemon", "engine", "trainer", "agents"))
         self.servers, trainers = Authority(folder, "servers"), Authority(folder, "trainers")
         self._clients, self._shown = trainers.file, trainers.sign("trainer-1")
-        self.daemons: dict[str, ProxyProcess] = {}
-        for name, engine in ENGINES.items():
-            options = ("--model", "stub", "--delay", "0.02", "--host", "0.0.0.0", "--port", "8000")
-            stack.enter_context(stub_process(*options, inside=self.hosts.inside(engine)))
-            self.start(name)
+        options = ("--model", "stub", "--delay", "0.02", "--host", "0.0.0.0", "--port", "8000")
+        stack.enter_context(stub_process(*options, inside=self.hosts.inside("engine")))
+        self.daemon = self.start()
 
-    def start(self, name: str) -> None:
-        """The daemon of a host, on the data directory that it had."""
-        address, engine = self.hosts.address(name), self.hosts.address(ENGINES[name])
-        own = self.servers.sign(f"daemon-{name}", address=address)
+    def start(self) -> ProxyProcess:
+        """The daemon, on the data directory that it had."""
+        address, engine = self.hosts.address("daemon"), self.hosts.address("engine")
+        own = self.servers.sign("daemon", address=address)
         options = ["--listen", f"{address}:8484", "--tls-cert", own.cert, "--tls-key", own.key]
         proxy = ProxyProcess(
-            f"http://{engine}:8000", self.folder / name, port=8484, inside=self.hosts.inside(name),
+            f"http://{engine}:8000", self.folder / "data", port=8484, inside=self.hosts.inside("daemon"),
             options=[*options, "--tls-client-ca", self._clients, "--group-size", str(SIZE)],
             env={"AJET_ADMIN_SECRET": SECRET, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         proxy.url = f"https://{address}:8484"
-        self.daemons[name] = self._stack.enter_context(proxy)
+        return self._stack.enter_context(proxy)
 
-    def reboot(self, name: str) -> None:
-        """The host of a daemon is gone at once, and comes up again with another daemon."""
+    def reboot(self) -> None:
+        """The host of the daemon is gone at once, and comes up again with another daemon."""
 
         def again() -> None:
-            self.hosts.start(name)
-            self.start(name)
+            self.hosts.start("daemon")
+            self.daemon = self.start()
 
-        self.hosts.lose(name)
-        self.daemons[name].kill()
+        self.hosts.lose("daemon")
+        self.daemon.kill()
         self._later(again)
 
     def cut(self, *, back: bool = True) -> None:
-        """The way from a to the trainer is lost for a while; and the way back, unless said otherwise."""
-        self.hosts.cut("a", "trainer", back=back)
-        self._later(lambda: self.hosts.mend("a", "trainer", back=back))
+        """The way from the daemon to the trainer is lost for a while; and the way back, unless said otherwise."""
+        self.hosts.cut("daemon", "trainer", back=back)
+        self._later(lambda: self.hosts.mend("daemon", "trainer", back=back))
 
     def _later(self, action: Callable[[], None]) -> None:
         self.timers.append(threading.Timer(CUT_S, action))
         self.timers[-1].start()
 
     def whole(self) -> bool:
-        """Whether no way is lost, and the trainer has noticed."""
-        told = [line for line in self.said if line.startswith("the daemon at ")]
-        return not any(timer.is_alive() for timer in self.timers) and (not told or told[-1].endswith(" is back"))
+        """Whether no way is lost."""
+        return not any(timer.is_alive() for timer in self.timers)
 
-    def key(self, name: str, scope: str) -> str:
-        """As an operator issues it on that host."""
-        command = (str(PROXY), "issue-key", "--scope", scope, "--data-dir", str(self.folder / name))
+    def key(self, scope: str) -> str:
+        """As an operator issues it on the daemon's host."""
+        command = (str(PROXY), "issue-key", "--scope", scope, "--data-dir", str(self.folder / "data"))
         done = subprocess.run(command, capture_output=True, check=True, text=True, env=clean(PYTHONPATH=str(ROOT)))
         return done.stdout.strip()
 
-    def status(self, name: str) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """What the daemon says of itself on its own host."""
         trusted, key = ssl.create_default_context(cafile=self.servers.file), {"Authorization": f"Bearer {SECRET}"}
-        with self.hosts.at(name), httpx.Client(verify=trusted, headers=key, trust_env=False, timeout=30.0) as http:
-            found: dict[str, Any] = http.get(f"{self.daemons[name].url}/ajet/v1/status").json()
+        with self.hosts.at("daemon"), httpx.Client(verify=trusted, headers=key, trust_env=False, timeout=30.0) as http:
+            found: dict[str, Any] = http.get(f"{self.daemon.url}/ajet/v1/status").json()
         return found
 
     def config(self, **options: Any) -> Config:
         return Config(
-            model="none", model_name="stub", proxy_url=tuple(proxy.url for proxy in self.daemons.values()),
-            key=tuple(self.key(name, "trainer") for name in self.daemons),
-            tls_cert=self._shown.both, run_dir=str(self.folder / "run"), group_size=SIZE,
-            save_freq=1, **options,
+            model="none", model_name="stub", proxy_url=self.daemon.url, key=self.key("trainer"),
+            tls_cert=self._shown.both, run_dir=str(self.folder / "run"), group_size=SIZE, save_freq=1, **options,
         )  # fmt: skip
 
-    def daemons_of(self, config: Config, say: Callable[[str], None], patch: pytest.MonkeyPatch) -> Daemons:
+    def link(self, config: Config, patch: pytest.MonkeyPatch) -> Link:
+        """As `Link.of`, but for limits that are shorter than a cut."""
         patch.setenv("SSL_CERT_FILE", self.servers.file)
-        return Daemons.of(config, say, deadline_s=20.0)
+        return Link(
+            config.proxy_url, model=config.model_name, key=config.key, tls=tls_context(config), certified=True,
+            deadline_s=20.0, answer_s=1.0,
+        )  # fmt: skip
 
     def train(self, learner: Learner, config: Config, done: Callable[[], bool]) -> None:
         """A whole run on the trainer's host."""
@@ -190,12 +186,12 @@ class Site:
         give_up = time.monotonic() + 60
         with (
             pytest.MonkeyPatch.context() as patch, self.hosts.at("trainer"),
-            closing(self.daemons_of(config, say, patch)) as daemons, Keeper(daemons, LEASE_S) as keeper,
+            closing(self.link(config, patch)) as link, Keeper(link, LEASE_S) as keeper,
         ):
-            daemons.meet()
+            link.meet()
             batches, progress = TrainedBatches(), Progress(config.run_dir, config.total_steps, say)
             run = Run(
-                config, daemons, learner, batches, keeper, progress,
+                config, link, learner, batches, keeper, progress,
                 stopping=lambda: done() or time.monotonic() > give_up,
             )  # fmt: skip
             try:
@@ -208,20 +204,17 @@ class Site:
             assert batches.unacknowledged == (), self.said
 
     def check(self, learner: Learner, seen: Sequence[tuple[int, ...]]) -> None:
-        """Everything that agents saw is trained once, nothing else is, and all daemons know."""
+        """Everything that agents saw is trained once, nothing else is, and the daemon knows."""
         assert Counter(learner.rows) == Counter(seen), self.said
-        for name in self.daemons:
-            found = self.status(name)
-            assert found["episodes"]["trained"] == found["episodes"]["opened"] == TASKS * SIZE, (found, self.said)
-            known = found["models"]["stub"]
-            assert (known["gate"], known["policy_version"]) == ("open", learner.version), self.said
-            assert "Traceback" not in self.daemons[name].errors()
+        found = self.status()
+        assert found["episodes"]["trained"] == found["episodes"]["opened"] == TASKS * SIZE, (found, self.said)
+        known = found["models"]["stub"]
+        assert (known["gate"], known["policy_version"]) == ("open", learner.version), self.said
+        assert "Traceback" not in self.daemon.errors()
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    for name, value in DAEMONS.items():
-        monkeypatch.setattr(module, name, value)
+def site(tmp_path: Path) -> Iterator[Site]:
     with ExitStack() as stack:
         yield Site(tmp_path, stack)
 
@@ -230,9 +223,9 @@ def clean(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("AJET_")} | more
 
 
-def play(site: Site, name: str, seen: list[tuple[int, ...]], limit: float = 20.0) -> None:
-    """`TASKS` whole groups at a daemon; what was seen of each call. Who hears nothing for `limit` asks again."""
-    url, key = site.daemons[name].url, site.key(name, "agent")
+def play(site: Site, seen: list[tuple[int, ...]], limit: float = 20.0) -> None:
+    """`TASKS` whole groups; what was seen of each call. Who hears nothing for `limit` asks again."""
+    url, key = site.daemon.url, site.key("agent")
     trusted = ssl.create_default_context(cafile=site.servers.file)
     with (
         site.hosts.at("agents"),
@@ -243,7 +236,7 @@ def play(site: Site, name: str, seen: list[tuple[int, ...]], limit: float = 20.0
             for index in range(SIZE):
                 base = f"{url}/e/run-{task}-{index}/v1"
                 agent = openai.OpenAI(base_url=base, api_key=key, http_client=carrier, timeout=limit, max_retries=9)
-                seen.append(insist(lambda a=agent, w=f"{name} {task} {index}", t=f"t{task}": ask(a, w, t)))  # type: ignore[misc]
+                seen.append(insist(lambda a=agent, w=f"{task} {index}", t=f"t{task}": ask(a, w, t)))  # type: ignore[misc]
                 reward = {"value": float(index), "id": "mine"}
                 path = f"/ajet/v1/episodes/run-{task}-{index}/rewards"
                 insist(lambda p=path, r=reward: http.post(p, json=r).raise_for_status())  # type: ignore[misc]
@@ -274,71 +267,64 @@ def insist(action: Callable[[], Any]) -> Any:
             time.sleep(0.2)
 
 
-def together(*actions: Callable[[], None]) -> list[threading.Thread]:
-    threads = [threading.Thread(target=action) for action in actions]
-    for thread in threads:
-        thread.start()
-    return threads
+def playing(site: Site, seen: list[tuple[int, ...]], limit: float = 20.0) -> threading.Thread:
+    thread = threading.Thread(target=play, args=(site, seen, limit))
+    thread.start()
+    return thread
 
 
 def all_played(site: Site) -> list[tuple[int, ...]]:
     seen: list[tuple[int, ...]] = []
-    for thread in together(*(lambda n=name: play(site, n, seen) for name in ENGINES)):
-        thread.join()
+    play(site, seen)
     return seen
 
 
-def test_a_trainer_that_cannot_reach_a_daemon_trains_everything_once(site: Site) -> None:
+def test_a_trainer_that_cannot_reach_the_daemon_waits_and_trains_everything_once(site: Site) -> None:
     """Each time for longer than the lease: while it trains, while the answer alone to its acknowledgement is lost,
-    while the gates are closed, and before it closes them. It goes on with the other daemon and comes back."""
+    while the gate is closed, and before it closes it."""
     seen = all_played(site)
     moments = (
         ("train", site.cut), ("said", lambda: site.cut(back=False)), ("push", site.cut),
         ("save", lambda: site.cut(back=False)),
     )  # fmt: skip
     learner = Learner(*moments, whole=site.whole)
-    site.train(learner, site.config(groups=1), lambda: len(learner.rows) == len(seen) and site.whole())
-    a = site.daemons["a"].url
-    away = [line.startswith(f"the daemon at {a} is away, training continues with 1 of 2") for line in site.said]
-    back = [line == f"the daemon at {a} is back" for line in site.said]
-    assert sum(away) == sum(back) == len(moments), site.said
-    assert any(line.startswith("step ") for line in site.said[away.index(True) : back.index(True)]), site.said
+    site.train(learner, site.config(groups=1), lambda: len(learner.rows) == len(seen))
+    assert len(site.timers) == len(moments), site.said
     site.check(learner, seen)
 
 
 def test_a_daemon_whose_host_reboots_is_taken_up_again_by_everyone(site: Site) -> None:
     seen: list[tuple[int, ...]] = []
-    agents = together(*(lambda n=name: play(site, n, seen, limit=2.0) for name in ENGINES))
-    learner, everything = Learner(("train", lambda: site.reboot("a"))), len(ENGINES) * TASKS * SIZE
-    site.train(learner, site.config(groups=2), lambda: len(learner.rows) >= everything)
-    for agent in agents:
-        agent.join()
-    assert f"the daemon at {site.daemons['a'].url} is back" in site.said
+    agent = playing(site, seen, limit=2.0)
+    learner = Learner(("train", site.reboot))
+    site.train(learner, site.config(groups=2), lambda: len(learner.rows) >= TASKS * SIZE)
+    agent.join()
+    assert len(site.timers) == 1
     site.check(learner, seen)
 
 
 def test_agents_bear_a_network_that_comes_back(site: Site) -> None:
     """In the middle of a stream, while a reward is on its way, and in a program of ``ajet run``."""
     seen: list[tuple[int, ...]] = []
-    url, key = site.daemons["b"].url, site.key("b", "agent")
-    env = clean(AJET_PROXY_URL=url, AJET_API_KEY=key, SSL_CERT_FILE=site.servers.file, PYTHONPATH=str(ROOT))
+    env = clean(
+        AJET_PROXY_URL=site.daemon.url, AJET_API_KEY=site.key("agent"), SSL_CERT_FILE=site.servers.file,
+        PYTHONPATH=str(ROOT),
+    )  # fmt: skip
     command = [*site.hosts.inside("agents"), *AJET, "--", sys.executable, "-c", PROGRAM]
-    (agent,) = together(lambda: play(site, "a", seen))
+    agent = playing(site, seen)
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as program:
         for _ in range(3):
             time.sleep(1.0)
-            for name in ENGINES:
-                site.hosts.cut(name, "agents")
+            site.hosts.cut("daemon", "agents")
             time.sleep(1.5)
-            for name in ENGINES:
-                site.hosts.mend(name, "agents")
+            site.hosts.mend("daemon", "agents")
         assert program.stdout is not None
         assert "2 rewarded, mean reward 1" in program.stdout.read()
         assert program.wait() == 0
     agent.join()
-    found = site.status("a")["episodes"]
-    assert found["ready"] == found["opened"] == TASKS * SIZE == len(seen)
-    assert site.status("b")["episodes"]["sealed"] + site.status("b")["episodes"]["ready"] == 2
+    found = site.status()["episodes"]
+    assert found["ready"] + found["sealed"] == found["opened"] == TASKS * SIZE + 2
+    assert len(seen) == TASKS * SIZE
 
 
 def test_a_word_to_the_gate_that_comes_too_late_opens_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,18 +334,17 @@ def test_a_word_to_the_gate_that_comes_too_late_opens_nothing(site: Site, monkey
     real = Link.open_gate
 
     def open_gate(link: Link, version: int) -> None:
-        if link.url == site.daemons["a"].url and version == 2 and not site.timers:
+        if version == 2 and not site.timers:
             site.cut()
         real(link, version)
 
     def push() -> None:
         end = time.monotonic() + 8.0
         while time.monotonic() < end:
-            gates.append(site.status("a")["models"]["stub"]["gate"])
+            gates.append(site.status()["models"]["stub"]["gate"])
             time.sleep(0.1)
 
     monkeypatch.setattr(Link, "open_gate", open_gate)
-    idle = ("train", lambda: None)
-    learner = Learner(idle, idle, ("train", lambda: time.sleep(CUT_S)), ("push", lambda: None), ("push", push))
+    learner = Learner(("push", lambda: None), ("push", lambda: None), ("push", push))
     site.train(learner, site.config(groups=1), lambda: learner.version == 4)
     assert set(gates) == {"closed"}, gates

@@ -23,7 +23,7 @@ from ajet_sdk.routes import Attend, Lease
 from ajet_sdk.sample import Batch
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons, Keeper
+from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.mix import Mixture
 from ajet_trainer.overlong import Shaping
@@ -200,15 +200,15 @@ def run(url: str, model: str, folder: Path, notes: Path, stop: Path) -> None:
     orders = Orders(folder / "order")
     learner = Stub(folder, model, orders)
     config = Config(
-        model="none", model_name=model, proxy_url=(url,), run_dir=str(folder), groups=GROUPS, group_size=GROUP,
+        model="none", model_name=model, proxy_url=url, run_dir=str(folder), groups=GROUPS, group_size=GROUP,
         min_group_size=LEAST, group_wait_s=1.0, max_staleness=6, save_freq=2, mix=(Mixture(0, SHARES),),
     )
-    daemons = Daemons([NotedLink(url, Notes(notes), orders, trainer_of(config))])
-    daemons.meet()
-    batches = TrainedBatches.from_state(checkpoint(folder)["history"], daemons.urls)
-    with Presence(daemons), Keeper(daemons, LEASE_S) as keeper:
+    link = NotedLink(url, Notes(notes), orders, trainer_of(config))
+    link.meet()
+    batches = TrainedBatches.from_state(checkpoint(folder)["history"])
+    with Presence(link), Keeper(link, LEASE_S) as keeper:
         training = Run(
-            config, daemons, learner, batches, keeper, Progress(folder, 0, lambda line: None), stopping=stop.exists
+            config, link, learner, batches, keeper, Progress(folder, 0, lambda line: None), stopping=stop.exists
         )
         training.start()
         try:

@@ -50,7 +50,7 @@ def main(model: str, folder: str, rows: str, out: str) -> None:
     def serve(_: Any, __: Any, trainer: Any, *___: Any) -> None:
         found.extend(trainer.train(batch()) for _ in range(STEPS))
 
-    with patch.object(program, "Daemons"), patch.object(program, "serve", serve):
+    with patch.object(program, "Link"), patch.object(program, "serve", serve):
         program.assemble(config, Progress(config.run_dir, STEPS, lambda _: None), program.Stop())
     Path(out).write_text(json.dumps(found))
 

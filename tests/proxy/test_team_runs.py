@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons, Keeper
+from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
@@ -74,7 +74,7 @@ class Trainer:
         self.model, self.disk = model, Disk()
         usual: dict[str, Any] = {"ahead": 0, "groups": 1, "group_size": GROUP, "save_freq": 1}
         self.config = Config(
-            model="none", model_name=model, proxy_url=(proxy.url,), run_dir=str(folder / model), **usual | options
+            model="none", model_name=model, proxy_url=proxy.url, run_dir=str(folder / model), **usual | options
         )
 
     @contextmanager
@@ -83,14 +83,13 @@ class Trainer:
         longer than two minutes for what does not come."""
         learner, give_up = Learner(self.disk, instants), time.monotonic() + 120
         plain = httpx.HTTPTransport(verify=False)  # saves the time to read certificates
-        link = MortalLink(*self.config.proxy_url, model=self.model, transport=plain)
+        link = MortalLink(self.config.proxy_url, model=self.model, transport=plain)
         link.instants = instants
-        daemons = Daemons([link])
-        batches = TrainedBatches.from_state(self.disk.batches, daemons.urls)
+        batches = TrainedBatches.from_state(self.disk.batches)
         progress = Progress(self.config.run_dir, steps, lambda line: None)
-        with closing(daemons), Keeper(daemons, LEASE_S) as keeper, suppress(Killed):
+        with closing(link), Keeper(link, LEASE_S) as keeper, suppress(Killed):
             yield Run(
-                self.config, daemons, learner, batches, keeper, progress,
+                self.config, link, learner, batches, keeper, progress,
                 stopping=lambda: 0 < steps <= learner.version or time.monotonic() > give_up,
             )  # fmt: skip
 

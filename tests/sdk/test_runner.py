@@ -81,7 +81,8 @@ def test_what_a_grader_prints(stub: ControlStub, grader: str, value: float) -> N
 
 @pytest.mark.parametrize(
     "line",
-    ["score: 0.5 of 3", "9 passed, 2 warnings in 0.05s", "17/20", "85%", "3/4", "score: 85%", "1,000", "nan", "score: inf", "12:30", ""],
+    ["score: 0.5 of 3", "9 passed, 2 warnings in 0.05s",
+     "17/20", "85%", "3/4", "score: 85%", "1,000", "nan", "score: inf", "12:30", ""],
 )
 def test_a_grader_that_succeeds_without_a_number_is_an_error_that_names_the_line(stub: ControlStub, line: str) -> None:
     item = once("true", reward_cmd=f"echo '{line}'")

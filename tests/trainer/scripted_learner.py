@@ -108,16 +108,16 @@ class ScriptedLearner:
 class MemoryProxy:
     """The `Link` methods over `count` batches of two groups of two episodes; a batch's id changes with every lease.
 
-    While `down` nothing is answered. With `singly` a lease is one group, and its id is like no other daemon's. `given`
-    maps the names of groups in rows to their tasks.
+    While `down` nothing is answered. With `singly` a lease is one group. `given` maps the names of groups in rows to
+    their tasks, and `asked` has for how many groups each lease asked.
     """
 
-    def __init__(self, count: int, instants: Instants, url: str = "http://proxy", *, singly: bool = False) -> None:
-        self.instants, self.url, self.down = instants, url, False
+    def __init__(self, count: int, instants: Instants, *, singly: bool = False) -> None:
+        self.instants, self.down = instants, False
         self.ready = [[f"{n}g{g}" for g in range(2)] for n in range(count)]
         if singly:
             self.ready = [[task] for batch in self.ready for task in batch]
-        self.singly = singly
+        self.asked: list[int] = []
         self.given: dict[str, str] = {}
         self.leased: dict[str, list[str]] = {}
         self.trained: list[str] = []
@@ -127,6 +127,8 @@ class MemoryProxy:
         self.mixes: list[SetMix] = []
         self._leases = 0
         self.deadline_s = 120.0
+        self.other_run: dict[str, Any] = {}
+        """What is told of another run when this one begins."""
         self.busy: float | None = None
         self.slower: list[tuple[str, int] | None] = []
         """For whom the trainer waits, lease by lease, before it is given anything."""
@@ -136,15 +138,18 @@ class MemoryProxy:
             episode(f"{task}e{i}", float(i), task=task) for i in range(2)
         )
 
-    def within(self, deadline_s: float) -> MemoryProxy:
-        return self
-
     def answer(self) -> None:
         if self.down:
-            raise ProxyUnreachable(f"no answer from {self.url}")
+            raise ProxyUnreachable("no answer")
+
+    def says(self, word: str) -> dict[str, Any]:
+        self.answer()
+        return self.other_run if word == "begins" else {}
+
+    def check(self) -> None:
+        self.answer()
 
     def busy_s(self) -> float | None:
-        self.answer()
         return self.busy
 
     def waits_for(self) -> tuple[str, int] | None:
@@ -152,10 +157,11 @@ class MemoryProxy:
 
     def lease(self, ask: Lease) -> Batch | None:
         self.answer()
+        self.asked.append(ask.groups)
         self.instants.pass_by("before a lease")
         if not self.ready or self.slower:
             return None
-        name = f"{self.url}/lease{self._leases}" if self.singly else f"lease{self._leases}"
+        name = f"lease{self._leases}"
         self._leases += 1
         self.leased[name] = tasks = self.ready.pop(0)
         self.given |= {group_name(name, index): task for index, task in enumerate(tasks)}
@@ -202,12 +208,13 @@ class MemoryProxy:
         self.gate, self.version = "open", policy_version
         self.log.append(f"open {policy_version}")
 
-    def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
+    def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> dict[str, Any]:
         self.answer()
         self.version = version
         if upstreams is not None:
             self.upstreams = tuple(upstreams)
         self.log.append(f"announce {version}")
+        return {}
 
     def evaluate(self, model: str, episodes: int, name: str) -> None:
         self.answer()

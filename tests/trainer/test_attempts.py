@@ -60,7 +60,7 @@ def test_a_batch_that_fails_three_steps_is_set_aside_and_the_run_goes_on(tmp_pat
     assert sorted(setting.proxy.trained) == sorted(f"{n}g{g}" for n in range(3) for g in range(2))
     (path,) = (tmp_path / "failed").iterdir()
     held = json.loads(path.read_text())
-    assert (held["daemon"], len(held["errors"]), len(held["rows"])) == ("http://proxy", 3, 4)
+    assert (len(held["errors"]), len(held["rows"])) == (3, 4)
     assert [one["episode"] for one in held["episodes"]] == ["0g0e0", "0g0e1", "0g1e0", "0g1e1"]
     assert any(str(path) in line for line in setting.said)
 
@@ -130,27 +130,15 @@ def test_a_step_that_works_forgets_what_failed_before(tmp_path: Path) -> None:
     assert tries(tmp_path) == 0 and not (tmp_path / "failed").exists()
 
 
-def test_the_same_name_at_another_daemon_is_another_episode(tmp_path: Path) -> None:
-    attempts = Attempts(tmp_path)
-    for _ in range(MAX_ATTEMPTS):
-        attempts.begin([("http://a", "e")])
-    again = Attempts(tmp_path)
-    assert set(again.given_up("http://a")) == {"e"}
-    assert again.given_up("http://b") == {}
-    again.begin([("http://b", "e")])
-    again.worked()
-    assert set(Attempts(tmp_path).given_up("http://a")) == {"e"}
-
-
 def test_where_every_step_fails_no_batch_is_to_blame(tmp_path: Path) -> None:
     """Nothing more is thrown away then, and the run says why it does not go on."""
     attempts = Attempts(tmp_path)
     for number in range(IN_A_ROW):
-        attempts.begin([("d", f"e{number // MAX_ATTEMPTS}")])
+        attempts.begin([f"e{number // MAX_ATTEMPTS}"])
         attempts.failed("Traceback\nOutOfMemory: no room")
     with pytest.raises(StepsFail, match="9 steps in a row have failed"):
-        attempts.set_aside("d", batch(), ["e2"])
-    attempts.begin([("d", "good")])
+        attempts.set_aside(batch(), ["e2"])
+    attempts.begin(["good"])
     attempts.worked()
-    assert attempts.set_aside("d", batch("b/1"), []).name == "b_1.json"
-    assert attempts.given_up("d")["e2"].endswith("OutOfMemory: no room")
+    assert attempts.set_aside(batch("b/1"), []).name == "b_1.json"
+    assert Attempts(tmp_path).given_up()["e2"].endswith("OutOfMemory: no room")

@@ -25,7 +25,7 @@ def test_later_sources_win(file: Path) -> None:
     environ |= {"AJET_TRAINER_GROUPS": "3", "AJET_TRAINER_SAVE_FREQ": "5"}
     config = load(str(file), ["groups=4", "model=n", "actor_rollout_ref.actor.optim.lr=1e-6"], environ)
     assert (config.model, config.groups, config.save_freq, config.max_tokens) == ("n", 4, 5, 60)
-    assert config.proxy_url == ("http://p",)
+    assert config.proxy_url == "http://p"
     assert config.verl == {
         "actor_rollout_ref.actor.optim.lr": 1e-6,
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.max_loras": 3,
@@ -50,16 +50,11 @@ def test_verls_key_says_how_many_checkpoints_stay(file: Path) -> None:
     assert load(str(file), ["trainer.max_actor_ckpt_to_keep=5"]).keep_checkpoints == 5
 
 
-def test_several_daemons_are_named_like_one(tmp_path: Path, file: Path) -> None:
-    assert load(str(file), ["proxy_url=http://a, http://b"]).proxy_url == ("http://a", "http://b")
-    assert load(str(file), [], {"AJET_PROXY_URL": "http://a,http://b"}).proxy_url == ("http://a", "http://b")
-    path = tmp_path / "two.toml"
-    path.write_text('[trainer]\nmodel = "m"\nproxy_url = ["http://a", "http://b"]\nkey = ["k", "l"]\n')
+def test_a_trainer_has_one_daemon_and_one_key(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text('[trainer]\nmodel = "m"\nproxy_url = " http://a"\nkey = "k"\n')
     config = load(str(path))
-    assert (config.proxy_url, config.key) == (("http://a", "http://b"), ("k", "l"))
-    path.write_text('[trainer]\nmodel = "m"\nproxy_url = "http://a"\nkey = "k"\n')
-    config = load(str(path))
-    assert (config.proxy_url, config.key) == (("http://a",), ("k",))
+    assert (config.proxy_url, config.key) == ("http://a", "k")
 
 
 @pytest.mark.parametrize(
@@ -83,10 +78,10 @@ def test_several_daemons_are_named_like_one(tmp_path: Path, file: Path) -> None:
         (["engine_urls=http://a,b:1"], {}, "engine_urls must be http://HOST:PORT, not 'b:1'"),
         (["model="], {}, "model is required"),
         (["proxy_url="], {}, "proxy_url is required"),
-        (["proxy_url=http://a,http://b..c:1"], {}, "proxy_url must be http://HOST:PORT, not 'http://b..c:1'"),
-        (["proxy_url=http://a,http://a/"], {}, "proxy_url names http://a twice"),
-        (["tls_cert=c.pem", "proxy_url=https://a,http://b"], {}, "tls_cert is of no use"),
-        ([], {"AJET_TRAINER_KEY": "k,l"}, "one for all daemons or one for each: 2 for 1 daemons"),
+        (["proxy_url=http://b..c:1"], {}, "proxy_url must be http://HOST:PORT, not 'http://b..c:1'"),
+        (["proxy_url=http://a,http://b"], {}, "proxy_url must be one URL, http://HOST:PORT: a trainer has one daemon"),
+        ([], {"AJET_PROXY_URL": "http://a,http://b"}, "AJET_TRAINER_PROXY_URL must be one URL"),
+        (["tls_cert=c.pem", "proxy_url=http://b"], {}, "tls_cert is of no use"),
         (["key=k"], {}, "a command line can be read by others: set AJET_TRAINER_KEY"),
         (["verl=1"], {}, "unknown key 'verl'"),
         ([], {"AJET_TRAINER_GROPS": "1"}, "unknown key 'AJET_TRAINER_GROPS'; did you mean 'AJET_TRAINER_GROUPS'"),
@@ -116,6 +111,8 @@ def test_how_far_agents_may_be_ahead_bounds_how_stale_tokens_may_be(file: Path) 
         ("[trainer]\nmodel = '/no/such/folder'", "model: there is no folder /no/such/folder"),
         ("[trainer]\nmodel = 3", "model must be a string, not 3"),
         ("[trainer]\nmodel = 'x'\nengine_urls = [1]", "engine_urls must be a list of strings"),
+        ("[trainer]\nmodel = 'x'\nproxy_url = ['http://a', 'http://b']", "proxy_url must be one URL"),
+        ("[trainer]\nmodel = 'x'\nkey = ['k', 'l']", "key must be a string$"),
         ("[trainer", "run.toml"),
         ("[verl]\nx = " + "[" * 5000, "run.toml"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +11,8 @@ import pytest
 
 from ajet_sdk.errors import NotFound
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.evaluation import EVAL_QUIET_S, EVAL_WAIT_S, NOBODY
+from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
@@ -23,31 +22,25 @@ from tests.trainer.test_link import Clock
 
 
 class Evaluating:
-    """A run of some steps over daemons; `plays` is what agents do with an evaluation whenever the trainer looks."""
+    """A run of some steps; `play` says what agents do with an evaluation whenever the trainer looks."""
 
-    def __init__(self, folder: Path, *, daemons: int = 1, steps: int = 4, **options: Any) -> None:
+    def __init__(self, folder: Path, *, steps: int = 4, **options: Any) -> None:
         usual = {"groups": 2, "total_steps": steps, "save_freq": 1, "eval_every": 2, "eval_episodes": 4}
         self.config = Config(model="m", run_dir=str(folder), **{**usual, **options})
         self.folder, self.instants, self.disk, self.said, self.clock = folder, Instants(), Disk(), list[str](), Clock()
-        names = ["proxy"] if daemons == 1 else ["a", "b", "c"][:daemons]
-        self.proxies = [MemoryProxy(steps, self.instants, f"http://{name}", singly=daemons > 1) for name in names]
+        self.proxy = MemoryProxy(steps, self.instants)
         self.stop: Callable[[], bool] = lambda: False
         self.logged: dict[int, dict[str, float]] = {}
 
     def play(self, plays: Callable[[dict[str, Any]], None]) -> None:
-        for proxy in self.proxies:
-            proxy.plays = plays
+        self.proxy.plays = plays
 
     def whole(self) -> None:
-        daemons = Daemons(
-            cast(list[Link], self.proxies), say=self.said.append, clock=self.clock, sleep=self.clock.sleep,
-            deadline_s=1e9,
-        )
-        learner = ScriptedLearner(self.disk, self.instants)
+        link, learner = cast(Link, self.proxy), ScriptedLearner(self.disk, self.instants)
         progress = Progress(self.config.run_dir, self.config.total_steps, self.said.append)
-        batches = TrainedBatches.from_state(self.disk.batches, daemons.urls)
+        batches = TrainedBatches.from_state(self.disk.batches)
         run = Run(
-            self.config, daemons, learner, batches, Keeper(daemons, 300.0), progress, stopping=lambda: self.stop(),
+            self.config, link, learner, batches, Keeper(link, 300.0), progress, stopping=lambda: self.stop(),
             clock=self.clock, sleep=self.clock.sleep,
         )
         try:
@@ -93,7 +86,7 @@ def test_the_model_is_evaluated_before_the_first_step_and_after_every_second(run
 
 def test_every_evaluation_is_of_one_version_with_the_gate_open(run: Evaluating) -> None:
     run.whole()
-    log = run.proxies[0].log
+    log = run.proxy.log
     wanted = [line for line in log if line.startswith("evaluate")]
     assert wanted == [f"evaluate 4 at {version} open" for version in (0, 2, 4)]
     for version in (0, 2):
@@ -114,7 +107,7 @@ def test_loggers_and_the_terminal_get_its_figures(run: Evaluating) -> None:
 def test_off_is_the_default(tmp_path: Path) -> None:
     run = Evaluating(tmp_path, eval_every=Config().eval_every)
     run.whole()
-    assert not run.proxies[0].evaluations
+    assert not run.proxy.evaluations
     assert [line["step"] for line in run.lines()] == [1, 2, 3, 4]
 
 
@@ -122,7 +115,7 @@ def test_where_nobody_plays_training_continues_and_says_so_once(run: Evaluating)
     run.play(lambda evaluation: None)
     before = run.clock()
     run.whole()
-    assert run.said.count(NOBODY.format(run.proxies[0].url)) == 1
+    assert run.said.count(NOBODY) == 1
     assert 3 * EVAL_QUIET_S <= run.clock() - before < 3 * EVAL_QUIET_S + 30
     assert run.evaluated() == [(1, None, None), (2, None, 0), (3, None, None), (4, None, 0)]
 
@@ -145,7 +138,7 @@ def test_a_stop_waits_for_no_evaluation(run: Evaluating, looks: int) -> None:
     seen: list[int] = []
 
     def slow(evaluation: dict[str, Any]) -> None:
-        if run.proxies[0].version == 2:
+        if run.proxy.version == 2:
             seen.append(1)
             if len(seen) == looks:
                 run.stop = lambda: True
@@ -154,16 +147,16 @@ def test_a_stop_waits_for_no_evaluation(run: Evaluating, looks: int) -> None:
     run.play(slow)
     run.whole()
     assert run.evaluated()[-1] == (2, None, None)
-    assert run.disk.version == 2 and "ack lease1 2" in run.proxies[0].log
+    assert run.disk.version == 2 and "ack lease1 2" in run.proxy.log
 
 
 def test_a_resumed_run_repeats_no_evaluation_that_it_has(run: Evaluating) -> None:
-    run.stop = lambda: "ack lease2 3" in run.proxies[0].log
+    run.stop = lambda: "ack lease2 3" in run.proxy.log
     run.whole()
     run.stop = lambda: False
     run.whole()
     assert run.evaluated() == [(0, 0.5, 4), (1, None, None), (2, 0.5, 4), (3, None, None), (4, 0.5, 4)]
-    assert len(run.proxies[0].evaluations) == 3
+    assert len(run.proxy.evaluations) == 3
 
 
 def test_a_run_that_begins_again_keeps_the_evaluation_of_its_start(tmp_path: Path) -> None:
@@ -173,15 +166,15 @@ def test_a_run_that_begins_again_keeps_the_evaluation_of_its_start(tmp_path: Pat
         run.instants.seen, run.instants.fatal = 0, fatal
         with pytest.raises(Killed):
             run.whole()
-        run.proxies[0].expire()
+        run.proxy.expire()
     run.instants.fatal = None
     run.whole()
     assert [line["step"] for line in run.lines()] == [0, 1, 2, 3, 4]
-    assert len([line for line in run.proxies[0].log if line == "evaluate 4 at 0 open"]) == 1
+    assert len([line for line in run.proxy.log if line == "evaluate 4 at 0 open"]) == 1
 
 
 def test_an_evaluation_that_a_crash_cut_short_is_repeated_at_the_start_alone(run: Evaluating) -> None:
-    whole = run.proxies[0].plays
+    whole = run.proxy.plays
 
     def crash(evaluation: dict[str, Any]) -> None:
         raise Killed("while an evaluation is played")
@@ -192,29 +185,7 @@ def test_an_evaluation_that_a_crash_cut_short_is_repeated_at_the_start_alone(run
     run.play(whole)
     run.whole()
     assert run.evaluated()[0] == (0, 0.5, 4)
-    assert [line for line in run.proxies[0].log if "at 0" in line] == ["evaluate 4 at 0 open"] * 2
-
-
-def test_several_daemons_play_their_parts(tmp_path: Path) -> None:
-    run = Evaluating(tmp_path, daemons=3, groups=6, steps=2, eval_episodes=5)
-    run.play(plays(1.0, 0.0))
-    run.whole()
-    parts = [[one["wanted"] for one in proxy.evaluations.values()] for proxy in run.proxies]
-    assert parts == [[2, 2], [2, 2], [1, 1]]
-    mean, std = 0.6, math.sqrt(0.24)
-    line = run.lines()[0]
-    assert (line["eval_reward_mean"], line["eval_episodes"]) == (pytest.approx(mean), 5)
-    assert line["eval_reward_std"] == pytest.approx(std)
-
-
-def test_a_daemon_where_nobody_plays_is_not_waited_for_when_the_others_are_done(tmp_path: Path) -> None:
-    run = Evaluating(tmp_path, daemons=2, groups=4, steps=2, eval_episodes=4)
-    run.proxies[0].plays = plays(1.0)
-    before = run.clock()
-    run.whole()
-    assert run.clock() - before < 2 * (EVAL_QUIET_S + 10)
-    assert run.said.count(NOBODY.format(run.proxies[1].url)) == 1
-    assert [line["eval_episodes"] for line in run.lines() if "eval_episodes" in line] == [2, 2]
+    assert [line for line in run.proxy.log if "at 0" in line] == ["evaluate 4 at 0 open"] * 2
 
 
 def test_episodes_that_are_all_discarded_are_not_nobodys(run: Evaluating) -> None:
@@ -226,40 +197,6 @@ def test_episodes_that_are_all_discarded_are_not_nobodys(run: Evaluating) -> Non
     run.whole()
     assert not any("nobody plays" in line for line in run.said)
     assert any("and 3 were discarded; training continues" in line for line in run.said)
-
-
-def test_a_daemon_of_an_older_release_evaluates_nothing_and_ends_no_run(
-    run: Evaluating, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unknown(model: str, episodes: int, name: str) -> None:
-        raise NotFound("unknown route", code="unknown_route")
-
-    monkeypatch.setattr(run.proxies[0], "evaluate", unknown)
-    run.whole()
-    assert [line["step"] for line in run.lines()] == [1, 2, 3, 4]
-    assert any("knows no evaluations: upgrade it" in line for line in run.said)
-
-
-def test_more_daemons_than_episodes(tmp_path: Path) -> None:
-    run = Evaluating(tmp_path, daemons=3, groups=6, steps=1, eval_episodes=2)
-    run.play(plays(1.0))
-    run.whole()
-    assert [len(proxy.evaluations) for proxy in run.proxies] == [1, 1, 0]
-
-
-def test_a_daemon_that_goes_away_is_not_waited_for(tmp_path: Path) -> None:
-    run = Evaluating(tmp_path, daemons=2, groups=4, steps=1, eval_episodes=4)
-
-    def play(evaluation: dict[str, Any]) -> None:
-        plays(0.5)(evaluation)
-        if evaluation["done"] == 1:
-            run.proxies[1].down = True
-
-    run.play(play)
-    run.stop = lambda: any("is away" in line for line in run.said) and len(run.proxies[0].log) > 5
-    run.whole()
-    line = run.lines()[0]
-    assert 2 <= line["eval_episodes"] < 4
 
 
 def test_a_daemon_that_knows_nothing_of_it_any_more_is_not_waited_for(run: Evaluating) -> None:

@@ -12,9 +12,10 @@ import msgpack
 import pytest
 
 from ajet_sdk import routes
-from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable, TooLarge
+from ajet_sdk.errors import Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import VERSION, FrameError, decode_batch, encode_batch
 from ajet_trainer import link as link_module
+from ajet_trainer.config import Config
 from ajet_trainer.link import Link, WireVersion
 from tests.trainer.making import batch
 
@@ -58,19 +59,6 @@ def test_an_evaluation_is_wanted_under_one_name_and_told_by_it() -> None:
     }  # fmt: skip
 
 
-def test_a_proxy_that_knows_no_signal_is_asked_without_it() -> None:
-    seen: list[dict[str, object]] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        seen.append(json.loads(request.content))
-        if "signal" in seen[-1]:
-            return httpx.Response(400, json=BadRequest("unknown field 'signal'", param="signal").to_body())
-        return httpx.Response(204)
-
-    assert link(handler, Clock()).lease(routes.Lease(groups=2, signal=True)) is None
-    assert seen == [{"groups": 2, "signal": True}, {"groups": 2}]
-
-
 def test_a_figure_that_nothing_depends_on_is_asked_once() -> None:
     clock, asked = Clock(), list[httpx.Request]()
 
@@ -78,9 +66,8 @@ def test_a_figure_that_nothing_depends_on_is_asked_once() -> None:
         asked.append(request)
         raise httpx.ReadTimeout("frozen")
 
-    with pytest.raises(ProxyUnreachable):
-        link(handler, clock).busy_s()
-    assert len(asked) == 1 and asked[0].extensions["timeout"]["read"] == link_module.BUSY_ANSWER_S
+    assert (link(handler, clock).busy_s(), link(handler, clock).waits_for()) == (None, None)
+    assert len(asked) == 2 and asked[0].extensions["timeout"]["read"] == link_module.BUSY_ANSWER_S
 
 
 def test_a_batch_is_leased_over_the_wire_with_version_and_key() -> None:
@@ -95,7 +82,7 @@ def test_a_batch_is_leased_over_the_wire_with_version_and_key() -> None:
     assert link(handler, Clock(), key="ajet-k").lease(ask) == decode_batch(encode_batch(sent))
     assert seen[0].url == "http://proxy:1/ajet/v1/batches/lease"
     assert seen[0].headers["authorization"] == "Bearer ajet-k"
-    assert seen[0].headers[routes.HEADER_WIRE].split(",")[0] == str(VERSION)
+    assert seen[0].headers[routes.HEADER_WIRE] == str(VERSION)
     assert json.loads(seen[0].content) == {
         "groups": 2,
         "group_size": 4,
@@ -197,8 +184,42 @@ def test_a_first_meeting_shows_whether_the_key_is_a_trainers() -> None:
         return answer
 
     link(handler(404), Clock()).meet()
-    with pytest.raises(Forbidden, match="scope agent"):
+    with pytest.raises(Forbidden, match="http://proxy:1: this key is of scope agent"):
         link(handler(403), Clock()).meet()
+
+
+def test_a_first_meeting_with_nobody_says_what_to_look_at() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    clock, said = Clock(), r"/status: refused\. Is ajet-proxy running, and is proxy_url its address\?"
+    with pytest.raises(ProxyUnreachable, match=said):
+        link(handler, clock, deadline_s=60.0).meet()
+    assert 50.0 < clock.now <= 60.0
+
+
+def test_a_trainer_comes_and_begins_and_hears_that_it_was_replaced() -> None:
+    seen: list[Any] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/trainers"):
+            seen.append(json.loads(request.content).get("says", "beats"))
+        if seen and seen[-1] == "beats":
+            return httpx.Response(409, json=Conflict("another one", code="other_trainer").to_body())
+        return httpx.Response(200, json={"discarded": 3, "void": 1})
+
+    one = link(handler, Clock(), trainer=routes.Attend("policy", "run", "me", host="h", folder="/f"))
+    one.meet()
+    assert one.says("begins") == {"discarded": 3, "void": 1}
+    with pytest.raises(Conflict, match="another one"):
+        one.check()
+    assert seen == ["comes", "begins", "beats"]
+
+
+def test_the_link_of_a_configuration_has_its_key_and_waits_as_long_as_said() -> None:
+    one = Link.of(Config(proxy_url="http://a/", key="k\n", model_name="planner"), deadline_s=7.0)
+    assert (one.url, one.deadline_s, one._http.headers["authorization"]) == ("http://a", 7.0, "Bearer k")
+    assert "authorization" not in Link.of(Config())._http.headers
 
 
 def test_the_gate_and_the_busy_time_are_those_of_the_model() -> None:
@@ -213,7 +234,7 @@ def test_the_gate_and_the_busy_time_are_those_of_the_model() -> None:
     mine.close_gate("weights", 5.0)
     mine.open_gate(4)
     assert seen == [{"wait_s": 5.0, "model": "planner"}, {"policy_version": 4, "model": "planner"}]
-    assert (mine.busy_s(), link(handler, Clock(), model="coder").busy_s()) == (2.5, 9.0)
+    assert (mine.busy_s(), link(handler, Clock(), model="coder").busy_s()) == (2.5, None)
 
 
 def test_for_whom_the_model_waits_stands_in_the_status() -> None:
@@ -223,36 +244,6 @@ def test_for_whom_the_model_waits_stands_in_the_status() -> None:
     assert answers.waits_for() == ("coder", 2)
     assert link(lambda _: httpx.Response(200, json=told), Clock(), model="coder").waits_for() is None
     assert link(lambda _: httpx.Response(200, json={}), Clock(), model="coder").waits_for() is None
-
-
-def test_an_older_proxy_has_one_gate_for_all() -> None:
-    seen: list[object] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        seen.append(json.loads(request.content))
-        if "model" in json.loads(request.content):
-            return httpx.Response(400, json=BadRequest("unknown field 'model'", param="model").to_body())
-        return httpx.Response(200, json={})
-
-    link(handler, Clock(), model="planner").open_gate(4)
-    link(handler, Clock(), model="planner").direct(routes.SetMix(ahead=2))
-    assert seen == [
-        {"policy_version": 4, "model": "planner"}, {"policy_version": 4}, {"ahead": 2, "model": "planner"},
-        {"ahead": 2},
-    ]  # fmt: skip
-
-    def refuses(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(400, json=BadRequest("no", param="policy_version").to_body())
-
-    with pytest.raises(BadRequest):
-        link(refuses, Clock(), model="planner").open_gate(-1)
-
-
-def test_an_older_proxy_does_not_tell_how_long_requests_were_under_way() -> None:
-    told = {"requests": {"in_flight": 0, "busy_s": 2.5}}
-    assert link(lambda _: httpx.Response(200, json=told), Clock()).busy_s() == 2.5
-    for older in ({}, {"requests": {"in_flight": 0}}):
-        assert link(lambda _, older=older: httpx.Response(200, json=older), Clock()).busy_s() is None
 
 
 def test_an_answer_that_is_no_json_is_still_an_error_of_its_status() -> None:
@@ -337,30 +328,6 @@ def test_the_system_gives_up_sending_before_the_trainer_does() -> None:
             assert way.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
         made.close()
         thread.join()
-
-
-def test_an_older_proxy_is_asked_for_what_it_knows() -> None:
-    seen: list[Any] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        seen.append(json.loads(request.content))
-        for name in ("signal", "min_group_size", "group_wait_s", "max_lead"):
-            if name in seen[-1]:
-                return httpx.Response(400, json=BadRequest(f"unknown field {name!r}", param=name).to_body())
-        return httpx.Response(204)
-
-    ask = routes.Lease(groups=2, signal=True, min_group_size=2, group_wait_s=9.0, max_lead=0)
-    assert link(handler, Clock()).lease(ask) is None
-    assert seen[-1] == {"groups": 2}
-    assert len(seen) == 5
-
-
-def test_a_refusal_of_a_lease_that_is_as_old_as_can_be_is_raised() -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(400, json=BadRequest("no", param="signal").to_body())
-
-    with pytest.raises(BadRequest, match="no"):
-        link(handler, Clock()).lease(routes.Lease())
 
 
 def test_the_mix_is_put() -> None:

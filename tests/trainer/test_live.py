@@ -67,7 +67,7 @@ def test_the_shares_of_lanes_are_taken_up(file: File) -> None:
     assert file.said == []
 
 
-def test_a_run_tells_the_daemons_of_shares_that_have_changed(tmp_path: Path) -> None:
+def test_a_run_tells_the_daemon_of_shares_that_have_changed(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 6, groups=2, group_size=2, mix=(Mixture(0, {"math": 1.0}),))
     run = setting.start()
     run.start()
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_says_why(file: File) -> 
 
 
 def test_digests_tell_what_trains_and_nothing_of_the_host() -> None:
-    assert digest(START) == digest(replace(START, key=("k",), run_dir="x", proxy_url=("http://a:1",), tls_cert="c"))
+    assert digest(START) == digest(replace(START, key="k", run_dir="x", proxy_url="http://a:1", tls_cert="c"))
     assert len({digest(START), digest(replace(START, groups=5)), digest(replace(START, verl={}))}) == 3
     assert taken_up(START, replace(START, key=("other",))) == START
     assert differing(START, replace(START, key=("other",))) == []

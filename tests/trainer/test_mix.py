@@ -1,4 +1,4 @@
-"""Shares of lanes by step: how a file says them, and when a run tells the daemons."""
+"""Shares of lanes by step: how a file says them, and when a run tells the daemon."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_latest_table_holds() -> None:
     assert shares_at((), 3) is None
 
 
-def test_a_run_tells_the_daemons_when_the_shares_change_and_lets_everybody_play_at_its_end(tmp_path: Path) -> None:
+def test_a_run_tells_the_daemon_when_the_shares_change_and_lets_everybody_play_at_its_end(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 4, mix=SCHEDULE, group_size=2)
     setting.whole()
     assert setting.proxy.mixes == [

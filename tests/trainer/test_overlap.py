@@ -10,7 +10,6 @@ import pytest
 
 from ajet_sdk.sample import BatchEpisode, Group
 from ajet_trainer.admission import Admission
-from ajet_trainer.daemons import Leased
 from ajet_trainer.idle import Idle
 from ajet_trainer.step import staleness
 from tests.trainer.making import batch, episode, sample
@@ -64,7 +63,7 @@ def test_staleness_is_counted_in_tokens(tmp_path: Path) -> None:
     run = setting.start(version=5)
     mixed = replace(sample("e/0", turns=2), policy_versions=((3, 1), (5, 5)))
     one = replace(episode("e"), samples=(mixed,))
-    hand = [(Leased("http://proxy", batch("b", Group("t", (one,)))), Admission((Group("t", (one,)),), ()))]
+    hand = [(batch("b", Group("t", (one,))), Admission((Group("t", (one,)),), ()))]
     assert staleness(hand, run.learner.version) == {"staleness_mean": 2 / 6, "staleness_max": 2}
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from ajet_sdk.errors import Conflict
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.held import run_of
+from ajet_trainer.keeper import Keeper
+from ajet_trainer.link import Link
 from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
@@ -36,13 +37,14 @@ class Attached(ScriptedLearner):
 def trainer(url: str, folder: Path, said: list[str]) -> Iterator[Run]:
     """A run of `folder` as `ajet_trainer.verl_backend.main` puts it together."""
     config = Config(
-        model="none", model_name="stub", proxy_url=(url,), run_dir=str(folder), groups=1, group_size=1, total_steps=1
+        model="none", model_name="stub", proxy_url=url, run_dir=str(folder), groups=1, group_size=1, min_group_size=1,
+        total_steps=1,
     )
     folder.mkdir(exist_ok=True)
-    with closing(Daemons.of(config, said.append, trainer=trainer_of(config), deadline_s=10.0)) as daemons:
-        daemons.meet()
-        with Presence(daemons, 0.2), Keeper(daemons) as keeper:
-            run = Run(config, daemons, Attached(Disk(), Instants()), TrainedBatches(), keeper,
+    with closing(Link.of(config, trainer=trainer_of(config), deadline_s=10.0)) as link:
+        link.meet()
+        with Presence(link, 0.2), Keeper(link) as keeper:
+            run = Run(config, link, Attached(Disk(), Instants()), TrainedBatches(), keeper,
                       Progress(folder, 1, said.append))  # fmt: skip
             try:
                 yield run
@@ -99,8 +101,7 @@ def test_two_runs_in_a_row_share_nothing(daemon: ProxyProcess, tmp_path: Path) -
         rig.chat(still_open).raise_for_status()
         with trainer(daemon.url, tmp_path / "two", said) as second:
             second.start()
-            assert said == [f"{daemon.url}: another run had this model: 3 of its episodes are discarded, and 0 of its "
-                            "leases are void"]  # fmt: skip
+            assert said == ["another run had this model: 3 of its episodes are discarded, and 0 of its leases are void"]
             rig.reward(still_open).raise_for_status()
             found = {rig.record(name)["reason"] for name in (*ready, still_open)}
             assert found == {"other_run"}
@@ -131,18 +132,18 @@ def test_who_was_taken_over_pushes_nothing_and_ends(daemon: ProxyProcess, tmp_pa
 def test_a_sign_of_life_that_fails_is_one_that_is_missed() -> None:
     heard = threading.Event()
 
-    class Daemon:
+    class Failing:
         beats = 0
 
-        def beat(self) -> None:
-            self.beats += 1
+        def within(self, deadline_s: float) -> Failing:
+            return self
+
+        def says(self, word: str) -> None:
+            self.beats += word == "beats"
             if self.beats == 1:
                 raise ValueError("no JSON")
             heard.set()
 
-        def leave(self) -> None:
-            pass
-
-    daemon: Any = Daemon()
-    with Presence(daemon, 0.01):
+    link: Any = Failing()
+    with Presence(link, 0.01):
         assert heard.wait(60)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,25 +8,25 @@ from typing import Any, cast
 
 import pytest
 
+from ajet_sdk.errors import ProxyUnreachable
 from ajet_sdk.sample import BatchEpisode
 from ajet_trainer.config import Config, digest
-from ajet_trainer.daemons import Daemons, Keeper
+from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress
-from ajet_trainer.step import Run, logged
+from ajet_trainer.step import CLOSE_S, Run, logged
 from ajet_trainer.trained_batches import TrainedBatches
 from ajet_trainer.turns import ByTurn
 from tests.trainer.making import PROCESSED, episode
 from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, ScriptedLearner
-from tests.trainer.test_link import Clock
 
 
 class Unwritten(Progress):
     """Writes no file: runs by the hundred wait for a busy disk at every phase."""
 
     def phase(self, phase: str, *, quiet: bool = False) -> None:
-        self.account()
+        pass
 
     def resume_at(self, step: int, line: str = "") -> None:
         self.step = step
@@ -52,13 +51,13 @@ class Setting:
         self.learner = ScriptedLearner(self.disk, self.instants)
         for name, value in changes.items():
             setattr(self.learner, name, value)
-        daemons = Daemons([cast(Link, self.proxy)])
+        link = cast(Link, self.proxy)
         self.run = Run(
             self.config,
-            daemons,
+            link,
             self.learner,
-            TrainedBatches.from_state(self.disk.batches, daemons.urls),
-            Keeper(daemons, 300.0),
+            TrainedBatches.from_state(self.disk.batches),
+            Keeper(link, 300.0),
             self.progress(self.config.run_dir, self.config.total_steps, self.said.append),
             stopping=lambda: self.stop or not self.proxy.ready,
         )
@@ -108,8 +107,60 @@ def test_groups_that_a_daemon_gives_in_several_leases_make_one_step(tmp_path: Pa
     setting = Setting(tmp_path, 2)
     setting.proxy = MemoryProxy(2, setting.instants, singly=True)
     setting.whole()
-    acknowledged = [word.split("/")[-1] for word in setting.proxy.log if word.startswith("ack")]
-    assert acknowledged == ["lease0 1", "lease1 1", "lease2 2", "lease3 2"]
+    acknowledged = [word for word in setting.proxy.log if word.startswith("ack")]
+    assert acknowledged == ["ack lease0 1", "ack lease1 1", "ack lease2 2", "ack lease3 2"]
+    assert setting.proxy.asked == [2, 1, 2, 1]
+
+
+def test_what_is_leased_goes_back_when_a_stop_comes_before_the_batch_is_together(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 2, groups=3, total_steps=0)
+    setting.proxy = MemoryProxy(2, setting.instants, singly=True)
+    setting.whole()
+    assert setting.disk.version == 1
+    assert [word for word in setting.proxy.log if word.startswith("nack")] == ["nack lease3"]
+
+
+def test_a_daemon_that_was_emptied_unseen_hears_the_policy_again(tmp_path: Path) -> None:
+    """It came back between two questions, with another data directory, and knows nothing."""
+    setting = Setting(tmp_path, 1, max_lead=0)
+    run = setting.start()
+    run.start()
+
+    def empty() -> None:
+        setting.proxy.version, setting.proxy.upstreams = -1, ()
+
+    setting.instants.happens = {setting.instants.seen: empty}
+    setting.proxy.slower = [None]  # no batch at the first question
+    run.lease()
+    assert (setting.proxy.version, setting.proxy.upstreams, setting.proxy.gate) == (0, ("http://engine",), "open")
+
+
+def test_a_daemon_that_stays_away_ends_the_run(setting: Setting) -> None:
+    run = setting.start()
+    run.start()
+    setting.proxy.down = True
+    for ask in (run.step, run.open_gate, run.close_gate):
+        with pytest.raises(ProxyUnreachable):
+            ask()
+
+
+def test_the_end_of_a_run_waits_for_no_daemon_for_long(setting: Setting) -> None:
+    run = setting.start()
+    run.start()
+    setting.proxy.down = True
+    run.close()
+    assert setting.proxy.deadline_s == CLOSE_S
+    assert [line.partition(" (")[2] for line in setting.said] == ["no answer)"] * 2
+
+
+def test_what_goes_of_another_run_is_said_before_ours_is_announced(setting: Setting) -> None:
+    setting.proxy.other_run = {"run": "r", "discarded": 12, "void": 2}
+    run = setting.start()
+    told: list[list[str]] = []
+    run.progress.say = lambda line: told.append(list(setting.proxy.log)) if "another run" in line else None
+    run.start()
+    assert told == [[]]
+    assert run.gone == {"other_run_episodes": 12, "other_run_leases": 2}
 
 
 def test_an_engine_that_stands_alone_serves_while_the_trainer_trains(setting: Setting) -> None:
@@ -179,7 +230,6 @@ def test_metrics_of_a_step(tmp_path: Path) -> None:
     assert record.pop("idle").keys() == {"trainer", "engine"}
     assert record == {
         "step": 1, "policy_version": 1, "config": digest(setting.config), "batch": "lease0",
-        "daemons": {"http://proxy": 2},
         "reward_mean": 0.5, "reward_std": 0.5, "groups": 2, "groups_without_signal": 0,
         "episodes": 4, "rejected_episodes": 0, "samples": 6, "sampled_tokens": 2 * (12 + 3),
         "prompt_tokens": 2 * (12 + 4),
@@ -243,7 +293,7 @@ def test_the_learner_says_which_temperatures_it_computes(tmp_path: Path) -> None
         leased = run.lease()[0]
         rows = run.rows(leased, run.admit(leased))
         assert [row.temperature for row in rows] == temperatures * 4
-        setting.proxy.nack(leased.batch.batch)
+        setting.proxy.nack(leased.batch)
 
 
 def test_strict_trains_exact_calls_alone(tmp_path: Path) -> None:
@@ -271,7 +321,6 @@ def test_length_is_punished_and_overlong_calls_are_masked_as_learner_and_setting
     assert (line["reward_mean"], line["overlong_penalty"], line["left_out_calls"]) == (0.5, -0.375, {"overlong": 2})
     assert [(row.reward, row.sampled) for row in setting.learner.rows] == [(-0.5, 0), (0.75, 8)] * 2
     assert [said for said in setting.said if "overlong" in said and "left out" in said]
-    assert not [said for said in setting.said if "does not say why calls ended" in said]
 
 
 def test_rows_bring_advantages_where_the_learner_gives_credit_by_turn(tmp_path: Path) -> None:
@@ -348,7 +397,7 @@ def test_a_push_that_fails_opens_the_gate_at_the_old_version_and_returns_the_bat
     assert setting.proxy.gate == "closed"
     run.close()
     assert setting.proxy.gate == "open"
-    assert setting.proxy.log[-4:] == ["nack lease0", "announce 0", "announce 0", "open 0"]
+    assert setting.proxy.log[-3:] == ["nack lease0", "announce 0", "open 0"]
     assert setting.proxy.upstreams == ()
 
 
@@ -419,121 +468,28 @@ def test_killed_at_any_instant_everything_is_trained_once(tmp_path: Path, save_f
         assert setting.disk.version == 4, setting.instants.names[fatal]
 
 
-class TwoDaemons:
-    """A run over two daemons whose episodes have the same names; `weights` are the (daemon, group, session) in it."""
+@pytest.mark.parametrize("save_freq", [1, 3])
+def test_leases_that_run_out_at_any_instant_train_everything_once(tmp_path: Path, save_freq: int) -> None:
+    """As while the daemon is away: what it gave comes again under another lease, whether or not it is trained."""
 
-    def __init__(self, folder: Path, *, progress: type[Progress] = Progress, **options: Any) -> None:
-        usual = {"groups": 2, "save_freq": 1}
-        self.progress = progress
-        self.config = Config(model="m", run_dir=str(folder), **{**usual, **options})
-        self.instants, self.disk, self.said, self.clock = Instants(), Disk(), list[str](), Clock()
-        self.proxies = [MemoryProxy(2, self.instants, f"http://{name}", singly=True) for name in "ab"]
-        self.rounds = 0
+    def begin(folder: Path) -> Setting:
+        setting = Setting(folder, 4, save_freq=save_freq, total_steps=0, progress=Unwritten)
+        setting.proxy = MemoryProxy(4, setting.instants, singly=True)
+        return setting
 
-    def stopping(self) -> bool:
-        self.clock.now += 1.0
-        self.rounds += 1
-        assert self.rounds < 1000
-        idle = not any(proxy.ready for proxy in self.proxies)
-        return idle and not any(proxy.down for proxy in self.proxies)
-
-    def whole(self) -> None:
-        links = cast(list[Link], self.proxies)
-        daemons = Daemons(links, say=self.said.append, clock=self.clock, sleep=self.clock.sleep, deadline_s=1e9)
-        learner = ScriptedLearner(self.disk, self.instants)
-        batches, keeper = TrainedBatches.from_state(self.disk.batches, daemons.urls), Keeper(daemons, 300.0)
-        progress = self.progress(self.config.run_dir, 0, self.said.append)
-        self.run = Run(self.config, daemons, learner, batches, keeper, progress, stopping=self.stopping)
-        try:
-            self.run.start()
-            self.run.loop()
-        except Killed:
-            return
-        finally:
-            if self.instants.fatal is None:
-                self.run.close()
-
-    def check(self) -> None:
-        """Nothing is in the weights twice; what a daemon knows as trained is in them; what it still has is not, or is
-        known to the checkpoint, and is too little for a batch."""
-        names = {name: (proxy.url, task) for proxy in self.proxies for name, task in proxy.given.items()}
-        weights = [(*names[entry.split("/")[0]], entry.split("/")[1]) for entry in self.disk.weights]
-        assert max(Counter(weights).values()) == 1
-        for proxy in self.proxies:
-            learned = sorted({task for url, task, _ in weights if url == proxy.url})
-            assert len(proxy.trained) == len(set(proxy.trained))
-            assert set(proxy.trained) <= set(learned)
-            left = {task for tasks in proxy.ready for task in tasks}
-            assert left.isdisjoint(proxy.trained)
-            assert sorted(left | set(proxy.trained)) == sorted(f"{n}g{g}" for n in range(2) for g in range(2))
-            blocked = TrainedBatches.from_state(self.disk.batches, (proxy.url,)).blocked(proxy.url)
-            assert {f"{task}e0" for task in left.intersection(learned)} <= blocked
-        assert sum(len(proxy.ready) for proxy in self.proxies) < self.config.groups
-
-
-def test_a_step_takes_groups_of_two_daemons_and_says_which_gave_what(tmp_path: Path) -> None:
-    two = TwoDaemons(tmp_path)
-    two.whole()
-    two.check()
-    assert [proxy.trained for proxy in two.proxies] == [["0g0", "0g1", "1g0", "1g1"]] * 2
-    assert [proxy.version for proxy in two.proxies] == [4, 4]
-    record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
-    assert record["batch"] == "http://a/lease0,http://b/lease0"
-    assert record["daemons"] == {"http://a": 1, "http://b": 1}
-    assert record["episodes"] == 4
-    assert any("groups from http://a: 1, http://b: 1" in line for line in two.said)
-    phase = json.loads((tmp_path / "phase.json").read_text())
-    assert phase["daemons"]["http://b"] == {"groups": 4, "away": None}
-
-
-def test_what_one_daemon_gave_goes_back_when_a_stop_comes_before_the_batch_is_together(tmp_path: Path) -> None:
-    two = TwoDaemons(tmp_path, groups=3)
-    two.whole()
-    two.check()
-    assert sum("nack" in line for proxy in two.proxies for line in proxy.log) == 2
-    assert two.disk.version == 2
-
-
-@pytest.mark.parametrize(("save_freq", "absence"), [(1, 1), (1, 12), (3, 4)])
-@pytest.mark.parametrize("expires", [False, True], ids=["lease holds", "lease runs out"])
-def test_a_daemon_away_from_any_instant_on_everything_is_trained_once(
-    tmp_path: Path, save_freq: int, expires: bool, absence: int
-) -> None:
-    """Daemon b is killed at every instant and is back `absence` instants later, with its leases or without."""
-    reference = TwoDaemons(tmp_path / "whole", save_freq=save_freq, progress=Unwritten)
+    reference = begin(tmp_path / "whole")
     reference.whole()
-    assert reference.instants.seen > 30
     for instant in range(reference.instants.seen):
-        two = TwoDaemons(tmp_path / str(instant), save_freq=save_freq, progress=Unwritten)
-        b = two.proxies[1]
-
-        def restart(b: MemoryProxy = b) -> None:
-            b.down = False
-            if expires:
-                b.expire()
-
-        two.instants.happens = {
-            instant: lambda b=b: setattr(b, "down", True), instant + absence: restart,
-        }  # type: ignore[dict-item]  # fmt: skip
-        two.whole()
-        b.expire()
-        two.check()
-
-
-@pytest.mark.parametrize("expires", [False, True], ids=["lease holds", "lease runs out"])
-def test_a_trainer_of_two_daemons_killed_at_any_instant_trains_everything_once(tmp_path: Path, expires: bool) -> None:
-    reference = TwoDaemons(tmp_path / "whole", save_freq=2, progress=Unwritten)
-    reference.whole()
-    for fatal in range(reference.instants.seen):
-        two = TwoDaemons(tmp_path / str(fatal), save_freq=2, progress=Unwritten)
-        two.instants.fatal = fatal
-        two.whole()
-        for proxy in two.proxies:
-            if expires:
-                proxy.expire()
-        two.instants.fatal = None
-        for _ in range(2):
-            two.whole()
-            for proxy in two.proxies:
-                proxy.expire()
-        two.check()
+        setting = begin(tmp_path / str(instant))
+        setting.instants.happens = {instant: setting.proxy.expire}
+        setting.whole()
+        setting.proxy.expire()
+        learned = {setting.proxy.given[entry.split("/")[0]] for entry in setting.disk.weights}
+        assert len(setting.disk.weights) == 2 * len(learned), "nothing is in the weights twice"
+        left = {task for tasks in setting.proxy.ready for task in tasks}
+        assert len(setting.proxy.trained) == len(set(setting.proxy.trained))
+        assert set(setting.proxy.trained) <= learned and left.isdisjoint(setting.proxy.trained)
+        assert sorted(left | set(setting.proxy.trained)) == sorted(f"{n}g{g}" for n in range(4) for g in range(2))
+        blocked = TrainedBatches.from_state(setting.disk.batches).blocked
+        assert {f"{task}e0" for task in left & learned} <= blocked
+        assert len(left) < setting.config.groups

@@ -445,7 +445,7 @@ def test_what_trainers_inherit() -> None:
 
 def test_no_log_shows_what_a_variable_keeps_secret() -> None:
     environ = {"HF_TOKEN": "hf_0123456789", "API_KEY": "", "MY_SECRET": "short", "PATH": "/usr/local/bin"}
-    config = Config(proxy_url=(PROXY,), key=("the trainer's key",), tls_cert="/etc/ajet/cert.pem")
+    config = Config(proxy_url=PROXY, key="the trainer's key", tls_cert="/etc/ajet/cert.pem")
     hidden = ("/etc/ajet/cert.pem", "hf_0123456789", "the trainer's key")
     assert hidden_in(environ, config) == dict.fromkeys(hidden, "***")
-    assert hidden_in({}, Config(proxy_url=(PROXY,))) == {}
+    assert hidden_in({}, Config(proxy_url=PROXY)) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,7 @@ from ajet_sdk.errors import Forbidden, ProxyUnreachable
 from ajet_sdk.routes import Lease
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons
-from ajet_trainer.link import TlsRefused, refusal, tls_context
+from ajet_trainer.link import Link, TlsRefused, refusal, tls_context
 from tests.kit.certificates import Authority
 from tests.kit.proxy_process import ProxyProcess
 from tests.trainer.test_link import Clock, link
@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     made = Site(tmp_path_factory.mktemp("site"))
     options = (*made.options, "--workers", request.param)
     with ProxyProcess("http://127.0.0.1:1", made.folder / "data", options=options) as proxy:
-        made.config = replace(made.config, proxy_url=(proxy.url.replace("http:", "https:"),))
+        made.config = replace(made.config, proxy_url=proxy.url.replace("http:", "https:"))
         yield made
 
 
@@ -49,12 +49,9 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def meet(config: Config, deadline_s: float = 20.0) -> None:
-    daemons = Daemons.of(config, lambda line: None, deadline_s=deadline_s)
-    try:
-        daemons.meet()
-        assert daemons.lease(Lease()) is None
-    finally:
-        daemons.close()
+    with closing(Link.of(config, deadline_s=deadline_s)) as made:
+        made.meet()
+        assert made.lease(Lease()) is None
 
 
 def test_with_its_certificate_a_trainer_may_do_its_work(site: Site) -> None:
@@ -63,7 +60,7 @@ def test_with_its_certificate_a_trainer_may_do_its_work(site: Site) -> None:
 
 
 def test_a_name_that_is_not_in_the_certificate_is_told_from_a_ca_that_is_unknown(site: Site) -> None:
-    elsewhere = tuple(url.replace("127.0.0.1", "localhost") for url in site.config.proxy_url)
+    elsewhere = site.config.proxy_url.replace("127.0.0.1", "localhost")
     with pytest.raises(TlsRefused, match=r"https://localhost.* is for other names .*: use one in proxy_url"):
         meet(replace(site.config, proxy_url=elsewhere))
 
@@ -113,7 +110,7 @@ def test_a_proxy_without_tls_is_named(tmp_path: Path) -> None:
     with ProxyProcess("http://127.0.0.1:1", tmp_path / "data") as proxy:
         url = proxy.url.replace("http:", "https:")
         with pytest.raises(TlsRefused, match=f"{url} does not speak TLS: use http://"):
-            meet(Config(proxy_url=(url,)))
+            meet(Config(proxy_url=url))
 
 
 def test_files_that_cannot_be_used_are_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config, digest, load
-from ajet_trainer.daemons import Daemons, Keeper
+from ajet_trainer.keeper import Keeper
+from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
@@ -71,11 +72,11 @@ def main(engines: Mapping[str, str], config_file: str) -> None:
 
     config = load(config_file, (), os.environ)
     progress = Progress(config.run_dir, config.total_steps, say, digest(config))
-    daemons = Daemons.of(config, say)
-    daemons.meet()
-    with closing(daemons), Keeper(daemons) as keeper:
+    link = Link.of(config)
+    link.meet()
+    with closing(link), Keeper(link) as keeper:
         learner = Learner(engines[config.model_name], config.max_tokens)
-        run = Run(config, daemons, learner, TrainedBatches(), keeper, progress)
+        run = Run(config, link, learner, TrainedBatches(), keeper, progress)
         try:
             run.start()
             run.loop()

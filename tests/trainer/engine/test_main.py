@@ -20,8 +20,8 @@ from tests.kit.trainer_process import PYTHON
 IMPATIENT = """
 from functools import partial
 from ajet_trainer import cli
-from ajet_trainer.daemons import Daemons
-Daemons.of = partial(Daemons.of, deadline_s=1.0)
+from ajet_trainer.link import Link
+Link.of = partial(Link.of, deadline_s=1.0)
 cli.main()
 """
 

@@ -10,7 +10,6 @@ import time
 
 from ajet_sdk.routes import Lease
 from ajet_trainer.config import load
-from ajet_trainer.daemons import Leased
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import batch_figures
@@ -23,7 +22,7 @@ def main(engine: str, config_file: str) -> None:
     config = load(config_file)
     progress = Progress(config.run_dir, config.total_steps, lambda line: None)
     progress.phase("importing nothing")
-    link = Link(config.proxy_url[0])
+    link = Link(config.proxy_url)
     link.announce(config.model_name, 0, [engine])
     link.open_gate(0)
     progress.phase("training from step 0")
@@ -37,7 +36,7 @@ def main(engine: str, config_file: str) -> None:
         link.open_gate(step)
         link.ack(batch.batch, step)
         admission = admit(batch, trained=frozenset(), max_tokens=config.max_tokens, no_signal="keep")
-        figures = batch_figures([(Leased(link.url, batch), admission)], to_rows(batch.batch, admission.groups), None)
+        figures = batch_figures([(batch, admission)], to_rows(batch.batch, admission.groups), None)
         progress.record({"step": step, **figures, "timing": {"train": time.monotonic() - began}})
     progress.phase("done")
     link.close()
