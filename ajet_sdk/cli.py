@@ -117,8 +117,8 @@ def program_options(command: F) -> F:
     options = (
         click.option(
             "--reward-cmd", metavar="CMD",
-            help="A shell runs CMD after the program. The reward is its last line that is a number, or ends in one "
-            "after ':' or '='.",
+            help="A shell runs CMD after the program. The reward is the number that it prints, on a line alone or as "
+            "in 'score: 0.5'.",
         ),
         click.option(
             "--reward-from", type=click.Choice(["exit-code", "stdout", "file"]),
@@ -163,7 +163,8 @@ def program_options(command: F) -> F:
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="P", help="How many at once.")
 @click.option(
     "--retries", type=click.IntRange(0), default=2, show_default=True, metavar="N",
-    help="How often to play again what failed because of the world (exit code 75), and in --tasks for any reason.",
+    help="How often to play again what failed because of the world (a call that went unanswered, exit code 75), "
+    "and in --tasks for any reason.",
 )
 @click.option("--watch", is_flag=True, help="Start PROGRAM anew when its file changes.")
 @click.option("--eval", "is_eval", is_flag=True, help="Record the episodes and never train on them.")

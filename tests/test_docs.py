@@ -22,12 +22,9 @@ from ajet_trainer import evaluation, keeper, link, step, trained_rows
 from ajet_trainer.cli import cli as trainer_command
 from ajet_trainer.config import SETTINGS as TRAINER_SETTINGS
 from ajet_trainer.config import Config as TrainerConfig
-from tests.kit.english import faults, paragraphs
 from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, table_of, tables, words
-from tests.kit.source import FOLDERS, PACKAGES, ROOT, modules, tree
+from tests.kit.source import FOLDERS, ROOT, modules, tree
 from tests.test_arrows import CORE, IO
-
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 COMMANDS: dict[str, click.Command] = {"ajet": sdk_command, "ajet-proxy": proxy_command, "ajet-trainer": trainer_command}
 ABOUT_CITATIONS = ("tests/test_docs.py", "tests/test_contract.py", "tests/test_contract_wire.py", "tests/kit/pages.py")
@@ -98,12 +95,10 @@ def test_what_contributors_are_told_of_is_there() -> None:
     assert [number for number in re.findall(r"§(\d[\d.]*\d|\d)", text) if number not in known] == []
 
 
-def test_ten_changes_have_a_question_and_an_answer_whose_files_are_there() -> None:
-    text = (ROOT / "docs" / "contributing-questions.md").read_text()
-    asked, _, answered = text.partition("## Answers")
-    rows = {cells[0]: words(" ".join(cells)) for table in tables(answered) for cells in table}
-    assert list(rows) == re.findall(r"^(\d+)\. ", asked, re.MULTILINE) == [str(number) for number in range(1, 11)]
-    assert all(rows.values())
+def test_each_change_has_files_that_are_there() -> None:
+    (table,) = tables((ROOT / "docs" / "changes.md").read_text())
+    rows = {cells[0]: [word for word in words(" ".join(cells[1:])) if "/" in word] for cells in table}
+    assert len(rows) == 10 and all(rows.values())
     assert [path for paths in rows.values() for path in paths if not (ROOT / path).exists()] == []
 
 
@@ -160,29 +155,25 @@ def test_the_architecture_page_lists_the_rooms_and_their_arrows() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_begins_with_what_it_is_for_and_is_plain(page: Path) -> None:
+def test_a_page_begins_with_what_it_is_for(page: Path) -> None:
     text = page.read_text()
     title, _, rest = text.partition("\n\n")
     assert title.startswith("# ") and re.match(r"[A-Z`*a-z]", rest), "the first lines say what the reader gets"
-    assert [fault for paragraph in paragraphs(text) for fault in faults(paragraph)] == []
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
 
 
 @pytest.mark.parametrize("name", ["ajet", "ajet-proxy", "ajet-trainer"])
-def test_help_is_plain_and_its_summaries_are_whole_sentences(name: str) -> None:
+def test_the_summaries_of_help_are_whole_sentences(name: str) -> None:
     for path, command in shown(COMMANDS[name], name):
-        whole = (command.help or "").split("\n\n")
-        summary = " ".join(whole[0].split())
+        summary = " ".join((command.help or "").partition("\n\n")[0].split())
         assert re.fullmatch(r"[A-Z][a-z]+ [^.]*\.", summary), f"{path}: {summary!r}"
         if isinstance(command, click.Group):
             context = click.Context(command, terminal_width=80, **command.context_settings)
             listed = command.get_help(context).partition("Commands:")[2]
             assert listed and "..." not in listed, f"{path}: a summary is cut off"
-        options = [option.help for option in command.params if isinstance(option, click.Option) and option.help]
-        assert [fault for part in (*whole, *options) for fault in faults(part)] == [], path
 
 
 def shown(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -194,30 +185,3 @@ def shown(command: click.Command, path: str) -> Iterator[tuple[str, click.Comman
             below = command.get_command(context, name)
             assert below is not None
             yield from shown(below, f"{path} {name}")
-
-
-@pytest.mark.parametrize("module", modules(*PACKAGES), ids=str)
-def test_docstrings_are_plain(module: Path) -> None:
-    """But for drawings, which are indented."""
-    nodes = (node for node in ast.walk(tree(module)) if isinstance(node, DOCUMENTED))
-    told = (re.sub(r"^ {4}.*$", "", ast.get_docstring(node) or "", flags=re.MULTILINE) for node in nodes)
-    assert [fault for text in told for paragraph in paragraphs(text) for fault in faults(paragraph)] == []
-
-
-def test_messages_are_plain() -> None:
-    """What the programs print, log and answer: every literal but docstrings."""
-    assert [(str(module), fault) for module in modules(*PACKAGES) for text in literals(module) for fault in faults(text)
-            if "words:" not in fault] == []
-
-
-def literals(module: Path) -> Iterator[str]:
-    documented = {id(node.value) for node in ast.walk(tree(module)) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree(module)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
-            yield node.value
-
-
-def test_what_is_not_plain_is_found() -> None:
-    page = f"# Upon\n\n| upon |\n\n- Whoever reads\n  `upon` this.\n\nA [b c](d) e. {'word ' * 36}\n```\nupon\n```\n"
-    found = [fault for paragraph in paragraphs(page) for fault in faults(paragraph)]
-    assert [fault.partition(" ")[0] for fault in found] == ["'Whoever'", "36"]
