@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 from ajet_sdk.errors import BadRequest
 
 KEY_PREFIX = "ajet-"
+KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
+"""The form of a key in any text."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
 PREFIX = "/ajet/v1"
 HEADER_PREFIX = "x-ajet-"

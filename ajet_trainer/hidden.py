@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_sdk.routes import KEY_PREFIX
+from ajet_sdk.routes import KEY
 
 _MARK = "***"
 _PASSWORD = re.compile(r"(?<=://)[^\s'\"<>]+@")
@@ -18,9 +18,7 @@ _NAMED = re.compile(
     r"(?i)\b([a-z-]*(?:api[-_]?key|token|password|secret)[\"']?\s*[=:]\s*[\"']?)(?!\*\*\*)[^\s'\",&]{4,}"
 )
 """What stands behind the name of a key, in a query, a header or a document."""
-_KEYS = re.compile(
-    rf"(?<![A-Za-z0-9])(?:{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*|sk-[A-Za-z0-9_-]{{16,}}|hf_[A-Za-z0-9]{{16,}})"
-)
+_KEYS = re.compile(rf"(?<![A-Za-z0-9])(?:{KEY.pattern}|sk-[A-Za-z0-9_-]{{16,}}|hf_[A-Za-z0-9]{{16,}})")
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[^\s'\",]+")
 
 

@@ -26,10 +26,9 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from ajet_sdk.errors import Forbidden, Unauthorized
-from ajet_sdk.routes import KEY_PREFIX
+from ajet_sdk.routes import KEY, KEY_PREFIX
 
 Scope = Literal["agent", "trainer", "admin", "operator"]
-_KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
 _SIGNED = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{43}}")
 KEY_ID = re.compile(r"[0-9a-f]{16}")
 """What `key_id` gives."""
@@ -129,7 +128,7 @@ def key_id(key: str) -> str:
 
 def masked(text: str) -> str:
     """`text` with our keys masked: callers put keys where none belongs, and errors quote callers."""
-    return _KEY.sub(f"{KEY_PREFIX}***", text)
+    return KEY.sub(f"{KEY_PREFIX}***", text)
 
 
 def holds_key(text: str) -> bool:
