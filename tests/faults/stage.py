@@ -33,7 +33,7 @@ from tests.kit.source import ROOT
 
 ROOM = 512 << 20
 LANE_WAIT_S = 5.0
-GIVEN_UP = 'ajet_captures_total{outcome="disconnected"}'
+GIVEN_UP = tuple(f'ajet_captures_total{{outcome="{outcome}"}}' for outcome in ("disconnected", "engine_silent"))
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.faults.player", "tests.faults.trainer"])
 
