@@ -299,15 +299,17 @@ class Stage:
             return False
 
     def close(self) -> None:
-        for worker in (*self.agents, *self.trainers.values()):
-            worker.kill()
-        self.run.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.proxy.pid, signal.SIGKILL)
-        self.proxy.kill()
-        for engine in self.engines.values():
-            engine.stop()
-        self.http.close()
-        self.disk.close()
+        """The disk goes last, whatever fails before: a folder that is mounted cannot be removed by anybody."""
+        with contextlib.ExitStack() as rest:
+            rest.callback(self.disk.close)
+            for worker in (*self.agents, *self.trainers.values()):
+                worker.kill()
+            self.run.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.proxy.pid, signal.SIGKILL)
+            self.proxy.kill()
+            for engine in self.engines.values():
+                engine.stop()
+            self.http.close()
 
 
