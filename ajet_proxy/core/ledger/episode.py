@@ -387,11 +387,6 @@ class Episode:
         return not (self.eval or self.late)
 
     @property
-    def may_sit(self) -> bool:
-        """Whether a model may have a seat for it."""
-        return self.ended_at is None and not self.eval and bool(self.aims or self.shares)
-
-    @property
     def named_task(self) -> str:
         """Its task; an episode with a complete call has one."""
         return self.task or ""
