@@ -104,7 +104,7 @@ async def test_a_front_carries_tokens_the_short_way(monkeypatch: pytest.MonkeyPa
 async def test_the_end_of_the_calls_does_not_wait_for_the_end_of_the_answer() -> None:
     async with (
         engine(FIRST, TOKEN, LAST, DONE, gap_s=0.01) as url, Front(url) as front,
-        aiohttp.ClientSession() as client, asyncio.timeout(10),
+        aiohttp.ClientSession() as client, asyncio.timeout(100),
         client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
     ):  # fmt: skip
         events = [await response.content.readuntil(b"\n\n") for _ in range(4)]
