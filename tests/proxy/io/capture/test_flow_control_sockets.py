@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from ajet_proxy.io.engines import probe
 from tests.proxy.io.front import CHAT, Front
 
 EVENT = (
@@ -101,7 +102,8 @@ async def test_a_front_carries_tokens_the_short_way(monkeypatch: pytest.MonkeyPa
         assert call.token_ids == (5,) * 22
 
 
-async def test_the_end_of_the_calls_does_not_wait_for_the_end_of_the_answer() -> None:
+async def test_the_end_of_the_calls_does_not_wait_for_the_end_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "LIMIT_S", 1.0)  # this engine answers no question about itself
     async with (
         engine(FIRST, TOKEN, LAST, DONE, gap_s=0.01) as url, Front(url) as front,
         aiohttp.ClientSession() as client, asyncio.timeout(100),
