@@ -106,7 +106,7 @@ async def test_the_end_of_the_calls_does_not_wait_for_the_end_of_the_answer(monk
     monkeypatch.setattr(probe, "LIMIT_S", 1.0)  # this engine answers no question about itself
     async with (
         engine(FIRST, TOKEN, LAST, DONE, gap_s=0.01) as url, Front(url) as front,
-        aiohttp.ClientSession() as client, asyncio.timeout(100),
+        aiohttp.ClientSession() as client, asyncio.timeout(10),
         client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
     ):  # fmt: skip
         events = [await response.content.readuntil(b"\n\n") for _ in range(4)]
