@@ -194,14 +194,8 @@ class Membership(MembershipLife):
             return known
         async with self._lock:
             if self.id is None:
-                self._fail(tries)
-                try:
+                with self._trying(tries):
                     self.id = await self._client.drive(self._join())
-                except AjetError as error:
-                    self._failure = error
-                    raise
-                finally:
-                    self._tries += 1
             if self._beating is None:
                 self._beating = asyncio.ensure_future(self._beat_on())
             return self.id

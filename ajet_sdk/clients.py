@@ -12,8 +12,8 @@ from __future__ import annotations
 import socket
 import threading
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,12 +124,20 @@ class MembershipLife:
         if self.id == known:
             self.id, self._next = None, _new_id()
 
-    def _fail(self, tries: int) -> None:
-        """Raises what another one's attempt at joining ended with that came after so many `tries`; or that another has
-        taken the name."""
+    @contextmanager
+    def _trying(self, tries: int) -> Iterator[None]:
+        """An attempt at joining. Raises what another one's ended with that came after so many `tries`; or that another
+        has taken the name."""
         failure = self._failure
         if failure is not None and (name_taken(failure) or self._tries != tries):
             raise failure
+        try:
+            yield
+        except AjetError as error:
+            self._failure = error
+            raise
+        finally:
+            self._tries += 1
 
 
 class Membership(MembershipLife):
@@ -152,14 +160,8 @@ class Membership(MembershipLife):
             return known
         with self._lock:
             if self.id is None:
-                self._fail(tries)
-                try:
+                with self._trying(tries):
                     self.id = self._client.drive(self._join())
-                except AjetError as error:
-                    self._failure = error
-                    raise
-                finally:
-                    self._tries += 1
             if self._beating is None:
                 self._beating = threading.Thread(target=self._beat_on, daemon=True)
                 self._beating.start()

@@ -72,8 +72,7 @@ class ClientCommands:
             at, client, body.name, body.ttl_s, tenant, body.revision, body.lane, body.replaces_older
         )
         older = self._older(tenant, body.lane, body.revision, at) if body.replaces_older else ()
-        gone = self._gone(same, "replaced", at, AT_ONCE)
-        return parted(older, then=(*gone, joined))
+        return parted(older, *self._gone(same, "replaced", at, AT_ONCE), joined)
 
     def beat(self, client: str, *, at: float) -> None:
         """`client` is there; `Conflict` if it is gone. This is all that changes outside of the state."""

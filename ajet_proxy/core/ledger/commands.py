@@ -100,7 +100,7 @@ class Commands:
             client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
             teachers=body.teachers,
         )
-        return parted(played.older, then=(opened,))
+        return parted(played.older, opened)
 
     def _evaluation(self, body: OpenEpisode, plays: str | None) -> str | None:
         """The evaluation that an episode belongs to which opens so, if there is one."""
@@ -445,8 +445,7 @@ class Commands:
         expired = next((batch for batch in self.state.leased.values() if batch.lease_until <= at), None)
         if expired is not None:
             return (ev.BatchReturned(at, expired.id, "expired"),)
-        out: list[Event] = []
-        out += self.clients.expire(at, AT_ONCE)
+        out = self.clients.expire(at, AT_ONCE)
         ended = {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)}
         for episode in self.state.unsettled.values():
             if len(out) >= AT_ONCE:

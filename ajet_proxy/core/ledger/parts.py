@@ -7,7 +7,7 @@ end. So it may be cut off anywhere, and nobody is told that it was done before i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 
 from ajet_proxy.core.ledger.events import Event
@@ -22,9 +22,7 @@ class Part(tuple[Event, ...]):
     __slots__ = ()
 
 
-def parted(first: Iterable[Event], *, before: Sequence[Event] = (), then: Sequence[Event] = ()) -> tuple[Event, ...]:
-    """The events `before`, `first` and `then`; or a `Part` of them if `first` has more than `AT_ONCE`."""
+def parted(first: Iterable[Event], *then: Event) -> tuple[Event, ...]:
+    """The events `first` and `then`; or a `Part` of `first` if that has more than `AT_ONCE`."""
     found = tuple(islice(first, AT_ONCE + 1))
-    if len(found) > AT_ONCE:
-        return Part((*before, *found[:AT_ONCE]))
-    return (*before, *found, *then)
+    return Part(found[:AT_ONCE]) if len(found) > AT_ONCE else (*found, *then)

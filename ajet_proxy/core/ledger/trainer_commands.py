@@ -88,7 +88,7 @@ class TrainerCommands:
             ev.EpisodeDiscarded(at, one.id, "other_run", OTHER_RUN) for one in state.unsettled.values()
             if one.state == "sealed" and not one.eval and one.aimed() == (model,)
         )
-        return parted(chain(waiting, sealed), then=(began,))
+        return parted(chain(waiting, sealed), began)
 
     def void(self, batch: LeasedBatch) -> bool:
         """Whether a batch was leased to another run than the one that has its model now."""

@@ -24,11 +24,11 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_part_has_no_end() -> None:
-    first, last = EVENTS[3:4], EVENTS[4:]
-    assert parted(EVENTS[:2], before=first, then=last) == (*first, *EVENTS[:2], *last)
-    found = parted(EVENTS[:3], before=first, then=last)
-    assert isinstance(found, Part) and found == (*first, *EVENTS[:2])
-    assert not isinstance(parted((), then=last), Part)
+    last = EVENTS[3:]
+    assert parted(EVENTS[:2], *last) == (*EVENTS[:2], *last)
+    found = parted(EVENTS[:3], *last)
+    assert isinstance(found, Part) and found == EVENTS[:2]
+    assert not isinstance(parted((), *last), Part)
 
 
 def joins(rig: LedgerRig) -> Sequence[Event]:
