@@ -4,7 +4,7 @@
 # make tutorials   runs the seven tutorials of docs/start on real vLLM and verl, into runs/tutorials (NAMES="math live": these)
 # make pictures    the owner's page as the README shows it, from the newest run in runs/ (RUN=DIR: another; needs Chromium)
 # make test        lint, types, and all tests in both environments but those of the next two
-# make test-fast   lint, types, and the tests of the core, the SDK and the pages: the edit loop
+# make check       lint, types, and the tests of the core, the SDK and the pages: the edit loop
 # make test-integrations  each framework and program of integrations/, in an environment of its own
 # make test-page   the owner's page in headless Chromium (Debian's package chromium)
 # make lint        ruff and mypy alone
@@ -30,7 +30,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators families quickstart proof tutorials pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team open-episodes step bench-training curve conformance fuzz faults dist clean
+.PHONY: setup estimators families quickstart proof tutorials pictures test check test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team open-episodes step bench-training curve conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -54,8 +54,8 @@ pictures: setup
 test:
 	@.ci/run
 
-test-fast:
-	@.ci/run fast
+check:
+	@.ci/run check
 
 test-page:
 	@.ci/setup daemon
