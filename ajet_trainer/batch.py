@@ -9,7 +9,7 @@ by turn (`ajet_trainer.turns`) rows bring their advantages along.
 
 If nothing of a session is trained and its reward counts, it has one row: two tokens without a mask.
 
-Next: ajet_trainer/verl_backend/trainer.py
+Next: ajet_trainer/backends/verl/trainer.py
 """
 
 from __future__ import annotations

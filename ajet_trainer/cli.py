@@ -53,7 +53,7 @@ def run(path: str, watch: bool, assignments: tuple[str, ...]) -> None:
     out = sys.stdout  # verl and Ray write into the run folder, what is said here stays on the terminal
     live = Live(Path(path), read, say) if watch else None
     config = read()
-    from ajet_trainer.verl_backend.main import run as train
+    from ajet_trainer.backends.verl.main import run as train
 
     train(config, say, live or (lambda config: config))
 
@@ -101,7 +101,7 @@ def rows(run_dir: Path, step: int | None, episode: str | None, as_json: bool) ->
     from ajet_sdk.output import say
     from ajet_sdk.settings import ConfigError
     from ajet_trainer import rows_view, trained_rows
-    from ajet_trainer.verl_backend.checkpoints import listed
+    from ajet_trainer.backends.verl.checkpoints import listed
 
     kept = trained_rows.steps(run_dir)
     if not kept:
@@ -131,7 +131,7 @@ def export(run_dir: Path, folder: Path, step: int | None) -> None:
     RUN is the run_dir of a training run, or its folder of checkpoints. DIR becomes a Hugging Face folder, with
     safetensors, configuration, tokenizer and chat template. It must not exist, or be empty.
     """
-    from ajet_trainer.verl_backend.export import export
+    from ajet_trainer.backends.verl.export import export
 
     export(run_dir, step, folder, click.echo)
 

@@ -13,7 +13,7 @@ larger than a limit, `cut` says which rows go together, so that the whole costs 
 The tree of a frame (`ajet_sdk.tree`) is that of all samples of a group, as bytes. This one is planted for each
 micro-batch, of rows, and has what a model needs.
 
-Next: ajet_trainer/verl_backend/forest_engine.py
+Next: ajet_trainer/backends/verl/forest_engine.py
 """
 
 from __future__ import annotations

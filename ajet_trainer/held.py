@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from ajet_sdk.errors import AjetError
 
 LOCK = "lock"
-"""As `ajet_trainer.verl_backend.main` calls it."""
+"""As `ajet_trainer.backends.verl.main` calls it."""
 TAKEN = 75
 """The exit code of one that came second."""
 _FLOCK = struct.Struct("hhqqi4x")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ajet_sdk.results import align, plain
+from ajet_trainer.backends.verl.checkpoints import whole
 from ajet_trainer.trained_rows import TrainedRow
-from ajet_trainer.verl_backend.checkpoints import whole
 
 Text = Callable[[int], str]
 HEAD = ("id", "mask", "engine", "trainer", "advantage", "weight", "text")

@@ -44,7 +44,7 @@ def test_both_programs_have_few_settings() -> None:
 def test_the_limits_of_the_trainer() -> None:
     text = (ROOT / "docs/reference/limits.md").read_text().partition("## The trainer")[2]
     push = next(
-        ast.literal_eval(node.value) for node in tree(Path("ajet_trainer/verl_backend/weights.py")).body
+        ast.literal_eval(node.value) for node in tree(Path("ajet_trainer/backends/verl/weights.py")).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PUSH_S"
     )
     found = [float(row.split("|")[2].split()[0].replace(",", "")) for row in text.splitlines() if " s" in row]

@@ -32,7 +32,7 @@ from tests.kit.engine_stub import EngineStub
 from tests.kit.source import PACKAGES, ROOT, tree
 from tests.proxy.serving import Client, serving
 
-FIRST, LAST = "ajet_proxy/io/capture/front.py", "ajet_trainer/verl_backend/trainer.py"
+FIRST, LAST = "ajet_proxy/io/capture/front.py", "ajet_trainer/backends/verl/trainer.py"
 MOST_FILES = 49
 """Which the plainest streamed call touches."""
 SENT_S = 0.4

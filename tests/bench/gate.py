@@ -66,8 +66,8 @@ def updates(proxy: str, engine: str, model: Path, folder: Path, count: int) -> l
     import torch
     from safetensors.torch import load_file, save_file
 
+    from ajet_trainer.backends.verl import weights
     from ajet_trainer.link import Link
-    from ajet_trainer.verl_backend import weights
 
     link = Link(proxy)
     link.announce(MODEL, 0, None)

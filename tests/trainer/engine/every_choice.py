@@ -38,7 +38,7 @@ WITH_ALL = "With every loss and mean of the next table."
 def test_every_choice_runs(monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any) -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
-    from ajet_trainer.verl_backend.refused import ESTIMATORS, LOSSES, MEANS, PAIRS
+    from ajet_trainer.backends.verl.refused import ESTIMATORS, LOSSES, MEANS, PAIRS
 
     found = {}
     for estimator in sorted(set(ADV_ESTIMATOR_REGISTRY) - set(ESTIMATORS)):
@@ -72,7 +72,7 @@ def cell(found: Verdicts, loss: str, mean: str) -> str:
 
 
 def _moves(found: Verdicts, estimator: str) -> str:
-    from ajet_trainer.verl_backend.refused import PAIRS
+    from ajet_trainer.backends.verl.refused import PAIRS
 
     words = [word for (name, _, _), (word, _) in found.items() if name == estimator]
     pairs = "".join(f"; refused with `{loss}`: {why}" for (name, loss), why in PAIRS.items() if name == estimator)

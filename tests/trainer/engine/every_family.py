@@ -55,7 +55,7 @@ class Failed(Exception):
 
 def look_at(family: str, folder: Path) -> Found:
     """Makes a small model of `family` and computes rows. Raises `Failed`."""
-    from ajet_trainer.verl_backend.steady import look
+    from ajet_trainer.backends.verl.steady import look
 
     kind, made = families()[family]
     attention, built = "sdpa" if getattr(made, "_supports_sdpa", False) else "eager", False
@@ -74,7 +74,7 @@ def look_at(family: str, folder: Path) -> Found:
 
 @pytest.mark.timeout(7200)
 def test_every_family(tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.verl_backend.families import PACKED, REFUSED
+    from ajet_trainer.backends.verl.families import PACKED, REFUSED
 
     found: dict[str, Found | Failed] = {}
     for family in families():
@@ -92,7 +92,7 @@ def test_every_family(tmp_path: Path, verl_here: None) -> None:
 
 def check(family: str, found: Found) -> None:
     """A family is right as it is computed, or refused; and a run's own look finds what is not right."""
-    from ajet_trainer.verl_backend.families import PACKED, REFUSED
+    from ajet_trainer.backends.verl.families import PACKED, REFUSED
 
     packed = family in PACKED
     assert family in REFUSED or (found.wrong[packed] < RIGHT and found.said[packed] == "")

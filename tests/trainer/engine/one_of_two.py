@@ -72,7 +72,7 @@ def temperatures(folder: Path) -> Found:
     """The gradient of rows at temperatures of their own."""
     import torch
 
-    from ajet_trainer.verl_backend.worker import at_own_temperature
+    from ajet_trainer.backends.verl.worker import at_own_temperature
 
     worker, mine = training_worker(folder), share_of(four())
     rows = four()[mine]
@@ -88,7 +88,7 @@ def ppo(folder: Path) -> Found:
     from verl.workers.config import FSDPActorConfig
     from verl.workers.utils.losses import value_loss
 
-    from ajet_trainer.verl_backend.losses import session_loss
+    from ajet_trainer.backends.verl.losses import session_loss
 
     rows = rows_in_order()
     mine = share_of(rows)
@@ -114,7 +114,7 @@ def adapter(folder: Path) -> Found:
     """A step that moves an adapter alone, and what engines are then served: the model with it, and itself apart."""
     from verl.workers.config import FSDPActorConfig
 
-    from ajet_trainer.verl_backend.losses import session_loss
+    from ajet_trainer.backends.verl.losses import session_loss
 
     rows = rows_in_order()
     data = step_data(rows[share_of(rows)], [1.0, -2.0, 0.5, 0.7], pack=256)
@@ -143,7 +143,7 @@ def losses(folder: Path) -> Found:
     from verl.utils import tensordict_utils as tu
     from verl.workers.config import PolicyLossConfig
 
-    from ajet_trainer.verl_backend.refused import MEANS
+    from ajet_trainer.backends.verl.refused import MEANS
 
     worker, rows, out = training_worker(folder), rows_in_order(), dict[str, np.ndarray[Any, Any]]()
     mine = rows[share_of(rows)]
@@ -181,7 +181,7 @@ PARTS = {part.__name__: part for part in (temperatures, ppo, adapter, turns, los
 def main(folder: Path, out: Path) -> None:
     import torch
 
-    from ajet_trainer.verl_backend.cpu_worker import start_gloo
+    from ajet_trainer.backends.verl.cpu_worker import start_gloo
 
     start_gloo()
     for name, part in PARTS.items():

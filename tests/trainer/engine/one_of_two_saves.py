@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ajet_trainer.verl_backend.cpu_worker import start_gloo
+from ajet_trainer.backends.verl.cpu_worker import start_gloo
 from tests.kit.learner import training_worker
 from tests.trainer.engine.saving import save
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ajet_trainer.verl_backend.checkpoints import DTYPE
+from ajet_trainer.backends.verl.checkpoints import DTYPE
 
 
 def save(worker: Any, checkpoint: Path, factor: float = 1.0, dtype: str = "float32") -> Path:

@@ -24,7 +24,7 @@ def adapted(folder: Path, lora: Mapping[str, Any] = LORA, *, apart: Path | None 
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import TrainingWorkerConfig
 
-    from ajet_trainer.verl_backend.worker import RowWorker
+    from ajet_trainer.backends.verl.worker import RowWorker
 
     precision = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
     float32 = {f"{precision}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
@@ -55,7 +55,7 @@ def test_engines_are_served_the_model_with_its_adapter(tiny: Path, tmp_path: Pat
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ajet_trainer.verl_backend.weights import SharedFolder
+    from ajet_trainer.backends.verl.weights import SharedFolder
 
     made = adapted(tiny)
     data = step_data(rows_of([[conversation(1, turns=3)], [conversation(2, turns=1)]]), [0.0, 0.0])

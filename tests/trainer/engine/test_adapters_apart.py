@@ -94,7 +94,7 @@ def config(engine: Holder, tmp_path: Path) -> Config:
 
 def made(home: Path, version: int) -> Path:
     """The folder of an adapter that was written whole."""
-    from ajet_trainer.verl_backend import adapters
+    from ajet_trainer.backends.verl import adapters
 
     written = adapters.begin(home, version)
     written.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_what_is_written_is_the_adapter_and_peft_reads_it(tiny: Path, tmp_path: 
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from ajet_trainer.verl_backend import adapters
+    from ajet_trainer.backends.verl import adapters
 
     worker = adapted(tiny, LORA | {"actor_rollout_ref.model.lora_alpha": 6}, apart=tmp_path)
     data = step_data(rows_of([[conversation(1, turns=3)], [conversation(2, turns=1)]]), [0.0, 0.0])
@@ -131,7 +131,7 @@ def test_what_is_written_is_the_adapter_and_peft_reads_it(tiny: Path, tmp_path: 
 
 
 def test_an_adapter_is_loaded_under_its_name_and_nothing_else_changes(engine: Holder, tmp_path: Path) -> None:
-    from ajet_trainer.verl_backend import adapters
+    from ajet_trainer.backends.verl import adapters
 
     engine.adapters["coder"] = "theirs"
     for version in (0, 1):
@@ -147,8 +147,8 @@ def test_each_push_is_in_a_folder_of_its_own_even_at_the_same_version(tmp_path: 
 
 
 def test_an_engine_that_refuses_the_adapter_answers_as_before(engine: Holder, tmp_path: Path) -> None:
+    from ajet_trainer.backends.verl import adapters
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend import adapters
 
     other = Holder()
     old, new = made(tmp_path, 1), made(tmp_path, 2)
@@ -161,8 +161,8 @@ def test_an_engine_that_refuses_the_adapter_answers_as_before(engine: Holder, tm
 
 
 def test_an_engine_that_has_neither_adapter_is_said_to_have_none(engine: Holder, tmp_path: Path) -> None:
+    from ajet_trainer.backends.verl import adapters
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend import adapters
 
     adapters.load_into([engine.url], "planner", made(tmp_path, 1))
     engine.refuses = lambda folder: True
@@ -172,8 +172,8 @@ def test_an_engine_that_has_neither_adapter_is_said_to_have_none(engine: Holder,
 
 
 def test_the_engines_key_is_the_trainers_too(engine: Holder, config: Config, tmp_path: Path) -> None:
+    from ajet_trainer.backends.verl import adapters
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend import adapters
 
     engine.key = "sesame"
     with pytest.raises(EngineLost, match=r"HTTP 401 from /v1/models: .* set AJET_UPSTREAM_KEY for the trainer"):
@@ -186,8 +186,8 @@ def test_the_engines_key_is_the_trainers_too(engine: Holder, config: Config, tmp
 
 def test_a_frozen_engine_keeps_its_adapter(engine: Holder, tmp_path: Path) -> None:
     """Its calls in flight would go on with the old adapter, and count as the new version's."""
+    from ajet_trainer.backends.verl import adapters
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend import adapters
 
     engine.frozen, engine.adapters["planner"] = True, "old"
     with pytest.raises(EngineLost, match=r"is frozen, .* gate_mode = drain"):
@@ -198,7 +198,7 @@ def test_a_frozen_engine_keeps_its_adapter(engine: Holder, tmp_path: Path) -> No
 
 
 def test_the_names_say_whether_an_adapter_goes_alone(engine: Holder, config: Config) -> None:
-    from ajet_trainer.verl_backend import adapters
+    from ajet_trainer.backends.verl import adapters
 
     assert adapters.apart(config) is True
     engine.adapters["planner"] = "of an earlier run"
@@ -219,8 +219,8 @@ def test_the_names_say_whether_an_adapter_goes_alone(engine: Holder, config: Con
 
 
 def test_an_engine_that_takes_no_adapters_is_refused_before_anything_starts(engine: Holder, config: Config) -> None:
+    from ajet_trainer.backends.verl import adapters
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend import adapters
 
     engine.lacks = {LOAD}
     with pytest.raises(ConfigError) as caught:
@@ -236,7 +236,7 @@ def test_an_engine_that_takes_no_adapters_is_refused_before_anything_starts(engi
 
 
 def test_an_engine_that_was_started_again_gets_its_adapter_again(engine: Holder, tmp_path: Path) -> None:
-    from ajet_trainer.verl_backend import adapters
+    from ajet_trainer.backends.verl import adapters
 
     folder, urls = made(tmp_path, 4), [engine.url, f"http://127.0.0.1:{free_port()}"]
     adapters.load_into(urls[:1], "planner", folder)
@@ -256,7 +256,7 @@ def test_whenever_a_trainer_is_killed_its_engine_finds_what_it_was_told(
     engine: Holder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM may read the adapters that it was told of at any time, and ends if one is gone. The next start goes on."""
-    from ajet_trainer.verl_backend import adapters
+    from ajet_trainer.backends.verl import adapters
 
     steps = ("begin", "mkdir", "finish", "_folder_of", "ask", "ask", "forget", "end")
     left = [0]
@@ -297,7 +297,7 @@ def test_whenever_a_trainer_is_killed_its_engine_finds_what_it_was_told(
 
 
 def test_the_folder_of_adapters_outlives_the_run(config: Config, tmp_path: Path) -> None:
-    from ajet_trainer.verl_backend.main import weights_folder
+    from ajet_trainer.backends.verl.main import weights_folder
 
     with weights_folder(config, apart=True) as folder:
         assert folder == tmp_path / "adapters"

@@ -24,7 +24,7 @@ def rows() -> dict[str, list[str]]:
 def test_the_page_has_every_name_and_the_reason_of_every_refusal(verl_here: None) -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
-    from ajet_trainer.verl_backend.refused import ESTIMATORS, LOSSES, MEANS
+    from ajet_trainer.backends.verl.refused import ESTIMATORS, LOSSES, MEANS
 
     found = rows()
     assert set(found) - {"loss"} == {*ADV_ESTIMATOR_REGISTRY, *POLICY_LOSS_REGISTRY}
@@ -51,7 +51,7 @@ def test_the_page_says_which_losses_choose() -> None:
 def test_a_loss_is_what_the_page_says(
     loss: str, mean: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any
 ) -> None:
-    from ajet_trainer.verl_backend.refused import MEANS
+    from ajet_trainer.backends.verl.refused import MEANS
 
     word, _ = verdict(Steps(monkeypatch, tiny, worker), loss, mean)
     assert word != SEES

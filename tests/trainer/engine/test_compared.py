@@ -26,7 +26,7 @@ def row(prompt: list[int], answer: list[int], place: int) -> Row:
 
 @pytest.mark.parametrize("worker", [training_worker, forest_worker])
 def test_what_is_computed_of_answers_is_what_is_computed_of_rows(worker: Any, tiny: Path, verl_here: None) -> None:
-    from ajet_trainer.verl_backend.compared import logprobs_of
+    from ajet_trainer.backends.verl.compared import logprobs_of
 
     made = worker(tiny)
     found = logprobs_of(made, TEXTS, packed=True)
@@ -64,7 +64,7 @@ def engines() -> Iterator[tuple[Answering, Answering]]:
 
 def a_trainer(engines: tuple[Answering, ...], tiny: Path, own: list[float], **ours: Any) -> Any:
     """An `AjetTrainer` of attached `engines` that computes the logprobs `own` of each answer."""
-    from ajet_trainer.verl_backend import settings, trainer
+    from ajet_trainer.backends.verl import settings, trainer
 
     made: Any = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     given: dict[str, Any] = {"engine_urls": tuple(one.url for one in engines), "model": str(tiny)} | ours
@@ -107,8 +107,8 @@ def test_a_step_ends_before_its_update_if_fresh_tokens_are_not_the_trainers(
     """Tokens of older weights may be as far off as they like."""
     import torch
 
+    from ajet_trainer.backends.verl import trainer
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend import trainer
 
     made, old = a_trainer((), tiny, [], max_kl=most), 50
     one = row([5], [6] * (tokens + old), 0)
@@ -132,8 +132,8 @@ def test_an_engine_that_was_started_again_gets_the_last_weights_again(
 ) -> None:
     """It alone. Another model ends the run, and is sent nothing."""
     from ajet_trainer import same_model
+    from ajet_trainer.backends.verl import trainer
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend import trainer
 
     made = a_trainer(engines, tiny, [-1.0, -2.0, -3.0])
     said, given = list[str](), list[tuple[list[str], Path, int]]()

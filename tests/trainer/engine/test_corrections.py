@@ -104,7 +104,7 @@ def test_rows_that_verl_fills_up_with_change_nothing(
     """They are copies of the first row, but for the response: what numbers the calls is as long as that row's."""
     from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 
-    from ajet_trainer.verl_backend import trainer
+    from ajet_trainer.backends.verl import trainer
 
     def fields(row: Row) -> dict[str, Any]:
         if row.sampled:
@@ -227,7 +227,7 @@ def test_what_goes_by_tokens_is_left_to_verl(
     from verl.protocol import DataProto
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
-    from ajet_trainer.verl_backend import trainer
+    from ajet_trainer.backends.verl import trainer
 
     rows, steps = episodes(False), Steps(monkeypatch, tiny, worker, **options)
     monkeypatch.setattr(trainer, "by_call", None)
@@ -290,7 +290,7 @@ def losses() -> list[str]:
     """Those of verl's that a run may have."""
     from verl.trainer.ppo import core_algos
 
-    from ajet_trainer.verl_backend.refused import LOSSES
+    from ajet_trainer.backends.verl.refused import LOSSES
 
     registry = core_algos.POLICY_LOSS_REGISTRY
     return [name for name, loss in registry.items() if name not in LOSSES and loss.__module__ == core_algos.__name__]
@@ -298,7 +298,7 @@ def losses() -> list[str]:
 
 def test_each_loss_that_may_correct_weighs_single_tokens(verl_here: None) -> None:
     """A token that was forced, which the trainer finds unlikely, hardly moves anything; `geo_mean` sees to no token."""
-    from ajet_trainer.verl_backend.refused import BY_ROW
+    from ajet_trainer.backends.verl.refused import BY_ROW
 
     forced = [1.0, 1e-4, 1.0, 1.0]
     for loss in losses():
@@ -310,7 +310,7 @@ def test_each_loss_that_may_correct_weighs_single_tokens(verl_here: None) -> Non
 
 def test_without_weights_only_a_ratio_of_its_own_keeps_a_forced_token_small(verl_here: None) -> None:
     """In bypass mode, where the old logprobs are the engine's, which says 0 of a token that was forced."""
-    from ajet_trainer.verl_backend.refused import BY_ROW, NO_RATIO
+    from ajet_trainer.backends.verl.refused import BY_ROW, NO_RATIO
 
     engine = [LOGPROBS[0], 0.0, *LOGPROBS[2:]]
     for loss in losses():
@@ -324,7 +324,7 @@ def test_the_figure_of_a_kl_in_rewards_counts_rows_that_sampled(
 ) -> None:
     from verl.trainer.ppo.core_algos import get_kl_controller
 
-    from ajet_trainer.verl_backend import trainer
+    from ajet_trainer.backends.verl import trainer
 
     made, found = a_trainer(tiny, adv_estimator="rloo", use_kl_in_reward=True, **correction), []
     made.kl_ctrl_in_reward = get_kl_controller(made.config.algorithm.kl_ctrl)

@@ -24,7 +24,7 @@ def moved(worker: Any, advantages: list[float], *, size: int = 0) -> tuple[bool,
     from verl.utils import tensordict_utils as tu
     from verl.workers.config import FSDPActorConfig
 
-    from ajet_trainer.verl_backend.losses import session_loss
+    from ajet_trainer.backends.verl.losses import session_loss
 
     rows = rows_of([[conversation(seed, turns=1)] for seed in range(len(advantages))])
     data = step_data(rows, advantages, pack=256)
@@ -112,7 +112,7 @@ class Engine:
 
 
 def test_an_engine_that_may_make_such_an_update_ends_the_step() -> None:
-    from ajet_trainer.verl_backend.counting import counted
+    from ajet_trainer.backends.verl.counting import counted
 
     engine: Any = Engine("megatron", [1.0, float("nan")])
     counted(engine)
@@ -123,7 +123,7 @@ def test_an_engine_that_may_make_such_an_update_ends_the_step() -> None:
 
 
 def test_a_loss_that_was_scaled_too_much_is_computed_again() -> None:
-    from ajet_trainer.verl_backend.counting import counted
+    from ajet_trainer.backends.verl.counting import counted
 
     nan = float("nan")
     for norms, made, left in (([nan, nan, 1.0, 2.0], 1.0, [2.0]), ([nan] * 5, 0.0, [nan])):
@@ -134,7 +134,7 @@ def test_a_loss_that_was_scaled_too_much_is_computed_again() -> None:
 
 
 def test_megatrons_schedule_takes_a_new_rate() -> None:
-    from ajet_trainer.verl_backend.counting import over_top
+    from ajet_trainer.backends.verl.counting import over_top
 
     groups = [{"lr": 0.5, "max_lr": 1.0}, {"lr": 0.5}]
     schedule = SimpleNamespace(max_lr=1.0, optimizer=SimpleNamespace(param_groups=groups), steps=[])
@@ -152,7 +152,7 @@ def test_a_step_without_an_update_is_no_step(
 ) -> None:
     """A critic's update counts, also in steps in which the actor has none."""
     from ajet_trainer.attempts import NoUpdate
-    from ajet_trainer.verl_backend import trainer
+    from ajet_trainer.backends.verl import trainer
 
     learner, cleared = a_trainer(tiny, adv_estimator="gae"), []
     learner.config.critic.ppo_epochs = 3

@@ -15,7 +15,7 @@ def critic_worker(folder: Path, seed: int = 42, **optim: Any) -> Any:
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import TrainingWorkerConfig
 
-    from ajet_trainer.verl_backend.cpu_worker import CpuCriticWorker
+    from ajet_trainer.backends.verl.cpu_worker import CpuCriticWorker
 
     float32 = {f"critic.fsdp.mixed_precision.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
     steps = {f"critic.optim.{name}": value for name, value in optim.items()}

@@ -61,7 +61,7 @@ class MemoryQueue:
 def a_trainer(tiny: Path, *, device: str = "cpu", **options: Any) -> Any:
     """An `AjetTrainer` that has its configuration and nothing else; `options` are verl's, by the end of their names.
     Nothing is corrected unless they say so."""
-    from ajet_trainer.verl_backend import settings, trainer
+    from ajet_trainer.backends.verl import settings, trainer
 
     actor = {"mode": "loss_agg_mode", "loss": "policy_loss.loss_mode"}
     verl = {
@@ -83,7 +83,7 @@ def passed(
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import trainer_base
 
-    from ajet_trainer.verl_backend import trainer
+    from ajet_trainer.backends.verl import trainer
 
     memory = MemoryQueue()
     for module in (trainer_base, trainer):
@@ -233,7 +233,7 @@ def test_the_weights_of_a_correction_are_kept(monkeypatch: pytest.MonkeyPatch, t
 def test_pass_at_k_is_never_given_one_row_of_padding(
     estimator: str, processes: int, tiny: Path, verl_here: None
 ) -> None:
-    from ajet_trainer.verl_backend import settings, trainer
+    from ajet_trainer.backends.verl import settings, trainer
 
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     verl = {"algorithm.adv_estimator": estimator, "trainer.n_gpus_per_node": processes}
@@ -264,7 +264,7 @@ def test_an_agent_is_held_against_itself(monkeypatch: pytest.MonkeyPatch, tiny: 
 def test_without_mending_a_row_would_count_as_an_episode(
     monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
 ) -> None:
-    from ajet_trainer.verl_backend import trainer
+    from ajet_trainer.backends.verl import trainer
 
     whole, split = group(False), group(True)
     one = of_episodes(whole, advantages(monkeypatch, tiny, whole, adv_estimator="rloo"))

@@ -126,7 +126,7 @@ def test_a_large_model_is_written_in_pieces(
 ) -> None:
     import torch
 
-    from ajet_trainer.verl_backend import export
+    from ajet_trainer.backends.verl import export
 
     exported(capsys, run, tmp_path / "one")
     monkeypatch.setattr(export, "PIECE", "200KB")
@@ -258,7 +258,7 @@ def test_what_cannot_be_exported_is_said_with_what_can(
 def test_a_killed_export_leaves_no_folder_and_the_next_removes_the_rest(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ajet_trainer.verl_backend import export
+    from ajet_trainer.backends.verl import export
 
     out, rest = tmp_path / "out", tmp_path / ".out.unfinished"
     monkeypatch.setattr(export.Export, "write", lambda self, folder: (folder / "model.safetensors").touch() or 1 / 0)
@@ -315,7 +315,7 @@ def test_a_model_that_transformers_does_not_have_is_one_line(
 def test_a_checkpoint_names_the_dtype_of_the_model_that_the_run_began_with(
     model: str, dtype: str, request: pytest.FixtureRequest, tmp_path: Path, verl_here: None
 ) -> None:
-    from ajet_trainer.verl_backend import trainer
+    from ajet_trainer.backends.verl import trainer
 
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.config = composed({}, model=str(request.getfixturevalue(model)))

@@ -153,7 +153,7 @@ def test_every_loss_over_advantages_and_weights_of_single_tokens(both: Pair) -> 
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from verl.workers.config import PolicyLossConfig
 
-    from ajet_trainer.verl_backend.refused import LOSSES
+    from ajet_trainer.backends.verl.refused import LOSSES
 
     flat, forest, _ = both
     rows = grown(9, 10)
@@ -249,7 +249,7 @@ def test_metrics_and_several_updates(tiny: Path, verl_here: None) -> None:
     from verl.utils import tensordict_utils as tu
     from verl.workers.config import FSDPActorConfig
 
-    from ajet_trainer.verl_backend.losses import session_loss
+    from ajet_trainer.backends.verl.losses import session_loss
     from tests.trainer.engine.one_of_two import DESCENT, weights
 
     rows, ends, told = grown(6, 16), [], []
@@ -278,7 +278,7 @@ def test_attention_by_spans_is_that_of_the_whole_mask(verl_here: None, heads: in
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    from ajet_trainer.verl_backend.forest_attention import PIECE, by_spans, spans_of
+    from ajet_trainer.backends.verl.forest_attention import PIECE, by_spans, spans_of
 
     long, pick = [*range(2 * PIECE + 9)], np.random.default_rng(1)
     tree = [long, [*long[:300], 7, *long], [*long[:300], 7, 7], [5, *long[:PIECE]], long[:20]]
@@ -307,7 +307,7 @@ def test_no_copy_of_a_long_path_is_kept(verl_here: None, prompt: int, branch: in
     """What is kept for backward is a few times the forest's, not that of all paths."""
     import torch
 
-    from ajet_trainer.verl_backend.forest_attention import by_spans, spans_of
+    from ajet_trainer.backends.verl.forest_attention import by_spans, spans_of
 
     forest = plant([np.array([*range(prompt), 1000 + number, *range(branch - 1)]) for number in range(40)])
     nodes, kept = len(forest.ids), {}
@@ -330,8 +330,8 @@ def test_flex_attention_has_the_same_mask(verl_here: None) -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     from torch.nn.functional import scaled_dot_product_attention
 
+    from ajet_trainer.backends.verl.forest_attention import block_mask
     from ajet_trainer.forest import mask_mod
-    from ajet_trainer.verl_backend.forest_attention import block_mask
 
     rows = [np.concatenate((row.prompt, row.response)) for row in grown(8, 60, length=120)]
     exit_ = plant(rows).exit

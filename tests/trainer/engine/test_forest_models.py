@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ajet_trainer.backends.verl.forest_refused import misfits
 from ajet_trainer.forest import plant
-from ajet_trainer.verl_backend.forest_refused import misfits
 from tests.kit.families import SMALL, within
 from tests.kit.forests import dense
 
@@ -30,7 +30,7 @@ def apart(made: Any, config: Any) -> float | None:
     """How far the forest's logits are from the rows', relative to the largest; None for models that are not so made."""
     import torch
 
-    from ajet_trainer.verl_backend.forest_attention import SPANS, spans_of
+    from ajet_trainer.backends.verl.forest_attention import SPANS, spans_of
 
     pick = np.random.default_rng(0)
     base = pick.integers(3, 300, 20)

@@ -70,7 +70,7 @@ def saved(folder: Path, family: str, **more: Any) -> str:
     ],
 )  # fmt: skip
 def test_models(family: str, more: dict[str, Any], words: str, tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.verl_backend.forest_refused import model_faults
+    from ajet_trainer.backends.verl.forest_refused import model_faults
 
     if family == "llava":
         from transformers import LlavaConfig
@@ -83,7 +83,7 @@ def test_models(family: str, more: dict[str, Any], words: str, tmp_path: Path, v
 
 
 def test_a_model_may_have_one_attention_and_not_the_other(tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.verl_backend.forest_refused import model_faults
+    from ajet_trainer.backends.verl.forest_refused import model_faults
 
     assert list(model_faults(saved(tmp_path, "olmoe"), "sdpa")) == []
     ((_, said),) = model_faults(str(tmp_path), FLEX)
@@ -94,7 +94,7 @@ def test_a_model_may_have_one_attention_and_not_the_other(tmp_path: Path, verl_h
     "family", ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "phi3", "granite", "mixtral"]
 )
 def test_models_that_do(family: str, tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.verl_backend.forest_refused import model_faults
+    from ajet_trainer.backends.verl.forest_refused import model_faults
 
     more = {"sliding_window": None} if family in ("mistral", "mixtral") else {"attention_dropout": 0.1}
     if family == "phi3":
@@ -120,7 +120,7 @@ def test_attention_on_gpus_is_blockwise_and_a_model_must_be_there(tiny: Path, ve
 
 @pytest.mark.parametrize("text", ["[]", "null", "{}", "{", '{"model_type": "qwen2", "num_hidden_layers": "x"}'])
 def test_a_configuration_that_cannot_be_read(text: str, tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.verl_backend.forest_refused import model_faults
+    from ajet_trainer.backends.verl.forest_refused import model_faults
 
     (tmp_path / "config.json").write_text(text)
     ((key, said),) = model_faults(str(tmp_path), FLEX)

@@ -74,7 +74,7 @@ def step_data(
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     from ajet_trainer.advantage import row_weights
-    from ajet_trainer.verl_backend.trainer import row_fields
+    from ajet_trainer.backends.verl.trainer import row_fields
 
     made: list[dict[str, Any]] = []
     keys, sampled = [row.key for row in rows], [row.sampled for row in rows]
@@ -107,7 +107,7 @@ def gradient(worker: Any, data: Any, **options: Any) -> np.ndarray[Any, Any]:
     import torch
     from verl.workers.config import FSDPActorConfig
 
-    from ajet_trainer.verl_backend.losses import session_loss
+    from ajet_trainer.backends.verl.losses import session_loss
 
     options = {"loss_scale_factor": SCALE} | options
     config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, **options)

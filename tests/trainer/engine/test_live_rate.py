@@ -33,7 +33,7 @@ def forward(one: Any, steps: int) -> list[list[float]]:
 @pytest.mark.parametrize("before", [0, 1, 5])
 @pytest.mark.parametrize("restored", [False, True])
 def test_the_schedule_goes_on_over_the_new_rate(kind: str, before: int, restored: bool) -> None:
-    from ajet_trainer.verl_backend.counting import over_rate
+    from ajet_trainer.backends.verl.counting import over_rate
 
     changed, plain = schedule(kind, 1e-3), schedule(kind, 5e-4)
     forward(changed, before)

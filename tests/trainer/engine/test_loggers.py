@@ -21,7 +21,7 @@ class Log:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         from verl.utils.tracking import Tracking
 
-        from ajet_trainer.verl_backend import loggers
+        from ajet_trainer.backends.verl import loggers
 
         monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(folder / "log.jsonl"))
 
@@ -64,8 +64,8 @@ def test_tensorboard_has_our_figures_beside_verls(
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from ajet_trainer.verl_backend.loggers import Loggers
-    from ajet_trainer.verl_backend.main import environment
+    from ajet_trainer.backends.verl.loggers import Loggers
+    from ajet_trainer.backends.verl.main import environment
 
     folder = tmp_path / "run" / "tensorboard"
     monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
@@ -92,7 +92,7 @@ def test_tensorboard_has_our_figures_beside_verls(
 
 def test_wandb_has_our_figures_beside_verls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verl_here: None) -> None:
     """By verl's own adapter for it, over a module that keeps what it is given."""
-    from ajet_trainer.verl_backend.loggers import Loggers
+    from ajet_trainer.backends.verl.loggers import Loggers
 
     kept = ModuleType("wandb")
     kept.began, kept.logged = [], []  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ def test_wandb_has_our_figures_beside_verls(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_logger_that_fails_at_its_end_costs_one_line(monkeypatch: pytest.MonkeyPatch, verl_here: None) -> None:
-    from ajet_trainer.verl_backend import loggers
+    from ajet_trainer.backends.verl import loggers
 
     class Ends:
         def __init__(self, *_: Any) -> None: ...
@@ -129,7 +129,7 @@ def test_a_logger_that_fails_at_its_end_costs_one_line(monkeypatch: pytest.Monke
 
 
 def test_without_a_name_nothing_is_logged(verl_here: None) -> None:
-    from ajet_trainer.verl_backend.loggers import names
+    from ajet_trainer.backends.verl.loggers import names
 
     assert names(composed({})) == names(composed({"trainer.logger": None})) == []
     assert names(composed({"trainer.logger": "console"})) == ["console"]

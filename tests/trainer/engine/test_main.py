@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from ajet_trainer.backends.verl.main import first_words, hold, weights_folder
 from ajet_trainer.config import Config
-from ajet_trainer.verl_backend.main import first_words, hold, weights_folder
 from tests.kit.ports import free_port
 from tests.kit.trainer_process import PYTHON
 
@@ -153,14 +153,14 @@ def test_an_error_is_said_in_one_line() -> None:
 )
 def test_an_unknown_key_of_verl_names_the_nearest(verl: dict[str, object], words: str, verl_here: None) -> None:
     from ajet_sdk.settings import ConfigError
-    from ajet_trainer.verl_backend.settings import compose
+    from ajet_trainer.backends.verl.settings import compose
 
     with pytest.raises(ConfigError, match=words):
         compose(Config(model="m", verl=verl), "cpu", None)
 
 
 def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.verl_backend.settings import ONE_PROCESS, RANKS, compose
+    from ajet_trainer.backends.verl.settings import ONE_PROCESS, RANKS, compose
 
     verl = {
         "actor_rollout_ref.actor.optim.lr": 3e-6,
@@ -186,7 +186,7 @@ def test_a_gpu_host_keeps_verls_own_defaults(verl_here: None) -> None:
     from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
-    from ajet_trainer.verl_backend.settings import compose, everywhere, on_cpu
+    from ajet_trainer.backends.verl.settings import compose, everywhere, on_cpu
 
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         theirs = plain("ppo_trainer")

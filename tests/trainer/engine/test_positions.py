@@ -60,7 +60,7 @@ def of_transformers(told: dict[str, Any], served: int, length: int) -> Any:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    from ajet_trainer.verl_backend.positions import fix
+    from ajet_trainer.backends.verl.positions import fix
 
     config = LlamaConfig(
         hidden_size=32, num_attention_heads=4, max_position_embeddings=LIMIT, rope_parameters=dict(told)
@@ -126,7 +126,7 @@ def test_what_cannot_be_fixed_is_refused_by_name(tmp_path: Path, verl_here: None
 def test_engines_that_stand_alone_are_asked_how_long_rows_may_be(
     monkeypatch: pytest.MonkeyPatch, verl_here: None
 ) -> None:
-    from ajet_trainer.verl_backend import trainer
+    from ajet_trainer.backends.verl import trainer
 
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.colocated, made._trained_at = False, TRAINED

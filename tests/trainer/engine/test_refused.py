@@ -73,7 +73,7 @@ def test_every_loss_runs_a_step_or_is_refused_by_name(step: Step) -> None:
 
 
 def test_every_mean_runs_a_step(step: Step) -> None:
-    from ajet_trainer.verl_backend.refused import MEANS
+    from ajet_trainer.backends.verl.refused import MEANS
 
     assert sorted_out(MEAN, [*MEANS], lambda name: step(mean=name)) == set()
 
@@ -84,7 +84,7 @@ def test_what_is_refused_does_end_a_step(
 ) -> None:
     """Otherwise it need not be refused any more. Of a worker of its own, which stays in the middle of that step."""
     for table in ("ESTIMATORS", "LOSSES"):
-        monkeypatch.setattr(f"ajet_trainer.verl_backend.refused.{table}", {})
+        monkeypatch.setattr(f"ajet_trainer.backends.verl.refused.{table}", {})
     run = stepping(monkeypatch, tiny, training_worker(tiny))
     with pytest.raises((AssertionError, TypeError, ValueError)):
         run(**what)
@@ -94,7 +94,7 @@ def test_every_estimator_has_been_sorted(verl_here: None) -> None:
     """With a baseline over the episodes of a group, without one, or refused: `AjetTrainer` must know which."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    from ajet_trainer.verl_backend.estimators import GROUPED as MENDED
+    from ajet_trainer.backends.verl.estimators import GROUPED as MENDED
 
     assert MENDED == GROUPED
     assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | {"gae", "reinforce_plus_plus", "ajet_turn"} | REFUSED
@@ -103,7 +103,7 @@ def test_every_estimator_has_been_sorted(verl_here: None) -> None:
 def test_the_documentation_names_them_all(verl_here: None) -> None:
     from verl.trainer.ppo import core_algos
 
-    from ajet_trainer.verl_backend.refused import MEANS
+    from ajet_trainer.backends.verl.refused import MEANS
 
     page = (ROOT / "docs/guide/trainer.md").read_text()
     names = {*core_algos.ADV_ESTIMATOR_REGISTRY, *core_algos.POLICY_LOSS_REGISTRY, *MEANS}
@@ -199,8 +199,8 @@ SHAPING: dict[str, Any] = {
 
 
 def test_a_punishment_of_length_is_verl_s_by_its_own_keys(verl_here: None) -> None:
+    from ajet_trainer.backends.verl.settings import shaping
     from ajet_trainer.overlong import Shaping
-    from ajet_trainer.verl_backend.settings import shaping
 
     assert shaping(composed(SHAPING)) == Shaping(100, 20, 1.0)
     assert shaping(composed({f"+{key}": value for key, value in SHAPING.items()})) == Shaping(100, 20, 1.0)

@@ -25,7 +25,7 @@ BY_LENGTH = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}
 def composed(
     verl: dict[str, Any], *, device: str = "cuda", folder: Path | None = None, apart: bool = False, **ours: Any
 ) -> Any:
-    from ajet_trainer.verl_backend.settings import compose
+    from ajet_trainer.backends.verl.settings import compose
 
     return compose(Config(**({"model": "m"} | ours), verl=verl), device, folder, apart=apart)
 
@@ -270,7 +270,7 @@ def longest(verl: dict[str, Any], **ours: Any) -> int:
     """What the trainer takes for the longest sample that its engines can compute."""
     from verl.trainer.ppo.utils import need_critic
 
-    from ajet_trainer.verl_backend.trainer import AjetTrainer
+    from ajet_trainer.backends.verl.trainer import AjetTrainer
 
     made = AjetTrainer.__new__(AjetTrainer)
     made.config = composed(verl, **ours)
@@ -299,9 +299,9 @@ def test_a_critic_is_of_the_trained_model(max_tokens: int, limit: int, tiny: Pat
 
 def test_the_recipe_of_dapo_can_be_run(tmp_path: Path, verl_here: None) -> None:
     """As it stands in the guide, and every key of it does what the guide says."""
+    from ajet_trainer.backends.verl.settings import compose, shaping
     from ajet_trainer.config import load
     from ajet_trainer.overlong import Shaping
-    from ajet_trainer.verl_backend.settings import compose, shaping
 
     guide = (ROOT / "docs/guide/trainer.md").read_text()
     recipe = guide.partition("\n### DAPO\n")[2].partition("```toml\n")[2].partition("```")[0]

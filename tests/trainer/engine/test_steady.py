@@ -68,7 +68,7 @@ def test_all_that_is_of_the_kind_is_off() -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from ajet_trainer.verl_backend.steady import quiet
+    from ajet_trainer.backends.verl.steady import quiet
 
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
@@ -116,7 +116,7 @@ def test_what_has_no_name_is_found_by_looking(tmp_path: Path, verl_here: None) -
 
 def test_mixtures_of_experts_may_round(tmp_path: Path, verl_here: None) -> None:
     """They compute the tokens of all rows together, and how many these are changes the rounding."""
-    from ajet_trainer.verl_backend.steady import look
+    from ajet_trainer.backends.verl.steady import look
 
     for dtype in ("fp32", "bf16"):
         folder = made(tmp_path / dtype, "qwen3_moe", {})

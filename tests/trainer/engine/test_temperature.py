@@ -71,7 +71,7 @@ def data_of(rows: list[Row], advantages: list[float]) -> Any:
     """As the workers get them, but for who puts the temperatures in place; old logprobs are those by hand."""
     import torch
 
-    from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
+    from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE
 
     data = step_data(rows, advantages)
     data[ROW_TEMPERATURE] = torch.tensor([row.temperature for row in rows])
@@ -91,7 +91,7 @@ def test_the_gradient_is_that_of_each_rows_temperature(worker: Any, tiny: Path) 
     """With a row of padding, which has the first row's temperature as verl's own has."""
     import torch
 
-    from ajet_trainer.verl_backend.worker import at_own_temperature
+    from ajet_trainer.backends.verl.worker import at_own_temperature
 
     rows, advantages = mixed(), [1.3, -0.4, -0.9]
     filled = [*rows, replace(padding(0), session=3, temperature=HEATS[0])]
@@ -112,8 +112,8 @@ def test_verls_worker_is_given_the_rows_temperatures(worker: Any, monkeypatch: p
     """In the place of the one for all, for what it infers and for what it trains."""
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-    from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker
-    from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE, RowWorker
+    from ajet_trainer.backends.verl.cpu_worker import CpuActorWorker
+    from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE, RowWorker
 
     seen: list[Any] = []
     for method in ("infer_batch", "train_mini_batch"):
@@ -129,8 +129,8 @@ def test_verls_worker_is_given_the_rows_temperatures(worker: Any, monkeypatch: p
 
 def test_rows_bring_temperatures_only_where_one_is_not_the_learners(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a step without any is no slower."""
-    from ajet_trainer.verl_backend import trainer
-    from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
+    from ajet_trainer.backends.verl import trainer
+    from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE
 
     for temperature, rows, brought in (
         (1.0, mixed(), HEATS), (1.0, mixed()[2:], [None]), (0.7, mixed()[:1], [None]), (0.7, mixed()[2:], [1.0]),
@@ -147,7 +147,7 @@ def test_padding_is_at_the_temperature_of_the_row_it_is_made_of(verl_here: None)
     from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
+    from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE
 
     filling, _ = construct_minimal_padding_template(data_of(mixed(), [0.0] * 3)[0], {}, 0)
     packed = list_of_dict_to_tensordict([{ROW_TEMPERATURE: filling[ROW_TEMPERATURE]}] * 2)
@@ -164,7 +164,7 @@ def test_padding_is_at_the_temperature_of_the_row_it_is_made_of(verl_here: None)
 def test_a_learner_whose_kernels_take_one_temperature_says_so(
     verl: dict[str, Any], several: bool, tiny: Path, verl_here: None
 ) -> None:
-    from ajet_trainer.verl_backend import settings, trainer
+    from ajet_trainer.backends.verl import settings, trainer
 
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     warm = {"actor_rollout_ref.rollout.temperature": 0.7}
@@ -179,7 +179,7 @@ def weights_of(
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import trainer_base
 
-    from ajet_trainer.verl_backend import settings, trainer
+    from ajet_trainer.backends.verl import settings, trainer
 
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)

@@ -22,8 +22,8 @@ from tests.trainer.test_trained_rows import trained
 def test_what_is_kept_is_what_verls_worker_gets(
     monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path, verl_here: None, split: bool
 ) -> None:
+    from ajet_trainer.backends.verl import trainer
     from ajet_trainer.config import Config
-    from ajet_trainer.verl_backend import trainer
 
     rows = group(split)
     memory = stored(monkeypatch, tiny, rows, adv_estimator="grpo", mode="seq-mean-token-mean")
@@ -46,8 +46,8 @@ def test_what_is_kept_is_what_verls_worker_gets(
 def test_a_disk_that_takes_no_rows_ends_no_step(
     monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path, verl_here: None
 ) -> None:
+    from ajet_trainer.backends.verl import trainer
     from ajet_trainer.config import Config
-    from ajet_trainer.verl_backend import trainer
 
     rows, said = group(False), list[str]()
     stored(monkeypatch, tiny, rows)

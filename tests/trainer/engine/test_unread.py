@@ -51,7 +51,7 @@ def plain_tree(engine: str = "dp") -> dict[str, Any]:
     import verl
     from hydra import compose, initialize_config_dir
 
-    from ajet_trainer.verl_backend.unread import keys
+    from ajet_trainer.backends.verl.unread import keys
 
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         return keys(compose("ppo_trainer", overrides=[f"model_engine={engine}"]))
@@ -69,7 +69,7 @@ def words_of(files: Iterable[Path]) -> set[str]:
 
 def missing(engine: str, words: set[str]) -> list[str]:
     """The keys that an engine has, are not refused, and are none of `words`."""
-    from ajet_trainer.verl_backend.unread import FAMILIES, of_engine
+    from ajet_trainer.backends.verl.unread import FAMILIES, of_engine
 
     known = {*FAMILIES, *of_engine("fsdp" if engine == "dp" else engine), *ELSEWHERE}
     return [
@@ -105,8 +105,8 @@ def test_what_only_some_choices_read_is_told_apart_as_verl_does(verl_here: None)
     """By the words in the source of each function that verl registers."""
     from verl.trainer.ppo import core_algos
 
-    from ajet_trainer.verl_backend import estimators, unread
-    from ajet_trainer.verl_backend.refused import ESTIMATORS, LOSSES
+    from ajet_trainer.backends.verl import estimators, unread
+    from ajet_trainer.backends.verl.refused import ESTIMATORS, LOSSES
 
     registries = (core_algos.ADV_ESTIMATOR_REGISTRY, core_algos.POLICY_LOSS_REGISTRY)
     for readers, registry in zip(unread.BY_CHOICE.values(), registries, strict=True):
@@ -120,7 +120,7 @@ def test_what_only_some_choices_read_is_told_apart_as_verl_does(verl_here: None)
 
 
 def test_the_list_names_keys_that_verl_has(verl_here: None) -> None:
-    from ajet_trainer.verl_backend.unread import FAMILIES
+    from ajet_trainer.backends.verl.unread import FAMILIES
 
     tree = plain_tree()
     assert [one for one in FAMILIES if not any(f"{key}.".startswith(f"{one}.") for key in tree)] == [
@@ -131,7 +131,7 @@ def test_the_list_names_keys_that_verl_has(verl_here: None) -> None:
 @pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
 def test_what_an_engine_does_not_read_is_in_its_tree(engine: str, verl_here: None) -> None:
     """But for what all of them are told of, whether they have it or not."""
-    from ajet_trainer.verl_backend.unread import OPTIM_OF, OWN, of_engine
+    from ajet_trainer.backends.verl.unread import OPTIM_OF, OWN, of_engine
 
     name = "fsdp" if engine == "dp" else engine
     tree, home = plain_tree(engine), "fsdp_config" if engine == "dp" else engine
@@ -351,8 +351,8 @@ def test_a_critic_that_would_count_rows_is_refused(verl_here: None) -> None:
 
 
 def test_an_engine_that_stands_alone_is_told_nothing_by_verl(tmp_path: Path, verl_here: None) -> None:
+    from ajet_trainer.backends.verl.settings import compose
     from ajet_trainer.config import Config
-    from ajet_trainer.verl_backend.settings import compose
 
     def attached(key: str, value: object) -> Any:
         config = Config(model="m", engine_urls=("http://e",), verl={f"{ROLLOUT}.{key}": value})

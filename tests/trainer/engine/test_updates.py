@@ -35,7 +35,7 @@ class Updates:
     ) -> None:
         from verl.trainer.ppo import padding_utils
 
-        from ajet_trainer.verl_backend import settings, trainer
+        from ajet_trainer.backends.verl import settings, trainer
 
         kept = SimpleNamespace(kv_batch_get=lambda **_: [{}], kv_batch_put=lambda **_: None)
         monkeypatch.setattr(padding_utils, "tq", kept)
@@ -51,7 +51,7 @@ class Updates:
         """The keys of each update's rows: each process has an equal part of the batch, and takes from its front."""
         from transfer_queue import KVBatchMeta
 
-        from ajet_trainer.verl_backend.trainer import row_tag
+        from ajet_trainer.backends.verl.trainer import row_tag
 
         self.trainer._fit_to(rows)
         tags = [row_tag(row, 1) for row in rows]

@@ -51,8 +51,8 @@ def send_to_nobody(folder: str) -> None:
 
 
 def test_a_push_whose_receiver_died_ends_with_a_clear_error(ray_here: Any, tmp_path: Path) -> None:
+    from ajet_trainer.backends.verl.weights import wait
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend.weights import wait
 
     reference = ray_here.remote(send_to_nobody).remote(str(tmp_path))
     while not (tmp_path / "sending").exists():
@@ -67,8 +67,8 @@ def test_a_push_whose_receiver_died_ends_with_a_clear_error(ray_here: Any, tmp_p
 
 
 def test_a_push_that_works_or_fails_is_reported_as_it_is(ray_here: Any) -> None:
+    from ajet_trainer.backends.verl.weights import wait
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend.weights import wait
 
     def fail() -> None:
         raise ValueError("no such tensor")
@@ -129,7 +129,7 @@ def engine() -> Iterator[Engine]:
 
 
 def test_an_attached_engine_is_frozen_reloaded_and_woken(engine: Engine, tmp_path: Path) -> None:
-    from ajet_trainer.verl_backend.weights import load_into
+    from ajet_trainer.backends.verl.weights import load_into
 
     load_into([engine.url], tmp_path, 4, 5.0)
     assert engine.asked == [
@@ -139,7 +139,7 @@ def test_an_attached_engine_is_frozen_reloaded_and_woken(engine: Engine, tmp_pat
 
 
 def test_an_engine_that_the_gate_has_frozen_is_not_frozen_again_but_woken(engine: Engine, tmp_path: Path) -> None:
-    from ajet_trainer.verl_backend.weights import load_into
+    from ajet_trainer.backends.verl.weights import load_into
 
     engine.frozen = True
     load_into([engine.url], tmp_path, 4, 5.0)
@@ -150,7 +150,7 @@ def test_an_engine_that_the_gate_has_frozen_is_not_frozen_again_but_woken(engine
 
 
 def test_an_engine_that_cannot_say_whether_it_is_frozen_is_frozen(engine: Engine, tmp_path: Path) -> None:
-    from ajet_trainer.verl_backend.weights import load_into
+    from ajet_trainer.backends.verl.weights import load_into
 
     engine.status["/is_paused"] = 404
     load_into([engine.url], tmp_path, 4, 5.0)
@@ -158,8 +158,8 @@ def test_an_engine_that_cannot_say_whether_it_is_frozen_is_frozen(engine: Engine
 
 
 def test_engines_load_at_once_and_all_are_woken_when_one_fails(engine: Engine, tmp_path: Path) -> None:
+    from ajet_trainer.backends.verl.weights import load_into
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend.weights import load_into
 
     other = Engine()
     other.meet = engine.meet = threading.Barrier(2, timeout=10)
@@ -173,7 +173,7 @@ def test_engines_load_at_once_and_all_are_woken_when_one_fails(engine: Engine, t
 
 
 def test_an_engine_that_takes_no_version_is_woken_all_the_same(engine: Engine, tmp_path: Path) -> None:
-    from ajet_trainer.verl_backend.weights import load_into
+    from ajet_trainer.backends.verl.weights import load_into
 
     engine.status["/update_weight_version"] = 404
     load_into([engine.url], tmp_path, 4, 5.0)
@@ -192,8 +192,8 @@ def test_an_engine_that_takes_no_version_is_woken_all_the_same(engine: Engine, t
 def test_an_engine_that_does_not_take_them_is_woken_all_the_same(
     engine: Engine, tmp_path: Path, path: str, status: int, words: str
 ) -> None:
+    from ajet_trainer.backends.verl.weights import load_into
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend.weights import load_into
 
     engine.status[path] = status
     with pytest.raises(EngineLost, match=words):
@@ -202,8 +202,8 @@ def test_an_engine_that_does_not_take_them_is_woken_all_the_same(
 
 
 def test_an_engine_that_neither_takes_them_nor_goes_on_is_said_to_need_a_start(engine: Engine, tmp_path: Path) -> None:
+    from ajet_trainer.backends.verl.weights import load_into
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend.weights import load_into
 
     engine.status |= {"/collective_rpc": 500, "/resume": 500}
     said = r"did not take the weights: HTTP 500 .*; nor does it continue \(HTTP 500 from /resume: \): start it again"
@@ -214,7 +214,7 @@ def test_an_engine_that_neither_takes_them_nor_goes_on_is_said_to_need_a_start(e
 
 def test_an_engine_that_the_gate_has_frozen_need_not_forget(engine: Engine, tmp_path: Path) -> None:
     """Its calls go on from what the old weights computed, and no later call shares their salt."""
-    from ajet_trainer.verl_backend.weights import load_into
+    from ajet_trainer.backends.verl.weights import load_into
 
     engine.frozen, engine.busy = True, 1000
     load_into([engine.url], tmp_path, 4, 1.0)
@@ -222,8 +222,8 @@ def test_an_engine_that_the_gate_has_frozen_need_not_forget(engine: Engine, tmp_
 
 
 def test_any_other_engine_is_asked_again_once_it_is_awake(engine: Engine, tmp_path: Path) -> None:
+    from ajet_trainer.backends.verl.weights import load_into
     from ajet_trainer.engines import EngineLost
-    from ajet_trainer.verl_backend.weights import load_into
 
     engine.busy = 3
     load_into([engine.url], tmp_path, 4, 20.0)
@@ -235,7 +235,7 @@ def test_any_other_engine_is_asked_again_once_it_is_awake(engine: Engine, tmp_pa
 
 
 def test_a_dead_engine_is_told_from_a_busy_one(engine: Engine) -> None:
-    from ajet_trainer.verl_backend.weights import dead_engine
+    from ajet_trainer.backends.verl.weights import dead_engine
 
     assert dead_engine([engine.url]) is None
     assert "is gone" in (dead_engine([f"http://127.0.0.1:{free_port()}"]) or "")
@@ -249,7 +249,7 @@ def test_the_folder_holds_the_newest_weights_only(tmp_path: Path, verl_here: Non
     import torch
     from safetensors.torch import load_file
 
-    from ajet_trainer.verl_backend.weights import SharedFolder, forget
+    from ajet_trainer.backends.verl.weights import SharedFolder, forget
 
     for step in (1, 2):
         writer = SharedFolder(bucket_size=1, is_master=True, folder=str(tmp_path))
@@ -271,8 +271,8 @@ def test_each_run_on_a_host_sends_weights_through_a_socket_of_its_own(
 
     from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-    from ajet_trainer.verl_backend.main import environment
-    from ajet_trainer.verl_backend.worker import RUN_WORD, own_socket, run_word
+    from ajet_trainer.backends.verl.main import environment
+    from ajet_trainer.backends.verl.worker import RUN_WORD, own_socket, run_word
 
     engine, sockets = SimpleNamespace(model_runner=None, local_rank=0), set()
     monkeypatch.delenv(RUN_WORD, raising=False)

@@ -32,6 +32,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from ajet_trainer.backends.verl.forest_attention import SPANS, block_mask, spans_of
 from ajet_trainer.forest import (
     BLOCK,
     VENDOR,
@@ -42,7 +43,6 @@ from ajet_trainer.forest import (
     prices,
     reading,
 )
-from ajet_trainer.verl_backend.forest_attention import SPANS, block_mask, spans_of
 
 FIGURES = ("calculate_entropy", "calculate_sum_pi_squared")
 """What verl may ask for besides logprobs."""

@@ -22,9 +22,9 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine_workers import TrainingWorker
 
-from ajet_trainer.verl_backend import positions
-from ajet_trainer.verl_backend.forest_refused import STRATEGIES
-from ajet_trainer.verl_backend.padding import of_padded
+from ajet_trainer.backends.verl import positions
+from ajet_trainer.backends.verl.forest_refused import STRATEGIES
+from ajet_trainer.backends.verl.padding import of_padded
 
 CHANCE = re.compile("drop|jitter")
 """What the names of shares of dropped values, of skipped layers and of noise have in them."""

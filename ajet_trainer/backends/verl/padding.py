@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp import transformer_impl
 
-from ajet_trainer.verl_backend.forest_engine import agreed, ours
+from ajet_trainer.backends.verl.forest_engine import agreed, ours
 
 
 def side_by_side(lengths: Sequence[int], limit: int, agree: Callable[[int], int]) -> list[list[int]]:

@@ -134,10 +134,10 @@ def bring_up(config: Config, link: Link, progress: Progress, stop: Stop, live: L
     if config.rows == "tree":
         env["VERL_ENGINE_VENDOR"] = VENDOR
     os.environ.update(env)
-    from ajet_trainer.verl_backend import adapters, settings
-    from ajet_trainer.verl_backend.checkpoints import prune, repair_marker
-    from ajet_trainer.verl_backend.cluster import cluster, note_processes
-    from ajet_trainer.verl_backend.trainer import AjetTrainer
+    from ajet_trainer.backends.verl import adapters, settings
+    from ajet_trainer.backends.verl.checkpoints import prune, repair_marker
+    from ajet_trainer.backends.verl.cluster import cluster, note_processes
+    from ajet_trainer.backends.verl.trainer import AjetTrainer
 
     repair_marker(settings.checkpoints(config))
     prune(settings.checkpoints(config), config.keep_checkpoints)
@@ -215,7 +215,7 @@ def register_replica(device: str, folder: Path | None) -> None:
     if folder is None:
         from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-        ours, name = "ajet_trainer.verl_backend.vllm_replica", "CpuReplica" if device == "cpu" else "RunReplica"
+        ours, name = "ajet_trainer.backends.verl.vllm_replica", "CpuReplica" if device == "cpu" else "RunReplica"
         RolloutReplicaRegistry.register("vllm", lambda: getattr(import_module(ours), name))
 
 

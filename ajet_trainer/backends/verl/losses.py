@@ -24,7 +24,7 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from ajet_trainer.verl_backend.functions import LOSS, register
+from ajet_trainer.backends.verl.functions import LOSS, register
 
 Found = tuple[torch.Tensor, dict[str, Any]]
 

@@ -19,13 +19,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ajet_trainer.verl_backend import (
+from ajet_trainer.backends.verl import (
     adapters,
     compared,
     forest_engine,  # noqa: F401  # registers its engines
 )
-from ajet_trainer.verl_backend.counting import counted, over_rate, over_top
-from ajet_trainer.verl_backend.steady import SteadyWorker
+from ajet_trainer.backends.verl.counting import counted, over_rate, over_top
+from ajet_trainer.backends.verl.steady import SteadyWorker
 
 ROW_TEMPERATURE = "row_temperature"
 RUN_WORD = "VERL_AJET_RUN"

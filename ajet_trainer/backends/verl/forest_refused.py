@@ -13,10 +13,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from ajet_trainer.verl_backend.families import SPARSE, described
-from ajet_trainer.verl_backend.positions import BY_LENGTH, rotary_kinds
-from ajet_trainer.verl_backend.refused import Fault
-from ajet_trainer.verl_backend.unread import ACTOR, MODEL
+from ajet_trainer.backends.verl.families import SPARSE, described
+from ajet_trainer.backends.verl.positions import BY_LENGTH, rotary_kinds
+from ajet_trainer.backends.verl.refused import Fault
+from ajet_trainer.backends.verl.unread import ACTOR, MODEL
 
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 TAKES_A_TREE = {"cpu": "sdpa", "cuda": "flex_attention"}

@@ -15,14 +15,14 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError, nearest
+from ajet_trainer.backends.verl import families, forest_refused, functions, refused
+from ajet_trainer.backends.verl.estimators import BY_TURN
+from ajet_trainer.backends.verl.refused import CORRECTION
+from ajet_trainer.backends.verl.unread import ACTOR, keys, unread
+from ajet_trainer.backends.verl.weights import BACKEND
 from ajet_trainer.config import KEEP, Config, flatten
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
-from ajet_trainer.verl_backend import families, forest_refused, functions, refused
-from ajet_trainer.verl_backend.estimators import BY_TURN
-from ajet_trainer.verl_backend.refused import CORRECTION
-from ajet_trainer.verl_backend.unread import ACTOR, keys, unread
-from ajet_trainer.verl_backend.weights import BACKEND
 
 FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.", ".reward_kwargs.")
 """Parts of verl's tree that take any key."""
@@ -191,7 +191,7 @@ def attached(folder: Path, apart: bool) -> dict[str, Any]:
         "actor_rollout_ref.model.lora.merge": not apart,
         "actor_rollout_ref.rollout.nnodes": 1,
         "actor_rollout_ref.rollout.checkpoint_engine.backend": BACKEND,
-        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": "ajet_trainer.verl_backend.weights",
+        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": "ajet_trainer.backends.verl.weights",
         f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{BACKEND}.folder": str(folder),
     }
 

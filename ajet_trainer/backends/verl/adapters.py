@@ -26,9 +26,9 @@ import httpx
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import engines
+from ajet_trainer.backends.verl.weights import PUSH_S
 from ajet_trainer.config import Config, flatten
 from ajet_trainer.engines import EngineLost, ask, asking, frozen, words
-from ajet_trainer.verl_backend.weights import PUSH_S
 
 RANK = "actor_rollout_ref.model.lora_rank"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

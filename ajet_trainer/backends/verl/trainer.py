@@ -43,20 +43,20 @@ from ajet_trainer import same_model, trained_rows
 from ajet_trainer.advantage import group_of, row_weights
 from ajet_trainer.agreement import ENOUGH, fresh_kl
 from ajet_trainer.attempts import NoUpdate
+from ajet_trainer.backends.verl import adapters, advantages, compared, settings, weights
+from ajet_trainer.backends.verl.checkpoints import DTYPE, prune
+from ajet_trainer.backends.verl.corrections import READ, by_call, figures, left_out, over_sequences
+from ajet_trainer.backends.verl.estimators import BY_TURN, COMPARING, GROUPED, by_turn
+from ajet_trainer.backends.verl.loggers import Loggers
+from ajet_trainer.backends.verl.losses import session_loss
+from ajet_trainer.backends.verl.positions import trained_at
+from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.engines import EngineLost, length_of
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 from ajet_trainer.updates import deal, together
-from ajet_trainer.verl_backend import adapters, advantages, compared, settings, weights
-from ajet_trainer.verl_backend.checkpoints import DTYPE, prune
-from ajet_trainer.verl_backend.corrections import READ, by_call, figures, left_out, over_sequences
-from ajet_trainer.verl_backend.estimators import BY_TURN, COMPARING, GROUPED, by_turn
-from ajet_trainer.verl_backend.loggers import Loggers
-from ajet_trainer.verl_backend.losses import session_loss
-from ajet_trainer.verl_backend.positions import trained_at
-from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
 
 PARTITION = "train"
 MANY = ("fsdp", "fsdp2", "megatron", "veomni")
@@ -128,11 +128,11 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         if self.config.trainer.device == "cpu":
-            from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker as Worker
-            from ajet_trainer.verl_backend.cpu_worker import CpuCriticWorker as Critic
+            from ajet_trainer.backends.verl.cpu_worker import CpuActorWorker as Worker
+            from ajet_trainer.backends.verl.cpu_worker import CpuCriticWorker as Critic
         else:
-            from ajet_trainer.verl_backend.worker import ActorWorker as Worker
-            from ajet_trainer.verl_backend.worker import CountingWorker as Critic
+            from ajet_trainer.backends.verl.worker import ActorWorker as Worker
+            from ajet_trainer.backends.verl.worker import CountingWorker as Critic
         for role in self.role_worker_mapping:
             self.role_worker_mapping[role] = ray.remote(Critic if role == Role.Critic else Worker)
 

@@ -22,11 +22,11 @@ from verl.utils.tracking import Tracking
 
 from ajet_sdk.routes import MAX_REWARD
 from ajet_sdk.settings import nearest
+from ajet_trainer.backends.verl.estimators import BY_TURN, COMPARING
+from ajet_trainer.backends.verl.functions import ESTIMATOR, LOSS
+from ajet_trainer.backends.verl.loggers import names as logger_names
+from ajet_trainer.backends.verl.unread import ACTOR, has_critic
 from ajet_trainer.config import Config
-from ajet_trainer.verl_backend.estimators import BY_TURN, COMPARING
-from ajet_trainer.verl_backend.functions import ESTIMATOR, LOSS
-from ajet_trainer.verl_backend.loggers import names as logger_names
-from ajet_trainer.verl_backend.unread import ACTOR, has_critic
 
 CORRECTION = "algorithm.rollout_correction"
 SHAPING = "reward.reward_kwargs"

@@ -15,9 +15,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 
+from ajet_trainer.backends.verl.estimators import BY_TURN
+from ajet_trainer.backends.verl.functions import ESTIMATOR, LOSS
 from ajet_trainer.config import flatten
-from ajet_trainer.verl_backend.estimators import BY_TURN
-from ajet_trainer.verl_backend.functions import ESTIMATOR, LOSS
 
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
 _AGENTS = "agents play through the proxy, which gives their requests to the engine as they are"

@@ -16,9 +16,9 @@ from typing import Any
 import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from ajet_trainer.verl_backend.worker import run_word
+from ajet_trainer.backends.verl.worker import run_word
 
-EXTENSION = "ajet_trainer.verl_backend.cpu_vllm_worker.CpuWorkerExtension"
+EXTENSION = "ajet_trainer.backends.verl.cpu_vllm_worker.CpuWorkerExtension"
 
 
 class RunHttpServer(vLLMHttpServer):  # type: ignore[misc]

@@ -16,9 +16,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig
 
-from ajet_trainer.verl_backend import positions
-from ajet_trainer.verl_backend.refused import Fault
-from ajet_trainer.verl_backend.unread import ACTOR, REF
+from ajet_trainer.backends.verl import positions
+from ajet_trainer.backends.verl.refused import Fault
+from ajet_trainer.backends.verl.unread import ACTOR, REF
 
 PACKED = frozenset(
     """
