@@ -219,7 +219,7 @@ def refuse_own(config: Config, listening: Iterable[Address]) -> None:
 
 
 def check(config: Config) -> None:
-    """Raise `ConfigError` for values that are wrong by themselves or together (contract §5.7)."""
+    """Raise `ConfigError` for values that are wrong by themselves or together (contract §11.5)."""
     host, _ = config.address
     refuse_own(config, config.listening)
     if config.upstream_key is not None and not is_key(config.upstream_key):

@@ -1,4 +1,4 @@
-"""Status and episode records as text for a person; the JSON of contract §5.3 and §5.4 in, lines out."""
+"""Status and episode records as text for a person; the JSON of contract §5.3 and §11.1 in, lines out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the contract is held to the code: words, states, programs, routes, headers and errors (its §1 to §5).
+"""The pages of the contract are held to the code: words, states, programs, routes, headers and errors.
 
 A list that is one in the code is compared with it. What is written in many places of the code is collected from there.
 """
@@ -39,13 +39,15 @@ from ajet_sdk.frame import FrameError
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import cli as trainer_cli
 from ajet_trainer.link import WireVersion
-from tests.kit.pages import CONTRACT, sections, tables, words
+from tests.kit.pages import contract, tables, words
 from tests.kit.source import PACKAGES, modules, name_of, tree
 from tests.kit.strategies import EVENT_KINDS
 
 ELSEWHERE = (FrameError, JournalDamaged, WireVersion)
 """Errors of the tree that stand in modules of their own."""
-SECTIONS = sections(CONTRACT.read_text())
+SECTIONS = contract()
+ROUTES = ("5.1", "8.1", "11")
+"""The sections that have the tables of the control routes and of what their bodies hold."""
 IN_CODE = modules(*PACKAGES)
 
 
@@ -138,8 +140,8 @@ def test_what_the_world_failed() -> None:
     """Each reason of the list, the statuses that are the agent's, and each reason to lose a call on one side."""
     own = (attempts.HELD, attempts.UNSERVED, attempts.AWAY, attempts.MORE)
     by_world = {reason for reason in losses() if attempts.fate(reason, status=500) == "world"}
-    assert set(column("5.3.1")) == {*own, *by_world}
-    (row,) = (row for row in table("5.3.1") if words(row[0]) == ["refused"])
+    assert set(column("5.4")) == {*own, *by_world}
+    (row,) = (row for row in table("5.4") if words(row[0]) == ["refused"])
     assert [int(status) for status in re.findall(r"\b4\d\d\b", row[1])] == list(attempts.SENT_BADLY)
 
 
@@ -166,27 +168,19 @@ def test_the_ways_to_name_an_episode() -> None:
 
 
 def test_the_commands() -> None:
-    shown: dict[str, list[str]] = {}
-    for program, command, _ in table("2"):
-        name = words(program)[0] if program else [*shown][-1]
-        shown.setdefault(name, []).append(words(command)[0])
-    assert {name: set(commands) for name, commands in shown.items()} == {
-        "ajet": set(sdk_cli.ajet.list_commands(None)),  # type: ignore[arg-type]
-        "ajet-proxy": set(proxy_cli.cli.commands),
-        "ajet-trainer": set(trainer_cli.cli.list_commands(None)),  # type: ignore[arg-type]
+    assert {number: set(column(number)) for number in ("2", "9", "10")} == {
+        "2": set(sdk_cli.ajet.list_commands(None)),  # type: ignore[arg-type]
+        "9": set(trainer_cli.cli.list_commands(None)),  # type: ignore[arg-type]
+        "10": set(proxy_cli.cli.commands),
     }
 
 
 @pytest.mark.parametrize(
-    ("program", "module", "group"),
-    [
-        ("ajet", sdk_cli, sdk_cli.ajet), ("ajet-proxy", proxy_cli, proxy_cli.cli),
-        ("ajet-trainer", trainer_cli, trainer_cli.cli),
-    ],
+    ("number", "module", "group"),
+    [("2", sdk_cli, sdk_cli.ajet), ("9", trainer_cli, trainer_cli.cli), ("10", proxy_cli, proxy_cli.cli)],
 )
-def test_the_exit_codes(program: str, module: ModuleType, group: click.Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = [cell.strip(" `") for cell in next(line for line in SECTIONS["2.1"].splitlines() if line).split("|")[1:-1]]
-    shown = {int(row[0]) for row in table("2.1") if row[head.index(program)]}
+def test_the_exit_codes(number: str, module: ModuleType, group: click.Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {int(row[0]) for row in table(number, 1)}
     ways: list[BaseException | None] = [
         None, AjetError("failed"), ConfigError("cannot be used"), click.UsageError("bad"), KeyboardInterrupt(),
     ]
@@ -259,11 +253,11 @@ def required(field: Any) -> bool:
 
 
 def test_the_control_routes_and_their_bodies() -> None:
-    shown = [(words(route)[0], scope, words(body)) for route, scope, body, _ in table("5.1")]
-    assert shown == [
+    shown = [(words(route)[0], scope, words(body)) for number in ROUTES for route, scope, body, _ in table(number)]
+    assert sorted(shown) == sorted(
         (f"{route.method} {route.path}", route.scope, [_body(route.body)] if route.body is not None else [])
         for route in routes.ROUTES
-    ]
+    )
 
 
 def _body(kind: Any) -> str:
@@ -271,7 +265,10 @@ def _body(kind: Any) -> str:
 
 
 def test_the_fields_of_bodies() -> None:
-    shown = {(name, row[1].strip("`"), row[2].strip("`")) for row in table("5.2") for name in words(row[0])}
+    shown = {
+        (name, kind.strip("`"), default.strip("`"))
+        for number in ROUTES for kind, default, names in table(number, 1) for name in words(names)
+    }
     kinds = {route.body for route in routes.ROUTES if route.body is not None}
     assert shown == {(f.name, str(f.type), _default(f)) for kind in kinds for f in fields(kind)}
 
@@ -283,13 +280,13 @@ def _default(field: Any) -> str:
 
 
 def test_the_events() -> None:
-    assert set(words(SECTIONS["5.5"])) >= {kind.__name__ for kind in EVENT_KINDS}
-    names = {word for word in words(SECTIONS["5.5"]) if re.fullmatch(r"[A-Z][a-z]+[A-Z]\w+", word)}
+    assert set(words(SECTIONS["11.3"])) >= {kind.__name__ for kind in EVENT_KINDS}
+    names = {word for word in words(SECTIONS["11.3"]) if re.fullmatch(r"[A-Z][a-z]+[A-Z]\w+", word)}
     assert names == {kind.__name__ for kind in EVENT_KINDS}
 
 
 def test_the_scopes_and_what_each_error_says() -> None:
-    assert {route.scope for route in routes.ROUTES} <= set(words(SECTIONS["5.6"]))
+    assert {route.scope for route in routes.ROUTES} <= set(words(SECTIONS["11.4"]))
     kinds = (*errors._KINDS, errors.AjetError)
     shown = [(int(status), words(kind)[0], words(theirs)[0]) for status, kind, theirs, _ in table("5.8")]
     assert shown == sorted((kind.status, kind.type, body_of(kind(""))["error"]["type"]) for kind in kinds)
@@ -353,7 +350,7 @@ def test_the_statuses_that_are_put_in_place_of_a_class_s() -> None:
 
 
 def test_the_names_of_the_sdk() -> None:
-    assert listed("5.10", "The public names of `ajet_sdk` are") == list(ajet_sdk.__all__)
+    assert listed("5.7", "The public names of `ajet_sdk` are") == list(ajet_sdk.__all__)
 
 
 def test_what_broke_a_timeline() -> None:

@@ -1,4 +1,4 @@
-"""The page of the contract is held to the code: answers, records, the wire, variables and limits (its §5 to §11)."""
+"""The pages of the contract are held to the code: answers, records, the wire, variables and limits."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
 from ajet_trainer import attempts
 from tests.kit.engine_stub import EngineStub
 from tests.kit.ledger_rig import LedgerRig, Shelf
-from tests.kit.pages import CONTRACT, sections, tables, words
+from tests.kit.pages import contract, tables, words
 from tests.kit.source import PACKAGES, modules, tree
 from tests.proxy.serving import Client, serving
 
-SECTIONS = sections(CONTRACT.read_text())
+SECTIONS = contract()
 TEAM = {"members": {"a": "stub"}, "teachers": {"b": "judge"}}
 Fields = Mapping[str, bool]
 """Names of fields, and whether each must be there."""
@@ -70,17 +70,18 @@ def fits(fields: Fields, seen: Iterable[Collection[str]], *, unseen: Collection[
 
 
 async def test_the_answers_of_control_routes(tmp_path: Path) -> None:
-    rows = {words(row[0])[0]: words(row[3]) for row in tables(SECTIONS["5.1"])[0]}
+    rows = {words(row[0])[0]: words(row[3]) for number in ("5.1", "8.1", "11")
+            for row in tables(SECTIONS[number])[0]}
     answers = {route: inline(found[0]) for route, found in rows.items() if found}
     seen: dict[str, list[Collection[str]]] = {route: [] for route in rows}
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         await play(client, seen)
         status = (await client.status()).keys()
-    fits(told("5.4"), [status, status - {"any_model"}], unseen=["intercept", "teams"])
+    fits(told("11.1"), [status, status - {"any_model"}], unseen=["intercept", "teams"])
     for route, fields in answers.items():
         fits(fields, seen[route], unseen=["not_resumed"] if route == "POST /gate/open" else [])
     for route in ("PUT /runs/{id}", "PATCH /runs/{id}", "GET /runs/{id}"):
-        fits(told("5.11"), seen[route])
+        fits(told("12"), seen[route])
 
 
 async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> None:
@@ -199,8 +200,8 @@ def test_the_overview_and_what_stands_within_the_status() -> None:
     rig.announce()
     assert rig.lease(groups=1, group_size=1) is not None
     seen: Any = overview(rig.state, rig.at)
-    rows = {words(row[0])[0]: words(row[1]) for row in tables(SECTIONS["5.2"])[1]}
-    assert set(rows) == {*seen, "points"} and f"At most {SHOWN} of each list" in SECTIONS["5.2"]
+    rows = {words(row[0])[0]: words(row[1]) for row in tables(SECTIONS["11.2"])[0]}
+    assert set(rows) == {*seen, "points"} and f"At most {SHOWN} of each list" in SECTIONS["11.2"]
     assert set(seen["rewards"]) == set(rows["rewards"][:2])
     curve = seen["rewards"]["train"]
     for shape, inner in (
@@ -209,7 +210,7 @@ def test_the_overview_and_what_stands_within_the_status() -> None:
     ):
         fits(inline(shape), inner)
     status = views.status(rig.state)
-    shapes = {words(row[0])[0]: inline(words(row[1])[0]) for row in tables(SECTIONS["5.4"])[0] if "{" in row[1]}
+    shapes = {words(row[0])[0]: inline(words(row[1])[0]) for row in tables(SECTIONS["11.1"])[0] if "{" in row[1]}
     for name in ("gate", "groups", "batches", "calls", "tokens"):
         fits(shapes[name], [status[name]])
     figures = {"in_flight", "waiting", "busy_s"}  # which the process knows that holds the gate
@@ -224,9 +225,9 @@ def test_what_is_shown_of_a_client() -> None:
     rig.leave(gone)
     shown = rig.commands.clients.shown(None, rig.at)
     assert [one["client"] for one in shown] == [live, gone]
-    fits({name: not mark for row in tables(SECTIONS["5.2"])[2]
+    fits({name: not mark for row in tables(SECTIONS["5.5"])[0]
           for name, mark in re.findall(r"`([^`]+)`(\??)", row[0])}, shown)
-    assert words(SECTIONS["5.2"].partition("It is gone when")[2])[:3] == list(routes.CLIENT_ENDS)
+    assert words(SECTIONS["5.5"].partition("It is gone when")[2])[:3] == list(routes.CLIENT_ENDS)
     causes = SECTIONS["5.2"].partition("says whose failure it was. The closed list:")[2]
     assert words(causes)[:2] == list(routes.ABORT_CAUSES)
     assert clients.KEPT_GONE == client_commands.MAX_CLIENTS, "they stand in one row of limits"
@@ -318,20 +319,20 @@ def test_the_environment() -> None:
         node.value for module in modules(*PACKAGES) for node in ast.walk(tree(module))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"AJET_[A-Z_]*", node.value)
     }
-    found = {word for row in tables(SECTIONS["10"])[0] for word in words(row[0])}
+    found = {word for row in tables(SECTIONS["15"])[0] for word in words(row[0])}
     assert found - {"SSL_CERT_FILE", "OTEL_EXPORTER_OTLP_ENDPOINT"} == named | {*OF_AGENTS, *SECRETS}
-    taken = SECTIONS["10"].partition("`ajet run` takes")[2].partition("out of")[0]
+    taken = SECTIONS["15"].partition("`ajet run` takes")[2].partition("out of")[0]
     assert words(taken) == list(SECRETS)
 
 
 def test_the_limits_that_are_settings() -> None:
-    for setting, default, _ in tables(SECTIONS["11"])[0]:
+    for setting, default, _ in tables(SECTIONS["16"])[0]:
         assert words(default)[0] == SETTINGS.options[words(setting)[0]].shown, setting
 
 
 def test_the_limits_that_are_fixed() -> None:
     front = FrontSettings()
-    found = [float(words(row[1])[0]) for row in tables(SECTIONS["11"])[1]]
+    found = [float(words(row[1])[0]) for row in tables(SECTIONS["16"])[1]]
     assert found == [
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, headers.MAX_LABEL,
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, leases.LEASE_EPISODES,
@@ -350,5 +351,5 @@ def test_the_limits_that_are_fixed() -> None:
         ("more than 1 GiB", journal.MAX_RECORD), ("more than 32 MiB", exchange.MAX_EVENT),
         ("beyond 256 MiB", leases.LEASE_BYTES), ("or 1,000 episodes", leases.LEASE_EPISODES),
     ):
-        assert limit and said in " ".join(CONTRACT.read_text().split()), said
+        assert limit and said in " ".join(" ".join(SECTIONS.values()).split()), said
     assert (journal.MAX_RECORD, exchange.MAX_EVENT, leases.LEASE_BYTES) == (1 << 30, 32 << 20, 256 << 20)

@@ -22,7 +22,7 @@ from ajet_trainer import evaluation, keeper, link, step, trained_rows
 from ajet_trainer.cli import cli as trainer_command
 from ajet_trainer.config import SETTINGS as TRAINER_SETTINGS
 from ajet_trainer.config import Config as TrainerConfig
-from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, table_of, tables, words
+from tests.kit.pages import PAGES, bad_citations, broken_links, contract, table_of, tables, words
 from tests.kit.source import FOLDERS, ROOT, modules, tree
 from tests.test_arrows import CORE, IO
 
@@ -91,7 +91,7 @@ def test_what_contributors_are_told_of_is_there() -> None:
     named = [word for word in words(text) if re.fullmatch(r"test_\w+", word)]
     assert len(named) > 15
     assert [name for name in named if name not in defined] == []
-    known = sections(CONTRACT.read_text())
+    known = contract()
     assert [number for number in re.findall(r"§(\d[\d.]*\d|\d)", text) if number not in known] == []
 
 
@@ -138,7 +138,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", [path for path in modules(*FOLDERS) if str(path) not in ABOUT_CITATIONS], ids=str)
 def test_every_citation_of_the_contract_names_a_section_that_is_there(module: Path) -> None:
-    assert bad_citations((ROOT / module).read_text(), set(sections(CONTRACT.read_text()))) == []
+    assert bad_citations((ROOT / module).read_text(), set(contract())) == []
 
 
 def test_a_citation_of_no_section_is_found() -> None:

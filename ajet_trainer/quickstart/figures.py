@@ -28,7 +28,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 def summarize(plan: Plan, metrics: Metrics, status: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Everything of contract §9, and the wall time. `seconds` are those of `Loop`; shares are 0 to 1."""
+    """Everything of contract §14, and the wall time. `seconds` are those of `Loop`; shares are 0 to 1."""
     rewards, counts = [step["reward_mean"] for step in metrics], status["episodes"]
     first, last = ends(rewards)
     gain = welch(first, last)

@@ -17,7 +17,7 @@ PAGES = (
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     ROOT / "integrations" / "README.md", *sorted((ROOT / "docs").rglob("*.md")),
 )  # fmt: skip
-CONTRACT = ROOT / "docs" / "contract.md"
+CONTRACT = (ROOT / "docs/contract.md", *sorted((ROOT / "docs/contract").glob("*.md")))
 CITATION = re.compile(r"\bcontract\b(?:[\s#]+§(\d+(?:\.\d+)*))?", re.IGNORECASE)
 """The word, and the section behind it, if there is one."""
 _HEADING = re.compile(r"^(#+) +(.*?)(?: +#+)?$", re.MULTILINE)
@@ -53,6 +53,11 @@ def broken_links(page: Path, text: str) -> Iterator[str]:
             yield f"{target}: no such file"
         elif anchor and anchor not in anchors(text if there == page else there.read_text()):
             yield f"{target}: no such heading"
+
+
+def contract() -> dict[str, str]:
+    """The sections of the contract, by number: they are counted over all its pages."""
+    return sections("".join(page.read_text() for page in CONTRACT))
 
 
 def sections(text: str) -> dict[str, str]:

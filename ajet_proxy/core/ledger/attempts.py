@@ -3,7 +3,7 @@
 Idea: an attempt is one request, with all its choices. It is answered if its client got the answer. It also is if a
 later request of that agent was answered that begins with the same messages: a retry, a fallback, a later turn. So what
 an attempt came to is its own fate, not its place among the calls. `fate` says who failed. What the agent sent, or broke
-off itself, is never listed. The list alone is read when a reward is decided (contract §5.3).
+off itself, is never listed. The list alone is read when a reward is decided (contract §5.4).
 
 Messages are compared at the level of words (`core.conversation.history`), by a key: the kind of a history, its length
 and its digest. So a retry is known whatever its sampling, and mostly in another dialect too. No words are kept.

@@ -2,7 +2,7 @@
 
 What a route means is decided by `ajet_proxy.core.control.api`, a function of the request and the ledger. This module
 does what needs a socket or a clock. It finds the caller's claims and decodes the body. It commits the events that the
-core returned before it answers (contract §8). It repeats a lease, when another look may find more, until something is
+core returned before it answers (contract §13). It repeats a lease, when another look may find more, until something is
 ready or the wait is over.
 
 Invariant: no answer leaves before its events are on disk.
