@@ -40,10 +40,10 @@ setup:
 	@.ci/setup
 
 quickstart: setup
-	@.venv-engine/bin/ajet-trainer quickstart
+	@.venv-engine/bin/python -m integrations.quickstart
 
 proof: setup
-	@.venv-engine/bin/ajet-trainer quickstart --proof $(if $(SEEDS),--seeds $(SEEDS))
+	@.venv-engine/bin/python -m integrations.quickstart --proof $(if $(SEEDS),--seeds $(SEEDS))
 
 tutorials: setup
 	@.venv/bin/python -m tests.tutorials $(NAMES)

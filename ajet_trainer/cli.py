@@ -14,21 +14,7 @@ from ajet_trainer.config import SETTINGS, Config, load
 from ajet_trainer.live import Live
 
 
-class Commands(click.Group):
-    """Knows `quickstart` by name and imports it only when it is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "serve", "install-service", "export", "rows", "quickstart"]
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name == "quickstart":
-            from ajet_trainer.quickstart.cli import quickstart
-
-            return quickstart
-        return super().get_command(ctx, name)
-
-
-@click.group(cls=Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ajet", prog_name="ajet-trainer", message="%(prog)s %(version)s")
 def cli() -> None:
     """Train a model on the episodes that ajet-proxy records."""

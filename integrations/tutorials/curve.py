@@ -1,6 +1,6 @@
 """The mean reward of each step of a run, as a table on the screen and as ``curve.png`` in the run's folder.
 
-    .venv-engine/bin/python integrations/tutorials/curve.py runs/tutorials/math
+    .venv-engine/bin/python -m integrations.tutorials.curve runs/tutorials/math
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ajet_trainer.quickstart.loop import metrics_in
-from ajet_trainer.quickstart.plot import reward_plot
+from integrations.quickstart.loop import metrics_in
+from integrations.quickstart.plot import reward_plot
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

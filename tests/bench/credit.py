@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 
 import ajet_sdk
-from ajet_trainer.quickstart.figures import ends, paired
+from integrations.quickstart.figures import ends, paired
 from tests.bench import table
 from tests.e2e.players import UNSHAPED, Players
 from tests.kit.proxy_process import ProxyProcess

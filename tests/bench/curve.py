@@ -24,9 +24,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from ajet_trainer.quickstart import figures, plot, session
-from ajet_trainer.quickstart.plan import Plan
-from ajet_trainer.quickstart.screen import Screen
+from integrations.quickstart import figures, plot, session
+from integrations.quickstart.plan import Plan
+from integrations.quickstart.screen import Screen
 from tests.bench import table
 
 FORMS = ("timeline", "tree")
@@ -51,7 +51,7 @@ def once(plan: Plan, folder: Path) -> None:
     """Runs `plan` in `folder`, unless it has."""
     if session.finished(plan, folder) is None:
         shutil.rmtree(folder, ignore_errors=True)
-        session.one_run(plan, folder, port=0, keep=False, screen=Screen(tty=False))
+        session.one_run(plan, folder, keep=False, screen=Screen(tty=False))
 
 
 def report(runs: Mapping[str, Sequence[Path]], out: Path) -> bool:

@@ -16,9 +16,9 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from ajet_trainer.backends.verl.packaged_model import unpack
 from ajet_trainer.link import Link
 from ajet_trainer.sampling import Rule
+from integrations.quickstart.packaged_model import unpack
 from tests.bench import table
 from tests.kit import learner
 from tests.kit.proxy_process import ProxyProcess

@@ -27,10 +27,10 @@ import psutil
 
 from ajet_sdk.sample import Sample
 from ajet_trainer.backends.verl import main as program
-from ajet_trainer.backends.verl.packaged_model import unpack
 from ajet_trainer.batch import Row, to_row
 from ajet_trainer.config import Config
 from ajet_trainer.progress import Progress
+from integrations.quickstart.packaged_model import unpack
 from tests.bench import table
 
 GROUPS, EPISODES = 3, 4

@@ -2,7 +2,7 @@
 
 ::
 
-    .venv-engine/bin/ajet-trainer quickstart        # the run; its folder is kept in runs/
+    make quickstart        # the run; its folder is kept in runs/
     .venv/bin/python -m tests.kit.pictures [RUN]    # RUN is the newest folder of runs/ if it is left out
 """
 

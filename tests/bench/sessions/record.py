@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ajet_trainer.backends.verl.packaged_model import END_OF_TURN, FILE, packaged_weights
-from ajet_trainer.quickstart.guess import play
-from ajet_trainer.quickstart.plan import Plan
+from integrations.quickstart.guess import play
+from integrations.quickstart.packaged_model import END_OF_TURN, FILE, packaged_weights
+from integrations.quickstart.plan import Plan
 from tests.bench.sessions import FOLDER, Call, blocks_of
 from tests.integrations.stage import AJET, ENVIRONMENTS, Stage, python_of
 from tests.kit.engine_script import Rule
@@ -118,7 +118,7 @@ def quickstart(tokenizer: Any) -> tuple[str, list[list[Call]]]:
 
     for secret in plan.secrets()[0]:
         episodes += [game(secret) for _ in range(plan.group_size)]
-    return "ajet_trainer.quickstart.guess", episodes
+    return "integrations.quickstart.guess", episodes
 
 
 def main(name: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ajet_trainer.quickstart import plot
+from integrations.quickstart import plot
 from tests.bench import table
 from tests.bench.swarm.kills import adds_up
 from tests.bench.swarm.stage import CLIENTS, Ran, Site, Training, agent, rewards, tasks, verdicts

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ajet_trainer.quickstart import figures, plot
+from integrations.quickstart import figures, plot
 from tests.bench import table
 from tests.bench.swarm.stage import CLIENTS, Ran, Site, Training, agent, rewards, tasks, verdicts
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from ajet_trainer.quickstart import plot
+from integrations.quickstart import plot
 from tests.bench import table
 from tests.bench.swarm.kills import adds_up
 from tests.bench.swarm.stage import CLIENTS, Ran, Site, Training, agent, tasks, verdicts

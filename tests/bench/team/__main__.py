@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from ajet_trainer.quickstart import figures, plot
+from integrations.quickstart import figures, plot
 from tests.bench import table
 from tests.bench.swarm.stage import Ran, verdicts
 from tests.bench.team.models import MODELS, RECEIVER, SENDER

@@ -35,8 +35,8 @@ class QuickstartError(AjetError):
     """The quick start cannot begin, or one of its programs failed; the message is for the person who ran it."""
 
 
-def check_machine(folder: Path, port: int) -> None:
-    """Raises `QuickstartError` if disk, memory or port will not do."""
+def check_machine(folder: Path) -> None:
+    """Raises `QuickstartError` if disk or memory will not do."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free / 1e9
     if free < DISK_GB:
@@ -48,7 +48,6 @@ def check_machine(folder: Path, port: int) -> None:
         raise QuickstartError(
             f"{available / 1e9:.1f} GB of memory are free; {MEMORY_GB:.0f} GB are needed: end other programs first"
         )
-    free_port(port)
 
 
 def memory(kind: str) -> int | None:
@@ -59,14 +58,10 @@ def memory(kind: str) -> int | None:
         return None
 
 
-def free_port(port: int = 0) -> int:
-    """`port`, or any if that is 0, which was free a moment ago; `QuickstartError` where it is taken."""
+def free_port() -> int:
+    """A port that was free a moment ago."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            raise QuickstartError(f"port {port} is taken: give another --port, or 0 for any free one") from None
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 

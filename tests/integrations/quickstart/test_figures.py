@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_trainer.quickstart import figures
-from ajet_trainer.quickstart.figures import T_95, ends, paired, smoothed, t_95, welch
-from ajet_trainer.quickstart.plan import Plan
+from integrations.quickstart import figures
+from integrations.quickstart.figures import T_95, ends, paired, smoothed, t_95, welch
+from integrations.quickstart.plan import Plan
 
 STATUS = {
     "episodes": {

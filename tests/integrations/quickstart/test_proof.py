@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ajet_trainer.quickstart import proof, session
-from ajet_trainer.quickstart.cli import quickstart
-from ajet_trainer.quickstart.plan import Plan
-from ajet_trainer.quickstart.programs import QuickstartError
-from ajet_trainer.quickstart.screen import Screen
+from integrations.quickstart import proof, session
+from integrations.quickstart.__main__ import quickstart
+from integrations.quickstart.plan import Plan
+from integrations.quickstart.programs import QuickstartError
+from integrations.quickstart.screen import Screen
 
 PLAN = Plan(steps=6)
 
@@ -35,7 +35,7 @@ class Runs:
         self.done: list[tuple[int, float]] = []
         self.fail_at: int | None = None
 
-    def __call__(self, plan: Plan, folder: Path, *, port: int, keep: bool, screen: Screen) -> dict[str, Any]:
+    def __call__(self, plan: Plan, folder: Path, *, keep: bool, screen: Screen) -> dict[str, Any]:
         if len(self.done) == self.fail_at:
             raise QuickstartError("something fell over")
         self.done.append((plan.seed, plan.lr))
@@ -54,7 +54,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 
 def prove(folder: Path) -> proof.Proof:
-    return proof.prove(PLAN, (0, 1, 2), folder, port=0, keep=False, screen=Screen(tty=False))
+    return proof.prove(PLAN, (0, 1, 2), folder, keep=False, screen=Screen(tty=False))
 
 
 def test_pairs_by_seed_interleaved_and_says_so(runs: Runs, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from ajet_trainer.quickstart.session import page_html
+from integrations.quickstart.session import page_html
 
 
 def record(name: str, *tokens: int, **more: Any) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from collections import Counter
 from pathlib import Path
 
 from ajet_trainer.config import load
-from ajet_trainer.quickstart.guess import HIGHEST, LOWEST
-from ajet_trainer.quickstart.plan import MODEL_NAME, Plan, task_of
+from integrations.quickstart.guess import HIGHEST, LOWEST
+from integrations.quickstart.plan import MODEL_NAME, Plan, task_of
 
 
 def test_the_seed_decides_the_secrets_and_nothing_else_does() -> None:

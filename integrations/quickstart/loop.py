@@ -18,11 +18,11 @@ from typing import Any
 
 from ajet_sdk.client import Client
 from ajet_trainer.progress import timed
-from ajet_trainer.quickstart import screen as show
-from ajet_trainer.quickstart.figures import PARTS
-from ajet_trainer.quickstart.plan import MODEL_NAME, Plan, task_of
-from ajet_trainer.quickstart.programs import Children, Program, QuickstartError, environment, free_port, path_of, ticks
-from ajet_trainer.quickstart.screen import Screen
+from integrations.quickstart import screen as show
+from integrations.quickstart.figures import PARTS
+from integrations.quickstart.plan import MODEL_NAME, Plan, task_of
+from integrations.quickstart.programs import Children, Program, QuickstartError, environment, free_port, path_of, ticks
+from integrations.quickstart.screen import Screen
 
 AGENT_NICENESS = 19
 """Agents start up while the trainer trains; they get what it leaves, so that its threads do not wait for each other."""
@@ -36,15 +36,15 @@ REWARDED_STATES = ("sealed", "ready", "leased", "trained")
 
 
 class Loop:
-    """Runs `plan` in `folder` with the model in `model`. `port` 0 takes a free one for the proxy.
+    """Runs `plan` in `folder` with the model in `model`.
 
     `run` leaves behind the trainer's `metrics`, the proxy's `status`, some `episodes` with their tokens, and the
     `seconds` that each part took.
     """
 
-    def __init__(self, plan: Plan, folder: Path, model: Path, port: int, screen: Screen) -> None:
+    def __init__(self, plan: Plan, folder: Path, model: Path, screen: Screen) -> None:
         self.plan, self.folder, self.model, self.screen = plan, folder, model, screen
-        self.port = port or free_port()
+        self.port = free_port()
         self.proxy = Client(f"http://127.0.0.1:{self.port}", deadline=PROXY_ANSWER_S)
         self.proxy.target = replace(self.proxy.target, key=None)  # it has no secrets, and gets no key of this shell's
         self.metrics: list[dict[str, Any]] = []

@@ -1,4 +1,7 @@
-"""``ajet-trainer quickstart``: options in, a trained model and its figures out."""
+"""The command of the quick start: options in, a trained model and its figures out.
+
+    .venv-engine/bin/python -m integrations.quickstart --help
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from pathlib import Path
 
 import click
 
-from ajet_trainer.quickstart.plan import LEARNING_RATE, Plan
-from ajet_trainer.quickstart.programs import QuickstartError
-from ajet_trainer.quickstart.screen import Screen
+from ajet_sdk.output import run_command
+from integrations.quickstart.plan import LEARNING_RATE, Plan
+from integrations.quickstart.programs import QuickstartError
+from integrations.quickstart.screen import Screen
 
 STEPS, PROOF_STEPS = 30, 12
 
@@ -23,12 +27,11 @@ STEPS, PROOF_STEPS = 30, 12
 @click.option("--lr", type=click.FloatRange(min=0), default=LEARNING_RATE, show_default=True, help="Learning rate.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False),
               help="Folder for all output. [default: a new folder in runs/; for a proof runs/proof]")  # fmt: skip
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="The proxy's port. [default: a free one]")
 @click.option("--keep", is_flag=True, help="Keep the last checkpoint (about 1.6 GB).")
 @click.option("--proof", is_flag=True, help="Repeat with several seeds, and compare with a control that cannot learn.")
 @click.option("--seeds", default="3", show_default=True, help="Number of seeds of a proof, or a list such as 0,1,2.")
 def quickstart(
-    steps: int | None, seed: int, lr: float, run_dir: Path | None, port: int, keep: bool, proof: bool, seeds: str
+    steps: int | None, seed: int, lr: float, run_dir: Path | None, keep: bool, proof: bool, seeds: str
 ) -> None:
     """Train a small model on this machine.
 
@@ -38,19 +41,19 @@ def quickstart(
     """
     screen = Screen(sys.stdout.isatty())
     if proof:
-        _prove(Plan(steps=steps or PROOF_STEPS, lr=lr), seeds, run_dir or Path("runs/proof"), port, keep, screen)
+        _prove(Plan(steps=steps or PROOF_STEPS, lr=lr), seeds, run_dir or Path("runs/proof"), keep, screen)
     else:
         folder = run_dir or Path("runs") / time.strftime("quickstart-%Y%m%d-%H%M%S")
-        _run(Plan(steps=steps or STEPS, seed=seed, lr=lr), folder, port, keep, screen)
+        _run(Plan(steps=steps or STEPS, seed=seed, lr=lr), folder, keep, screen)
 
 
-def _run(plan: Plan, folder: Path, port: int, keep: bool, screen: Screen) -> None:
-    from ajet_trainer.quickstart import figures, session
+def _run(plan: Plan, folder: Path, keep: bool, screen: Screen) -> None:
+    from integrations.quickstart import figures, session
 
     if folder.exists() and any(folder.iterdir()):
         raise QuickstartError(f"{folder} is not empty: give a new --run-dir")
     screen.line(f"Quick start in {folder}: {plan.steps} steps of {plan.episodes_per_step} episodes, seed {plan.seed}")
-    summary = session.one_run(plan, folder, port=port, keep=keep, screen=screen)
+    summary = session.one_run(plan, folder, keep=keep, screen=screen)
     screen.line()
     screen.line("What this run shows:")
     for line in figures.lines(summary):
@@ -59,16 +62,20 @@ def _run(plan: Plan, folder: Path, port: int, keep: bool, screen: Screen) -> Non
     screen.line(f"  {folder / 'reward.png'}\n  {folder / 'episodes.html'}\n  {folder / 'summary.json'}")
 
 
-def _prove(plan: Plan, seeds: str, folder: Path, port: int, keep: bool, screen: Screen) -> None:
-    from ajet_trainer.quickstart import proof
+def _prove(plan: Plan, seeds: str, folder: Path, keep: bool, screen: Screen) -> None:
+    from integrations.quickstart import proof
 
     numbers = proof.parse_seeds(seeds)
     screen.line(
         f"Proof in {folder}: {len(numbers)} seeds, each with learning rate {plan.lr:g} and 0, {plan.steps} steps"
     )
-    found = proof.prove(plan, numbers, folder, port=port, keep=keep, screen=screen)
+    found = proof.prove(plan, numbers, folder, keep=keep, screen=screen)
     screen.line()
     screen.line((folder / "proof.md").read_text(encoding="utf-8"))
     screen.line(f"  {folder / 'proof.md'}\n  {folder / 'proof.png'}")
     if not found.holds:
         raise click.exceptions.Exit(1)
+
+
+if __name__ == "__main__":
+    run_command(quickstart, "quickstart", "`make setup` installs it", interrupted=("stopped", 0))

