@@ -105,7 +105,7 @@ def test_the_documentation_names_them_all(verl_here: None) -> None:
 
     from ajet_trainer.backends.verl.refused import MEANS
 
-    page = (ROOT / "docs/guide/trainer.md").read_text()
+    page = (ROOT / "docs/guide/learning.md").read_text()
     names = {*core_algos.ADV_ESTIMATOR_REGISTRY, *core_algos.POLICY_LOSS_REGISTRY, *MEANS}
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 

@@ -303,8 +303,8 @@ def test_the_recipe_of_dapo_can_be_run(tmp_path: Path, verl_here: None) -> None:
     from ajet_trainer.config import load
     from ajet_trainer.overlong import Shaping
 
-    guide = (ROOT / "docs/guide/trainer.md").read_text()
-    recipe = guide.partition("\n### DAPO\n")[2].partition("```toml\n")[2].partition("```")[0]
+    guide = (ROOT / "docs/guide/learning.md").read_text()
+    recipe = guide.partition("\n## DAPO\n")[2].partition("```toml\n")[2].partition("```")[0]
     path = tmp_path / "run.toml"
     path.write_text(recipe)
     config = load(str(path), ["model=m"])
