@@ -29,7 +29,7 @@ largest difference of a token's logprob. A family is right if they are below {RI
   in the long row for a place in its own. What is not named here is padded too.
 - *Refused*: told by name before anything is loaded.
 
-Every run looks again before it trains, with its own model, engine and settings ([how](../guide/trainer.md#models)).
+Every run looks again before it trains, with its own model, engine and settings ([how](../guide/learning.md#models)).
 In this table it found each way that is not right.
 
 No GPU was used. With other attention than here (`flash_attention_2`), a run's own look is what tells.
