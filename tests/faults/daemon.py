@@ -30,8 +30,8 @@ from ajet_proxy import cli
 from ajet_proxy.core.ledger import retention
 from ajet_proxy.core.ledger.events import BatchLeased, EpisodeDiscarded, Event, GateOpened
 from ajet_proxy.core.ledger.looks import count
-from ajet_proxy.core.ledger.mix import Standing
-from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.mix import QueueCredit
+from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.queues import Demand
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
@@ -92,16 +92,16 @@ def noting(real: Callable[[State, BatchLeased], None], path: Path) -> Callable[[
         had = count(state.queues, event.model, Demand(1, size))
         groups = []
         for _, names in event.groups:
-            pots = sorted({Pot.of(state.episodes[name]) for name in names})
-            compared = len(names) + len(state.queues.compared(event.model, pots[0], names))
-            groups.append((pots, max(len(names), min(size, compared))))
+            keys = sorted({GroupKey.of(state.episodes[name]) for name in names})
+            compared = len(names) + len(state.queues.compared(event.model, keys[0], names))
+            groups.append((keys, max(len(names), min(size, compared))))
         number = state.leases
         real(state, event)
-        standing = state.standings.get(event.model, Standing())
+        credit = state.credits.get(event.model, QueueCredit())
         note = {
             "number": number, "batch": event.batch, "model": event.model, "groups": groups, "had": had,
-            "episodes": [name for _, names in event.groups for name in names], "dealt": standing.dealt,
-            "owed": standing.owed,
+            "episodes": [name for _, names in event.groups for name in names], "dealt": credit.dealt,
+            "owed": credit.owed,
         }
         add(note)
 

@@ -29,8 +29,8 @@ Get = Callable[[str], Any]
 
 @dataclass
 class Lease:
-    """A lease as the daemon noted it: the pots of each group, with the numbers of episodes, and how many whole groups
-    each lane had."""
+    """A lease as the daemon noted it: the group keys of each group, with the numbers of episodes, and how many whole
+    groups each lane had."""
 
     batch: str
     model: str
@@ -42,7 +42,7 @@ class Lease:
 
     @property
     def lanes(self) -> list[str]:
-        return [pots[0][0] for pots, _ in self.groups]
+        return [keys[0][0] for keys, _ in self.groups]
 
 
 class Leases:
@@ -78,10 +78,10 @@ class Leases:
 
 
 def check_groups(leases: Iterable[Lease]) -> None:
-    """No group mixes pots (a task, a lane, a revision), and none is too small or too large."""
+    """No group mixes group keys (a task, a lane, a revision), and none is too small or too large."""
     for lease in leases:
-        for pots, size in lease.groups:
-            assert len(pots) == 1, f"a group of batch {lease.batch} mixes {pots}"
+        for keys, size in lease.groups:
+            assert len(keys) == 1, f"a group of batch {lease.batch} mixes {keys}"
             assert LEAST <= size <= GROUP, f"a group of batch {lease.batch} has {size} episodes"
 
 
@@ -173,7 +173,7 @@ class Swarm:
             "… within one of its share for every lane, until one lent a turn": strict,
             "leases after which lanes owed turns": owing,
             "leases that were read from the journal again, and the same": self.leases.again,
-            "revisions among the leased groups": len({pots[0][2] for lease in leases for pots, _ in lease.groups}),
+            "revisions among the leased groups": len({keys[0][2] for lease in leases for keys, _ in lease.groups}),
             "clients that were taken for gone": sum(one.get("reason") == "silent" for one in known),
             "clients that were replaced": sum(one.get("reason") == "replaced" for one in known),
             "… slowest, in ms since its last sign of life": round(1000 * self.slowest),

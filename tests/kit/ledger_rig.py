@@ -18,9 +18,9 @@ from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.events import Event
-from ajet_proxy.core.ledger.mix import Direction
+from ajet_proxy.core.ledger.mix import LaneMix
 from ajet_proxy.core.ledger.parts import Part
-from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import Archive, LedgerSettings, State
 from ajet_proxy.core.trajectory.timeline import pack
@@ -58,8 +58,8 @@ def matched(method: str, path: str) -> tuple[str, str]:
 def picture(state: State) -> str:
     """Everything that anyone can see of `state`."""
     queues = {
-        f"{model}/{pot}": [asdict(groups[number]) for number in sorted(groups)]
-        for (model, pot), groups in state.queues._groups.items()
+        f"{model}/{group_key}": [asdict(groups[number]) for number in sorted(groups)]
+        for (model, group_key), groups in state.queues._groups.items()
     }
     batches = [
         (batch.id, batch.model, batch.groups, batch.state, batch.lease_until, batch.policy_version, batch.earlier)
@@ -78,9 +78,9 @@ def picture(state: State) -> str:
         "wanted": state.wanted(),
         "mix": views.mix(state),
         "room": views.wanted(state),
-        "standings": {model: asdict(standing) for model, standing in state.standings.items()},
-        "loads": {name: load_picture(state.directed(name)) for name in ("", *state.own)},
-        "pots": sorted((pot, one.open, one.ready, one.last, one.flushed) for pot, one in state.pots.gatherings.items()),
+        "credits": {model: asdict(credit) for model, credit in state.credits.items()},
+        "counts": {name: counts_picture(state.directed(name)) for name in ("", *state.own)},
+        "progress": sorted((key, *asdict(one).values()) for key, one in state.progress.by_key.items()),
         "plays": [one.to_json() for one in state.plays.values()],
         "clients": [
             one.to_json(state.now, one.heard_at) for one in (*state.clients.live.values(), *state.clients.gone.values())
@@ -96,9 +96,9 @@ def picture(state: State) -> str:
     return json.dumps(seen, sort_keys=True)
 
 
-def load_picture(direction: Direction) -> list[Any]:
-    load, mix = direction.load, direction.mix
-    return [structs.asdict(mix), direction.since, load.size, load.vain, load.playing, load.waiting]
+def counts_picture(lane_mix: LaneMix) -> list[Any]:
+    counts, mix = lane_mix.counts, lane_mix.mix
+    return [structs.asdict(mix), lane_mix.since, counts.size, counts.ignored, counts.playing, counts.waiting]
 
 
 def check(state: State) -> None:
@@ -122,8 +122,8 @@ def check(state: State) -> None:
     assert state.captures.total() - state.captures["complete"] == state.calls["lost"]
     assert state.captures["complete"] >= state.calls["complete"]
     for episode in episodes:
-        assert episode.members or episode.aims == (episode.aimed() or episode.aims)
-        assert not set(episode.aims) & set((episode.teachers or {}).values())
+        assert episode.members or episode.may_train == (episode.named_to_train() or episode.may_train)
+        assert not set(episode.may_train) & set((episode.teachers or {}).values())
         assert episode.running == sum(entry.state == "running" for entry in episode.calls.values())
         assert (episode.id in state.unsettled) == (episode.state in ("open", "sealed"))
         assert not (episode.state == "sealed" and not episode.running)
@@ -137,9 +137,9 @@ def check(state: State) -> None:
         assert state.queues.older(model, 2) == [name for oldest, name in sorted(aged) if oldest < 2]
     check_seats(state, episodes)
     assert sum(state.discarded.values()) == shown["discarded"]
-    check_pots(state, episodes)
+    check_progress(state, episodes)
     for name in ("", *state.own):
-        check_load(state, name)
+        check_counts(state, name)
     check_clients(state, episodes)
     for model, evaluation in state.evaluations.items():
         own = [one for one in episodes if one.evaluation == evaluation.id and one.id in evaluation.places]
@@ -153,13 +153,13 @@ def check_seats(state: State, episodes: Sequence[Episode]) -> None:
     """Who has a seat, and all that is counted of groups, against a slow count."""
     queues = state.queues
     members = {
-        (model, name, of, pot): number for (model, pot), groups in queues._groups.items()
+        (model, name, of, group_key): number for (model, group_key), groups in queues._groups.items()
         for number, group in groups.items() for name, of in group.members.items()
     }
     playing = [one for one in episodes if one.state in ("open", "sealed") and not one.eval]
     assert members.keys() == {
-        (model, one.id, "late" if one.late else "open", Pot.of(one)) for one in playing for model in one.aims
-    } | {(model, name, "ready", Pot.of(state.episodes[name])) for model, name in queues.ready()}
+        (model, one.id, "late" if one.late else "open", GroupKey.of(one)) for one in playing for model in one.may_train
+    } | {(model, name, "ready", GroupKey.of(state.episodes[name])) for model, name in queues.ready()}
     assert all(queues._seats[model, name].group == number for (model, name, _, _), number in members.items())
     assert all(group.members for groups in queues._groups.values() for group in groups.values())
     anew = copy.deepcopy(queues)
@@ -168,39 +168,39 @@ def check_seats(state: State, episodes: Sequence[Episode]) -> None:
         assert getattr(anew, name) == getattr(queues, name), name
 
 
-def check_pots(state: State, episodes: Sequence[Episode]) -> None:
-    """What is open and ready of each pot and lane, against a slow count."""
-    pots = state.pots
-    opened = Counter(Pot.of(one) for one in episodes if one.state in ("open", "sealed") and one.awaited)
-    ready = Counter(Pot.of(state.episodes[name]) for _, name in state.queues.ready())
-    assert {pot: (one.open, one.ready) for pot, one in pots.gatherings.items()} == {
-        pot: (opened[pot], ready[pot]) for pot in opened.keys() | ready.keys()
+def check_progress(state: State, episodes: Sequence[Episode]) -> None:
+    """What is open and ready of each group key and lane, against a slow count."""
+    progress = state.progress
+    opened = Counter(GroupKey.of(one) for one in episodes if one.state in ("open", "sealed") and one.awaited)
+    ready = Counter(GroupKey.of(state.episodes[name]) for _, name in state.queues.ready())
+    assert {group_key: (one.open, one.ready) for group_key, one in progress.by_key.items()} == {
+        group_key: (opened[group_key], ready[group_key]) for group_key in opened.keys() | ready.keys()
     }
-    quiet = sorted((one.last, pot) for pot, one in pots.gatherings.items() if one.ready and not one.open)
-    flushed = {pot for pot, one in pots.gatherings.items() if one.flushed}
+    quiet = sorted((one.last, group_key) for group_key, one in progress.by_key.items() if one.ready and not one.open)
+    flushed = {group_key for group_key, one in progress.by_key.items() if one.flushed}
     for before in (*(last for last, _ in quiet), -1.0):
-        assert pots.ended(before) == {pot for last, pot in quiet if last <= before} | flushed
+        assert progress.ended(before) == {group_key for last, group_key in quiet if last <= before} | flushed
 
 
-def check_load(state: State, name: str) -> None:
+def check_counts(state: State, name: str) -> None:
     """What counts for the mix of that name, against a slow count: its own model's episodes, or those of all models that
     have none of their own."""
-    direction, load = state.directed(name), state.directed(name).load
+    lane_mix, counts = state.directed(name), state.directed(name).counts
     open_now = [
         one for one in state.episodes.values() if one.state in ("open", "sealed") and one.awaited
-        and (name in one.aims if name else not one.aims or any(model not in state.own for model in one.aims))
+        and state.counts_for(name, one)
     ]
     shares = [(model, state.episodes[episode]) for model, episode in state.queues.ready()]
     mine = {one.id: one for model, one in shares if (model == name if name else model not in state.own)}
-    playing, waiting = Counter(map(Pot.of, open_now)), Counter(map(Pot.of, mine.values()))
-    assert load.playing == Counter(one.lane for one in open_now)
-    assert load.waiting == Counter(one.lane for one in mine.values())
-    size = direction.mix.group_size or state.settings.group_size
-    for lane in load.playing.keys() | load.waiting.keys():
-        left = sum(number % size for pot, number in waiting.items() if pot.lane == lane and not playing[pot])
-        assert load.of(lane) == max(0, load.playing[lane] + load.waiting[lane] - left - load.vain[lane])
-    for pot in playing.keys() | waiting.keys():
-        assert load.lacking(pot) == -(playing[pot] + waiting[pot]) % size
+    playing, waiting = Counter(map(GroupKey.of, open_now)), Counter(map(GroupKey.of, mine.values()))
+    assert counts.playing == Counter(one.lane for one in open_now)
+    assert counts.waiting == Counter(one.lane for one in mine.values())
+    size = lane_mix.mix.group_size or state.settings.group_size
+    for lane in counts.playing.keys() | counts.waiting.keys():
+        left = sum(number % size for key, number in waiting.items() if key.lane == lane and not playing[key])
+        assert counts.of(lane) == max(0, counts.playing[lane] + counts.waiting[lane] - left - counts.ignored[lane])
+    for group_key in playing.keys() | waiting.keys():
+        assert counts.lacking(group_key) == -(playing[group_key] + waiting[group_key]) % size
 
 
 def check_clients(state: State, episodes: Sequence[Episode]) -> None:

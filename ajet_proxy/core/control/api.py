@@ -228,7 +228,7 @@ class _Handlers:
     def flush(self) -> Answer:
         _check_length("lane", self.body.lane, MAX_LABEL)
         _check_length("task", self.body.task, MAX_LABEL)
-        ended = len(self.state.pots.unended(self.body.lane, self.body.task))
+        ended = len(self.state.progress.unended(self.body.lane, self.body.task))
         return Answer(lambda: {"tasks": ended}, self.commands.flush(self.body, at=self.at))
 
     # -- the mix

@@ -26,9 +26,9 @@ from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose, lacking
-from ajet_proxy.core.ledger.mix import Mix, Standing, check_mix
+from ajet_proxy.core.ledger.mix import Mix, QueueCredit, check_mix
 from ajet_proxy.core.ledger.parts import AT_ONCE, Part, parted
-from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.teams import slowest
@@ -314,11 +314,12 @@ class Commands:
         return (ev.LeaseExtended(at, batch, at + body.lease_s),)
 
     def next_end(self, body: Lease, *, at: float) -> float:
-        """In how many seconds a lease may find more though nothing happens: a pot ends, or a lane lends its turns."""
+        """In how many seconds a lease may find more though nothing happens: a group key ends, or a lane lends its
+        turns."""
         at, state = self._time(at), self.state
-        quiet = None if body.min_group_size is None else state.pots.next_end(at - body.group_wait_s)
+        quiet = None if body.min_group_size is None else state.progress.next_end(at - body.group_wait_s)
         models = state.queues.models() if body.model is None else (body.model,)
-        known = [(state.standings.get(model, Standing()), state.directed(model)) for model in models]
+        known = [(state.credits.get(model, QueueCredit()), state.directed(model)) for model in models]
         lending = [
             one.since(lane, by.since) + by.mix.lane_wait_s for one, by in known for lane in by.mix.shares
         ]
@@ -329,8 +330,8 @@ class Commands:
         return min((end - at for end in (*ends, *lending) if end > at), default=math.inf)
 
     def flush(self, body: Flush, *, at: float) -> Events:
-        pots = self.state.pots.unended(body.lane, body.task)
-        return (ev.GroupsFlushed(self._time(at), body.lane, body.task),) if pots else ()
+        progress = self.state.progress.unended(body.lane, body.task)
+        return (ev.GroupsFlushed(self._time(at), body.lane, body.task),) if progress else ()
 
     # -- the mix
 
@@ -502,13 +503,13 @@ class Commands:
         return entry
 
 
-def paced(state: State, events: Sequence[Event]) -> tuple[Pot, tuple[str, ...]] | None:
-    """The pot in which `events` open an episode that needs room in its lane, and the models that it may train; None if
-    they open none, or an evaluation."""
+def paced(state: State, events: Sequence[Event]) -> tuple[GroupKey, tuple[str, ...]] | None:
+    """The group key in which `events` open an episode that needs room in its lane, and the models that it may train;
+    None if they open none, or an evaluation."""
     opened = (event for event in events if isinstance(event, ev.EpisodeOpened) and not event.eval)
     found = (
-        (Pot(one.lane or lane_of(one.task or ""), one.task or "", one.revision or ""),
-         state.aims(one.model, one.members, one.teachers)) for one in opened
+        (GroupKey(one.lane or lane_of(one.task or ""), one.task or "", one.revision or ""),
+         state.may_train(one.model, one.members, one.teachers)) for one in opened
     )  # fmt: skip
     return next(found, None)
 

@@ -189,7 +189,7 @@ class Episode:
     """The models whose trainer has had their share, and has not said that it trained nothing of it."""
     learned: dict[str, int | str] = field(default_factory=dict)
     """What came of a model's share: the policy version that learned from it, or why none does."""
-    aims: tuple[str, ...] = ()
+    may_train: tuple[str, ...] = ()
     """The models that it may train, as far as that is known while it is open."""
     number: int = 0
     """How many others were opened before it."""
@@ -329,7 +329,7 @@ class Episode:
             return [self.model] if self.model in models else []
         return models[:1]
 
-    def aimed(self) -> tuple[str, ...]:
+    def named_to_train(self) -> tuple[str, ...]:
         """The models that it may train, by what was said when it was opened, or by its first call."""
         taught = self._teaching()
         first = next((one.asked.model for one in self.calls.values() if one.asked.model not in taught), None)

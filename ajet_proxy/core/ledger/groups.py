@@ -1,6 +1,6 @@
 """Groups by opening: which episodes are compared is settled as they open, and never by how soon they end.
 
-Idea: an episode takes a seat as it opens. The seats of one pot and model are numbered, and `size` neighbors are a
+Idea: an episode takes a seat as it opens. The seats of one group key and model are numbered, and `size` neighbors are a
 group. So quick episodes are compared with slow ones, as chance has opened them. A group can be taken once all its seats
 hold episodes that are ready. The seat of one that is discarded goes to the next that opens.
 

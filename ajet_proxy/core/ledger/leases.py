@@ -29,7 +29,7 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import looks
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.groups import Share
-from ajet_proxy.core.ledger.mix import Standing, Turns
+from ajet_proxy.core.ledger.mix import QueueCredit, Turns
 from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_proxy.core.ledger.queues import Demand, Groups
 from ajet_proxy.core.ledger.shares import NO_SIGNAL
@@ -121,22 +121,22 @@ def _demand(state: State, body: Lease, at: float) -> Demand:
     early = body.min_group_size is not None
     by_episode = body.unit == "episodes"
     most = max(LEASE_EPISODES // (1 if by_episode else size), 1)
-    ended = state.pots.ended(before)
+    ended = state.progress.ended(before)
     return Demand(body.groups, size, by_episode, body.min_group_size or 1, ended, early, most)
 
 
 def _turns(state: State, demand: Demand, at: float, model: str) -> Turns | None:
     """The turns of the lanes, from now on; None if they have no shares."""
-    direction, standing = state.directed(model), state.standings.get(model, Standing())
-    mix = direction.mix
+    lane_mix, credit = state.directed(model), state.credits.get(model, QueueCredit())
+    mix = lane_mix.mix
     if not mix.shares:
         return None
     groups = -(-demand.groups // demand.size) if demand.by_episode else demand.groups
 
     def lends(lane: str) -> bool:
-        return at - standing.since(lane, direction.since) >= mix.lane_wait_s
+        return at - credit.since(lane, lane_mix.since) >= mix.lane_wait_s
 
-    return Turns(mix.shares, standing.copy(), groups, lends)
+    return Turns(mix.shares, credit.copy(), groups, lends)
 
 
 def lacking(state: State, body: Lease, *, at: float) -> list[ev.LanesLacking]:
@@ -149,15 +149,15 @@ def lacking(state: State, body: Lease, *, at: float) -> list[ev.LanesLacking]:
 
 def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str, ...]:
     """Those of the mix of that name."""
-    direction = state.directed(name)
-    load = direction.load
+    lane_mix = state.directed(name)
+    counts = lane_mix.counts
     full = [
-        lane for lane in sorted(load.playing | load.waiting)
-        if load.of(lane) and direction.room(lane, state.settings.group_size) == 0
+        lane for lane in sorted(counts.playing | counts.waiting)
+        if counts.of(lane) and lane_mix.room(lane, state.settings.group_size) == 0
     ]
     active = _active(state, name, at - body.group_wait_s) if full else frozenset[str]()
     idle = tuple(lane for lane in full if lane not in active)
-    if not idle or not direction.mix.shares:
+    if not idle or not lane_mix.mix.shares:
         return idle
     lacks = set[str]()
     demand = _demand(state, body, at)
@@ -181,7 +181,7 @@ def _active(state: State, name: str, since: float) -> Collection[str]:
         gate = state.gate_of(name) if name else state.gate_over(episode)
         if gate.shut or max(episode.active_at, gate.since) > since:
             return True
-        return bool(episode.running) and elsewhere.isdisjoint(episode.aims)
+        return bool(episode.running) and elsewhere.isdisjoint(episode.may_train)
 
     mine = (one for one in state.unsettled.values() if not one.eval and state.counts_for(name, one))
     return {one.lane for one in mine if active(one)}
@@ -190,7 +190,7 @@ def _active(state: State, name: str, since: float) -> Collection[str]:
 def _short(
     state: State, model: str | None, demand: Demand, fits: Callable[[Share], bool], out: Collection[Share], most: int
 ) -> set[Share]:
-    """What is left of pots that have ended, and is too little for a group; at most so many."""
+    """What is left of group keys that have ended, and is too little for a group; at most so many."""
     names = state.queues.models() if model is None else (model,)
     left = (share for name in names for share in state.queues.left_over(name, demand, out))
     return {share for share in islice(left, most) if fits(share)}

@@ -8,7 +8,7 @@ every group trained at its last moment. So groups with a token of an older versi
 others, and the freshest of them first.
 
 Invariant: a look that finds too few groups goes through none. One that finds them costs what it takes, and what is in
-its way: pots with something that is left, or out.
+its way: group keys with something that is left, or out.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def choose(
 def count(queues: ReadyQueues, model: str, demand: Demand) -> Counter[str]:
     """How many groups as `demand` wants them `model` has of each lane."""
     look = Look(queues, model, demand, lambda share: True, lambda *_: True, set(), 0)
-    return Counter(one.pot.lane for one in look.formed())
+    return Counter(one.group_key.lane for one in look.formed())
 
 
 class Look:
@@ -150,7 +150,7 @@ class Look:
             refused = {episode for episode in one.members if not self._fits((self._model, episode))}
             self._refused |= refused
             if not refused and self._teaches(self._model, one.members):
-                yield self._rank(one), (one.pot.task, one.members)
+                yield self._rank(one), (one.group_key.task, one.members)
 
     def _rank(self, one: Formed) -> Rank:
         return self._since - min(self._since, one.oldest), one.number

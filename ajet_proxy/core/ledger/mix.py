@@ -22,7 +22,7 @@ from fractions import Fraction
 
 from msgspec import Struct
 
-from ajet_proxy.core.ledger.pots import Load
+from ajet_proxy.core.ledger.progress import OpenCounts
 from ajet_sdk.routes import SetMix, check_shares
 
 LANE_WAIT_S = 30.0
@@ -49,22 +49,22 @@ class Mix(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Direction:
-    """The mix of one model, or of all that have none of their own, with the ``load`` of these models. Lanes are waited
-    for ``since`` then: the shares were set, or the proxy started after that."""
+class LaneMix:
+    """The mix of one model, or of all that have none of their own, with the ``counts`` of these models. Lanes are
+    waited for ``since`` then: the shares were set, or the proxy started after that."""
 
     mix: Mix
-    load: Load
+    counts: OpenCounts
     since: float
 
     def room(self, lane: str, group_size: int) -> int | None:
         """How many more episodes of `lane` may be opened now; None: any number. `group_size` is the proxy's own."""
         most = self.mix.room(lane, group_size)
-        return None if most is None else max(0, most - self.load.of(lane))
+        return None if most is None else max(0, most - self.counts.of(lane))
 
     def arrange(self, group_size: int) -> None:
         """Count by the size of groups that holds. `group_size` is the proxy's own."""
-        self.load.arrange(self.mix.group_size or group_size)
+        self.counts.arrange(self.mix.group_size or group_size)
 
 
 def check_mix(asked: SetMix) -> None:
@@ -81,40 +81,40 @@ def weights(shares: Mapping[str, float]) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class Standing:
+class QueueCredit:
     """What came of the turns since the shares were set, for one model. Each lane was ``dealt`` so many, and so many
     groups of it were ``leased``. It is ``owed`` the turns that it has lent; below 0, it has borrowed them. ``heard`` is
-    when an episode of it was last ready anew, and ``fruitless`` since when what is ready of it is discarded, and none
-    of it leased; in Unix seconds."""
+    when an episode of it was last ready anew, and ``discarded_since`` since when what is ready of it is discarded, and
+    none of it leased; in Unix seconds."""
 
     dealt: dict[str, int] = field(default_factory=dict)
     owed: dict[str, int] = field(default_factory=dict)
     leased: dict[str, int] = field(default_factory=dict)
     heard: dict[str, float] = field(default_factory=dict)
-    fruitless: dict[str, float] = field(default_factory=dict)
+    discarded_since: dict[str, float] = field(default_factory=dict)
 
-    def copy(self) -> Standing:
+    def copy(self) -> QueueCredit:
         """The turns, to go on from."""
-        return Standing(dict(self.dealt), dict(self.owed), dict(self.leased))
+        return QueueCredit(dict(self.dealt), dict(self.owed), dict(self.leased))
 
     def since(self, lane: str, least: float) -> float:
         """Since when there is nothing of `lane`, and not before `least`."""
-        return max(least, min(self.heard.get(lane, least), self.fruitless.get(lane, math.inf)))
+        return max(least, min(self.heard.get(lane, least), self.discarded_since.get(lane, math.inf)))
 
     def restart(self) -> None:
         """Nobody could play for a while."""
-        self.heard, self.fruitless = {}, {}
+        self.heard, self.discarded_since = {}, {}
 
 
 class Turns:
-    """The turns of one lease. They go on from a `standing`, which they change. `most` is how many turns a lane may
+    """The turns of one lease. They go on from a `credit`, which they change. `most` is how many turns a lane may
     have lent at once, and `lends` tells whether a lane that has no group is waited for no longer."""
 
     def __init__(
-        self, shares: Mapping[str, float], standing: Standing, most: int,
+        self, shares: Mapping[str, float], credit: QueueCredit, most: int,
         lends: Callable[[str], bool] = lambda lane: False,
     ) -> None:
-        self._weights, self._standing, self._most, self._lends = weights(shares), standing, most, lends
+        self._weights, self._standing, self._most, self._lends = weights(shares), credit, most, lends
         self._whole = sum(self._weights.values())
         self._due = self._deal()
 
@@ -135,14 +135,14 @@ class Turns:
 
     def take(self, lane: str) -> None:
         """The turn goes to a group of `lane`."""
-        due, standing = self._due, self._standing
-        standing.dealt[due] = standing.dealt.get(due, 0) + 1
-        standing.leased[lane] = standing.leased.get(lane, 0) + 1
-        if lane != due and standing.owed.get(due, 0) < self._most:
+        due, credit = self._due, self._standing
+        credit.dealt[due] = credit.dealt.get(due, 0) + 1
+        credit.leased[lane] = credit.leased.get(lane, 0) + 1
+        if lane != due and credit.owed.get(due, 0) < self._most:
             for one, change in ((due, 1), (lane, -1)):
-                standing.owed[one] = standing.owed.get(one, 0) + change
-                if not standing.owed[one]:
-                    del standing.owed[one]
+                credit.owed[one] = credit.owed.get(one, 0) + change
+                if not credit.owed[one]:
+                    del credit.owed[one]
         self._due = self._deal()
 
     def lacks(self) -> Collection[str]:

@@ -1,14 +1,14 @@
-"""The groups of each model and pot as they fill, which of them are whole, and the leases they are under.
+"""The groups of each model and group key as they fill, which of them are whole, and the leases they are under.
 
 Idea: who is compared with whom is settled as episodes open (`ajet_proxy.core.ledger.groups`). An episode that comes
-back from a lease takes its old seat again, so groups form as they did before. Where nothing of a pot is open, no seat
-is kept free: what is left of its groups is put together. A pot that has ended gives what is left then as a smaller
-group.
+back from a lease takes its old seat again, so groups form as they did before. Where nothing of a group key is open, no
+seat is kept free: what is left of its groups is put together. A group key that has ended gives what is left then as a
+smaller group.
 
 Invariant: an episode has a seat for each model that it may train, exactly while it is open, sealed or ready.
 
 A trainer that waits makes the proxy look again and again (`ajet_proxy.core.ledger.looks`). So whole groups stand in
-order, pots are counted, and shares are ordered by their oldest version, as they come and go.
+order, group keys are counted, and shares are ordered by their oldest version, as they come and go.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sys import maxsize
 from typing import Any, NamedTuple
 
 from ajet_proxy.core.ledger.groups import LATE, OPEN, READY, Group, Seat, Share, dealt, in_order
-from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.progress import GroupKey
 
-Key = tuple[str, Pot]
-"""A model and a pot."""
+Key = tuple[str, GroupKey]
+"""A model and a group key."""
 Groups = tuple[tuple[str, tuple[str, ...]], ...]
 """Task and episode ids of each group."""
 
@@ -56,7 +56,7 @@ class LeasedBatch:
 @dataclass(frozen=True, slots=True)
 class Demand:
     """``groups`` groups of ``size`` episodes; with ``by_episode``, groups that have as many episodes together. All must
-    be there, and the first ``most`` are taken. What is left of a pot that ``ended`` is a group too, if it has
+    be there, and the first ``most`` are taken. What is left of a group key that ``ended`` is a group too, if it has
     ``least`` episodes. If groups may end ``early``, so is what is left of one that is cut (`Group.is_cut`), with those
     that it is compared with."""
 
@@ -64,7 +64,7 @@ class Demand:
     size: int
     by_episode: bool = False
     least: int = 1
-    ended: Collection[Pot] = frozenset()
+    ended: Collection[GroupKey] = frozenset()
     early: bool = False
     most: int = maxsize
 
@@ -83,16 +83,16 @@ class Formed(NamedTuple):
 
     number: int
     oldest: int
-    pot: Pot
+    group_key: GroupKey
     group: int
     members: tuple[str, ...]
 
 
 @dataclass(slots=True)
 class Seating:
-    """The groups of one model and pot, by their numbers, and what they add up to. ``rest`` are the ready episodes that
-    no whole group has, and ``rests`` the groups with them. ``free`` are the groups with free seats, and ``orders`` says
-    when the members were opened; all in order."""
+    """The groups of one model and group key, by their numbers, and what they add up to. ``rest`` are the ready episodes
+    that no whole group has, and ``rests`` the groups with them. ``free`` are the groups with free seats, and ``orders``
+    says when the members were opened; all in order."""
 
     groups: dict[int, Group]
     open: int = 0
@@ -111,8 +111,8 @@ class Seating:
 
 @dataclass(slots=True)
 class ReadyQueues:
-    """For each model and pot its groups. ``group_size`` is that of models without one of their own, which ``sizes``
-    has."""
+    """For each model and group key its groups. ``group_size`` is that of models without one of their own, which
+    ``sizes`` has."""
 
     group_size: int
     changes: int = 0
@@ -125,7 +125,7 @@ class ReadyQueues:
     complete: int = field(default=0, init=False)
     """The number of whole groups."""
     waiting: int = field(default=0, init=False)
-    """The number of pots with ready episodes and no whole group."""
+    """The number of group keys with ready episodes and no whole group."""
     _seatings: dict[Key, Seating] = field(default_factory=dict, init=False)
     _keys: dict[int, Key] = field(default_factory=dict, init=False)
     """Whose group that is of a number."""
@@ -136,7 +136,7 @@ class ReadyQueues:
     _count: Counter[str] = field(default_factory=Counter, init=False)
     """For each model, how many groups it has that are whole or spare."""
     _spare: dict[str, dict[Key, Key]] = field(default_factory=dict, init=False)
-    """For each model, the pots with spare groups."""
+    """For each model, the group keys with spare groups."""
     _cut: dict[str, dict[int, Key]] = field(default_factory=dict, init=False)
     """For each model, the groups that are cut."""
     _begun: dict[str, dict[int, Key]] = field(default_factory=dict, init=False)
@@ -150,11 +150,13 @@ class ReadyQueues:
 
     # -- who sits where
 
-    def sit(self, model: str, pot: Pot, episode: str, order: int, stood: float = 0.0, state: str = OPEN) -> None:
-        """`episode` is opened, as number `order`, or turns out to be of this model and pot. It gets the first free
-        seat. If others have seats already that opened after it, it gets one before them, and they move up."""
+    def sit(
+        self, model: str, group_key: GroupKey, episode: str, order: int, stood: float = 0.0, state: str = OPEN
+    ) -> None:
+        """`episode` is opened, as number `order`, or turns out to be of this model and group key. It gets the first
+        free seat. If others have seats already that opened after it, it gets one before them, and they move up."""
         self._seats[model, episode] = Seat(-1, order, stood)
-        self._enter((model, pot), episode, state)
+        self._enter((model, group_key), episode, state)
 
     def _enter(self, key: Key, episode: str, state: str) -> None:
         """Find `episode` a seat."""
@@ -177,10 +179,10 @@ class ReadyQueues:
         self._put(key, self._new(key, self._made), episode, state)
         seat.group, self._made = self._made, self._made + 1
 
-    def leave(self, model: str, pot: Pot, episode: str, *, dropped: bool = False) -> None:
-        """`episode` is discarded, or is not of this model and pot after all. Somebody else gets its seat, unless it is
-        `dropped` or leased: then the others are still compared with it."""
-        key, seat = (model, pot), self._seats[model, episode]
+    def leave(self, model: str, group_key: GroupKey, episode: str, *, dropped: bool = False) -> None:
+        """`episode` is discarded, or is not of this model and group key after all. Somebody else gets its seat, unless
+        it is `dropped` or leased: then the others are still compared with it."""
+        key, seat = (model, group_key), self._seats[model, episode]
         group = self._groups[key][seat.group]
         if group.members[episode] == READY:
             self.changes += 1
@@ -198,18 +200,18 @@ class ReadyQueues:
         """For how long the gate of `model` had been shut when `episode` sat down, in seconds."""
         return self._seats[model, episode].stood
 
-    def late(self, model: str, pot: Pot, episode: str) -> None:
+    def late(self, model: str, group_key: GroupKey, episode: str) -> None:
         """`episode` is waited for no longer."""
         self.changes += 1
-        group = self._groups[model, pot][self._seats[model, episode].group]
-        self._put((model, pot), group, episode, LATE)
+        group = self._groups[model, group_key][self._seats[model, episode].group]
+        self._put((model, group_key), group, episode, LATE)
 
-    def add(self, model: str, pot: Pot, episode: str, oldest: int, lasted: float = 0.0) -> None:
+    def add(self, model: str, group_key: GroupKey, episode: str, oldest: int, lasted: float = 0.0) -> None:
         """`episode`, which has a seat, is ready; `oldest` is the lowest version in its share's tokens. It was open for
         `lasted` seconds. If it was ready before, a lease brings it back. If its group was taken without it, it sits
         down with those that open now, if any do. So as many slow ones come into later groups as earlier ones lack.
         """
-        key, seat = (model, pot), self._seats[model, episode]
+        key, seat = (model, group_key), self._seats[model, episode]
         if seat.number < 0:
             seat.number, seat.oldest, self._next = self._next, oldest, self._next + 1
         self.changes += 1
@@ -233,10 +235,10 @@ class ReadyQueues:
         """`episode` never comes back."""
         self._seats.pop((model, episode), None)
 
-    def compared(self, model: str, pot: Pot, members: Sequence[str]) -> tuple[str, ...]:
+    def compared(self, model: str, group_key: GroupKey, members: Sequence[str]) -> tuple[str, ...]:
         """Which episodes a group that is leased is compared with besides: those that were in the same group earlier, if
         it is what is left of one."""
-        known = self._groups[model, pot]
+        known = self._groups[model, group_key]
         numbers = {self._seats[model, episode].group for episode in members}
         group = known[numbers.pop()]
         return () if numbers else tuple(group.earlier)
@@ -315,8 +317,8 @@ class ReadyQueues:
 
     def _count_group(self, key: Key, known: Seating, group: Group, change: int) -> None:
         """`group` is about to change (-1), or has changed (1)."""
-        model, pot = key
-        self._count_pot(key, known, -1)
+        model, group_key = key
+        self._count_key(key, known, -1)
         for name in ("open", "late", "ready"):
             setattr(known, name, getattr(known, name) + change * getattr(group, name))
         self._ready[model] += change * group.ready
@@ -330,17 +332,17 @@ class ReadyQueues:
         if whole:
             lanes = self._whole.setdefault(model, {})
             formed = self._formed(key, group.number, self._taken(model, group))
-            _list(lanes.setdefault(pot.lane, []), formed, True, change)
-            if not lanes[pot.lane]:
-                del lanes[pot.lane]
+            _list(lanes.setdefault(group_key.lane, []), formed, True, change)
+            if not lanes[group_key.lane]:
+                del lanes[group_key.lane]
             if not lanes:
                 del self._whole[model]
-        self._count_pot(key, known, 1)
+        self._count_key(key, known, 1)
         if not self._ready[model]:
             del self._ready[model]
             self._count.pop(model, None)
 
-    def _count_pot(self, key: Key, known: Seating, change: int) -> None:
+    def _count_key(self, key: Key, known: Seating, change: int) -> None:
         model = key[0]
         spare = known.spare(self.size_of(model))
         self.complete += change * (known.whole + spare)
@@ -364,7 +366,7 @@ class ReadyQueues:
         return tuple(self._ready)
 
     def ready(self) -> Iterator[Share]:
-        """Every ready share, those of one model and pot as they were ready."""
+        """Every ready share, those of one model and group key as they were ready."""
         for (model, _), groups in self._groups.items():
             found = [one for group in groups.values() for one, state in group.members.items() if state == READY]
             yield from sorted(((model, one) for one in found), key=lambda share: self._seats[share].number)
@@ -374,7 +376,7 @@ class ReadyQueues:
         return self._whole.get(model, {})
 
     def touched(self, model: str, out: Collection[str]) -> dict[Key, set[int]]:
-        """The pots and groups in which something is `out`."""
+        """The group keys and groups in which something is `out`."""
         found: dict[Key, set[int]] = {}
         for episode in out:
             number = self._seats[model, episode].group
@@ -383,17 +385,17 @@ class ReadyQueues:
         return found
 
     def apart(self, model: str, demand: Demand, out: Collection[str]) -> dict[Key, set[int]]:
-        """The pots of `model` that have more to take than whole groups, each with its groups in which something is
-        `out`. All pots if `demand` wants groups of another size."""
-        pots: Iterable[Key]
+        """The group keys of `model` that have more to take than whole groups, each with its groups in which something
+        is `out`. All group keys if `demand` wants groups of another size."""
+        progress: Iterable[Key]
         if demand.size != self.size_of(model):
-            pots = (key for key in self._seatings if key[0] == model)
+            progress = (key for key in self._seatings if key[0] == model)
         else:
             cut = self._cut.get(model, {}).values() if demand.early else ()
-            ended = ((model, pot) for pot in demand.ended)
+            ended = ((model, group_key) for group_key in demand.ended)
             left = (key for key in ended if (known := self._seatings.get(key)) is not None and known.rest)
-            pots = chain(self._spare.get(model, {}), cut, left)
-        return {**{key: set() for key in pots}, **self.touched(model, out)}
+            progress = chain(self._spare.get(model, {}), cut, left)
+        return {**{key: set() for key in progress}, **self.touched(model, out)}
 
     def older(self, model: str, version: int) -> Sequence[str]:
         """The ready episodes of `model` with a token of an older version than `version`."""
@@ -401,10 +403,10 @@ class ReadyQueues:
         return [episode for _, episode in ages[: bisect_left(ages, (version,))]]
 
     def left_over(self, model: str, demand: Demand, out: Collection[Share]) -> Iterator[Share]:
-        """What is left of pots that have ended, and is too little for a group. `out` is left out."""
+        """What is left of group keys that have ended, and is too little for a group. `out` is left out."""
         gone, size = {episode for name, episode in out if name == model}, self.size_of(model)
         touched = self.touched(model, gone)
-        for key in ((model, pot) for pot in demand.ended):
+        for key in ((model, group_key) for group_key in demand.ended):
             known = self._seatings.get(key)
             if known is not None and (0 < known.rest % size < demand.least or key in touched or demand.size != size):
                 left = self.parts(key, demand, gone, touched.get(key, ()))[1]
@@ -434,16 +436,17 @@ class ReadyQueues:
         if number >= demand.groups:
             return True
         cut = self._cut.get(model, {}) if demand.early else {}
-        left = [known.rest for pot in demand.ended if (known := self._seatings.get((model, pot))) is not None]
+        ended = (self._seatings.get((model, group_key)) for group_key in demand.ended)
+        left = [known.rest for known in ended if known is not None]
         left += [self._groups[key][group].ready for group, key in cut.items()]
         return number + (sum(left) if demand.by_episode else sum(map(bool, left))) >= demand.groups
 
     def parts(
         self, key: Key, demand: Demand, out: Collection[str], touched: Collection[int]
     ) -> tuple[list[Formed], list[str]]:
-        """What can be taken of a model and pot besides its whole groups, and what nobody will ever take. Nothing is
-        taken that is `out`. The groups that are `touched` have something that is."""
-        (model, pot), size, known = key, demand.size, self._seatings[key]
+        """What can be taken of a model and group key besides its whole groups, and what nobody will ever take. Nothing
+        is taken that is `out`. The groups that are `touched` have something that is."""
+        (model, group_key), size, known = key, demand.size, self._seatings[key]
         if size == self.size_of(model):
             groups = [known.groups[number] for number in sorted({*known.rests, *touched})]
         else:
@@ -458,7 +461,7 @@ class ReadyQueues:
                 found.append(mine[:size])
             else:
                 rest += mine
-        left, ended = list[str](), pot in demand.ended
+        left, ended = list[str](), group_key in demand.ended
         for at in range(0, len(rest), size) if ended or not (known.open or known.late) else ():
             part = rest[at : at + size]
             if len(part) == size or (ended and len(part) >= demand.least):

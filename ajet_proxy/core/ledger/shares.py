@@ -1,7 +1,7 @@
 """Who has which share of an episode: a model's share is ready, leased or trained.
 
-Idea: a share that is ready stands in its queue, and counts in its pot and for the mix of its model. A lease takes it
-from there, and it comes back if the batch is returned. The shares of an episode add up to its state.
+Idea: a share that is ready stands in its queue, and counts in its group key and for the mix of its model. A lease takes
+it from there, and it comes back if the batch is returned. The shares of an episode add up to its state.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.births import Births
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.groups import LATE, OPEN
-from ajet_proxy.core.ledger.mix import Direction, Mix, Standing, Turns
-from ajet_proxy.core.ledger.pots import Load, Pot, Pots
+from ajet_proxy.core.ledger.mix import LaneMix, Mix, QueueCredit, Turns
+from ajet_proxy.core.ledger.progress import GroupKey, OpenCounts, Progress
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 
 STALE, NO_SIGNAL = "stale", "no_signal: all rewards of its group are equal"
@@ -30,15 +30,15 @@ class Shares:
     leased: dict[str, LeasedBatch]
     leases: int
     queues: ReadyQueues
-    pots: Pots
+    progress: Progress
     unsettled: dict[str, Episode]
     mix: Mix
-    load: Load
+    open_counts: OpenCounts
     waits_since: float
-    own: dict[str, Direction]
-    standings: dict[str, Standing]
+    own: dict[str, LaneMix]
+    credits: dict[str, QueueCredit]
     births: dict[str, Births]
-    directed: Callable[[str], Direction]
+    directed: Callable[[str], LaneMix]
     stood: Callable[[str, float], float]
     _move: Callable[..., None]
     _opens: Callable[[Episode, int], None]
@@ -49,14 +49,14 @@ class Shares:
             branch=self.born(event.model).last,
         )
         self.leases += 1
-        direction = self.directed(event.model)
-        direction.load.vain.clear()
-        if direction.mix.shares:
-            standing = self._standing(event.model)
-            turns = Turns(direction.mix.shares, standing, len(event.groups))
+        lane_mix = self.directed(event.model)
+        lane_mix.counts.ignored.clear()
+        if lane_mix.mix.shares:
+            credit = self._standing(event.model)
+            turns = Turns(lane_mix.mix.shares, credit, len(event.groups))
             for _, names in event.groups:
                 turns.take(lane := self.episodes[names[0]].lane)
-                standing.fruitless.pop(lane, None)
+                credit.discarded_since.pop(lane, None)
         for _, names in event.groups:
             if earlier := self.earlier(event.model, names, event.size):
                 batch.earlier[names[0]] = earlier
@@ -115,19 +115,19 @@ class Shares:
         were ready before in the same group, and are rewarded."""
         if len(names) >= size:
             return ()
-        found = self.queues.compared(model, Pot.of(self.episodes[names[0]]), names)
+        found = self.queues.compared(model, GroupKey.of(self.episodes[names[0]]), names)
         known = (self.episodes.get(name) for name in found)
         return tuple(one.id for one in known if one is not None and one.rewarded(model))
 
     def _queue(self, episode: Episode, model: str, at: float) -> None:
         """The share of `model` is ready."""
-        pot = Pot.of(episode)
+        group_key = GroupKey.of(episode)
         if not self.queues.knows(model, episode.id):
-            self.queues.sit(model, pot, episode.id, episode.number, self.stood(model, at))
+            self.queues.sit(model, group_key, episode.id, episode.number, self.stood(model, at))
         lasted = 0.0 if model in episode.taken else self.played(episode, model, at)
-        self.queues.add(model, pot, episode.id, self.oldest(episode, model), lasted)
-        self.pots.came(pot)
-        self.directed(model).load.came(pot, episode.id)
+        self.queues.add(model, group_key, episode.id, self.oldest(episode, model), lasted)
+        self.progress.came(group_key)
+        self.directed(model).counts.came(group_key, episode.id)
 
     def born(self, model: str) -> Births:
         """Which weights the versions of `model` have stood for."""
@@ -140,28 +140,28 @@ class Shares:
     def _unqueue(self, episode: Episode, model: str, cut: bool) -> None:
         """The share of `model` is ready no more. The others of its group are still compared with it if that is
         `cut`. Otherwise its seat goes to another."""
-        pot = Pot.of(episode)
-        self.queues.leave(model, pot, episode.id, dropped=cut)
-        self.pots.went(pot)
-        self.directed(model).load.went(pot, episode.id)
+        group_key = GroupKey.of(episode)
+        self.queues.leave(model, group_key, episode.id, dropped=cut)
+        self.progress.went(group_key)
+        self.directed(model).counts.went(group_key, episode.id)
 
     def _drop(self, episode: Episode, model: str, at: float, why: str, cut: bool) -> None:
         """The ready share of `model` is discarded, for the reason `why`."""
         self._unqueue(episode, model, cut)
         if why not in OTHERS_DOING and episode.lane in self.directed(model).mix.shares:
-            self._standing(model).fruitless.setdefault(episode.lane, at)
+            self._standing(model).discarded_since.setdefault(episode.lane, at)
 
     def _sits(self, episode: Episode, at: float) -> None:
         """`episode`, which no evaluation is, takes a seat for each model that it may train."""
-        for model in episode.aims:
+        for model in episode.may_train:
             state = LATE if episode.late else OPEN
-            self.queues.sit(model, Pot.of(episode), episode.id, episode.number, self.stood(model, at), state)
+            self.queues.sit(model, GroupKey.of(episode), episode.id, episode.number, self.stood(model, at), state)
 
     def _rises(self, episode: Episode, but: Collection[str] = ()) -> None:
         """An episode that was never ready gives up its seats, except for some models."""
-        for model in episode.aims:
+        for model in episode.may_train:
             if model not in but:
-                self.queues.leave(model, Pot.of(episode), episode.id)
+                self.queues.leave(model, GroupKey.of(episode), episode.id)
                 self.queues.forget(model, episode.id)
 
     def played(self, episode: Episode, model: str, at: float) -> float:
@@ -174,24 +174,25 @@ class Shares:
 
     def counts_for(self, name: str, episode: Episode) -> bool:
         """Whether an open episode counts for the mix of that name."""
-        return name in episode.aims if name else not episode.aims or bool(set(episode.aims) - self.own.keys())
+        models = set(episode.may_train)
+        return name in models if name else not models or bool(models - self.own.keys())
 
     def _recount(self, group_size: int) -> None:
         """Count anew what is open and ready for each mix, by looking through everything. `group_size` is the proxy's
         own."""
-        self.load = Load(self.load.size, self.load.vain)
+        self.open_counts = OpenCounts(self.open_counts.size, self.open_counts.ignored)
         for one in self.own.values():
-            one.load = Load(one.load.size, one.load.vain)
+            one.counts = OpenCounts(one.counts.size, one.counts.ignored)
         for episode in self.unsettled.values():
             if episode.awaited:
                 self._opens(episode, 1)
         for model, name in self.queues.ready():
-            self.directed(model).load.came(Pot.of(self.episodes[name]), name)
+            self.directed(model).counts.came(GroupKey.of(self.episodes[name]), name)
         for name in ("", *self.own):
             self.directed(name).arrange(group_size)
 
-    def _standing(self, model: str) -> Standing:
-        return self.standings.setdefault(model, Standing())
+    def _standing(self, model: str) -> QueueCredit:
+        return self.credits.setdefault(model, QueueCredit())
 
     def _add_up(self, episode: Episode, at: float) -> None:
         if (state := episode.share_state()) != episode.state:

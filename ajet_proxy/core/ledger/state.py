@@ -21,9 +21,9 @@ from ajet_proxy.core.ledger.births import Births
 from ajet_proxy.core.ledger.clients import Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
-from ajet_proxy.core.ledger.mix import Direction, Mix, Standing
+from ajet_proxy.core.ledger.mix import LaneMix, Mix, QueueCredit
 from ajet_proxy.core.ledger.plays import Key, Play
-from ajet_proxy.core.ledger.pots import Load, Pot, Pots
+from ajet_proxy.core.ledger.progress import GroupKey, OpenCounts, Progress
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.runs import WantedRun
@@ -177,12 +177,12 @@ class State(Serving, Shares):
         self.reward_curves = RewardCurves()
         self.evaluations: dict[str, Evaluation] = {}
         """The latest of each model."""
-        self.pots = Pots()
+        self.progress = Progress()
         self.mix = Mix()
-        self.load = Load(settings.group_size)
-        self.own: dict[str, Direction] = {}
-        """Of models with a mix of their own; `mix` and `load` are those of all others."""
-        self.standings: dict[str, Standing] = {}
+        self.open_counts = OpenCounts(settings.group_size)
+        self.own: dict[str, LaneMix] = {}
+        """Of models with a mix of their own; `mix` and `counts` are those of all others."""
+        self.credits: dict[str, QueueCredit] = {}
         """Of each model of which something was ready since the shares were set."""
         self.waits_since = 0.0
         """When the shares of `mix` were set, or the proxy started after that: lanes are waited for from then on."""
@@ -359,16 +359,16 @@ class State(Serving, Shares):
             and one.branch == self.born(one.model).last
         }
 
-    def directed(self, model: str) -> Direction:
+    def directed(self, model: str) -> LaneMix:
         """The mix that holds for `model`: its own, or that of all models that have none."""
-        return self.own.get(model) or Direction(self.mix, self.load, self.waits_since)
+        return self.own.get(model) or LaneMix(self.mix, self.open_counts, self.waits_since)
 
-    def directions(self, models: Iterable[str]) -> list[Direction]:
+    def directions(self, models: Iterable[str]) -> list[LaneMix]:
         """The mixes of `models`, each once; without any, the one that has no name."""
         names = dict.fromkeys(model if model in self.own else "" for model in models) or ("",)
         return [self.directed(name) for name in names]
 
-    def aims(
+    def may_train(
         self, model: str | None, members: Mapping[str, str] | None, teachers: Mapping[str, str] | None
     ) -> tuple[str, ...]:
         """The models that an episode may train which is opened so: those that are announced of its members, if any is;
@@ -388,9 +388,9 @@ class State(Serving, Shares):
         """Whether any lane may be full."""
         return any(mix.ahead is not None for mix in (self.mix, *(one.mix for one in self.own.values())))
 
-    def lacking(self, pot: Pot, models: Iterable[str] = ()) -> int:
-        """How many episodes the group lacks, of any of `models`, that was begun in a pot."""
-        return max(one.load.lacking(pot) for one in self.directions(models))
+    def lacking(self, group_key: GroupKey, models: Iterable[str] = ()) -> int:
+        """How many episodes the group lacks, of any of `models`, that was begun in a group key."""
+        return max(one.counts.lacking(group_key) for one in self.directions(models))
 
     def whose_mix(self) -> str:
         """Whose mix is meant where no model is named: that of the only one that is announced, if it has its own."""
@@ -399,7 +399,7 @@ class State(Serving, Shares):
     def regroup(self) -> None:
         """Count groups by the sizes that hold now: that of the settings, and that of the mix."""
         self._size_groups(anew=True)
-        self.pots.arrange()
+        self.progress.arrange()
         self._recount(self.settings.group_size)
 
     def _size_groups(self, anew: bool = False) -> None:
@@ -450,9 +450,9 @@ class State(Serving, Shares):
             play.begin(event.place)
         if (evaluation := self.evaluation(event.evaluation)) is not None:
             evaluation.begin(event.episode)
-        episode.aims = self.aims(event.model, event.members, event.teachers)
+        episode.may_train = self.may_train(event.model, event.members, event.teachers)
         if not episode.eval:
-            self.pots.opened(Pot.of(episode), event.at)
+            self.progress.opened(GroupKey.of(episode), event.at)
             self._opens(episode, 1)
             self._sits(episode, event.at)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
@@ -462,7 +462,7 @@ class State(Serving, Shares):
         self.opened += 1
 
     def _task_named(self, event: ev.TaskNamed) -> None:
-        episode, before = self.episodes[event.episode], Pot.of(self.episodes[event.episode])
+        episode, before = self.episodes[event.episode], GroupKey.of(self.episodes[event.episode])
         if event.derived and episode.task is not None:
             return
         if not episode.eval:
@@ -471,38 +471,38 @@ class State(Serving, Shares):
             self._opens(episode, -1)
         episode.task, episode.task_derived = event.task, event.derived
         if episode.awaited:
-            self.pots.opened(Pot.of(episode), episode.opened_at)
-            self.pots.settled(before)
+            self.progress.opened(GroupKey.of(episode), episode.opened_at)
+            self.progress.settled(before)
             self._opens(episode, 1)
         if not episode.eval:
             self._sits(episode, event.at)
 
     def _opens(self, episode: Episode, change: int) -> None:
         """`episode`, which a group waits for, is open or sealed (1), or no more (-1)."""
-        for one in self.directions(episode.aims):
-            one.load.plays(Pot.of(episode), change)
+        for one in self.directions(episode.may_train):
+            one.counts.plays(GroupKey.of(episode), change)
 
     def _marked_eval(self, event: ev.EpisodeMarkedEval) -> None:
         episode = self.episodes[event.episode]
         self._rises(episode)
         if episode.awaited:
-            self.pots.settled(Pot.of(episode))
+            self.progress.settled(GroupKey.of(episode))
             self._opens(episode, -1)
         episode.eval = True
 
     def _late(self, event: ev.EpisodesLate) -> None:
         self.orders += 1
         for episode in map(self.episodes.__getitem__, event.episodes):
-            self.pots.settled(Pot.of(episode))
+            self.progress.settled(GroupKey.of(episode))
             self._opens(episode, -1)
             episode.late = True
-            for model in episode.aims:
-                self.queues.late(model, Pot.of(episode), episode.id)
+            for model in episode.may_train:
+                self.queues.late(model, GroupKey.of(episode), episode.id)
 
     def _call_started(self, event: ev.CallStarted) -> None:
         episode = self.episodes[event.episode]
         episode.active_at = event.at
-        known = episode.aimed()
+        known = episode.named_to_train()
         number = episode.attempts.begin(event.said, event.agent, event.model, len(event.calls), event.at)
         asked = Asked(
             event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
@@ -511,21 +511,21 @@ class State(Serving, Shares):
         for call in event.calls:
             episode.calls[call] = CallEntry(asked)
             self.episode_by_call[call] = episode.id
-        if not known and (aims := episode.aimed()) and aims != episode.aims:
-            self._aim(episode, aims, event.at)
+        if not known and (may_train := episode.named_to_train()) and may_train != episode.may_train:
+            self._train_else(episode, may_train, event.at)
         if event.identified_by == "lineage":
             self.lineage.add_request(episode.id, event.body_hash, event.idempotency_key)
         episode.running += len(event.calls)
         self.calls["running"] += len(event.calls)
         self.running[event.model] += len(event.calls)
 
-    def _aim(self, episode: Episode, aims: tuple[str, ...], at: float) -> None:
+    def _train_else(self, episode: Episode, may_train: tuple[str, ...], at: float) -> None:
         """A call has told what it trains, which nothing had said before."""
         if not episode.eval:
             self._rises(episode)
         if episode.awaited:
             self._opens(episode, -1)
-        episode.aims = aims
+        episode.may_train = may_train
         if episode.awaited:
             self._opens(episode, 1)
         if not episode.eval:
@@ -742,12 +742,12 @@ class State(Serving, Shares):
         since, mix = before.since, Mix(event.shares, event.ahead, event.group_size, event.lane_wait_s)
         if event.shares != before.mix.shares:
             since = event.at
-            self.standings = {
-                model: one for model, one in self.standings.items()
+            self.credits = {
+                model: one for model, one in self.credits.items()
                 if (model != event.model if event.model else model in self.own)
             }
         if event.model:
-            self.own[event.model] = Direction(mix, Load() if new else before.load, since)
+            self.own[event.model] = LaneMix(mix, OpenCounts() if new else before.counts, since)
         else:
             self.mix, self.waits_since = mix, since
         self._size_groups()
@@ -758,10 +758,10 @@ class State(Serving, Shares):
 
     def _flushed(self, event: ev.GroupsFlushed) -> None:
         self.orders += 1
-        self.pots.flush(event.lane, event.task)
+        self.progress.flush(event.lane, event.task)
 
     def _lanes_lacking(self, event: ev.LanesLacking) -> None:
-        self.directed(event.model).load.wait_in_vain(event.lanes)
+        self.directed(event.model).counts.ignore(event.lanes)
 
     def _play_begun(self, event: ev.PlayBegun) -> None:
         self.plays[event.tenant, event.play] = Play(event.tenant, event.play, event.episodes, self.plays_begun)
@@ -834,12 +834,12 @@ class State(Serving, Shares):
             batch.lease_until += back
         self.gate_now = self.gate_now.moved(back)
         self.gates = {name: gate.moved(back) for name, gate in self.gates.items()}
-        self.pots.restart(event.at)
+        self.progress.restart(event.at)
         self.waits_since = event.at
         for own in self.own.values():
             own.since = event.at
-        for standing in self.standings.values():
-            standing.restart()
+        for credit in self.credits.values():
+            credit.restart()
         self.clients.restarted(event.at, back)
         for trainer in self.trainers.values():
             trainer.heard_at = event.at
@@ -878,13 +878,13 @@ class State(Serving, Shares):
             self.finished[episode.id] = episode.size()
 
     def _in_its_lane(self, episode: Episode, state: str, at: float) -> None:
-        """Tell the pots and lanes that an episode, which no evaluation is, goes to `state`."""
+        """Tell the group keys and lanes that an episode, which no evaluation is, goes to `state`."""
         lane = episode.lane
         if state not in ("open", "sealed") and episode.state in ("open", "sealed"):
             if not episode.shares:
                 self._rises(episode)
             if episode.awaited:
-                self.pots.settled(Pot.of(episode))
+                self.progress.settled(GroupKey.of(episode))
                 self._opens(episode, -1)
             for model in episode.shares if state == "ready" else ():
                 if lane in self.directed(model).mix.shares:

@@ -78,7 +78,7 @@ def wanted(state: State) -> dict[str, Any]:
     """How many episodes each lane wants now that has a share, or any ``other`` lane. Without shares, those are named in
     which most is open or ready. Nothing where no lane is held back. Of several models, the one that wants most
     counts."""
-    models = state.aims(None, None, None)
+    models = state.may_train(None, None, None)
     other = state.room("", models)
     if other is None:
         return {}
@@ -106,18 +106,18 @@ def lanes(state: State, name: str = "") -> list[dict[str, Any]]:
     """How lanes stand in the mix of that name. ``leased`` are groups since the shares were set, ``owed`` those that a
     lane has lent, or borrowed if below 0. ``open`` and ``ready`` are episodes."""
     known = state.directed(name)
-    shares, load = known.mix.shares, known.load
-    standings = [
-        one for model, one in state.standings.items() if (model == name if name else model not in state.own)
+    shares, counts = known.mix.shares, known.counts
+    credits = [
+        one for model, one in state.credits.items() if (model == name if name else model not in state.own)
     ]
-    others = (load.playing.keys() | load.waiting.keys()) - shares.keys()
-    most = heapq.nsmallest(SHOWN, others, key=lambda lane: (-load.playing[lane] - load.waiting[lane], lane))
+    others = (counts.playing.keys() | counts.waiting.keys()) - shares.keys()
+    most = heapq.nsmallest(SHOWN, others, key=lambda lane: (-counts.playing[lane] - counts.waiting[lane], lane))
     return [
         {
             "lane": lane, "share": shares.get(lane, 0.0),
-            "leased": sum(standing.leased.get(lane, 0) for standing in standings),
-            "owed": sum(standing.owed.get(lane, 0) for standing in standings),
-            "open": load.playing[lane], "ready": load.waiting[lane],
+            "leased": sum(credit.leased.get(lane, 0) for credit in credits),
+            "owed": sum(credit.owed.get(lane, 0) for credit in credits),
+            "open": counts.playing[lane], "ready": counts.waiting[lane],
         }
         for lane in (*sorted(shares), *most)
     ]

@@ -16,7 +16,7 @@ from bisect import insort
 from collections.abc import Callable, Hashable, Iterator
 from itertools import chain, count, islice, takewhile
 
-from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.progress import GroupKey
 
 AGAIN_S = 5.0
 """One that was refused keeps its number for so long."""
@@ -34,31 +34,33 @@ def _number(turn: Turn) -> int:
 
 class Pace:
     """`room` tells how many more episodes of a lane may be opened now that may train some models; None is any number.
-    `lacking` tells how many episodes the group lacks that was begun in a pot, if one was. Call `changed` when that may
-    have changed, as long as `watch` says that anybody waits."""
+    `lacking` tells how many episodes the group lacks that was begun in a group key, if one was. Call `changed` when
+    that may have changed, as long as `watch` says that anybody waits."""
 
     def __init__(
         self, room: Callable[[str, tuple[str, ...]], int | None],
-        lacking: Callable[[Pot, tuple[str, ...]], int] = lambda pot, models: 0,
+        lacking: Callable[[GroupKey, tuple[str, ...]], int] = lambda group_key, models: 0,
         watch: Callable[[bool], None] = lambda waits: None,
     ) -> None:
         self._room, self._lacking, self._watch = room, lacking, watch
-        self._waiting: dict[Where, dict[Pot, list[Turn]]] = {}
+        self._waiting: dict[Where, dict[GroupKey, list[Turn]]] = {}
         self._kept: dict[Hashable, tuple[int, float]] = {}
         self._numbers = count()
         self._stopping = False
 
-    async def enter(self, pot: Pot, hold_s: float, models: tuple[str, ...] = (), name: Hashable = None) -> bool:
-        """Returns once an episode of `pot` that may train `models` may be opened, which its caller does at once. False
-        if that took longer than `hold_s`, or if nobody is held any more. A `name` is of one episode."""
-        where = pot.lane, models
+    async def enter(
+        self, group_key: GroupKey, hold_s: float, models: tuple[str, ...] = (), name: Hashable = None
+    ) -> bool:
+        """Returns once an episode of `group_key` that may train `models` may be opened, which its caller does at once.
+        False if that took longer than `hold_s`, or if nobody is held any more. A `name` is of one episode."""
+        where = group_key.lane, models
         if where not in self._waiting and self._room(*where) != 0:
             return True
         if not self._waiting:
             self._watch(True)
         number, until = self._kept.pop(name, (0, 0.0))
         turn = number if until > asyncio.get_running_loop().time() else next(self._numbers), asyncio.Event()
-        insort(self._waiting.setdefault(where, {}).setdefault(pot, []), turn, key=_number)
+        insort(self._waiting.setdefault(where, {}).setdefault(group_key, []), turn, key=_number)
         try:
             async with asyncio.timeout(hold_s):
                 while not self._stopping:
@@ -69,7 +71,7 @@ class Pace:
         except TimeoutError:
             self._keep(name, turn[0])
         finally:
-            self._leave(where, pot, turn)
+            self._leave(where, group_key, turn)
             self.changed()  # whom it keeps out no longer, if it goes away
         return False
 
@@ -82,12 +84,12 @@ class Pace:
         if len(self._kept) > MOST_KEPT:
             del self._kept[next(iter(self._kept))]
 
-    def _leave(self, where: Where, pot: Pot, turn: Turn) -> None:
-        pots = self._waiting[where]
-        pots[pot].remove(turn)
-        if not pots[pot]:
-            del pots[pot]
-        if not pots:
+    def _leave(self, where: Where, group_key: GroupKey, turn: Turn) -> None:
+        by_key = self._waiting[where]
+        by_key[group_key].remove(turn)
+        if not by_key[group_key]:
+            del by_key[group_key]
+        if not by_key:
             del self._waiting[where]
         if not self._waiting:
             self._watch(False)
@@ -103,10 +105,10 @@ class Pace:
             for _, turn in islice(self._in_order(self._waiting[where], where[1]), room):
                 turn.set()
 
-    def _in_order(self, pots: dict[Pot, list[Turn]], models: tuple[str, ...]) -> Iterator[Turn]:
-        """Those of a lane who wait: as many as the groups lack that were begun, then pot by pot."""
-        first = sorted(pots.items(), key=lambda item: item[1][0][0])
-        begun = [(turns, self._lacking(pot, models)) for pot, turns in first]
+    def _in_order(self, by_key: dict[GroupKey, list[Turn]], models: tuple[str, ...]) -> Iterator[Turn]:
+        """Those of a lane who wait: as many as the groups lack that were begun, then group key by group key."""
+        first = sorted(by_key.items(), key=lambda item: item[1][0][0])
+        begun = [(turns, self._lacking(group_key, models)) for group_key, turns in first]
         return chain(
             chain.from_iterable(islice(turns, lacking) for turns, lacking in begun),
             chain.from_iterable(islice(turns, lacking, None) for turns, lacking in begun),
@@ -115,6 +117,6 @@ class Pace:
     def stop(self) -> None:
         """Nobody is held from now on."""
         self._stopping = True
-        for pots in self._waiting.values():
-            for _, turn in chain.from_iterable(pots.values()):
+        for by_key in self._waiting.values():
+            for _, turn in chain.from_iterable(by_key.values()):
                 turn.set()

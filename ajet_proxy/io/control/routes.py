@@ -267,12 +267,12 @@ class Control:
         state = self._store.state
         where = paced(state, self._decide(request, "").events) if state.paced() else None
         if where is not None:
-            pot, models = where
+            group_key, models = where
             wanted = HOLD_S if asked.hold_s is None else max(0.0, asked.hold_s)
             hold_s = min(wanted, HOLD_S, self._config.gate_hold_s)
             name = None if asked.id is None else (request.claims.tenant, asked.id)
-            if not await self._pace.enter(pot, hold_s, models, name):
-                said = f"lane {pot.lane!r} has as many groups open or ready as may be ahead of what is leased"
+            if not await self._pace.enter(group_key, hold_s, models, name):
+                said = f"lane {group_key.lane!r} has as many groups open or ready as may be ahead of what is leased"
                 raise NotReady(said, code="lane_full", retry_after=1.0)
         try:
             answer = await self._ask(http, request)

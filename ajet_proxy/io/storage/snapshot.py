@@ -35,9 +35,9 @@ from ajet_proxy.core.ledger.clients import Client, Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.groups import Group, Seat
-from ajet_proxy.core.ledger.mix import Direction, Mix, Standing
+from ajet_proxy.core.ledger.mix import LaneMix, Mix, QueueCredit
 from ajet_proxy.core.ledger.plays import Play
-from ajet_proxy.core.ledger.pots import Gathering, Load, Pot, Pots
+from ajet_proxy.core.ledger.progress import GroupKey, GroupProgress, OpenCounts, Progress
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
 from ajet_proxy.core.ledger.runs import WantedRun
@@ -53,11 +53,11 @@ from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, fram
 KINDS: dict[str, Any] = {
     "Asked": Asked, "Attempt": Attempt, "Attempts": Attempts, "Births": Births, "Branch": Branch,
     "CallEntry": CallEntry, "Chain": Chain, "Client": Client, "Clients": Clients, "Curve": Curve,
-    "Direction": Direction, "Drift": Drift, "Episode": Episode, "EpisodeReward": EpisodeReward,
-    "Evaluation": Evaluation, "Gate": Gate, "Gathering": Gathering, "Group": Group, "LeasedBatch": LeasedBatch,
-    "Lineage": Lineage, "Load": Load, "Mix": Mix, "Play": Play, "Point": Point, "Pots": Pots,
-    "ReadyQueues": ReadyQueues, "RewardCurves": RewardCurves, "Seat": Seat, "Served": Served, "Standing": Standing,
-    "TaskRewards": TaskRewards, "Text": Text, "Texts": Texts, "Trainer": Trainer, "Turn": Turn,
+    "LaneMix": LaneMix, "Drift": Drift, "Episode": Episode, "EpisodeReward": EpisodeReward,
+    "Evaluation": Evaluation, "Gate": Gate, "GroupProgress": GroupProgress, "Group": Group, "LeasedBatch": LeasedBatch,
+    "Lineage": Lineage, "OpenCounts": OpenCounts, "Mix": Mix, "Play": Play, "Point": Point, "Progress": Progress,
+    "QueueCredit": QueueCredit, "ReadyQueues": ReadyQueues, "RewardCurves": RewardCurves, "Seat": Seat,
+    "Served": Served, "TaskRewards": TaskRewards, "Text": Text, "Texts": Texts, "Trainer": Trainer, "Turn": Turn,
     "WantedRun": WantedRun,
 }
 """The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
@@ -259,9 +259,9 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
                 vars(value)["_marks"][name] = [Mark(*mark) for mark in marks]
         return value
     if kind is ReadyQueues:
-        fields["_groups"] = {(model, Pot(*pot)): groups for (model, pot), groups in fields["_groups"].items()}
-    if kind is Pots:
-        fields["gatherings"] = {Pot(*pot): gathering for pot, gathering in fields["gatherings"].items()}
+        fields["_groups"] = {(model, GroupKey(*key)): groups for (model, key), groups in fields["_groups"].items()}
+    if kind is Progress:
+        fields["by_key"] = {GroupKey(*key): known for key, known in fields["by_key"].items()}
     made = {name: field.default_factory() for name, field in known.items() if callable(field.default_factory)}
     value = kind(**{name: _like(made.get(name), item) for name, item in fields.items() if name in known})
     if kind is Episode:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import paced
 from ajet_proxy.core.ledger.events import LanesLacking
-from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import GateClose, GateOpen, Join, Lease, OpenEpisode, SetMix
 from tests.kit.ledger_rig import LedgerRig, check
@@ -97,11 +97,11 @@ def test_what_is_set_stays_and_what_is_the_same_changes_nothing(rig: LedgerRig) 
     ready(rig, "math", 2)
     ready(rig, "code", 2)
     assert len(leased(rig, 1)) == 1
-    before = rig.state.standings
+    before = rig.state.credits
     assert mix(rig, ahead=0) == 1
-    assert rig.state.standings is before
+    assert rig.state.credits is before
     assert mix(rig, {"math": 1.0}) == 1
-    assert rig.state.standings == {}
+    assert rig.state.credits == {}
     assert mix(rig, group_size=0) == 1
     assert views.mix(rig.state)["group_size"] == 2
     assert mix(rig, group_size=3) == 1
@@ -220,14 +220,14 @@ def test_a_group_that_was_begun_lacks_episodes_until_it_is_whole(rig: LedgerRig)
     body = OpenEpisode(task="math/1", revision="r")
     where = paced(rig.state, rig.commands.open_episode(body, episode="new", at=rig.at, tenant=""))
     assert where is not None
-    pot, _ = where
-    lacking = [rig.state.lacking(pot)]
+    group_key, _ = where
+    lacking = [rig.state.lacking(group_key)]
     for _ in range(3):
         opened = rig.open(task="math/1", revision="r")
-        lacking.append(rig.state.lacking(pot))
-    assert pot == Pot.of(rig.state.episode(opened))
+        lacking.append(rig.state.lacking(group_key))
+    assert group_key == GroupKey.of(rig.state.episode(opened))
     rig.ready("math/1"), rig.abort(opened)
-    lacking.append(rig.state.lacking(pot))
+    lacking.append(rig.state.lacking(group_key))
     assert lacking == [0, 2, 1, 0, 1]
 
 

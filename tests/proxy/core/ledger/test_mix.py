@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.mix import Mix, Standing, Turns, check_mix
+from ajet_proxy.core.ledger.mix import Mix, QueueCredit, Turns, check_mix
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import MAX_AHEAD, MAX_LANES, SetMix
 
@@ -20,9 +20,9 @@ def everybody(lane: str) -> bool:
     return True
 
 
-def dealt(shares: dict[str, float], turns: int, standing: Standing | None = None) -> list[str]:
+def dealt(shares: dict[str, float], turns: int, credit: QueueCredit | None = None) -> list[str]:
     """Whose turns they are, where every lane has groups."""
-    mine, out = Turns(shares, Standing() if standing is None else standing, 4), list[str]()
+    mine, out = Turns(shares, QueueCredit() if credit is None else credit, 4), list[str]()
     for _ in range(turns):
         lane = mine.next(everybody)
         assert lane is not None
@@ -64,40 +64,40 @@ def test_no_order_of_turns_does_better_than_the_bound_of_theory_by_which_ours_is
 
 
 def test_turns_go_on_from_one_lease_to_the_next() -> None:
-    shares, standing = {"a": 0.3, "b": 0.7}, Standing()
-    apart = [lane for number in (1, 4, 2, 3) for lane in dealt(shares, number, standing)]
+    shares, credit = {"a": 0.3, "b": 0.7}, QueueCredit()
+    apart = [lane for number in (1, 4, 2, 3) for lane in dealt(shares, number, credit)]
     assert apart == dealt(shares, 10)
-    assert standing.leased == {"a": 3, "b": 7}
-    assert standing.owed == {}
+    assert credit.leased == {"a": 3, "b": 7}
+    assert credit.owed == {}
 
 
 def test_a_lane_without_a_share_has_no_turn() -> None:
     assert set(dealt({"a": 1.0, "b": 0.0}, 9)) == {"a"}
 
 
-def played(shares: dict[str, float], having: list[str], most: int = 4) -> tuple[str, Standing]:
+def played(shares: dict[str, float], having: list[str], most: int = 4) -> tuple[str, QueueCredit]:
     """Who takes each turn, if only these lanes have groups at it, and nobody is waited for."""
-    standing, taken = Standing(), ""
+    credit, taken = QueueCredit(), ""
     for lanes in having:
-        turns = Turns(shares, standing, most, lends=lambda lane: True)
+        turns = Turns(shares, credit, most, lends=lambda lane: True)
         lane = turns.next(lanes.__contains__)
         assert lane is not None
         turns.take(lane)
         taken += lane
-    return taken, standing
+    return taken, credit
 
 
 def test_a_lane_that_has_nothing_lends_its_turns_and_has_them_back() -> None:
-    taken, standing = played({"a": 0.5, "b": 0.5}, ["b"] * 4 + ["ab"] * 6)
+    taken, credit = played({"a": 0.5, "b": 0.5}, ["b"] * 4 + ["ab"] * 6)
     assert taken == "bbbb" + "aaaa" + "ab"
-    assert standing.owed == {}
+    assert credit.owed == {}
     assert off({"a": 0.5, "b": 0.5}, list(taken)) == 2
 
 
 def test_it_lends_at_most_one_batch() -> None:
-    taken, standing = played({"a": 0.5, "b": 0.5}, ["b"] * 20 + ["ab"] * 8, most=3)
+    taken, credit = played({"a": 0.5, "b": 0.5}, ["b"] * 20 + ["ab"] * 8, most=3)
     assert taken[20:] == "aaaaaaab"
-    assert standing.owed == {}
+    assert credit.owed == {}
 
 
 def test_turns_are_lent_to_the_lane_that_is_furthest_behind() -> None:
@@ -108,35 +108,35 @@ def test_turns_are_lent_to_the_lane_that_is_furthest_behind() -> None:
 def test_only_a_lane_that_has_borrowed_pays() -> None:
     """The turns that c is dealt are its own: b alone has taken those of a."""
     shares = {"a": 0.4, "b": 0.4, "c": 0.2}
-    taken, standing = played(shares, ["b"] * 2 + ["abc"] * 8)
+    taken, credit = played(shares, ["b"] * 2 + ["abc"] * 8)
     assert taken.count("c") == 2
-    assert standing.owed == {}
+    assert credit.owed == {}
 
 
 def test_where_a_lane_is_waited_for_nobody_takes_its_turn() -> None:
-    turns = Turns({"a": 0.5, "b": 0.5}, Standing(), 4)
+    turns = Turns({"a": 0.5, "b": 0.5}, QueueCredit(), 4)
     assert turns.next("b".__contains__) is None
-    assert Turns({"a": 0.5, "b": 0.5}, Standing(), 4, lends=lambda lane: True).next(lambda lane: False) is None
+    assert Turns({"a": 0.5, "b": 0.5}, QueueCredit(), 4, lends=lambda lane: True).next(lambda lane: False) is None
 
 
 @given(mixes(), st.lists(st.sets(st.sampled_from(LANES), min_size=1), max_size=60), st.integers(1, 5))
 def test_what_lanes_owe_adds_up_and_stays_within_a_batch(
     shares: dict[str, float], having: list[set[str]], most: int
 ) -> None:
-    standing, count = Standing(), 0
+    credit, count = QueueCredit(), 0
     for lanes in having:
-        turns = Turns(shares, standing, most, lends=lambda lane: True)
+        turns = Turns(shares, credit, most, lends=lambda lane: True)
         lane = turns.next(lanes.__contains__)
         assert (lane is None) == (not lanes & shares.keys())
         if lane is not None:
             assert lane in lanes
             turns.take(lane)
             count += 1
-        assert sum(standing.owed.values()) == 0
-        assert all(number and number <= most for number in standing.owed.values())
-        assert sum(standing.leased.values()) == sum(standing.dealt.values()) == count
+        assert sum(credit.owed.values()) == 0
+        assert all(number and number <= most for number in credit.owed.values())
+        assert sum(credit.leased.values()) == sum(credit.dealt.values()) == count
     order = dealt(shares, count)
-    assert standing.dealt == {lane: order.count(lane) for lane in dict.fromkeys(order)}
+    assert credit.dealt == {lane: order.count(lane) for lane in dict.fromkeys(order)}
 
 
 @pytest.mark.parametrize(

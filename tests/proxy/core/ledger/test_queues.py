@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger.groups import LATE, Group, Seat, dealt
 from ajet_proxy.core.ledger.looks import choose, count
-from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.queues import Demand, LeasedBatch, ReadyQueues
 
-T = Pot.of_task("t")
+T = GroupKey.of_task("t")
 
 
 def put(
-    queues: ReadyQueues, episode: str, version: int = 0, *, model: str = "m", pot: Pot = T, order: int = -1
+    queues: ReadyQueues, episode: str, version: int = 0, *, model: str = "m", group_key: GroupKey = T, order: int = -1
 ) -> None:
     """`episode` is opened after all others, and is ready at once."""
-    queues.sit(model, pot, episode, len(queues._seats) if order < 0 else order)
-    queues.add(model, pot, episode, version)
+    queues.sit(model, group_key, episode, len(queues._seats) if order < 0 else order)
+    queues.add(model, group_key, episode, version)
 
 
 def names(chosen: object) -> list[str]:
@@ -191,7 +191,7 @@ def test_groups_of_another_size_have_the_same_order() -> None:
     queues = ReadyQueues(2)
     for episode in "abc":
         put(queues, episode)
-    put(queues, "d", pot=Pot.of_task("u"))
+    put(queues, "d", group_key=GroupKey.of_task("u"))
     assert (queues.complete, queues.waiting) == (1, 1)
     queues.arrange(3, {})
     assert (queues.complete, queues.waiting) == (1, 1)
@@ -211,7 +211,7 @@ def test_a_free_seat_stays_between_those_that_it_is_between() -> None:
 def test_a_look_that_finds_too_few_groups_goes_through_none() -> None:
     queues = ReadyQueues(8)
     for number in range(70):
-        put(queues, str(number), 5, pot=Pot.of_task(f"t{number // 7}"))
+        put(queues, str(number), 5, group_key=GroupKey.of_task(f"t{number // 7}"))
     before = queues.changes
     with mock.patch.object(queues, "_groups", None), mock.patch.object(queues, "_seatings", None):
         assert choose(queues, Demand(1, 8), "m") is None

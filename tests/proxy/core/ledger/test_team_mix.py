@@ -52,8 +52,8 @@ def train(rig: LedgerRig, model: str, **asked: Any) -> None:
     rig.ack(batch)
 
 
-def loads(rig: LedgerRig, lane: str = "default") -> list[int]:
-    return [rig.state.own[model].load.of(lane) for model in ("m", "n")]
+def counts(rig: LedgerRig, lane: str = "default") -> list[int]:
+    return [rig.state.own[model].counts.of(lane) for model in ("m", "n")]
 
 
 def test_each_model_has_a_mix_of_its_own_that_begins_with_that_of_before() -> None:
@@ -112,11 +112,11 @@ def test_what_one_has_trained_does_not_count_against_it_while_the_others_share_w
     team(rig), team(rig)
     assert full(rig, members=BOTH)
     batch = rig.lease(model="n")
-    assert batch is not None and loads(rig) == [2, 0]
+    assert batch is not None and counts(rig) == [2, 0]
     rig.nack(batch)
-    assert loads(rig) == [2, 2]
+    assert counts(rig) == [2, 2]
     train(rig, "n")
-    assert (loads(rig), full(rig, members=BOTH), full(rig, model="n"), full(rig, model="m")) == (
+    assert (counts(rig), full(rig, members=BOTH), full(rig, model="n"), full(rig, model="m")) == (
         [2, 0], False, False, True,
     )  # fmt: skip
     assert [(row["lane"], row["ready"]) for row in views.overview(rig.state, rig.at)["lanes"]] == [("default", 2)]
@@ -139,14 +139,14 @@ def test_whose_an_episode_is_follows_from_its_first_call_where_nothing_was_said(
     for model in ("m", "n"):
         mix(rig, model, ahead=1)
     episode, evaluation = rig.open(task="t"), rig.open(task="t", eval=True)
-    assert loads(rig) == [1, 1]
+    assert counts(rig) == [1, 1]
     for name in (episode, evaluation):
         rig.begin(name, model="n")
-    assert loads(rig) == [0, 1]
+    assert counts(rig) == [0, 1]
     rig.begin(episode, model="m")
-    assert loads(rig) == [0, 1]
+    assert counts(rig) == [0, 1]
     rig.begin(episode, model="n", task="lane/t", eval=True)
-    assert [dict(rig.state.own[model].load.playing) for model in ("m", "n")] == [{}, {}]
+    assert [dict(rig.state.own[model].counts.playing) for model in ("m", "n")] == [{}, {}]
 
 
 def test_an_episode_of_the_only_model_is_anothers_once_it_calls_that() -> None:
@@ -165,11 +165,11 @@ def test_models_without_a_mix_of_their_own_are_counted_together() -> None:
     mix(rig, "o", ahead=1)
     rig.run([MixSet(rig.at, ahead=2)])
     team(rig)
-    assert rig.state.load.of("default") == 0 and rig.state.load.waiting == {"default": 1}
+    assert rig.state.open_counts.of("default") == 0 and rig.state.open_counts.waiting == {"default": 1}
     rig.open(task="t", members=BOTH | {"third": "o"}), rig.open(task="t", members={"third": "o"})
-    assert (rig.state.load.of("default"), rig.state.own["o"].load.of("default")) == (2, 2)
+    assert (rig.state.open_counts.of("default"), rig.state.own["o"].counts.of("default")) == (2, 2)
     mix(rig, "n")
-    assert (rig.state.load.of("default"), rig.state.own["n"].load.of("default")) == (2, 2)
+    assert (rig.state.open_counts.of("default"), rig.state.own["n"].counts.of("default")) == (2, 2)
 
 
 def test_groups_are_counted_anew_by_the_sizes_that_hold() -> None:
@@ -177,7 +177,7 @@ def test_groups_are_counted_anew_by_the_sizes_that_hold() -> None:
     mix(rig, "m", ahead=1, group_size=3)
     mix(rig, "n", ahead=1)
     rig.state.regroup()
-    assert [rig.state.own[model].load.size for model in ("m", "n")] == [3, 2]
+    assert [rig.state.own[model].counts.size for model in ("m", "n")] == [3, 2]
 
 
 def test_each_models_turns_follow_its_own_shares() -> None:
@@ -192,9 +192,9 @@ def test_each_models_turns_follow_its_own_shares() -> None:
         assert batch is not None
         assert [group for group, _ in rig.state.batches[batch].groups] == [task]
     mix(rig, "m", shares={"a": 0.5, "b": 0.5})
-    assert rig.state.standings.keys() == {"n"}
+    assert rig.state.credits.keys() == {"n"}
     rig.run([MixSet(rig.at, {"a": 1.0})])
-    assert rig.state.standings.keys() == {"n"}
+    assert rig.state.credits.keys() == {"n"}
 
 
 def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
@@ -211,7 +211,7 @@ def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
     rig.at += 1.0
     assert rig.lease(model="m", groups=2, group_size=1) is not None
     rig.restart()
-    assert (rig.state.own["m"].since, rig.state.standings["m"].heard) == (rig.at, {})
+    assert (rig.state.own["m"].since, rig.state.credits["m"].heard) == (rig.at, {})
 
 
 def lacking(rig: LedgerRig, **asked: Any) -> list[tuple[str, tuple[str, ...]]]:
@@ -330,11 +330,11 @@ def test_which_models_an_episode_may_train_by_what_was_said_of_it() -> None:
     named, team_of, said = rig.open(model="m"), rig.open(members=BOTH), rig.open()
     nobody, evaluation = rig.open(), rig.open(eval=True)
     rig.begin(said, model="n"), rig.begin(named, model="n")
-    known = [rig.state.episodes[name].aimed() for name in (named, team_of, said, nobody, evaluation)]
+    known = [rig.state.episodes[name].named_to_train() for name in (named, team_of, said, nobody, evaluation)]
     assert known == [("m",), ("m", "n"), ("n",), (), ()]
-    assert known == [rig.state.episodes[name].aims for name in (named, team_of, said, nobody, evaluation)]
+    assert known == [rig.state.episodes[name].may_train for name in (named, team_of, said, nobody, evaluation)]
     mix(rig, "m", ahead=1)
-    assert rig.state.own["m"].load.playing == {"default": 2} and rig.state.load.playing == {"default": 3}
+    assert rig.state.own["m"].counts.playing == {"default": 2} and rig.state.open_counts.playing == {"default": 3}
 
 
 def test_a_call_to_a_teacher_says_nothing_of_what_an_episode_trains() -> None:
@@ -343,14 +343,14 @@ def test_a_call_to_a_teacher_says_nothing_of_what_an_episode_trains() -> None:
         rig.announce(model, 1)
         mix(rig, model, ahead=1)
     taught, all_teach = rig.open(teachers={"tutor": "n"}), rig.open(teachers={"tutor": "n", "other": "m"})
-    assert (rig.state.episodes[taught].aims, rig.state.episodes[all_teach].aims) == (("m",), ())
+    assert (rig.state.episodes[taught].may_train, rig.state.episodes[all_teach].may_train) == (("m",), ())
     rig.announce("o", 1)
     later = rig.open(teachers={"tutor": "n"})
-    assert rig.state.episodes[later].aims == ("m", "o")
-    for model, aims in (("n", ("m", "o")), ("o", ("o",)), ("m", ("o",))):
+    assert rig.state.episodes[later].may_train == ("m", "o")
+    for model, may_train in (("n", ("m", "o")), ("o", ("o",)), ("m", ("o",))):
         rig.begin(later, model=model)
-        assert rig.state.episodes[later].aims == aims
-    assert (rig.state.own["n"].load.playing, rig.state.load.playing) == ({}, {"default": 2})
+        assert rig.state.episodes[later].may_train == may_train
+    assert (rig.state.own["n"].counts.playing, rig.state.open_counts.playing) == ({}, {"default": 2})
 
 
 def test_agents_may_be_held_by_the_mix_of_a_model_alone() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.io.control import pace
 from ajet_proxy.io.control.pace import Pace
 
@@ -20,7 +20,7 @@ class Lanes:
         self.room: dict[str, int | None] = dict(room)
         self.looks = 0
         self.lacking: dict[str, int] = {}
-        self.pace = Pace(self.look, lambda pot, models: self.lacking.get(pot.task, 0))
+        self.pace = Pace(self.look, lambda group_key, models: self.lacking.get(group_key.task, 0))
         self.entered: list[str] = []
 
     def look(self, lane: str, models: tuple[str, ...]) -> int | None:
@@ -28,7 +28,7 @@ class Lanes:
         return self.room[lane]
 
     async def enter(self, lane: str, who: str = "", hold_s: float = 30.0, task: str = "t") -> bool:
-        may = await self.pace.enter(Pot(lane, task, ""), hold_s, name=who or None)
+        may = await self.pace.enter(GroupKey(lane, task, ""), hold_s, name=who or None)
         room = self.room[lane]
         if may and room is not None:
             assert room > 0
@@ -144,7 +144,7 @@ async def test_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_it_says_while_anybody_waits() -> None:
     watched: list[bool] = []
     line = Pace(lambda lane, models: 0, watch=watched.append)
-    waiting = [asyncio.create_task(line.enter(Pot(lane, "t", ""), 30.0)) for lane in "ab"]
+    waiting = [asyncio.create_task(line.enter(GroupKey(lane, "t", ""), 30.0)) for lane in "ab"]
     await settled()
     assert (watched, line.full()) == ([True], [("a", ()), ("b", ())])
     line.stop()
@@ -184,7 +184,7 @@ async def test_of_several_models_who_waits_for_longest_goes_first() -> None:
     line, entered = Pace(lambda _, models: room[models]), list[str]()
 
     async def enter(who: str, models: tuple[str, ...]) -> None:
-        if await line.enter(Pot("a", who, ""), 30.0, models):
+        if await line.enter(GroupKey("a", who, ""), 30.0, models):
             room.update(dict.fromkeys(room, 0))
             entered.append(who)
 

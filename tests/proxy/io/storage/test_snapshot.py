@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.storage import snapshot
@@ -127,8 +127,8 @@ def test_the_mix_and_the_pots_are_kept(tmp_path: Path) -> None:
     rig.run(rig.commands.flush(Flush("code"), at=rig.at))
     loaded = stored(tmp_path, rig.state)
     assert picture(loaded) == picture(rig.state)
-    assert loaded.pots == rig.state.pots
-    assert all(isinstance(pot, Pot) for pot in loaded.pots.gatherings)
+    assert loaded.progress == rig.state.progress
+    assert all(isinstance(group_key, GroupKey) for group_key in loaded.progress.by_key)
 
 
 def test_the_mix_of_a_model_is_kept(tmp_path: Path) -> None:

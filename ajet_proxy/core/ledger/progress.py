@@ -1,0 +1,209 @@
+"""What agents still play, and what of it is ready, by the group keys that groups are made from.
+
+Idea: episodes of one task form a group if they are of one lane and were played with one revision of the code. These
+three are a group key. A group key is quiet while none of its episodes is open or sealed. A lease may wait for it for
+some time after an episode was last opened in it. If it is quiet then, it has ended: nobody will bring another member.
+
+`Progress` knows which have ended. `OpenCounts` knows how many episodes are open or ready in each lane, of the models
+that have one mix in common. Where each model has its own, what one of them leaves lying counts for no other.
+
+Invariant: a group key is kept exactly while it has episodes that are open, sealed or ready. So one that is not kept is
+quiet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_sdk.routes import lane_of
+
+
+class GroupKey(NamedTuple):
+    """What groups are made from: ``revision`` is empty where no client names one."""
+
+    lane: str
+    task: str
+    revision: str
+
+    @classmethod
+    def of(cls, episode: Episode) -> GroupKey:
+        """The group key of an episode, whose task may still be unknown."""
+        return cls(episode.lane, episode.named_task, episode.revision or "")
+
+    @classmethod
+    def of_task(cls, task: str) -> GroupKey:
+        """The group key of a task that is played without a client."""
+        return cls(lane_of(task), task, "")
+
+
+@dataclass(slots=True)
+class GroupProgress:
+    """A group key with ``open`` episodes that are open or sealed, and ``ready`` shares. ``last`` is when an episode was
+    last opened in it, in Unix seconds. If it is ``flushed``, nothing more is waited for."""
+
+    open: int = 0
+    ready: int = 0
+    last: float = 0.0
+    flushed: bool = False
+
+
+@dataclass(slots=True)
+class Progress:
+    """The group keys by their names."""
+
+    by_key: dict[GroupKey, GroupProgress] = field(default_factory=dict)
+    _quiet: list[tuple[float, GroupKey]] = field(default_factory=list, init=False)
+    """Those with something ready and nothing open, by the time at which an episode was last opened in them."""
+    _flushed: set[GroupKey] = field(default_factory=set, init=False)
+
+    def opened(self, group_key: GroupKey, at: float) -> None:
+        """An episode was opened, and is no evaluation; or one turns out to be of this group key."""
+        known = self._leave(group_key)
+        known.open += 1
+        known.last = max(known.last, at)
+        self._enter(group_key, known)
+
+    def settled(self, group_key: GroupKey) -> None:
+        """An episode is no longer open or sealed, or is of another group key, or will not be trained."""
+        known = self._leave(group_key)
+        known.open -= 1
+        self._enter(group_key, known)
+
+    def came(self, group_key: GroupKey) -> None:
+        """A share is ready."""
+        known = self._leave(group_key)
+        known.ready += 1
+        self._enter(group_key, known)
+
+    def went(self, group_key: GroupKey) -> None:
+        """A share is ready no more. What is flushed ends with the last of them."""
+        known = self._leave(group_key)
+        known.ready -= 1
+        if known.flushed and not known.ready:
+            known.flushed = False
+            self._flushed.discard(group_key)
+        self._enter(group_key, known)
+
+    def flush(self, lane: str | None, task: str | None) -> None:
+        """What is ready now of these group keys (None: of all) is waited for no longer."""
+        for group_key in self.unended(lane, task):
+            self.by_key[group_key].flushed = True
+            self._flushed.add(group_key)
+
+    def unended(self, lane: str | None, task: str | None) -> list[GroupKey]:
+        """Which of these group keys (None: all) have something ready and are not flushed."""
+        return [
+            group_key for group_key, one in self.by_key.items()
+            if lane in (None, group_key.lane) and task in (None, group_key.task) and one.ready and not one.flushed
+        ]
+
+    def ended(self, before: float) -> set[GroupKey]:
+        """The group keys that are quiet and had no episode opened after `before`, and those that are flushed."""
+        quiet = self._quiet[: bisect_right(self._quiet, before, key=lambda item: item[0])]
+        return {group_key for _, group_key in quiet} | self._flushed
+
+    def next_end(self, after: float) -> float | None:
+        """The first time after `after` at which an episode was opened last in a group key that is quiet."""
+        at = bisect_right(self._quiet, after, key=lambda item: item[0])
+        return self._quiet[at][0] if at < len(self._quiet) else None
+
+    def restart(self, at: float) -> None:
+        """Nobody could open an episode during the stop, which ends now."""
+        for known in self.by_key.values():
+            known.last = at
+        self.arrange()
+
+    def arrange(self) -> None:
+        """Rebuild what follows from the progress."""
+        self._flushed = {group_key for group_key, known in self.by_key.items() if known.flushed}
+        self._quiet = sorted((one.last, key) for key, one in self.by_key.items() if one.ready and not one.open)
+
+    def _leave(self, group_key: GroupKey) -> GroupProgress:
+        """The progress of `group_key`, which is about to change."""
+        known = self.by_key.setdefault(group_key, GroupProgress())
+        if known.ready and not known.open:
+            del self._quiet[bisect_left(self._quiet, (known.last, group_key))]
+        return known
+
+    def _enter(self, group_key: GroupKey, known: GroupProgress) -> None:
+        """It has changed."""
+        if known.ready and not known.open:
+            insort(self._quiet, (known.last, group_key))
+        elif not known.ready and not known.open:
+            del self.by_key[group_key]
+
+
+@dataclass(slots=True)
+class OpenCounts:
+    """What is open and ready of the models that have one mix, by lane and by group key, with groups of ``size``. In
+    each lane so many episodes are ``playing`` (open or sealed), and so many are ``waiting`` with a ready share. Lanes
+    without any are left out."""
+
+    size: int = 1
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Of some lanes, how many episodes are not counted, because a trainer has waited for them in vain."""
+    playing: Counter[str] = field(default_factory=Counter, init=False)
+    waiting: Counter[str] = field(default_factory=Counter, init=False)
+    _open: Counter[GroupKey] = field(default_factory=Counter, init=False)
+    _waiting: Counter[GroupKey] = field(default_factory=Counter, init=False)
+    _shares: Counter[str] = field(default_factory=Counter, init=False)
+    """How many shares of an episode are ready, if any are."""
+    _loose: Counter[str] = field(default_factory=Counter, init=False)
+    """Of each lane, the ready episodes that no whole group has and that nobody is adding to."""
+
+    def plays(self, group_key: GroupKey, change: int) -> None:
+        """So many episodes more are open or sealed."""
+        self._change(group_key, self._open, self.playing, change)
+
+    def came(self, group_key: GroupKey, episode: str) -> None:
+        """A share of `episode` is ready."""
+        _count(self._shares, episode, 1)
+        if self._shares[episode] == 1:
+            self._change(group_key, self._waiting, self.waiting, 1)
+
+    def went(self, group_key: GroupKey, episode: str) -> None:
+        """A share of `episode` is ready no more."""
+        _count(self._shares, episode, -1)
+        if not self._shares[episode]:
+            self._change(group_key, self._waiting, self.waiting, -1)
+
+    def of(self, lane: str) -> int:
+        """How many episodes of a lane are open, or ready for a group that is whole or may still become so. What is left
+        of a task does not count: where it did, nobody could bring what it lacks."""
+        return max(0, self.playing[lane] + self.waiting[lane] - self._loose[lane] - self.ignored[lane])
+
+    def ignore(self, lanes: Iterable[str]) -> None:
+        """What there is now of these lanes is not enough for a trainer, and nobody brings more."""
+        for lane in lanes:
+            self.ignored[lane] += self.of(lane)
+
+    def lacking(self, group_key: GroupKey) -> int:
+        """How many episodes the group lacks that was begun in a group key; 0 if none is."""
+        return -(self._open[group_key] + self._waiting[group_key]) % self.size
+
+    def arrange(self, size: int) -> None:
+        """Count by groups of `size`."""
+        self.size, self._loose = size, Counter()
+        for group_key in self._waiting:
+            _count(self._loose, group_key.lane, self._left(group_key))
+
+    def _change(self, group_key: GroupKey, progress: Counter[GroupKey], lanes: Counter[str], change: int) -> None:
+        _count(self._loose, group_key.lane, -self._left(group_key))
+        _count(progress, group_key, change)
+        _count(lanes, group_key.lane, change)
+        _count(self._loose, group_key.lane, self._left(group_key))
+
+    def _left(self, group_key: GroupKey) -> int:
+        """How many ready episodes of a group key no whole group has, if nobody is adding to them."""
+        return 0 if self._open[group_key] else self._waiting[group_key] % self.size
+
+
+def _count(counter: Counter[Any], name: Any, change: int) -> None:
+    counter[name] += change
+    if not counter[name]:
+        del counter[name]
