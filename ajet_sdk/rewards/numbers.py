@@ -2,7 +2,8 @@
 
 Idea: a number counts only if it can be nothing else. So a line counts that is a number, and the last such line decides.
 In the output of a grader that succeeded a line counts too that ends in one after ``:`` or ``=``, as in ``score: 0.5``,
-unless a later line has a digit. Words around a number say what the number is of, and that is rarely the reward.
+unless a later line has a digit and is no number. Words around a number say what it is of, and that is rarely the
+reward.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ _COLOR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _WORD = re.compile(r"(?!\w+://)\S*[^\W\d_]\S*")
 _PLACE = re.compile(r"\S*[./]\S*")
 """Before a colon that touches both sides: a file, as in ``build.log:12``."""
+_TIME = re.compile(r"\b\d{1,2}(:\d\d){1,2}\b")
 _ANOTHER = re.compile(r"[:=]\s*[-+]?\.?\d")
-"""A name in which a number stands after a sign is that of several."""
+"""A name in which a number stands after a sign is that of several, unless that is a time."""
 OTHER_SIGNS = ":=!<>~"
 """Before the sign these make another one of it: ``==``."""
 
@@ -24,15 +26,15 @@ OTHER_SIGNS = ":=!<>~"
 class LastNumber:
     """Reads lines and remembers the last that is a number; or, in `named`, also what a line ends in after a sign.
 
-    `value` and `named` are None if there is no such line, or if the last one says what no reward can be (``nan``).
-    `last` is the last line that is not blank.
+    `value` and `named` are None if there is no such line, or if the last one says what no reward can be (``nan``), or
+    is a name that is not believed. `last` is the last line that is not blank.
     """
 
     def __init__(self) -> None:
         self.value: float | None = None
         self.named: float | None = None
         self.last = ""
-        self._goes_on = False
+        self._goes_on = self._is_a_name = False
 
     def feed(self, data: bytes) -> None:
         """Reads a line, or a piece of a longer one, which is no number. A carriage return ends a line too."""
@@ -44,8 +46,9 @@ class LastNumber:
             found = alone if alone is not None else _behind_a_sign(text)
             if alone is not None:
                 self.value = _usable(alone)
-            if found is not None or any(map(str.isdigit, text)):
+            if found is not None or (self._is_a_name and any(map(str.isdigit, text))):
                 self.named = None if found is None else _usable(found)
+                self._is_a_name = alone is None
 
 
 def read(text: bytes) -> LastNumber:
@@ -72,7 +75,7 @@ def _behind_a_sign(text: str) -> float | None:
     are no name."""
     at = max(text.rfind(":"), text.rfind("="))
     name, number = text[: max(at, 0)], text[at + 1 :]
-    if not name.strip() or name[-1] in OTHER_SIGNS or _float(name) is not None or _ANOTHER.search(name):
+    if not name.strip() or name[-1] in OTHER_SIGNS or _float(name) is not None or _ANOTHER.search(_TIME.sub("", name)):
         return None
     if name[-1].isspace() or number[:1].isspace():
         return _float(number)

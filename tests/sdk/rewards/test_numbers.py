@@ -63,7 +63,8 @@ def test_the_last_line_that_counts_decides() -> None:
 
 @pytest.mark.parametrize("printed", [
     b"Using --randomly-seed=1234567\ncollected 9 items\n9 passed, 2 warnings\n", b"tests: 20\nscore: 85%\n",
-    b"see build.log:12\n", b"at src/main:7\n", b"passed=5, failed=3\n", b"0.5\nscore: 3/4\n",
+    b"see build.log:12\n", b"at src/main:7\n", b"passed=5, failed=3\n", b"0.25\nscore: 0.5\n9 passed\n",
+    b"12:30:05 at main:7: error 3\n", b"finished at 12:30:05\n",
 ])  # fmt: skip
 def test_a_number_that_may_be_something_else_is_none(printed: bytes) -> None:
     assert read(*printed.splitlines(keepends=True)).named is None
@@ -71,7 +72,8 @@ def test_a_number_that_may_be_something_else_is_none(printed: bytes) -> None:
 
 @pytest.mark.parametrize("printed", [
     b"pass@1: 0.5\n", b"top-1 accuracy = 0.5\n", b"eval.score=0.5\n", b"score:0.5\nOK\n", b"9 passed\nscore: 0.5\n",
-    b"9 passed\n0.5\n",
+    b"9 passed\n0.5\n", b"0.5\n9 passed in 3.1s\n", b"0.5\nscore: 3/4\n", b"score: 0.25\n0.5\n9 passed\n",
+    b"[12:30:05] score: 0.5\n", b"2026-11-27 14:00:01,123 INFO score: 0.5\n",
 ])  # fmt: skip
 def test_a_name_and_what_stands_before_it_may_have_numbers(printed: bytes) -> None:
     assert read(*printed.splitlines(keepends=True)).named == 0.5
