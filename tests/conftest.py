@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["tests.kit.fixtures"]
+
 settings.register_profile("ajet", deadline=None, print_blob=True)  # a busy machine is no failure
 settings.load_profile("ajet")
 

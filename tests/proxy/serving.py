@@ -66,7 +66,8 @@ class Client:
 @contextlib.asynccontextmanager
 async def serving(data_dir: Path, **settings: Any) -> AsyncIterator[Client]:
     """``async with serving(tmp_path, upstream=(stub.url,)) as client``; settings are those of `Config`."""
-    app = App(Config(**({"listen": "127.0.0.1:0", "data_dir": str(data_dir), "drain_s": 5.0} | settings)))
+    usual: dict[str, Any] = {"listen": "127.0.0.1:0", "data_dir": str(data_dir), "drain_s": 5.0}
+    app = App(Config(**usual | settings))
     await app.start()
     try:
         async with aiohttp.ClientSession() as session:

@@ -22,20 +22,13 @@ from tests.kit.stub_process import stub_process
 
 SECRET = "a-secret-of-the-operator"
 MAX_BODY = 200_000
+DAEMON = ("--max-body", str(MAX_BODY))
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
     with stub_process("--model", "stub") as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def proxy(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    data = tmp_path_factory.mktemp("bad-days") / "data"
-    with ProxyProcess(engine, data, options=["--max-body", str(MAX_BODY)]) as running:
-        yield running
-        assert "Traceback" not in running.errors()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.rig import Rig
 from tests.kit.source import ROOT
-from tests.kit.stub_process import stub_process
 from tests.proxy.serving import Client, eventually, identity_holds, serving
 
 TTL_S = 0.6
@@ -33,12 +32,6 @@ member = ajet_sdk.join("player", ttl_s=float(sys.argv[1]), lane="math", revision
 print(ajet_sdk.episode("t", client=member.id).id, member.id, flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[EngineStub]:
-    async with EngineStub() as engine:
-        yield engine
 
 
 async def record(client: Client, episode: str, **more: Any) -> Any:
@@ -126,12 +119,6 @@ async def test_what_is_audited_of_clients(tmp_path: Path) -> None:
 
 
 # ---- real processes
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    with stub_process() as url:
-        yield url
 
 
 def until(condition: Any, limit_s: float = 60.0) -> None:

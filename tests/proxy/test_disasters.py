@@ -19,14 +19,9 @@ from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import ProxyFailed, ProxyProcess
 from tests.proxy.serving import CHAT, eventually, identity_holds
 
+STUB = {"delay_s": 0.02}
 AGENTS = 30
 KILLS = 4
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[EngineStub]:
-    async with EngineStub(delay_s=0.02) as engine:
-        yield engine
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from ajet_sdk.frame import decode_batch
 from ajet_sdk.routes import SetMix
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.source import ROOT
-from tests.kit.stub_process import stub_process
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 
@@ -38,12 +37,6 @@ time.sleep(0.2)
 """
 TASKS, REPEAT, EPOCHS = 5, 2, 2
 WHOLE = TASKS * REPEAT * EPOCHS
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    with stub_process() as url:
-        yield url
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,8 @@ from ajet_sdk.sample import Batch
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import PROXY, ProxyProcess, failed_start
 
+STUB = {"split_seed": 3}
 MESSAGES = [{"role": "user", "content": "Hello"}]
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[EngineStub]:
-    async with EngineStub(split_seed=3) as engine:
-        yield engine
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=20, trust_env=False) as client:
-        yield client
 
 
 async def chat(http: httpx.AsyncClient, url: str, episode: str, *, stream: bool = False, **headers: str) -> Any:

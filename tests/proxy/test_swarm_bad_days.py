@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,19 +21,8 @@ from ajet_sdk.routes import Join, OpenEpisode
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
+SERVED = {"group_size": 2}
 HOUR_S = 3600.0
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[EngineStub]:
-    async with EngineStub() as engine:
-        yield engine
-
-
-@pytest.fixture
-async def client(tmp_path: Path, stub: EngineStub) -> AsyncIterator[Client]:
-    async with serving(tmp_path, upstream=(stub.url,), group_size=2) as running:
-        yield running
 
 
 async def ready(running: Client, task: str, **more: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,6 @@ from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import ProxyProcess
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[EngineStub]:
-    async with EngineStub() as engine:
-        yield engine
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-        yield client
 
 
 async def trained(http: httpx.AsyncClient, proxy: ProxyProcess, name: str) -> str:

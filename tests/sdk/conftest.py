@@ -11,16 +11,9 @@ import pytest
 
 from ajet_sdk import cli
 from tests.kit.control_stub import ControlStub
-from tests.kit.stub_process import stub_process
 from tests.sdk.faces import FACES
 
 Ajet = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[str]:
-    with stub_process() as url:
-        yield url
 
 
 @pytest.fixture(params=FACES, ids=lambda face: face.name)

@@ -14,8 +14,7 @@ from ajet_sdk.playing import result_line
 from ajet_sdk.processes import Child
 from ajet_sdk.results import RunResult
 from tests.kit.control_stub import ControlStub
-from tests.kit.proxy_process import PROXY, ProxyProcess
-from tests.kit.stub_process import stub_process
+from tests.kit.proxy_process import ProxyProcess
 from tests.sdk.conftest import Ajet
 
 AGENT = """
@@ -172,14 +171,6 @@ def test_an_interrupt_says_what_was_open_and_promises_nothing(
 
 
 # ---- ajet try
-
-
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    if not PROXY.exists():
-        pytest.skip("needs ajet-proxy in .venv: .ci/setup daemon")
-    with stub_process() as engine, ProxyProcess(engine, tmp_path_factory.mktemp("try") / "data") as process:
-        yield process
 
 
 def test_a_trial_shows_each_call_and_what_came_of_it(

@@ -103,12 +103,6 @@ def expected(of: dict[str, Any]) -> tuple[str, float | None, str | None]:
     return "ready", 0.0 if ends == "exit 1" else 1.0, None
 
 
-@pytest.fixture(scope="module")
-def proxy(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(engine, tmp_path_factory.mktemp("played") / "data") as process:
-        yield process
-
-
 def ajet_run(proxy: ProxyProcess, tasks: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "run", "--tasks", str(tasks), "--quiet"]
     command += ["--parallel", "2", "--retries", "0", *options, "--", sys.executable, cell_agent.__file__]

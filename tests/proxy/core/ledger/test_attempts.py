@@ -125,8 +125,7 @@ def test_what_went_unanswered_is_what_an_oracle_says(seed: int) -> None:
 
 
 @pytest.fixture
-def rig() -> LedgerRig:
-    rig = LedgerRig(watch=True)
+def rig(rig: LedgerRig) -> LedgerRig:
     rig.open("x")
     return rig
 

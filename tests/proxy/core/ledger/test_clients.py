@@ -19,11 +19,6 @@ from tests.kit.histories import everything
 from tests.kit.ledger_rig import LedgerRig
 
 
-@pytest.fixture
-def rig() -> LedgerRig:
-    return LedgerRig(watch=True)
-
-
 def shown(rig: LedgerRig, client: str) -> dict[str, Any]:
     return next(one for one in rig.commands.clients.shown(None, rig.at) if one["client"] == client)
 

@@ -20,12 +20,6 @@ from ajet_sdk.routes import EPISODE_STATES, MAX_REWARD, Abort, Lease, Reward
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.strategies import packed_call
 
-
-@pytest.fixture
-def rig() -> LedgerRig:
-    return LedgerRig(watch=True)
-
-
 # ---- opening and calling
 
 

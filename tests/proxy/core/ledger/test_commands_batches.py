@@ -13,12 +13,6 @@ from ajet_sdk.errors import BadRequest, Conflict, NotFound
 from ajet_sdk.routes import Ack, Extend, Lease
 from tests.kit.ledger_rig import LedgerRig
 
-
-@pytest.fixture
-def rig() -> LedgerRig:
-    return LedgerRig(watch=True)
-
-
 # ---- batches
 
 

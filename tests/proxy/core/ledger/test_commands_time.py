@@ -14,12 +14,6 @@ from ajet_sdk.routes import MAX_VERSION, GateClose, GateOpen, Policy
 from ajet_sdk.sample import spans_of
 from tests.kit.ledger_rig import LedgerRig
 
-
-@pytest.fixture
-def rig() -> LedgerRig:
-    return LedgerRig(watch=True)
-
-
 # ---- weights
 
 

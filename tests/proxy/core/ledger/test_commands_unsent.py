@@ -10,11 +10,6 @@ from ajet_proxy.core.ledger.events import CallLost
 from tests.kit.ledger_rig import LedgerRig
 
 
-@pytest.fixture
-def rig() -> LedgerRig:
-    return LedgerRig(watch=True)
-
-
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_call_whose_end_was_not_sent_is_complete_no_longer(rig: LedgerRig, sealed: bool) -> None:
     """While its episode is unsettled, and whether or not that is sealed; nothing of it is trained."""

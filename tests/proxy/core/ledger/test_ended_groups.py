@@ -22,11 +22,6 @@ from tests.kit.paces import CASES, at_random, came_of
 ASK: dict[str, Any] = {"group_size": 4, "min_group_size": 2, "group_wait_s": 60.0}
 
 
-@pytest.fixture
-def rig() -> LedgerRig:
-    return LedgerRig(watch=True)
-
-
 def leased(rig: LedgerRig, **asked: Any) -> list[tuple[str, ...]]:
     batch = rig.lease(**{**ASK, **asked})
     return [] if batch is None else [names for _, names in rig.state.batches[batch].groups]

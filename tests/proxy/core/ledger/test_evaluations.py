@@ -12,10 +12,9 @@ from tests.kit.ledger_rig import LedgerRig
 
 
 @pytest.fixture
-def rig() -> LedgerRig:
-    made = LedgerRig(watch=True)
-    made.announce("m", 3)
-    return made
+def rig(rig: LedgerRig) -> LedgerRig:
+    rig.announce("m", 3)
+    return rig
 
 
 def told(rig: LedgerRig, name: str) -> dict[str, Any]:

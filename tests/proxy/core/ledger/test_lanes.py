@@ -21,11 +21,6 @@ from ajet_sdk.routes import GateClose, GateOpen, Join, Lease, OpenEpisode, SetMi
 from tests.kit.ledger_rig import LedgerRig, check
 
 
-@pytest.fixture
-def rig() -> LedgerRig:
-    return LedgerRig(watch=True)
-
-
 def mix(rig: LedgerRig, shares: dict[str, float] | None = None, **more: Any) -> int:
     """How many events it makes."""
     return len(rig.run(rig.commands.set_mix(SetMix(shares, **more), at=rig.at)))

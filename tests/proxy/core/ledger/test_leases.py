@@ -12,11 +12,6 @@ from tests.kit.ledger_rig import LedgerRig
 from tests.kit.steps import steps
 
 
-@pytest.fixture
-def rig() -> LedgerRig:
-    return LedgerRig(watch=True)
-
-
 def leased(rig: LedgerRig, **asked: object) -> list[tuple[str, ...]]:
     batch = rig.lease(**asked)
     return [] if batch is None else [names for _, names in rig.state.batches[batch].groups]

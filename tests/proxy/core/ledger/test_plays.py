@@ -22,10 +22,9 @@ EPISODES = 5
 
 
 @pytest.fixture
-def rig() -> LedgerRig:
-    made = LedgerRig(watch=True)
-    begin(made)
-    return made
+def rig(rig: LedgerRig) -> LedgerRig:
+    begin(rig)
+    return rig
 
 
 def begin(rig: LedgerRig, name: str = "d", episodes: int = EPISODES, tenant: str = "") -> None:

@@ -20,11 +20,6 @@ LR = "verl.actor_rollout_ref.actor.optim.lr"
 BASE = {"trainer.model": "m", "trainer.groups": 4, LR: 1e-5}
 
 
-@pytest.fixture
-def rig() -> LedgerRig:
-    return LedgerRig(watch=True)
-
-
 def wish(rig: LedgerRig, config: Any = None, desired: str = "running", run: str = "r", **more: Any) -> int:
     """Wants it; how many starts it takes by then."""
     said = {"supervisor": "s", "digest": "d", "restart": False, "at": rig.at} | more

@@ -18,11 +18,6 @@ from tests.kit.ledger_rig import LedgerRig
 HISTORY = read(CHAT, {"messages": [{"role": "user", "content": "hello"}]}, b"", exact=False)
 
 
-@pytest.fixture
-def rig() -> LedgerRig:
-    return LedgerRig(watch=True)
-
-
 def asked(
     said: str = "a", *, retries: int = 0, key: str | None = None, history: Any = HISTORY, body: str = "h", **more: Any
 ) -> Any:

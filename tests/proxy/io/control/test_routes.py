@@ -24,6 +24,7 @@ from ajet_sdk.routes import ROUTES, Route
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import Answer, Client, eventually, identity_holds, serving
 
+SERVED = {"group_size": 1}
 SECRET = "a secret of the operator"
 BODIES: dict[str, Any] = {
     "open_episode": {"task": "t"}, "reward": {"value": 1.0}, "lease": {}, "ack": {"policy_version": 1},
@@ -38,18 +39,6 @@ KINDS = (
     "none", "foreign", "forged", "expired", "revoked", "agent of the episode", "agent of another episode",
     "agent of the tenant", "agent of another tenant", "trainer", "operator", "admin", "the admin secret",
 )
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[EngineStub]:
-    async with EngineStub() as engine:
-        yield engine
-
-
-@pytest.fixture
-async def client(tmp_path: Path, stub: EngineStub) -> AsyncIterator[Client]:
-    async with serving(tmp_path / "data", upstream=(stub.url,), group_size=1) as running:
-        yield running
 
 
 @pytest.fixture

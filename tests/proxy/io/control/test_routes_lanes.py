@@ -5,23 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
 from unittest import mock
-
-import pytest
 
 from ajet_proxy.io.control import routes as control
 from ajet_sdk import aio
 from ajet_sdk.frame import decode_batch
-from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import Client, serving
+from tests.proxy.serving import Client
 
-
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), group_size=2) as running:
-        yield running
+SERVED = {"group_size": 2}
 
 
 async def opened(client: Client, task: str) -> str:

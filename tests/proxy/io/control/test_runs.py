@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-import pytest
 
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.io.control import routes
@@ -50,12 +48,6 @@ class Speaking:
             return bool(self.told) and reached(self.told[-1])
 
         await eventually(told)
-
-
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with serving(tmp_path / "data") as running:
-        yield running
 
 
 async def test_a_run_is_stored_once_its_supervisor_has_looked_at_it(client: Client) -> None:

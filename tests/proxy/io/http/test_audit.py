@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import resource
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,10 @@ import pytest
 from ajet_proxy.core.identity.keys import Claims, key_id
 from ajet_proxy.io.http.audit import AuditLog
 from ajet_sdk.routes import PREFIX
-from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import CHAT, Client, serving
+from tests.proxy.serving import CHAT, Client
 
 SECRET = "a secret of the operator"
-
-
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with (
-        EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), group_size=1, admin_secret=SECRET) as running
-    ):
-        yield running
+SERVED = {"group_size": 1, "admin_secret": SECRET}
 
 
 def lines(data_dir: Path) -> list[dict[str, Any]]:
