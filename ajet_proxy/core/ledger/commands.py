@@ -321,7 +321,8 @@ class Commands:
         models = state.queues.models() if body.model is None else (body.model,)
         known = [(state.credits.get(model, QueueCredit()), state.directed(model)) for model in models]
         lending = [
-            one.since(lane, by.since) + by.mix.lane_wait_s for one, by in known for lane in by.mix.shares
+            since + by.mix.lane_wait_s for one, by in known for lane in by.mix.shares
+            for since in one.since(lane, by.since)
         ]
         ends = [] if quiet is None else [quiet + body.group_wait_s]
         mixes = [state.directed(name).mix for name in state.waited_for(body.model)]

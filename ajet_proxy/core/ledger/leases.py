@@ -134,7 +134,7 @@ def _turns(state: State, demand: Demand, at: float, model: str) -> Turns | None:
     groups = -(-demand.groups // demand.size) if demand.by_episode else demand.groups
 
     def lends(lane: str) -> bool:
-        return at - credit.since(lane, lane_mix.since) >= mix.lane_wait_s
+        return credit.lends(lane, lane_mix.since, mix.lane_wait_s, at)
 
     return Turns(mix.shares, credit.copy(), groups, lends)
 

@@ -84,26 +84,39 @@ def weights(shares: Mapping[str, float]) -> dict[str, int]:
 class QueueCredit:
     """What came of the turns since the shares were set, for one model. Each lane was ``dealt`` so many, and so many
     groups of it were ``leased``. It is ``owed`` the turns that it has lent; below 0, it has borrowed them. ``heard`` is
-    when an episode of it was last ready anew, and ``discarded_since`` since when what is ready of it is discarded, and
-    none of it leased; in Unix seconds."""
+    when an episode of it was last ready anew, and ``discarded`` when a ready one was first and last discarded since
+    any of it was leased; in Unix seconds."""
 
     dealt: dict[str, int] = field(default_factory=dict)
     owed: dict[str, int] = field(default_factory=dict)
     leased: dict[str, int] = field(default_factory=dict)
     heard: dict[str, float] = field(default_factory=dict)
-    discarded_since: dict[str, float] = field(default_factory=dict)
+    discarded: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def copy(self) -> QueueCredit:
         """The turns, to go on from."""
         return QueueCredit(dict(self.dealt), dict(self.owed), dict(self.leased))
 
-    def since(self, lane: str, least: float) -> float:
-        """Since when there is nothing of `lane`, and not before `least`."""
-        return max(least, min(self.heard.get(lane, least), self.discarded_since.get(lane, math.inf)))
+    def since(self, lane: str, least: float) -> tuple[float, float]:
+        """Since when nothing of `lane` became ready, and since when what did is discarded; not before `least`."""
+        first, _ = self.discarded.get(lane, (math.inf, math.inf))
+        return max(least, self.heard.get(lane, least)), max(least, first)
+
+    def lends(self, lane: str, least: float, wait_s: float, at: float) -> bool:
+        """Whether a lane that has no group at `at` is waited for no longer: it had nothing for `wait_s`, or only what
+        was discarded. One discard among much that becomes ready says nothing."""
+        quiet, first = self.since(lane, least)
+        _, last = self.discarded.get(lane, (math.inf, math.inf))
+        return at - quiet >= wait_s or at - first >= wait_s > at - last
+
+    def discards(self, lane: str, at: float) -> None:
+        """A ready episode of `lane` is discarded."""
+        first, _ = self.discarded.get(lane, (at, at))
+        self.discarded[lane] = first, at
 
     def restart(self) -> None:
         """Nobody could play for a while."""
-        self.heard, self.discarded_since = {}, {}
+        self.heard, self.discarded = {}, {}
 
 
 class Turns:

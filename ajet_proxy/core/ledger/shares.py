@@ -56,7 +56,7 @@ class Shares:
             turns = Turns(lane_mix.mix.shares, credit, len(event.groups))
             for _, names in event.groups:
                 turns.take(lane := self.episodes[names[0]].lane)
-                credit.discarded_since.pop(lane, None)
+                credit.discarded.pop(lane, None)
         for _, names in event.groups:
             if earlier := self.earlier(event.model, names, event.size):
                 batch.earlier[names[0]] = earlier
@@ -149,7 +149,7 @@ class Shares:
         """The ready share of `model` is discarded, for the reason `why`."""
         self._unqueue(episode, model, cut)
         if why not in OTHERS_DOING and episode.lane in self.directed(model).mix.shares:
-            self._standing(model).discarded_since.setdefault(episode.lane, at)
+            self._standing(model).discards(episode.lane, at)
 
     def _sits(self, episode: Episode, at: float) -> None:
         """`episode`, which no evaluation is, takes a seat for each model that it may train."""

@@ -282,6 +282,21 @@ def test_a_lane_of_which_one_was_aborted_is_waited_for_while_others_become_ready
     assert leased(rig, 2) == "mm"
 
 
+def test_a_lane_of_which_one_went_stale_is_waited_for_while_others_become_ready(rig: LedgerRig) -> None:
+    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    rig.ready("code/0")
+    rig.announce()
+    ready(rig, "math", 4)
+    for number in range(40):
+        assert leased(rig, 2, max_staleness=0) == ""
+        rig.at += 1.0
+        rig.ready(f"code/{number}")
+    assert rig.state.discarded == {"stale": 1}
+    assert rig.commands.next_end(Lease(model="m"), at=rig.at) == 30.0
+    rig.at += 30.0
+    assert leased(rig, 2, max_staleness=0) == "mm"
+
+
 def test_a_restart_grants_a_lane_its_whole_wait(rig: LedgerRig) -> None:
     mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     ready(rig, "math", 4)
