@@ -29,7 +29,7 @@ from ajet_proxy.io.http.audit import MAX_BYTES
 from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
 from ajet_proxy.offline import tree_row
-from ajet_proxy.settings import OF_AGENTS, SETTINGS
+from ajet_proxy.settings import OF_AGENTS
 from ajet_sdk import frame, routes, runs
 from ajet_sdk.routes import Abort, Play
 from ajet_sdk.runner import SECRETS
@@ -38,7 +38,7 @@ from ajet_trainer import attempts
 from tests.kit.engine_stub import EngineStub
 from tests.kit.ledger_rig import LedgerRig, Shelf
 from tests.kit.pages import contract, tables, words
-from tests.kit.source import PACKAGES, modules, tree
+from tests.kit.source import PACKAGES, ROOT, modules, tree
 from tests.proxy.serving import Client, serving
 
 SECTIONS = contract()
@@ -230,7 +230,6 @@ def test_what_is_shown_of_a_client() -> None:
     assert words(SECTIONS["5.5"].partition("It is gone when")[2])[:3] == list(routes.CLIENT_ENDS)
     causes = SECTIONS["5.2"].partition("says whose failure it was. The closed list:")[2]
     assert words(causes)[:2] == list(routes.ABORT_CAUSES)
-    assert clients.KEPT_GONE == client_commands.MAX_CLIENTS, "they stand in one row of limits"
 
 
 # -- calls, samples and the wire
@@ -325,31 +324,54 @@ def test_the_environment() -> None:
     assert words(taken) == list(SECRETS)
 
 
-def test_the_limits_that_are_settings() -> None:
-    for setting, default, _ in tables(SECTIONS["16"])[0]:
-        assert words(default)[0] == SETTINGS.options[words(setting)[0]].shown, setting
+FRONT = FrontSettings()
+LIMITS = (
+    ("a reward", routes.MAX_REWARD), ("rewards of an episode", episode.MAX_REWARDS),
+    ("rewards of an episode", episode.MAX_NOTES), ("rewards of an episode", api.MAX_WORDS),
+    ("an abort's reason", api.MAX_WORDS), ("names of tasks", headers.MAX_LABEL), ("names of tasks", api.MAX_ID),
+    ("the body of a control request", control.MAX_OPENING), ("the body of a control request", MAX_CONTROL),
+    ("an event of an engine's stream", exchange.MAX_EVENT), ("the frame of one lease", leases.LEASE_BYTES),
+    ("the episodes of one lease", leases.LEASE_EPISODES), ("a frame that a trainer reads", frame.MAX_FRAME_BYTES),
+    ("a header, the request line", FRONT.max_header), ("messages or items", FRONT.max_messages),
+    ("choices of a request", FRONT.max_choices), ("lanes of a mix", routes.MAX_LANES),
+    ("time that an episode of a", control.HOLD_S), ("attempts of an episode", unanswered.MOST),
+    ("episodes of an evaluation", routes.MAX_EVALUATION), ("episodes of a play", routes.MAX_PLAY),
+    ("plays of a tenant", commands.MAX_PLAYS), ("places of a play", plays.SHOWN),
+    ("a client's name and lane", routes.MAX_CLIENT_TEXT), ("a client's `ttl_s`", routes.MAX_TTL_S),
+    ("clients of a tenant", client_commands.MAX_CLIENTS), ("clients that are gone", clients.KEPT_GONE),
+    ("time for the head", FRONT.client_timeout), ("time for a body", FRONT.client_timeout),
+    ("time in which a client reads nothing", FRONT.client_timeout),
+    ("time for an engine to accept", FRONT.connect_timeout), ("an episode's key", control.KEY_TTL_S),
+    ("the audit log", MAX_BYTES), ("turns of a model's latest", drift_rate.LIMIT),
+    ("[runs]", wanted.MAX_RUNS), ("[runs]", runs.MAX_CONFIG), ("lines of a run's log", supervisors.MAX_LINES),
+    ("lines of a run's log", supervisors.MAX_BYTES), ("lines of a run's log", supervisors.MAX_LINE),
+    ("a run's reason", supervisors.MAX_REASON), ("silence of a supervisor", supervisors.SILENT_S),
+    ("time that a configuration waits", waiting.VERDICT_S), ("time that a configuration waits", waiting.MAX_POLL_S),
+)
+"""How rows of the page of limits begin, and a number that each of them has."""
+
+
+def written(limit: float) -> set[str]:
+    """The ways in which the page may write a number: with a unit of bytes or time, or as a share."""
+    units = {" KiB": 1 << 10, " MiB": 1 << 20, " GiB": 1 << 30, " days": 86_400}
+    return {
+        f"{limit:,.0f}", f"{limit:.0e}".replace("+", ""), f"{limit:.0%}".replace("%", " %"),
+        *(f"{limit / size:g}{unit}" for unit, size in units.items()),
+    }
 
 
 def test_the_limits_that_are_fixed() -> None:
-    front = FrontSettings()
-    found = [float(words(row[1])[0]) for row in tables(SECTIONS["16"])[1]]
-    assert found == [
-        routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, headers.MAX_LABEL,
-        control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, leases.LEASE_EPISODES,
-        frame.MAX_FRAME_BYTES,
-        control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, routes.MAX_EVALUATION,
-        routes.MAX_LANES, routes.MAX_AHEAD, routes.MAX_LANE_WAIT_S, control.HOLD_S,
-        unanswered.MOST, routes.MAX_PLAY, commands.MAX_PLAYS, plays.SHOWN,
-        routes.MAX_CLIENT_TEXT, routes.MAX_TTL_S, client_commands.MAX_CLIENTS, front.client_timeout,
-        front.connect_timeout, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
-        wanted.MAX_RUNS, runs.MAX_CONFIG, supervisors.MAX_LINES, supervisors.MAX_BYTES, supervisors.MAX_LINE,
-        supervisors.MAX_REASON, supervisors.SILENT_S, waiting.VERDICT_S, waiting.MAX_POLL_S,
-    ]
+    rows = tables((ROOT / "docs/reference/limits.md").read_text())[0]
+    for begins, limit in LIMITS:
+        (row,) = (row for row in rows if row[0].startswith(begins))
+        numbers = "|".join(re.escape(one) for one in written(limit))
+        assert re.search(rf"(?<![\d,.])({numbers})(?!,?\d)", row[1]), (begins, limit)
+    text = " ".join(" ".join(SECTIONS.values()).split())
     for said, limit in (
         (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {headers.MAX_LABEL} characters", headers.MAX_LABEL),
         (f"{routes.MAX_NESTING} levels of nesting", routes.MAX_NESTING), (f"1 to {api.MAX_RECORDS}", api.MAX_RECORDS),
         ("more than 1 GiB", journal.MAX_RECORD), ("more than 32 MiB", exchange.MAX_EVENT),
         ("beyond 256 MiB", leases.LEASE_BYTES), ("or 1,000 episodes", leases.LEASE_EPISODES),
     ):
-        assert limit and said in " ".join(" ".join(SECTIONS.values()).split()), said
+        assert limit and said in text, said
     assert (journal.MAX_RECORD, exchange.MAX_EVENT, leases.LEASE_BYTES) == (1 << 30, 32 << 20, 256 << 20)
