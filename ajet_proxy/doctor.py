@@ -35,7 +35,7 @@ from ajet_proxy.io.storage.data_dir import has_journal, refuse_lost
 from ajet_proxy.io.storage.journal import JournalDamaged, folder_of
 from ajet_proxy.settings import Config
 from ajet_sdk.settings import ConfigError
-from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
+from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 
 LOW_DISK = 1 << 30
 RENEWAL = datetime.timedelta(days=30)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_proxy.own_address import Address, leads_here
 from ajet_sdk.address import is_key, server
-from ajet_sdk.guardian import MARK
+from ajet_sdk.play.guardian import MARK
 from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml
 
 if TYPE_CHECKING:

@@ -20,18 +20,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ajet_sdk import aio, errors
     from ajet_sdk.client import Client
-    from ajet_sdk.clients import join
-    from ajet_sdk.episodes import Episode, abort, episode, reward
     from ajet_sdk.errors import AjetError, ProxyUnreachable
-    from ajet_sdk.results import RunResult, RunResults
-    from ajet_sdk.rollouts import run
+    from ajet_sdk.play.episode import Episode, abort, episode, reward
+    from ajet_sdk.play.membership import join
+    from ajet_sdk.play.program import Program, run_program
+    from ajet_sdk.play.results import RunResult, RunResults
+    from ajet_sdk.play.rollouts import run
 
 __version__ = "0.1.0"
 __all__ = [
-    "AjetError", "Client", "Episode", "ProxyUnreachable", "RunResult", "RunResults", "abort", "aio", "episode",
-    "errors", "join", "reward", "run",
+    "AjetError", "Client", "Episode", "Program", "ProxyUnreachable", "RunResult", "RunResults", "abort", "aio",
+    "episode", "errors", "join", "reward", "run", "run_program",
 ]
-_HOMES = ("errors", "client", "episodes", "clients", "results", "rollouts")
+_HOMES = ("errors", "client", "play.episode", "play.membership", "play.results", "play.rollouts",
+          "play.program")
 """Where these names are defined; each module imports only those before it."""
 
 

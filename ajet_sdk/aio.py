@@ -20,17 +20,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from contextlib import suppress
 from typing import Any, Concatenate
 
-from ajet_sdk import episodes, routes
+from ajet_sdk import routes
 from ajet_sdk.client import ClientBase, no_reply
-from ajet_sdk.clients import OPENINGS, MembershipLife, is_gone, membership, own_name
-from ajet_sdk.episodes import EpisodeLife, Opened, P, opening, shown_as
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
-from ajet_sdk.plays import PlayedRollouts
-from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.revision import of_agent, told
-from ajet_sdk.rollouts import RETRIES, WANTED_S, Begun, How, RolloutsPlan, name_of, result_of
-from ajet_sdk.turns import LATER, Later, Rollout, Turn
+from ajet_sdk.play import episode as episodes
+from ajet_sdk.play.data_set import PlayedRollouts
+from ajet_sdk.play.episode import EpisodeLife, Opened, P, opening, shown_as
+from ajet_sdk.play.membership import OPENINGS, MembershipLife, is_gone, membership, own_name
+from ajet_sdk.play.results import RunResult, RunResults
+from ajet_sdk.play.revision import of_agent, told
+from ajet_sdk.play.rollouts import RETRIES, WANTED_S, Begun, How, RolloutsPlan, name_of, result_of
+from ajet_sdk.play.schedule import LATER, Later, Rollout, Turn
 
 
 class Client(ClientBase):
@@ -176,7 +177,7 @@ def _once(operation: Callable[Concatenate[Target, P], Talk[T]]) -> Callable[P, C
 reward, abort = _once(episodes.reward_own), _once(episodes.abort_own)
 
 class Membership(MembershipLife):
-    """The async `ajet_sdk.clients.Membership`. A task of the event loop beats, so an agent that blocks the loop for
+    """The async `Membership`. A task of the event loop beats, so an agent that blocks the loop for
     longer than the client's time makes it be gone."""
 
     _client: Client
@@ -188,7 +189,7 @@ class Membership(MembershipLife):
         self._beating: asyncio.Task[None] | None = None
 
     async def join(self) -> str:
-        """See `ajet_sdk.clients.Membership`."""
+        """See `ajet_sdk.play.membership.Membership`."""
         tries, known = self._tries, self.id
         if known is not None:
             return known
@@ -299,7 +300,7 @@ async def run(
 
 
 class Rollouts(RolloutsPlan):
-    """One run over tasks; `ajet_sdk.rollouts.Rollouts` with asyncio's tasks in place of threads."""
+    """One run over tasks; `ajet_sdk.play.rollouts.Rollouts` with asyncio's tasks in place of threads."""
 
     _client: Client
 
@@ -339,7 +340,7 @@ class Rollouts(RolloutsPlan):
                 await self._tell(*begun)
 
     async def _tell(self, begun: Begun, error: BaseException | None) -> None:
-        """See `ajet_sdk.rollouts.Rollouts`."""
+        """See `ajet_sdk.play.rollouts.Rollouts`."""
         seconds = time.monotonic() - begun.started
         result = result_of(begun.turn.rollout, begun.task, begun.episode, error, seconds)
         result = self._done[begun.number] = self._ended(begun.turn, result, error)
@@ -363,7 +364,7 @@ class Rollouts(RolloutsPlan):
         return begun, error
 
     async def _begun(self, turn: Turn, number: int) -> Begun | Later:
-        """See `ajet_sdk.rollouts.Rollouts`."""
+        """See `ajet_sdk.play.rollouts.Rollouts`."""
         started, body = time.monotonic(), self._opening(turn)
         try:
             opened = await self._opened(body)

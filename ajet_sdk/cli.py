@@ -20,8 +20,8 @@ from ajet_sdk.output import INTERRUPTED, OnceGroup, run_command, say
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
-    from ajet_sdk.runner import Program
-    from ajet_sdk.tasks import Line
+    from ajet_sdk.play.program import Program
+    from ajet_sdk.play.tasks import Line
 
 F = TypeVar("F", bound=Callable[..., Any])
 PROXY_HELP = "The proxy's address.  [default: AJET_PROXY_URL, else http://127.0.0.1:8484]"
@@ -95,7 +95,7 @@ class Commands(OnceGroup):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name == "train":
-            from ajet_sdk.train_commands import train
+            from ajet_sdk.runs.commands import train
 
             return train
         return super().get_command(ctx, name)
@@ -203,8 +203,8 @@ def run(
 
     Example: ajet run --tasks train.jsonl --repeat 8 --parallel 32 -- python agent.py
     """
-    from ajet_sdk.playing import play_name, run_and_tell
-    from ajet_sdk.processes import allow_files
+    from ajet_sdk.play.child import allow_files
+    from ajet_sdk.play.screen import play_name, run_and_tell
 
     _check_run(task, tasks, epochs, watch, wanted, is_eval, program)
     if replace_older and not lane:
@@ -236,8 +236,8 @@ def try_(
 
     Example: ajet try --task sum/1 -- python agent.py
     """
-    from ajet_sdk.processes import allow_files
-    from ajet_sdk.trial import try_and_tell
+    from ajet_sdk.play.child import allow_files
+    from ajet_sdk.play.trial import try_and_tell
 
     if not task:
         raise click.UsageError("--task is empty: an unset variable?")
@@ -264,7 +264,7 @@ def _check_run(
     task: str | None, tasks: str | None, epochs: int, watch: bool, wanted: bool, is_eval: bool, program: tuple[str, ...]
 ) -> None:
     """Refuses options that do not go together, before anything is read or asked."""
-    from ajet_sdk.revision import of_program
+    from ajet_sdk.play.revision import of_program
 
     if (task is None) == (tasks is None):
         raise click.UsageError("give --task, or --tasks FILE" + ("" if task is None else ", not both"))
@@ -280,7 +280,7 @@ def _check_run(
 
 def _lines(tasks: str) -> Sequence[Line]:
     """The tasks in a file. Each line that cannot be used is named, and then it is bad usage."""
-    from ajet_sdk.tasks import BrokenLines, read_tasks
+    from ajet_sdk.play.tasks import BrokenLines, read_tasks
 
     with usage():
         try:
@@ -300,7 +300,7 @@ def playing(
     from contextlib import ExitStack
 
     from ajet_sdk.interception import intercepting
-    from ajet_sdk.runner import Program
+    from ajet_sdk.play.program import Program
 
     if reward_cmd is not None and reward_from is not None:
         raise click.UsageError("give --reward-cmd or --reward-from, not both")
@@ -330,7 +330,7 @@ def reward(
 
     VALUE is a finite number. It may be negative.
     """
-    from ajet_sdk.episodes import current_episode, finite, rewarding
+    from ajet_sdk.play.episode import current_episode, finite, rewarding
     from ajet_sdk.routes import Reward, check_id
 
     with usage():
@@ -347,7 +347,7 @@ def reward(
 @proxy_option
 def abort(episode: str | None, reason: str | None, infra: bool, proxy: str | None) -> None:
     """End an episode without training on it."""
-    from ajet_sdk.episodes import aborting, current_episode
+    from ajet_sdk.play.episode import aborting, current_episode
     from ajet_sdk.routes import check_id
 
     with usage():
@@ -373,7 +373,7 @@ def status(as_json: bool, proxy: str | None) -> None:
 @proxy_option
 def show(episode: str, as_json: bool, proxy: str | None) -> None:
     """Show the rewards, calls and timelines of one episode."""
-    from ajet_sdk.episodes import reading
+    from ajet_sdk.play.episode import reading
     from ajet_sdk.views import episode_view
 
     with client_for(proxy, LOOK_S) as client:

@@ -21,8 +21,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ajet_sdk.errors import AjetError, Forbidden, ProxyUnreachable, Unauthorized
-from ajet_sdk.results import align, columns, counted, plain
 from ajet_sdk.routes import DEFAULT_LANE, EPISODE_STATES
+from ajet_sdk.text import align, columns, counted, plain
 from ajet_sdk.views import engines_by_model, team_lines
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from ajet_sdk.results import align, counted, plain
 from ajet_sdk.routes import EPISODE_STATES
+from ajet_sdk.text import align, counted, plain
 
 FIRST_TIME, LAST_TIME = 1.5e9, 5e9
 """Floats between these are taken for Unix times, 2017 to 2128."""

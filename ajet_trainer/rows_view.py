@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ajet_sdk.results import align, plain
+from ajet_sdk.text import align, plain
 from ajet_trainer.backends.verl.checkpoints import whole
 from ajet_trainer.trained_rows import TrainedRow
 

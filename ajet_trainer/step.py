@@ -27,10 +27,10 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ajet_sdk.errors import Conflict, NotFound
-from ajet_sdk.results import counted
 from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.sample import Batch
 from ajet_sdk.settings import ConfigError
+from ajet_sdk.text import counted
 from ajet_trainer.admission import Admission, admit, has_signal
 from ajet_trainer.advantage import trainable
 from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere, NoUpdate

@@ -101,7 +101,7 @@ def test_effects_do_not_reach_for_the_composition_root(module: Path) -> None:
 @pytest.mark.parametrize("module", modules("ajet_sdk"), ids=ids)
 def test_the_sdk_needs_httpx_alone(module: Path) -> None:
     standard = set(sys.stdlib_module_names)
-    extra = {"cli.py": {"click"}, "output.py": {"click"}, "train_commands.py": {"click"}, "frame.py": {"msgpack"},
+    extra = {"cli.py": {"click"}, "output.py": {"click"}, "commands.py": {"click"}, "frame.py": {"msgpack"},
              "interception.py": {"certifi"}, "settings.py": {"tomli"}}.get(module.name, set())
     assert tops(module) - standard <= {"ajet_sdk", "httpx"} | extra
 

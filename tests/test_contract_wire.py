@@ -31,8 +31,8 @@ from ajet_proxy.io.storage import journal
 from ajet_proxy.offline import tree_row
 from ajet_proxy.settings import OF_AGENTS
 from ajet_sdk import frame, routes, runs
+from ajet_sdk.play.program import SECRETS
 from ajet_sdk.routes import Abort, Play
-from ajet_sdk.runner import SECRETS
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
 from ajet_trainer import attempts
 from tests.kit.engine_stub import EngineStub

@@ -6,7 +6,8 @@ with a grader that failed, since what it printed last is rarely its verdict.
 
 from __future__ import annotations
 
-from ajet_sdk.processes import describe
+import signal
+
 from ajet_sdk.rewards.decision import GaveUp, NoNumber, Number, Said
 from ajet_sdk.rewards.numbers import LastNumber
 
@@ -60,3 +61,13 @@ def grader(read: LastNumber, code: int) -> Said:
 
 def _last(read: LastNumber) -> str:
     return f"; its last line is {read.last[:SHOWN]!r}" if read.last else ""
+
+
+def describe(code: int) -> str:
+    """An exit code in words: ``exit code 3``, ``killed by SIGSEGV``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -15,13 +15,13 @@ from typing import Any
 import openai
 
 from ajet_sdk.client import Client
-from ajet_sdk.clients import Membership
-from ajet_sdk.episodes import Episode
 from ajet_sdk.errors import AjetError, from_body
 from ajet_sdk.operations import Talk
-from ajet_sdk.plays import PlayedRollouts, Progress
+from ajet_sdk.play.data_set import PlayedRollouts, Progress
+from ajet_sdk.play.episode import Episode
+from ajet_sdk.play.membership import Membership
+from ajet_sdk.play.rollouts import How, Rollouts, name_of
 from ajet_sdk.rewards.blame import WorldFailed
-from ajet_sdk.rollouts import How, Rollouts, name_of
 from ajet_sdk.routes import Join, OpenEpisode
 from tests.faults.agent import MEMBERS, PATIENCE_S, Agent
 from tests.faults.notes import Notes

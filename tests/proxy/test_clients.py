@@ -16,7 +16,7 @@ import pytest
 
 import ajet_sdk
 from ajet_proxy.core.identity.keys import Claims
-from ajet_sdk.clients import Membership
+from ajet_sdk.play.membership import Membership
 from ajet_sdk.routes import Join, OpenEpisode
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import ProxyProcess

@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine
 from ajet_proxy.io.http import keyring
 from ajet_proxy.settings import Config
-from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
+from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 from tests.kit.answering import answering
 from tests.kit.engine_sampling import Sampling
 from tests.kit.engine_stub import EngineStub, Fault

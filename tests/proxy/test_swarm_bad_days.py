@@ -13,10 +13,10 @@ import pytest
 
 import ajet_sdk
 from ajet_proxy.io.runtime import clock
-from ajet_sdk.clients import Membership
 from ajet_sdk.frame import decode_batch
-from ajet_sdk.results import RunResults
-from ajet_sdk.rollouts import How, Rollouts, name_of
+from ajet_sdk.play.membership import Membership
+from ajet_sdk.play.results import RunResults
+from ajet_sdk.play.rollouts import How, Rollouts, name_of
 from ajet_sdk.routes import Join, OpenEpisode
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving

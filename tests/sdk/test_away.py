@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk import Client, errors, runner
-from ajet_sdk.patience import Absence
-from ajet_sdk.processes import Child
-from ajet_sdk.runner import Program, ProgramAgent
+from ajet_sdk import Client, errors
+from ajet_sdk.play import program as runner
+from ajet_sdk.play.child import Child
+from ajet_sdk.play.patience import Absence
+from ajet_sdk.play.program import Program, ProgramAgent
 from tests.kit.control_stub import ControlStub
 from tests.kit.proxy_process import ProxyProcess
 from tests.sdk.test_guardian import AJET, alive, begun, until

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_sdk import aio, clients, errors, routes
+from ajet_sdk import aio, errors, routes
 from ajet_sdk.client import Client
-from ajet_sdk.clients import Membership, own_name
 from ajet_sdk.operations import Send
-from ajet_sdk.revision import of_agent
-from ajet_sdk.runner import Program, run_program
+from ajet_sdk.play import membership as clients
+from ajet_sdk.play.membership import Membership, own_name
+from ajet_sdk.play.program import Program, run_program
+from ajet_sdk.play.revision import of_agent
 from tests.kit.control_stub import ControlStub, Say
 from tests.kit.ports import free_port
 
@@ -82,7 +83,7 @@ async def test_a_function_that_is_loaded_stays_what_it_is_though_its_file_change
 
     edited.__wrapped__ = loaded["agent"]  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ajet_sdk.rollouts.of_agent", lambda agent: of_agent(edited))
+        patch.setattr("ajet_sdk.play.rollouts.of_agent", lambda agent: of_agent(edited))
         await face.run(edited, ["a", "b"], repeat=2, parallel=1)
     (revision,) = {one["revision"] for one in stub.episodes.values()}
     assert revision != of_agent(edited)()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk.guardian import Guardian, marked
+from ajet_sdk.play.guardian import Guardian, marked
 from tests.kit.control_stub import ControlStub
 
 AJET = Path(sys.executable).with_name("ajet")

@@ -53,7 +53,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 def test_submodules_do_not_hide_functions() -> None:
-    code = "import ajet_sdk.episodes, ajet_sdk.rollouts, ajet_sdk.aio, ajet_sdk.runner\nimport ajet_sdk as a\n"
+    code = "import ajet_sdk.play.episode, ajet_sdk.play.rollouts, ajet_sdk.aio\nimport ajet_sdk as a\n"
     loaded_by(code + "assert all(map(callable, (a.episode, a.run, a.reward, a.abort, a.aio.run, a.aio.episode)))")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet_sdk.patience import AGAIN_S, LONG_S, Patience
+from ajet_sdk.play.patience import AGAIN_S, LONG_S, Patience
 
 
 def test_what_lasts_is_told_and_again_after_minutes() -> None:

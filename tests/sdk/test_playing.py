@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk import plays, rollouts, runner, trial
-from ajet_sdk.playing import result_line
-from ajet_sdk.processes import Child
-from ajet_sdk.results import RunResult
+from ajet_sdk.play import data_set as plays
+from ajet_sdk.play import program as runner
+from ajet_sdk.play import rollouts, trial
+from ajet_sdk.play.child import Child
+from ajet_sdk.play.results import RunResult
+from ajet_sdk.play.screen import result_line
 from tests.kit.control_stub import ControlStub
 from tests.kit.proxy_process import ProxyProcess
 from tests.sdk.conftest import Ajet

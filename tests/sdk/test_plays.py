@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_sdk import aio, errors, patience, plays, rollouts, turns
-from ajet_sdk.episodes import Opened
-from ajet_sdk.plays import PlayedRollouts, Progress
-from ajet_sdk.results import RunResult
+from ajet_sdk import aio, errors
+from ajet_sdk.play import data_set as plays
+from ajet_sdk.play import patience, rollouts
+from ajet_sdk.play import schedule as turns
+from ajet_sdk.play.data_set import PlayedRollouts, Progress
+from ajet_sdk.play.episode import Opened
+from ajet_sdk.play.results import RunResult
+from ajet_sdk.play.rollouts import How, said_by
+from ajet_sdk.play.schedule import LATER
 from ajet_sdk.rewards.blame import WorldFailed
-from ajet_sdk.rollouts import How, said_by
-from ajet_sdk.turns import LATER
 from tests.kit.control_stub import ControlStub, Say
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk.processes import LINE_LIMIT, Child, describe
+from ajet_sdk.play.child import LINE_LIMIT, Child
+from ajet_sdk.rewards.sources import describe
 
 PYTHON = sys.executable
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ajet_sdk.results import RunResult, RunResults, align
+from ajet_sdk.play.results import RunResult, RunResults
+from ajet_sdk.text import align
 
 REWARDED = RunResult("sum/1", 0, "ep-1", "rewarded", 0.5, None, 1.25)
 ZERO = RunResult("sum/1", 1, "ep-2", "rewarded", 0.0, None, 0.5)
@@ -50,7 +51,7 @@ def test_what_cannot_be_trained_because_of_its_engine_is_told_apart() -> None:
     late = RunResult("t", 2, "ep-3", "rewarded", 1.0, "ValueError: after its reward", 1.0)
     assert late.kept, "a reward that was given stands"
     results = RunResults((REWARDED, blind, empty, ABORTED))
-    assert (results.untold, results.kept) == ([blind], [REWARDED])
+    assert (results.untrainable, results.kept) == ([blind], [REWARDED])
     assert results.table().endswith(
         "3 rewarded (the proxy discarded 1 as incomplete_call), 1 aborted, mean reward 0.8333, 1 cannot be trained"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk.revision import MOST_BYTES, Digest, is_own, of_agent, of_program, shown, told
+from ajet_sdk.play.revision import MOST_BYTES, Digest, is_own, of_agent, of_program, shown, told
 
 FILES = (
     "agent.py", "tool", "data.json", "package/__main__.py", "package/part.py", "app.jar", "Makefile", "main.go",

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_sdk import aio, errors, rollouts
-from ajet_sdk.results import RunResult
-from ajet_sdk.rollouts import Rollouts, RolloutsPlan, name_of
+from ajet_sdk import aio, errors
+from ajet_sdk.play import rollouts
+from ajet_sdk.play.results import RunResult
+from ajet_sdk.play.rollouts import Rollouts, RolloutsPlan, name_of
+from ajet_sdk.play.schedule import rollouts_at
 from ajet_sdk.routes import OpenEpisode
-from ajet_sdk.turns import rollouts_at
 from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.ports import free_port
 
@@ -204,7 +205,7 @@ def test_tasks_may_be_endless(stub: ControlStub) -> None:
 def test_stopping_aborts_what_is_open_and_begins_no_more(
     stub: ControlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_sdk.rollouts.STOP_DEADLINE_S", 1.0)  # its agents do not end within it
+    monkeypatch.setattr("ajet_sdk.play.rollouts.STOP_DEADLINE_S", 1.0)  # its agents do not end within it
     started, go_on = threading.Semaphore(0), threading.Event()
     stopped: list[bool] = []
 
@@ -269,7 +270,7 @@ def test_a_signal_that_wakes_no_wait_is_heard_all_the_same(stub: ControlStub) ->
 
 
 def test_an_interrupt_with_no_proxy_waits_for_it_once(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet_sdk.rollouts.STOP_DEADLINE_S", 0.5)
+    monkeypatch.setattr("ajet_sdk.play.rollouts.STOP_DEADLINE_S", 0.5)
     release = threading.Event()
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:

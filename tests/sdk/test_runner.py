@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_sdk import clients, errors, runner
-from ajet_sdk.processes import Child
-from ajet_sdk.results import RunResult
+from ajet_sdk import errors
+from ajet_sdk.play import membership as clients
+from ajet_sdk.play import program as runner
+from ajet_sdk.play.child import Child
+from ajet_sdk.play.program import Program, ProgramAgent, proxy_variable, reaching, run_program
+from ajet_sdk.play.results import RunResult
+from ajet_sdk.play.tasks import Line
 from ajet_sdk.rewards import sources
-from ajet_sdk.runner import Program, ProgramAgent, proxy_variable, reaching, run_program
-from ajet_sdk.tasks import Line
 from tests.kit.control_stub import DROP, ControlStub
 
 PYTHON = sys.executable

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_sdk import patience
 from ajet_sdk.frame import decode_batch
+from ajet_sdk.play import patience
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.rig import Rig
 from tests.sdk.conftest import Ajet

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.client import Client
-from ajet_sdk.results import columns
+from ajet_sdk.text import columns
 from ajet_sdk.top import BARS, Poll, Rates, age, fit, recent_mean, screenful, sparkline, watch
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.screen import Screen

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk import train_commands
-from ajet_sdk.train_commands import figures, lines, literal
+from ajet_sdk.runs import commands as train_commands
+from ajet_sdk.runs.commands import figures, lines, literal
 from tests.sdk.conftest import Ajet
 from tests.trainer.test_supervisor_kills import RATE, Site
 

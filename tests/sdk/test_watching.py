@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ajet_sdk.errors import AjetError
-from ajet_sdk.revision import Digest
-from ajet_sdk.watching import Streak, Watch
+from ajet_sdk.play.revision import Digest
+from ajet_sdk.play.watching import Streak, Watch
 
 
 def test_each_change_is_told_once(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import Client, aio, errors
-from ajet_sdk.episodes import Outcome
+from ajet_sdk.play.episode import Outcome
+from ajet_sdk.play.program import Program, run_program
 from ajet_sdk.routes import Lease, Reward
-from ajet_sdk.runner import Program, run_program
 from tests.kit.proxy_process import PROXY, ProxyProcess
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")

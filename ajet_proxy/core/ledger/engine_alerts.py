@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping
 
-from ajet_sdk.untold import UNTOLD
+from ajet_sdk.untrainable import UNTRAINABLE
 
 TRUST = 10
 
@@ -32,13 +32,13 @@ class EngineAlerts:
         self._alerts.pop(_about(engine), None)
 
     def lost(self, engine: str, reason: str) -> None:
-        """A call that `engine` answered is lost for `reason`, one of `UNTOLD`."""
+        """A call that `engine` answered is lost for `reason`, one of `UNTRAINABLE`."""
         self.trusted.discard(engine)
         self._failures[engine] = self._failures.get(engine, 0) + 1
         if self._failures[engine] > 0:
             self._alerts[_about(engine)] = (
-                f"{engine} {UNTOLD[reason].fault} ({reason}), so nothing that it samples can be trained: "
-                f"{UNTOLD[reason].remedy}"
+                f"{engine} {UNTRAINABLE[reason].fault} ({reason}), so nothing that it samples can be trained: "
+                f"{UNTRAINABLE[reason].remedy}"
             )
 
     def keep(self, engines: Iterable[str]) -> None:

@@ -43,7 +43,7 @@ from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, NotReady
 from ajet_sdk.routes import HEADER_REWARD, OpenEpisode
-from ajet_sdk.untold import UNTOLD
+from ajet_sdk.untrainable import UNTRAINABLE
 
 logger = logging.getLogger(__name__)
 
@@ -408,7 +408,7 @@ class LocalPort:
         if isinstance(ending, Whole):
             if ending.engine not in self._engine_alerts.trusted:
                 self._engine_alerts.whole(ending.engine)
-        elif ending.reason in UNTOLD and known is not None and known.wants(ending.call):
+        elif ending.reason in UNTRAINABLE and known is not None and known.wants(ending.call):
             self._engine_alerts.lost(ending.engine, ending.reason)
         try:
             if isinstance(ending, Whole):

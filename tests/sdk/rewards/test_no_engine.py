@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk import patience, runner
-from ajet_sdk.runner import Program, run_program
+from ajet_sdk.play import patience
+from ajet_sdk.play import program as runner
+from ajet_sdk.play.program import Program, run_program
 from tests.kit.ports import free_port
 from tests.kit.proxy_process import PROXY, ProxyProcess
 

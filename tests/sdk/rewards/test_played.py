@@ -20,7 +20,7 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import aio
-from ajet_sdk.runner import Program, run_program
+from ajet_sdk.play.program import Program, run_program
 from tests.kit import cell_agent
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.source import ROOT

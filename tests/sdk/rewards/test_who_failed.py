@@ -12,8 +12,8 @@ import openai
 import pytest
 
 import ajet_sdk
-from ajet_sdk.results import RunResult
-from ajet_sdk.runner import Program, run_program
+from ajet_sdk.play.program import Program, run_program
+from ajet_sdk.play.results import RunResult
 from tests.kit.control_stub import ControlStub
 
 LOST = [{"at": 1.0, "reason": "engine_error", "call": "call-1"}]

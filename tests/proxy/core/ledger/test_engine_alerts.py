@@ -6,25 +6,25 @@ import pytest
 
 from ajet_proxy.core.ledger.engine_alerts import TRUST, EngineAlerts
 from ajet_proxy.core.trajectory import call
-from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTOLD, told
+from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTRAINABLE, untrainable_in
 
 CHAT = "http://engine:11434/v1/chat/completions"
 
 
 def test_the_reasons_are_those_of_lost_calls() -> None:
-    assert set(UNTOLD) == {call.NO_TOKEN_IDS, call.NO_LOGPROBS, call.UNASKABLE, call.NO_CHAT_ROUTE}
-    assert told("disconnected, no_logprobs, no_token_ids") == "no_logprobs"
-    assert told("disconnected") is told("") is told(None) is None
+    assert set(UNTRAINABLE) == {call.NO_TOKEN_IDS, call.NO_LOGPROBS, call.UNASKABLE, call.NO_CHAT_ROUTE}
+    assert untrainable_in("disconnected, no_logprobs, no_token_ids") == "no_logprobs"
+    assert untrainable_in("disconnected") is untrainable_in("") is untrainable_in(None) is None
 
 
-@pytest.mark.parametrize("reason", UNTOLD)
+@pytest.mark.parametrize("reason", UNTRAINABLE)
 def test_an_engine_that_does_not_tell_is_named_with_the_remedy_until_it_tells(reason: str) -> None:
     alerts = {"another": "line"}
     telling = EngineAlerts(alerts)
     for _ in range(2):
         telling.lost(CHAT, reason)
         (line,) = alerts.keys() - {"another"}
-        what, remedy = UNTOLD[reason]
+        what, remedy = UNTRAINABLE[reason]
         assert alerts[line] == f"{CHAT} {what} ({reason}), so nothing that it samples can be trained: {remedy}"
     telling.whole(CHAT)
     assert alerts == {"another": "line"}
@@ -34,7 +34,7 @@ def test_each_reason_has_the_remedy_that_helps() -> None:
     """What is meant by `unaskable` an engine does not say."""
     alerts: dict[str, str] = {}
     said = {}
-    for reason in UNTOLD:
+    for reason in UNTRAINABLE:
         EngineAlerts(alerts).lost(CHAT, reason)
         (line,) = alerts.values()
         said[reason] = [remedy for remedy in (GIVES_TOKEN_IDS, GIVES_LOGPROBS) if remedy in line]

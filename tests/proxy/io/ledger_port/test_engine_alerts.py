@@ -9,7 +9,7 @@ from ajet_proxy.core.ledger.events import EpisodeOpened
 from ajet_proxy.io.ledger_port.cancellation import ignore
 from ajet_proxy.io.ledger_port.local import Gone
 from ajet_sdk.routes import OpenEpisode, Policy
-from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTOLD
+from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTRAINABLE
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import send
 from tests.proxy.io.front import CHAT, Front
@@ -23,8 +23,8 @@ MESSAGES = "/v1/messages"
 @pytest.mark.parametrize(("kind", "said", "remedy"), [
     ("no_token_ids", "gives no token ids (no_token_ids)", GIVES_TOKEN_IDS),
     ("no_logprobs", "does not give a logprob for each token (no_logprobs)", GIVES_LOGPROBS),
-    ("refuses_ids", "refuses requests for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
-    ("refuses_logprobs", "refuses requests for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
+    ("refuses_ids", "refuses requests for token ids and logprobs (unaskable)", UNTRAINABLE["unaskable"].remedy),
+    ("refuses_logprobs", "refuses requests for token ids and logprobs (unaskable)", UNTRAINABLE["unaskable"].remedy),
 ])  # fmt: skip
 async def test_an_alert_names_the_engine_until_it_tells(kind: str, said: str, remedy: str, stream: bool) -> None:
     async with EngineStub() as stub, Front(stub.url) as front:

@@ -20,9 +20,9 @@ from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.episodes import Opened, aborting, new_episode_id, opening
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.operations import DEADLINE_S, Talk, request
+from ajet_sdk.play.episode import Opened, aborting, new_episode_id, opening
 
 LEAVE_DEADLINE_S = 2.0
 BEATS = 3

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol
 
-from ajet_sdk.episodes import Opened, wanting
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.operations import Talk, Target
-from ajet_sdk.results import RunResult
+from ajet_sdk.play.episode import Opened, wanting
+from ajet_sdk.play.results import RunResult
 
 AGAIN_S = 1.0
 """The pause before a rollout is played again; it grows fourfold."""

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 import ajet_sdk
-from ajet_sdk.episodes import Outcome
-from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTOLD
+from ajet_sdk.play.episode import Outcome
+from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTRAINABLE
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.proxy.test_serve import wait_for
 from tests.sdk.test_with_proxy import AGENT, ask
@@ -26,7 +26,7 @@ ALL = 9999
 def running(
     engine: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
-    data = tmp_path_factory.mktemp("untold") / "data"
+    data = tmp_path_factory.mktemp("untrainable") / "data"
     with ProxyProcess(engine, data, options=("--workers", request.param)) as process:
         yield process
 
@@ -55,7 +55,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("kind", "said", "remedy"), [
     ("no_token_ids", "gives no token ids (no_token_ids)", GIVES_TOKEN_IDS),
-    ("refuses_ids", "refuses requests for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
+    ("refuses_ids", "refuses requests for token ids and logprobs (unaskable)", UNTRAINABLE["unaskable"].remedy),
 ])  # fmt: skip
 def test_a_run_of_which_nothing_can_be_trained_fails_and_says_why(
     proxy: ProxyProcess, engine: str, kind: str, said: str, remedy: str
@@ -104,7 +104,7 @@ def test_an_agent_in_python_is_told_as_well(proxy: ProxyProcess, engine: str) ->
         return float(ask(episode).is_success)
 
     results = ajet_sdk.run(agent, ["real/1"], repeat=2)
-    assert results.untold == list(results)
+    assert results.untrainable == list(results)
     assert {item.reason for item in results} == {"discarded by the proxy: incomplete_call (no_token_ids)"}
     with ajet_sdk.episode("real/2") as episode:
         ask(episode)

@@ -4,8 +4,8 @@ The rollouts of one task are begun together, so that groups complete early. An a
 exception that would end the others: its episode is aborted with the reason, and the run goes on. Only the caller's own
 mistakes (tasks that cannot be iterated or named) and an interrupt end the run, the latter after aborting what is open.
 
-What is played next is for a source of turns to say (`ajet_sdk.turns`, `ajet_sdk.plays`). An episode that the proxy
-holds back for now is no failure: it is asked for until it opens.
+A source of turns says what is played next (`schedule`, `data_set`). An episode that the proxy holds back for now is no
+failure: it is asked for until it opens.
 
 Workers are daemon threads, because an agent that hangs must not keep an interrupted program alive. Each says itself
 that it has ended: an interrupted `Thread.join` takes a running thread for dead (CPython issue 90882, until 3.13).
@@ -23,20 +23,29 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from ajet_sdk import episodes, routes
+from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.clients import Membership, membership, name_taken
-from ajet_sdk.episodes import Episode, EpisodeLife, Opened, aborting, opening, place_taken, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.operations import DEADLINE_S, LANE_FULL, NO_ENGINE, Talk
-from ajet_sdk.patience import Patience
-from ajet_sdk.plays import PlayedRollouts, Progress, no_room, play_over
-from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.revision import of_agent, told
+from ajet_sdk.play.data_set import PlayedRollouts, Progress, no_room, play_over
+from ajet_sdk.play.episode import (
+    Episode,
+    EpisodeLife,
+    Opened,
+    aborting,
+    new_episode_id,
+    opening,
+    place_taken,
+    reason_of,
+)
+from ajet_sdk.play.membership import Membership, membership, name_taken
+from ajet_sdk.play.patience import Patience
+from ajet_sdk.play.results import RunResult, RunResults
+from ajet_sdk.play.revision import of_agent, told
+from ajet_sdk.play.schedule import AT_ONCE, LATER, Later, OnceRollouts, Rollout, Source, Turn, WantedRollouts
+from ajet_sdk.play.tasks import Line
 from ajet_sdk.rewards.blame import WorldFailed, of_the_world
-from ajet_sdk.tasks import Line
-from ajet_sdk.turns import AT_ONCE, LATER, Later, OnceRollouts, Rollout, Source, Turn, WantedRollouts
-from ajet_sdk.untold import told as untold
+from ajet_sdk.untrainable import untrainable_in
 
 Agent = Callable[[Any, Episode], Any]
 INTERRUPTED = "the run was interrupted"
@@ -139,7 +148,7 @@ def result_of(
     if settled is None and episode is not None and error is not None:
         infra = of_the_world(error, episode.infra)
     return RunResult(
-        task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, untold(lost),
+        task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, untrainable_in(lost),
         None if settled is None else settled.discarded, infra,
     )
 
@@ -221,7 +230,7 @@ class RolloutsPlan:
         hold_s = None if not paced else HOLD_S if turn.play is None or turn.waits else 0.0
         return replace(
             self._body, task=self._name(turn.rollout.task), model=turn.model or self._body.model, place=turn.place,
-            play=turn.play, id=turn.episode or episodes.new_episode_id(), hold_s=hold_s,
+            play=turn.play, id=turn.episode or new_episode_id(), hold_s=hold_s,
         )
 
     def _has_begun(self, turn: Turn, body: routes.OpenEpisode, opened: Opened) -> None:

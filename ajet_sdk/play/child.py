@@ -189,13 +189,3 @@ class _Pump:
                     else:
                         left -= 1
                         selector.unregister(key.fileobj)
-
-
-def describe(code: int) -> str:
-    """An exit code in words: ``exit code 3``, ``killed by SIGSEGV``."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"

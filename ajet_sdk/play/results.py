@@ -9,18 +9,18 @@ for a program that asked no model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-from unicodedata import combining, east_asian_width
+
+from ajet_sdk.text import align, counted, plain
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """One rollout: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time.
-    `untold` is set if it cannot be trained because its engine does not tell what it sampled: one of
-    `ajet_sdk.untold.UNTOLD`. `discarded` is the proxy's own reason, if it discarded the episode by itself. `infra` is
-    set if the world failed, and not the agent; `again`, if the run plays it again, and another result tells of that."""
+    `untrainable` is set if its engine does not report what it sampled: one of `ajet_sdk.untrainable.UNTRAINABLE`.
+    `discarded` is the proxy's own reason, if it discarded the episode by itself. `infra` is set if the world failed,
+    and not the agent; `again`, if the run plays it again, and another
+    result says what came of that."""
 
     task: str
     index: int
@@ -29,7 +29,7 @@ class RunResult:
     reward: float | None
     reason: str | None
     seconds: float
-    untold: str | None = None
+    untrainable: str | None = None
     discarded: str | None = None
     infra: bool = False
     again: bool = False
@@ -71,9 +71,9 @@ class RunResults(tuple[RunResult, ...]):
         return [item for item in self if not item.ok and not item.again]
 
     @property
-    def untold(self) -> list[RunResult]:
+    def untrainable(self) -> list[RunResult]:
         """The rewarded ones that have nothing to train because of their engine."""
-        return [item for item in self if item.ok and item.untold is not None]
+        return [item for item in self if item.ok and item.untrainable is not None]
 
     @property
     def kept(self) -> list[RunResult]:
@@ -96,7 +96,7 @@ class RunResults(tuple[RunResult, ...]):
         """How many rollouts came to what, in a line. Failures of the world are counted apart."""
         counts = Counter(item.outcome for item in self if not item.infra)
         parts = [f"{counts[outcome]} {outcome}" for outcome in ("rewarded", "aborted", "failed") if counts[outcome]]
-        if lost := Counter(item.discarded for item in self if item.ok and item.discarded and item.untold is None):
+        if lost := Counter(item.discarded for item in self if item.ok and item.discarded and item.untrainable is None):
             reasons = ", ".join(f"{number} as {reason}" for reason, number in sorted(lost.items()))
             parts[0] += f" (the proxy discarded {reasons})"
         if world := [item for item in self if item.infra]:
@@ -105,33 +105,6 @@ class RunResults(tuple[RunResult, ...]):
         mean = self.mean_reward
         if mean is not None:
             parts.append(f"mean reward {mean:.4g}")
-        if untold := len(self.untold):
-            parts.append(f"{untold} cannot be trained")
+        if untrainable := len(self.untrainable):
+            parts.append(f"{untrainable} cannot be trained")
         return f"{counted(self, 'episode')}: {', '.join(parts) or 'none begun'}"
-
-
-def counted(items: Sequence[Any], word: str) -> str:
-    """How many there are: ``1 call``, ``2 calls``."""
-    return f"{len(items)} {word}" if len(items) == 1 else f"{len(items)} {word}s"
-
-
-def align(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as lines of padded columns."""
-    widths = [max(columns(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = (
-        "  ".join(cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines)
-
-
-def plain(text: str) -> str:
-    """`text` without what a terminal would obey: an agent chooses its own task and names."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
-
-
-def columns(text: str) -> int:
-    """How many columns of a terminal `text` takes: wide characters take two, what stands above others none."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)

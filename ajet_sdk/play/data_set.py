@@ -20,13 +20,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ajet_sdk import routes
-from ajet_sdk.episodes import Opened, aborting
 from ajet_sdk.errors import AjetError, BadRequest, NotFound
 from ajet_sdk.operations import Talk, Target, request
-from ajet_sdk.results import RunResult
+from ajet_sdk.play.episode import Opened, aborting
+from ajet_sdk.play.results import RunResult
+from ajet_sdk.play.schedule import AGAIN_S, LATER, Later, Rollout, Turn, rollouts_at
+from ajet_sdk.play.tasks import as_part, digest
 from ajet_sdk.routes import lane_of
-from ajet_sdk.tasks import as_part, digest
-from ajet_sdk.turns import AGAIN_S, LATER, Later, Rollout, Turn, rollouts_at
 
 LOOK_S = 1.0
 """What was discarded elsewhere is seen after this time at the latest."""

@@ -4,7 +4,7 @@ The program is told where its model is by environment variables alone. What it e
 and not the program, is decided by `ajet_sdk.rewards`.
 
 If the proxy has meanwhile discarded a program's episode (it idled out, or ran too long), the program is ended. So one
-that hangs does not hold its place forever. If this process is killed, `ajet_sdk.guardian` ends the programs.
+that hangs does not hold its place forever. If this process is killed, `ajet_sdk.play.guardian` ends the programs.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from urllib.parse import urlsplit
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.clients import Membership, membership
-from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
-from ajet_sdk.guardian import Guardian
 from ajet_sdk.interception import Interception
 from ajet_sdk.operations import Target, request
-from ajet_sdk.patience import Absence, Patience
-from ajet_sdk.plays import Progress
-from ajet_sdk.processes import Child, Limits, describe
-from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.revision import is_own, of_program, shown, told
+from ajet_sdk.play.child import Child, Limits
+from ajet_sdk.play.data_set import Progress
+from ajet_sdk.play.episode import Episode, reading
+from ajet_sdk.play.guardian import Guardian
+from ajet_sdk.play.membership import Membership, membership
+from ajet_sdk.play.patience import Absence, Patience
+from ajet_sdk.play.results import RunResult, RunResults
+from ajet_sdk.play.revision import is_own, of_program, shown, told
+from ajet_sdk.play.rollouts import INTERRUPTED, RETRIES, How, ProgramChanged, Rollouts, name_of, start
+from ajet_sdk.play.tasks import Line
+from ajet_sdk.play.watching import QUICK_S, Streak, Watch
 from ajet_sdk.rewards import sources
 from ajet_sdk.rewards.decision import NoNumber, Said
 from ajet_sdk.rewards.numbers import LastNumber, read
-from ajet_sdk.rollouts import INTERRUPTED, RETRIES, How, ProgramChanged, Rollouts, name_of, start
-from ajet_sdk.tasks import Line
-from ajet_sdk.watching import QUICK_S, Streak, Watch
 
 REWARD_SOURCES = ("exit-code", "stdout", "file")
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
@@ -106,7 +106,7 @@ def proxy_variable(url: str, environ: Mapping[str, str]) -> str | None:
 
 
 class ProgramAgent:
-    """Calls `Program` as an agent of `ajet_sdk.rollouts`; use it as a context manager around the run."""
+    """Calls `Program` as an agent of `ajet_sdk.play.rollouts`; use it as a context manager around the run."""
 
     def __init__(
         self, program: Program, client: Client, on_output: OnOutput | None = None, *, watch_s: float = WATCH_S,
@@ -190,7 +190,7 @@ class ProgramAgent:
         """Runs the program itself."""
         began = time.monotonic()
         code, printed = self._run(self._program.argv, env, episode)
-        episode.program_failed = describe(code) if code != 0 else None
+        episode.program_failed = sources.describe(code) if code != 0 else None
         if self._streak is not None:
             quick = code != 0 and time.monotonic() - began < QUICK_S
             if not quick:

@@ -15,12 +15,13 @@ from typing import Any
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError
 from ajet_sdk.output import INTERRUPTED, Copies, say
-from ajet_sdk.plays import Progress
-from ajet_sdk.results import RunResult, RunResults, plain
-from ajet_sdk.revision import of_program, shown
-from ajet_sdk.runner import Program, proxy_variable, run_program
-from ajet_sdk.tasks import Line
-from ajet_sdk.untold import UNTOLD
+from ajet_sdk.play.data_set import Progress
+from ajet_sdk.play.program import Program, proxy_variable, run_program
+from ajet_sdk.play.results import RunResult, RunResults
+from ajet_sdk.play.revision import of_program, shown
+from ajet_sdk.play.tasks import Line
+from ajet_sdk.text import plain
+from ajet_sdk.untrainable import UNTRAINABLE
 
 
 class Screen:
@@ -116,7 +117,7 @@ def _code(screen: Screen) -> int:
     if screen.now is not None:
         return 0 if screen.now.done == screen.now.episodes else 1
     found = RunResults(screen.done)
-    return 0 if found.kept or (found.rewards and not found.untold) else 1
+    return 0 if found.kept or (found.rewards and not found.untrainable) else 1
 
 
 def _tell_progress(screen: Screen) -> None:
@@ -134,10 +135,10 @@ def _tell_progress(screen: Screen) -> None:
 def _explain(done: Sequence[RunResult], program: Program, client: Client) -> None:
     """Why nothing of a run, or not all of it, can be trained, as far as that is known."""
     results = RunResults(done)
-    if why := next((item.untold for item in results.untold), None):
-        some = f"{len(results.untold)} of them cannot" if results.kept else "nothing of this run can"
-        say(f"{some} be trained: the engine {UNTOLD[why].fault} ({why}); {UNTOLD[why].remedy}")
-    if empty := [item for item in done if item.ok and not item.kept and item.untold is None]:
+    if why := next((item.untrainable for item in results.untrainable), None):
+        some = f"{len(results.untrainable)} of them cannot" if results.kept else "nothing of this run can"
+        say(f"{some} be trained: the engine {UNTRAINABLE[why].fault} ({why}); {UNTRAINABLE[why].remedy}")
+    if empty := [item for item in done if item.ok and not item.kept and item.untrainable is None]:
         needs = "use OPENAI_BASE_URL" if program.interception is None else "use HTTPS_PROXY, and trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"
         variable = None if program.interception else proxy_variable(client.target.url, os.environ)

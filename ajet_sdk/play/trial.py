@@ -16,14 +16,15 @@ from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.episodes import Episode, opening, reading
 from ajet_sdk.errors import AjetError, NotReady, ProxyUnreachable
 from ajet_sdk.operations import Reply, Send, Talk
 from ajet_sdk.output import INTERRUPTED, Copies, say
-from ajet_sdk.results import RunResult, counted, plain
-from ajet_sdk.rollouts import result_of
-from ajet_sdk.runner import Program, ProgramAgent
-from ajet_sdk.turns import Rollout
+from ajet_sdk.play.episode import Episode, opening, reading
+from ajet_sdk.play.program import Program, ProgramAgent
+from ajet_sdk.play.results import RunResult
+from ajet_sdk.play.rollouts import result_of
+from ajet_sdk.play.schedule import Rollout
+from ajet_sdk.text import counted, plain
 
 LOOK_S, LOOK_DEADLINE_S = 0.2, 2.0
 """The time between two looks, and how long one is tried."""
