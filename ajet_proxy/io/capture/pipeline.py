@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -352,10 +352,11 @@ class Pipeline:
             to_close.pop_all()
             return refused, asked
 
-    def _why_gone(self, incoming: Incoming) -> str:
-        """Why the client of calls does not get the end of their answer. Nothing of that has come."""
+    def _why_gone(self, incoming: Incoming, asked: Sequence[str] = ()) -> str:
+        """Why the client of calls does not get the end of their answer. Nothing of that has come from who was `asked`.
+        """
         reason, begun = why_gone(incoming.http), incoming.begun
-        is_dead = self._upstream.is_dead(begun.model, begun.episode, monotonic() - incoming.began)
+        is_dead = self._upstream.is_dead(begun.model, begun.episode, asked, monotonic() - incoming.began)
         return ENGINE_SILENT if reason == DISCONNECTED and is_dead else reason
 
     @contextmanager
@@ -376,7 +377,8 @@ class Pipeline:
             yield
         except (asyncio.CancelledError, ConnectionError):
             nothing_came = recorder.answer is None or not recorder.answer.total_bytes
-            recorder.lose(self._why_gone(incoming) if nothing_came else why_gone(incoming.http))
+            asked = incoming.upstream_request.asked
+            recorder.lose(self._why_gone(incoming, asked) if nothing_came else why_gone(incoming.http))
             raise
         except BaseException:
             recorder.lose(ENGINE_ERROR)

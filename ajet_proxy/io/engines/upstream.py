@@ -19,14 +19,14 @@ import hashlib
 import logging
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
 import aiohttp
 from aiohttp import web
-from msgspec import Struct
+from msgspec import Struct, field
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -139,7 +139,8 @@ def base_url(url: str) -> str:
 
 
 class EngineRequest(Struct, frozen=True):
-    """What goes to an engine. ``target`` is path and query as written; ``sticky`` keeps an episode on one engine."""
+    """What goes to an engine. ``target`` is path and query as written; ``sticky`` keeps an episode on one engine.
+    ``asked`` has the engines that it was sent to, in this body or another."""
 
     method: str
     target: str
@@ -147,6 +148,7 @@ class EngineRequest(Struct, frozen=True):
     body: bytes | None
     model: str
     sticky: str
+    asked: list[str] = field(default_factory=list)
 
 
 Standing = tuple[tuple[str, int], ...]
@@ -223,9 +225,10 @@ class Upstream:
             self._pulses[url] = self._pulses[origin] = known
         return known
 
-    def is_dead(self, model: str, sticky: str, waited_s: float) -> bool:
-        """Whether the engine that `order` names first is dead, as far as a client can tell that waited for so long."""
-        return any(self.pulse(url).is_dead(waited_s) for url in self.order(model, sticky)[:1])
+    def is_dead(self, model: str, sticky: str, asked: Sequence[str], waited_s: float) -> bool:
+        """Whether the engine is dead that was `asked` last, as far as a client can tell that waited for so long. If
+        none was, it is the one that `order` names first."""
+        return any(self.pulse(url).is_dead(waited_s) for url in asked[-1:] or self.order(model, sticky)[:1])
 
     async def _is_healthy(self, origin: str) -> bool:
         try:
@@ -257,6 +260,7 @@ class Upstream:
             if (away := self._away.get(url)) is not None:  # while this request looks, others leave the engine alone
                 until = self._clock.now() + COOLDOWN_S + (self._timeout.sock_connect or 0.0)
                 self._away[url] = away._replace(until=until)
+            request.asked.append(url)
             try:
                 answer = await self._send_to(url, request)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

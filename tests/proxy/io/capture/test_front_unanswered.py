@@ -190,6 +190,24 @@ async def test_a_client_gives_up_on_an_engine_that_answers_others() -> None:
         assert (front.lost, unanswered(front)) == (["disconnected"], [])
 
 
+async def test_a_client_gives_up_on_a_dead_engine_while_others_are_answered_by_the_next() -> None:
+    """Its host is gone. Whoever asks it anew cannot reach it, so another engine is asked first from then on."""
+    stubs = EngineStub(keepalive_s=0.01), EngineStub(keepalive_s=0.01)
+    async with stubs[0] as one, stubs[1] as two, Front(one.url, two.url) as front:
+        assert await ask(front, CHAT, OTHER) == 200  # by the engine of this episode
+        gone = one if one.llm_requests() else two
+        gone.faults.append(Fault("hang"))
+        giving_up = asyncio.create_task(gives_up(front, CHAT, after_s=4.0))
+        await until(lambda: gone.llm_requests()[1:])
+        assert gone._runner is not None
+        for site in list(gone._runner.sites):
+            await site.stop()
+        await asyncio.sleep(0.1)  # until its idle connections are closed
+        assert await ask(front, CHAT, OTHER) == 200
+        await giving_up
+        assert reasons(front) == ["engine_silent"]
+
+
 async def test_a_client_gives_up_on_an_engine_that_was_sending() -> None:
     async with EngineStub(delay_s=0.1) as stub, Front(stub.url) as front:
         stub.deaf = True
