@@ -14,6 +14,7 @@ from unittest import mock
 
 from msgspec import structs
 
+from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.episode import Episode
@@ -304,6 +305,7 @@ class LedgerRig:
     def finish(
         self, episode: str, call: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), *,
         version: int | None = None, same_text: tuple[str, int] | None = None, begins: Sequence[str] = (),
+        marks: tuple[Mark, ...] = (),
     ) -> Sequence[Event]:
         known = self.state.find(episode)
         assert known is not None
@@ -314,7 +316,9 @@ class LedgerRig:
             version=version,
         )
         done = replace(done, same_text=same_text)
-        return self.run(self.commands.finish_call(episode, pack(done), at=self.at, begins=tuple(begins)))
+        return self.run(self.commands.finish_call(
+            episode, pack(done), at=self.at, marks=marks, begins=tuple(begins)
+        ))
 
     def lose(
         self, episode: str, call: str, reason: str = "disconnected", *, taken_back: bool = False, **more: Any

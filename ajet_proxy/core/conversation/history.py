@@ -439,6 +439,13 @@ class Lineage:
             if not self._lengths[mark.length]:
                 del self._lengths[mark.length]
 
+    def hand_over(self, episode: str, other: Lineage, most: int) -> None:
+        """`episode` takes no more calls. `other` has its marks from now on, and those of the latest `most` episodes."""
+        other.add(episode, self._marks.get(episode, ()))
+        self.drop(episode)
+        if len(other._marks) > most:
+            other.drop(next(iter(other._marks)))
+
     def continued(self, history: Beginnings) -> tuple[str, ...]:
         """The episode that `history` continues; none if it continues none, several if it may continue any of them."""
         for mark in history.beginnings(self._lengths):

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import deque
 from collections.abc import Callable, Iterable
 
-from ajet_proxy.core.conversation.history import Beginnings, Lineage, Mark
+from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import check_id
@@ -38,19 +37,16 @@ NAME_RUNS = (
 """What to do where a name is not that of one run."""
 MOST_PARENTS = 10_000
 """Sessions whose parent is remembered, the latest."""
-MOST_SEALED = 1000
-"""Sealed episodes of which it is remembered how they would go on, the latest."""
 
 
 class SessionNames:
     """For each name with an episode in memory, the number of the latest one there."""
 
-    def __init__(self, episodes: Iterable[Episode]) -> None:
+    def __init__(self, episodes: Iterable[Episode], sealed: Lineage | None = None) -> None:
+        """`sealed` has where the calls of sealed episodes end that a body named."""
         self._latest: dict[str, int] = {}
         self._parents: dict[str, str] = {}
-        self._marks: dict[str, list[Mark]] = {}
-        """Of open episodes that a body names, where their calls end."""
-        self._sealed, self._order = Lineage(), deque[str]()
+        self._sealed = sealed or Lineage()
         for episode in episodes:
             if episode.identified_by in RUNGS:
                 self.opened(episode.id)
@@ -78,19 +74,6 @@ class SessionNames:
             session = above
             seen.add(above)
         return session
-
-    def called(self, episode: str, marks: Iterable[Mark]) -> None:
-        """A call of `episode`, which a body names, has ended in `marks`."""
-        self._marks.setdefault(episode, []).extend(marks)
-
-    def ended(self, episode: str, *, sealed: bool) -> None:
-        """`episode` takes no more calls. What goes on from a `sealed` one is looked for."""
-        if (marks := self._marks.pop(episode, None)) is None or not sealed:
-            return
-        self._sealed.add(episode, marks)
-        self._order.append(episode)
-        if len(self._order) > MOST_SEALED:
-            self._sealed.drop(self._order.popleft())
 
     def goes_on(self, episode: str, history: Beginnings) -> bool:
         """Whether `history` goes on from a sealed episode of the same name as `episode`."""

@@ -42,6 +42,8 @@ OTHER_RUN = "another run of the model has sampled some of it"
 
 
 MOST_SHARED = 10_000
+MOST_SEALED = 1000
+"""Sealed episodes of which it is remembered how they would go on, the latest."""
 """Names that were those of several runs, the latest."""
 
 
@@ -173,6 +175,7 @@ class State(Serving, Shares):
         self.running: Counter[str] = Counter()
         """How many calls of each model are in flight, if any are."""
         self.lineage = Lineage()
+        self.sealed_lineage = Lineage()  # of sealed episodes that a body names
         self.shared_names: dict[str, None] = {}  # by the ids of their first episodes
         self.reward_curves = RewardCurves()
         self.evaluations: dict[str, Evaluation] = {}
@@ -622,6 +625,8 @@ class State(Serving, Shares):
     def _sealed(self, event: ev.EpisodeSealed) -> None:
         episode = self.episodes[event.episode]
         episode.sealed_at = event.at
+        if episode.identified_by == "body":
+            self.lineage.hand_over(episode.id, self.sealed_lineage, MOST_SEALED)
         self._move(episode, "sealed", event.at)
         self._settle(episode, event.at)
 

@@ -75,7 +75,7 @@ class LocalPort:
         self._clock = clock
         self._metrics = metrics
         self._memory = Memory()
-        self._names = names = SessionNames(store.state.episodes.values())
+        self._names = names = SessionNames(store.state.episodes.values(), store.state.sealed_lineage)
         self._shared = SharedNames(names, store.state.lineage.continued, store.trouble, logger.warning)
         self._unseen = UnseenRequests(clock.now())
         self._sent: set[str] = set()
@@ -338,11 +338,7 @@ class LocalPort:
                     self._names.left(episode)
             elif isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
                 self._memory.forget(self._state.episodes[event.episode].calls)
-                self._names.ended(event.episode, sealed=isinstance(event, ev.EpisodeSealed))
                 self._shared.ended(event.episode)
-            elif isinstance(event, ev.CallFinished) and event.marks:
-                if self._state.episodes[event.episode].identified_by == "body":
-                    self._names.called(event.episode, event.marks)
             elif isinstance(event, (ev.GateOpened, ev.PolicyAnnounced)):
                 self._gate.changed()
                 self._spoken(event.model)

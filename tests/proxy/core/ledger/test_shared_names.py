@@ -13,6 +13,7 @@ from ajet_proxy.core.ledger import session_names, shared_names, state
 from ajet_proxy.core.ledger.events import NameShared
 from ajet_proxy.core.ledger.session_names import SessionNames
 from ajet_proxy.core.ledger.shared_names import NAMES, TASKS, SharedNames
+from ajet_sdk.routes import OpenEpisode
 from tests.kit.ledger_rig import LedgerRig
 
 HISTORY = read(CHAT, {"messages": [{"role": "user", "content": "hello"}]}, b"", exact=False)
@@ -83,21 +84,30 @@ def test_several_conversations_are_an_alert_until_the_episode_ends() -> None:
     assert alerts == {}
 
 
-def test_a_call_that_goes_on_from_a_sealed_episode_of_the_name_is_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_names, "MOST_SEALED", 2)
-    names = SessionNames(())
-    signs, _ = shared(LedgerRig(), names)
+def test_a_call_that_goes_on_from_a_sealed_episode_of_the_name_is_a_sign(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "MOST_SEALED", 2)
     said = Marks((Mark("k"),))
-    for number, episode in enumerate(("me", "me.2", "other")):
-        names.called(episode, [Mark("k" if episode == "me" else f"k{number}")])
-        names.ended(episode, sealed=True)
-        for known in (None, called(LedgerRig(), "b")):
-            assert signs.shows("body", known, "me.3", "x", asked(history=said)) == (episode != "other")
-    names.called("given-up", [Mark("k")])
-    names.ended("given-up", sealed=False)
-    names.ended("unknown", sealed=True)
-    assert not signs.shows("body", None, "given-up.2", "x", asked(history=said))
-    assert not signs.shows("harness", None, "me.3", "x", asked(history=said))
+
+    def shows(episode: str, way: str = "body", known: Any = None) -> bool:
+        signs, _ = shared(LedgerRig(), SessionNames((), rig.state.sealed_lineage))
+        return signs.shows(way, known, episode, "x", asked(history=said))
+
+    def ends(episode: str, key: str, way: str = "body") -> None:
+        rig.run(rig.commands.open_episode(OpenEpisode(), episode=episode, at=rig.at, tenant="", identified_by=way))
+        rig.finish(episode, *rig.begin(episode), marks=(Mark(key),))
+
+    ends("given-up", "k")
+    rig.abort("given-up")
+    ends("named", "k", "path")
+    rig.seal("named")
+    for episode, key in (("me", "k"), ("me.2", "k1"), ("other", "k2")):
+        ends(episode, key)
+        rig.seal(episode)
+        assert not shows("given-up.2") and not shows("named.2") and not shows("me.3", "harness")
+        assert shows("me.3") == shows("me.3", known=called(LedgerRig(), "b")) == (episode != "other")
+    assert rig.state.lineage.continued(said) == ()
 
 
 def test_second_conversations_that_differ_under_one_derived_task_are_an_alert(monkeypatch: pytest.MonkeyPatch) -> None:

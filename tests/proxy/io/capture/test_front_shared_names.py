@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from ajet_proxy.core.ledger.events import NameShared
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, Front
+from tests.proxy.serving import Client, serving
 
 NAMES: tuple[tuple[dict[str, str], dict[str, Any]], ...] = (
     ({}, {"user": "me"}), ({}, {"prompt_cache_key": "me"}), ({}, {"metadata": {"user_id": "me"}}),
@@ -103,6 +105,24 @@ async def test_a_call_that_goes_on_from_a_sealed_episode_shows_that_its_name_is_
         await two.turn()
         assert two.episodes[-1] == two.episodes[-2]
         assert "several conversations" not in str(front.store.trouble)
+
+
+async def test_a_restart_forgets_no_episode_that_a_call_may_go_on_from(tmp_path: Path) -> None:
+    said: list[Any] = [says("task a")]
+
+    async def turn(client: Client) -> str:
+        answer = await client.ask("POST", CHAT, {"model": "stub", "messages": said, "user": "me"})
+        said.extend([answer.json["choices"][0]["message"], says("go on")])
+        return str(answer.headers["x-ajet-episode"])
+
+    async with EngineStub() as stub:
+        async with serving(tmp_path, upstream=(stub.url,)) as client:
+            assert await turn(client) == "me"
+        async with serving(tmp_path, upstream=(stub.url,)) as client:
+            assert await turn(client) == "me"
+            await client.control("POST", "/episodes/me/rewards", {"value": 1.0})
+        async with serving(tmp_path, upstream=(stub.url,)) as client:
+            assert (await turn(client)).startswith("ep-")
 
 
 async def test_a_new_conversation_after_a_seal_opens_the_next_of_the_name() -> None:
