@@ -45,7 +45,7 @@ class SessionNames:
     def __init__(self, episodes: Iterable[Episode], sealed: Lineage | None = None) -> None:
         """`sealed` has where the calls of sealed episodes end that a body named."""
         self._latest: dict[str, int] = {}
-        self._parents: dict[str, str] = {}
+        self._parents: dict[tuple[str, str], str] = {}
         self._sealed = sealed or Lineage()
         for episode in episodes:
             if episode.identified_by in RUNGS:
@@ -62,15 +62,15 @@ class SessionNames:
         if self._latest.get(base) == number:
             del self._latest[base]
 
-    def root(self, session: str, parent: str | None) -> str:
-        """The session that began the one which began … `session`."""
+    def root(self, session: str, parent: str | None, tenant: str = "") -> str:
+        """The session of `tenant` that began the one which began … `session`."""
         if parent is not None and parent != session:
-            self._parents.pop(session, None)
-            self._parents[session] = parent
+            self._parents.pop((tenant, session), None)
+            self._parents[tenant, session] = parent
             if len(self._parents) > MOST_PARENTS:
                 del self._parents[next(iter(self._parents))]
         seen = {session}
-        while (above := self._parents.get(session)) is not None and above not in seen:
+        while (above := self._parents.get((tenant, session))) is not None and above not in seen:
             session = above
             seen.add(above)
         return session

@@ -174,8 +174,7 @@ class State(Serving, Shares):
         self.gates: dict[str, Gate] = {}
         self.running: Counter[str] = Counter()
         """How many calls of each model are in flight, if any are."""
-        self.lineage = Lineage()
-        self.sealed_lineage = Lineage()  # of sealed episodes that a body names
+        self.lineage, self.sealed_lineage = Lineage(), Lineage()  # of open episodes, and sealed ones that a body names
         self.shared_names: dict[str, None] = {}  # by the ids of their first episodes
         self.reward_curves = RewardCurves()
         self.evaluations: dict[str, Evaluation] = {}

@@ -352,7 +352,7 @@ class LocalPort:
         if identity.episode is None or identity.identified_by not in RUNGS:
             return identity
         find, tenant = self._state.find, identity.claims.tenant
-        name, agent = self._names.root(identity.episode, identity.parent), identity.labels.agent
+        name, agent = self._names.root(identity.episode, identity.parent, tenant), identity.labels.agent
         if name != identity.episode:
             identity = replace(identity, labels=replace(identity.labels, agent=agent or identity.episode[:MAX_LABEL]))
         if identity.may_be_shared and base_of(name, tenant) in self._state.shared_names:
@@ -369,7 +369,7 @@ class LocalPort:
         agent = agent if known is None else known.agent_of(agent, request.model)
         if not self._shared.shows(named.identified_by, known, current.episode, agent, request):
             return current
-        base = base_of(self._names.root(named.episode or "", None), named.claims.tenant)
+        base = base_of(self._names.root(named.episode or "", None, named.claims.tenant), named.claims.tenant)
         self._store.post([ev.NameShared(self._clock.now(), base)])
         return replace(current, episode=None, identified_by="lineage")
 

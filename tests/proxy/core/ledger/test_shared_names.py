@@ -141,6 +141,7 @@ def test_a_session_is_a_part_of_the_one_that_began_it(monkeypatch: pytest.Monkey
     names = SessionNames(())
     assert names.root("top", None) == names.root("top", "top") == "top"
     assert names.root("child", "top") == names.root("child", None) == names.root("grandchild", "child") == "top"
+    assert names.root("child", None, "another tenant") == "child"
     assert names.root("top", "grandchild") in ("top", "child", "grandchild"), "a circle ends"
     monkeypatch.setattr(session_names, "MOST_PARENTS", 1)
     names = SessionNames(())
