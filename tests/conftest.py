@@ -1,6 +1,7 @@
 """Which tests run where: folders decide the environment; what cannot run here is skipped with the command that does.
 
-`tests/e2e` and `tests/trainer/engine` need `.venv-engine` (torch, vLLM, verl); `tests/proxy` needs the daemon's Python.
+`tests/e2e`, `tests/gpu` and `tests/trainer/engine` need `.venv-engine` (torch, vLLM, verl); `tests/proxy` needs the
+daemon's Python.
 Plain ``pytest`` in either environment therefore runs what that environment can; ``make test`` runs each test once.
 """
 
@@ -22,7 +23,7 @@ settings.register_profile("ajet", deadline=None, print_blob=True)  # a busy mach
 settings.load_profile("ajet")
 
 HERE = Path(__file__).parent
-ENGINE_FOLDERS = ("e2e", "trainer/engine")
+ENGINE_FOLDERS = ("e2e", "gpu", "trainer/engine")
 HAS_ENGINE = importlib.util.find_spec("torch") is not None
 
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -56,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("engine")
         if folder.startswith("e2e/"):
             item.add_marker("e2e")
-        if "gpu" in item.keywords and not has_gpu:
+        if item.get_closest_marker("gpu") and not has_gpu:
             item.add_marker(no_gpu)
         if item.get_closest_marker("integrations") and not asked:
             item.add_marker(not_asked)

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ class Loop:
     `run` leaves behind the trainer's `metrics`, the proxy's `status`, some `episodes` with their tokens, and the
     `seconds` that each part took.
     """
+
+    proxy_options: Sequence[str] = ()
 
     def __init__(self, plan: Plan, folder: Path, model: Path, screen: Screen) -> None:
         self.plan, self.folder, self.model, self.screen = plan, folder, model, screen
@@ -77,7 +80,8 @@ class Loop:
 
     def _start_proxy(self, children: Children) -> None:
         log, data_dir = self.folder / "proxy.log", str(self.folder / "proxy")
-        argv = [path_of("ajet-proxy"), "serve", "--listen", f"127.0.0.1:{self.port}", "--data-dir", data_dir]
+        argv = [path_of("ajet-proxy"), "serve", "--listen", f"127.0.0.1:{self.port}", "--data-dir", data_dir,
+                *self.proxy_options]  # fmt: skip
         with timed(self.seconds, "proxy start"):
             children.start("ajet-proxy", argv, log, environment())
             for seconds in ticks(PROXY_START_S, "ajet-proxy did not become ready"):

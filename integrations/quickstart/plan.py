@@ -11,6 +11,7 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from integrations.quickstart.guess import HIGHEST, LOWEST
 
@@ -48,8 +49,8 @@ class Plan:
             steps.append(tuple(bag.pop() for bag in bags))
         return steps
 
-    def trainer_config(self, *, model: Path, proxy_url: str, run_dir: Path) -> str:
-        """The TOML file for ``ajet-trainer run``. Paths are written as JSON strings, which TOML reads as its own."""
+    def tables(self, *, model: Path, proxy_url: str, run_dir: Path) -> dict[str, dict[str, Any]]:
+        """The tables of the trainer's configuration."""
         ours = {
             "model": str(model),
             "model_name": MODEL_NAME,
@@ -68,8 +69,14 @@ class Plan:
             "actor_rollout_ref.rollout.seed": self.seed,
             "actor_rollout_ref.actor.optim.lr": self.lr,
         }
-        lines = ["[trainer]", *(f"{key} = {json.dumps(value)}" for key, value in ours.items()), "", "[verl]"]
-        return "\n".join([*lines, *(f"{key} = {json.dumps(value)}" for key, value in verl.items()), ""])
+        return {"trainer": ours, "verl": verl}
+
+    def trainer_config(self, *, model: Path, proxy_url: str, run_dir: Path) -> str:
+        """The TOML file for ``ajet-trainer run``. Values are written as JSON, which TOML reads as its own."""
+        parts = []
+        for table, values in self.tables(model=model, proxy_url=proxy_url, run_dir=run_dir).items():
+            parts += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""]
+        return "\n".join(parts)
 
 
 def task_of(step: int, secret: int) -> str:

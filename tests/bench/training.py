@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import importlib.util
 import random
 import re
 import sys
@@ -213,11 +214,11 @@ class Worker:
 
 
 def flat(module: Any) -> Any:
-    """The gradient as one vector, where it is."""
+    """The gradient as one vector, in the host's memory: three of them would not fit a GPU beside a large model."""
     import torch
 
     parts = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in module.parameters()]
-    return torch.cat([part.flatten() for part in parts])
+    return torch.cat([part.flatten().cpu() for part in parts])
 
 
 def forget_peak() -> float:
@@ -323,6 +324,8 @@ def main() -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     attention = "flex_attention" if device == "cuda" else "sdpa"
+    if device == "cuda" and importlib.util.find_spec("flash_attn") is None:
+        importlib.import_module("tests.gpu.cross_entropy")
     torch._dynamo.config.recompile_limit = 64  # past it flex attention computes all pairs; each form has its own sizes
     with tempfile.TemporaryDirectory() as name, verl_here(device):
         model, dtype = given.model or model_in(Path(name)), given.dtype

@@ -7,6 +7,7 @@ It runs from `.venv-engine` whatever environment the caller is in.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -20,19 +21,23 @@ from tests.kit.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 VLLM = ROOT / ".venv-engine" / "bin" / "vllm"
+HAS_GPU = shutil.which("nvidia-smi") is not None
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_RESPONSES_API_STORE": "1",
-    "OMP_NUM_THREADS": "1",
 }
-OPTIONS = (
+if not HAS_GPU:
+    ENVIRONMENT |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+ON_GPU = ("--dtype", "bfloat16", "--gpu-memory-utilization", "0.3")
+ON_CPU = (
     "--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor",  # starts in half the time
-    "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "64",
+    "--dtype", "float32", "--enforce-eager",
+)  # fmt: skip
+OPTIONS = (
+    *(ON_GPU if HAS_GPU else ON_CPU), "--max-model-len", "2048", "--max-num-seqs", "64",
     "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 )  # fmt: skip
 
