@@ -225,6 +225,7 @@ class Run:
             self.dismiss(hand)
             return
 
+        self.learner.check()
         if self.learner.colocated or self.config.overlap == 0:
             self.close_gate()
         try:

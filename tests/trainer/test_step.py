@@ -10,6 +10,7 @@ import pytest
 
 from ajet_sdk.errors import ProxyUnreachable
 from ajet_sdk.sample import BatchEpisode
+from ajet_trainer.attempts import Elsewhere
 from ajet_trainer.config import Config, digest
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
@@ -172,6 +173,27 @@ def test_an_engine_that_stands_alone_serves_while_the_trainer_trains(setting: Se
     names.clear()
     run.step()
     assert names.index("after training") < names.index("before the gate closes") < names.index("before the push")
+
+
+@pytest.mark.parametrize("colocated", [True, False])
+def test_engines_are_looked_at_before_each_step_though_batches_are_always_ready(
+    setting: Setting, colocated: bool
+) -> None:
+    """One that serves another model by now has sampled some of this batch, which goes back untrained."""
+    run = setting.start(colocated=colocated)
+    run.start()
+    run.step()
+    assert setting.learner.checks == 1
+
+    def check() -> None:
+        raise Elsewhere("it serves another model")
+
+    setting.learner.check = check  # type: ignore[method-assign]
+    with pytest.raises(Elsewhere):
+        run.step()
+    run.close()
+    assert setting.learner.version == 1 and setting.proxy.gate == "open"
+    assert setting.proxy.log.count("nack lease1") == 1
 
 
 def test_a_trainer_says_for_whom_it_waits(tmp_path: Path) -> None:
