@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet_sdk.errors import AjetError
 from ajet_trainer.batch import Row
 from ajet_trainer.engines import Answer
 
@@ -40,6 +41,14 @@ ENOUGH = 1000
 """Fresh tokens that a step must have for its KL to mean anything."""
 LIMIT = 20.0
 """Of a log ratio, as verl limits it: e to this power is still a number."""
+
+
+class OtherWeights(AjetError):
+    """Fresh tokens of a step were not sampled by the weights that it begins with. That may be the engine, or these
+    episodes alone: one that was started again has sampled them before it had the weights. So it counts as a step that
+    failed (`ajet_trainer.attempts`), or the same batch would end every run that comes."""
+
+    type = "other_weights"
 
 
 def name_of(dtype: str | None) -> str:

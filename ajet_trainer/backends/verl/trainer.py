@@ -41,7 +41,7 @@ from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import same_model, trained_rows
 from ajet_trainer.advantage import group_of, row_weights
-from ajet_trainer.agreement import ENOUGH, fresh_kl
+from ajet_trainer.agreement import ENOUGH, OtherWeights, fresh_kl
 from ajet_trainer.attempts import NoUpdate
 from ajet_trainer.backends.verl import adapters, advantages, compared, settings, weights
 from ajet_trainer.backends.verl.checkpoints import DTYPE, prune
@@ -202,7 +202,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return batch
 
     def _compare_fresh(self, partition: str, metrics: dict[str, Any]) -> None:
-        """Raises `EngineLost` if the engine serves other weights than those that this step begins with."""
+        """Raises `OtherWeights` if the engine serves others than those that this step begins with."""
         keys = [row.key for row in self._rows]
         stored = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=["old_log_probs"])
         own = [one.float().numpy()[: len(row.response)] for row, one in
@@ -211,7 +211,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         metrics |= {"rollout_corr/fresh_kl": kl, "rollout_corr/fresh_tokens": float(tokens)} if tokens else {}
         most = self._ours.max_kl
         if tokens >= ENOUGH and most and not kl <= most:
-            raise EngineLost(
+            raise OtherWeights(
                 f"the engine does not serve the weights that this step begins with, or agents sample otherwise than "
                 f"they tell: over {tokens} tokens of these weights its KL divergence from the trainer is {kl:.2f} nats "
                 f"(max_kl = {most:g}). Nothing was trained of them"
