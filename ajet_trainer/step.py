@@ -296,7 +296,8 @@ class Run:
                 )  # fmt: skip
                 leased = self.link.lease(replace(ask, groups=self.config.groups - groups_in(hand)))
                 if leased is None:
-                    self.open_gate()
+                    if not self.link.knows(self.served, self.learner.upstreams()):
+                        self.open_gate()
                     self.learner.check()
                     waits = self.look_at_team(waits)
                     continue
@@ -444,7 +445,7 @@ class Run:
 
     def open_gate(self) -> None:
         """Calls pass again, served by the version that the engine last took. A daemon may have come back with an empty
-        data directory between two questions. So it is told whatever it knows, and again whenever it has no batch."""
+        data directory between two questions. So it is told whatever it knows, and again if it does not know it."""
         self.announce(self.learner.upstreams())
         self.link.open_gate(self.served)
         self.gate_closed = False
