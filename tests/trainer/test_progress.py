@@ -41,6 +41,16 @@ def test_a_step_is_one_line_of_json_and_one_line_to_read(tmp_path: Path) -> None
     assert progress.step == 3
 
 
+def test_a_step_says_how_many_groups_have_no_signal_and_how_many_updates_were_left_out(tmp_path: Path) -> None:
+    said: list[str] = []
+    progress = Progress(tmp_path, 8, said.append)
+    step = {"reward_mean": 0.5, "reward_std": 0.1, "episodes": 160, "sampled_tokens": 9, "groups": 20, "timing": {}}
+    progress.record({"step": 1, **step, "groups_without_signal": 16, "updates": 3, "skipped_updates": 1})
+    progress.record({"step": 2, **step, "groups_without_signal": 0, "updates": 4, "skipped_updates": 0})
+    assert "· 16 of 20 groups without a signal · 1 of 4 updates left out: gradient not finite" in said[0]
+    assert "signal" not in said[1] and "updates" not in said[1]
+
+
 def test_resuming_drops_the_lines_of_lost_steps_and_a_torn_last_line(tmp_path: Path) -> None:
     progress = Progress(tmp_path, 0, lambda _: None)
     for step in (1, 2, 3):

@@ -264,6 +264,15 @@ def test_metrics_of_a_step(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_groups_whose_rewards_are_equal_are_counted(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 1)
+    three = 0.1 + 0.1 + 0.1
+    setting.proxy.make = lambda task: (episode(f"{task}a", three), episode(f"{task}b", 0.9 if task == "0g1" else 0.3))
+    setting.whole()
+    record = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert (record["groups"], record["groups_without_signal"]) == (2, 1)
+
+
 MIXED = (PROCESSED | {"top_p": 0.8}, PROCESSED | {"temperature": 0}, None, PROCESSED)
 
 
