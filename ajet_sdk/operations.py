@@ -23,6 +23,7 @@ from urllib.parse import urlencode, urlsplit
 
 from ajet_sdk import routes
 from ajet_sdk.address import is_key, server
+from ajet_sdk.bodies import to_json
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, OverQuota, ProxyUnreachable, from_body
 
 DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
@@ -138,8 +139,8 @@ def request(
 ) -> Talk[Reply]:
     """Asks the route called `name` until it is acknowledged.
 
-    `body` is one of the dataclasses of `ajet_sdk.routes` and is checked here first, by the proxy's own rules. If a lane
-    has no room for an episode, this waits for as long as it takes, unless the body's ``hold_s`` says for how long.
+    `body` is one of the dataclasses of `ajet_sdk.routes`. If a lane has no room for an episode, this waits for as long
+    as it takes, unless the body's ``hold_s`` says for how long.
     """
     send = _send(target, name, body, id, query)
     started, attempts = target.clock(), 0
@@ -174,10 +175,7 @@ def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[s
         headers["authorization"] = f"Bearer {target.key}"
     content = None
     if route.body is not None:
-        fields = {} if body is None else routes.to_json(body)
-        if body is not None:
-            routes.parse(type(body), fields)
-        content = json.dumps(fields).encode()
+        content = json.dumps({} if body is None else to_json(body)).encode()
         headers["content-type"] = "application/json"
     url = target.url + routes.PREFIX + path + ("?" + urlencode(query) if query else "")
     return Send(route.method, url, headers, content, ATTEMPT_S)

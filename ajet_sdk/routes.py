@@ -1,22 +1,19 @@
 """Every control route and its body: the single table that the proxy serves and that every client speaks.
 
-A body is a frozen dataclass; `parse` turns decoded JSON into it and refuses what does not fit with a `BadRequest` that
-names the field. Unknown fields are refused too, with the nearest known name, because a misspelt ``final`` must not
-silently seal an episode.
-
-Invariant: whatever `parse` returns can be written as UTF-8, strict JSON and MessagePack. It has no lone surrogates, no
-NaN or infinity, no integer over 64 bits, no deep nesting. JSON itself allows all four, a journal does not.
+A body says itself what it may hold (`ajet_sdk.bodies`). So a client hears of a mistake where it makes the body, in the
+words in which the proxy would have refused it.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from ajet_sdk.address import server
+from ajet_sdk.bodies import Body, check_length, checked, number, text, word
 from ajet_sdk.errors import BadRequest
 
 KEY_PREFIX = "ajet-"
@@ -52,8 +49,6 @@ DISCARD_REASONS = (
 LEASE_UNITS = ("groups", "episodes")
 DEFAULT_LANE = "default"
 """The lane of tasks that name none."""
-MAX_LANE = 1000
-"""Characters of its name."""
 MAX_LANES = 100
 """Lanes of a mix."""
 _NEARLY = 1e-4
@@ -64,9 +59,16 @@ TRAINER_SAYS = ("comes", "beats", "begins", "leaves")
 """What a trainer says: that its process is at work, still is, has its weights ready for the engines, and has ended."""
 CLIENT_ENDS = ("left", "replaced", "silent")
 """Why a client is gone."""
+MAX_LABEL = 1000
+"""Characters of the name of a task, a model, an agent or a state."""
 MAX_CLIENT_TEXT = 200
-"""Characters of a client's name or lane, and of a revision."""
-MAX_NESTING = 32
+"""Characters of a client's name or lane, of a revision, and of a run."""
+MAX_ID = 200
+"""Characters of a reward's id."""
+MAX_WORDS = 10_000
+"""Characters of a note or a reason."""
+DESIRED = ("running", "stopped")
+"""What a run can be wanted to be."""
 MAX_VERSION = 2**31 - 1
 """No policy version is larger: batches say them in 32 bits."""
 MAX_REWARD = 1e12
@@ -89,26 +91,41 @@ MAX_AGE_S = 1e9
 MAX_LEASE_S = 7 * 86400.0
 
 
-def _within(least: float, most: float, default: Any = MISSING, *, above: bool = False) -> Any:
-    """A field whose number is from `least` to `most`; with `above`, more than `least`."""
-    return field(default=default, metadata={"bounds": (least, most, above)})
+def check_shares(shares: Mapping[str, float], name: str = "shares") -> None:
+    """`BadRequest` for what cannot be the shares of lanes."""
+    if not 1 <= len(shares) <= MAX_LANES:
+        raise BadRequest(f"shares must name 1 to {MAX_LANES} lanes", param="shares")
+    for lane, share in shares.items():
+        if not lane or len(lane) > MAX_LABEL or "/" in lane:
+            message = f"shares: {lane[:80]!r} is no lane: one has 1 to {MAX_LABEL} characters, without a '/'"
+            raise BadRequest(message, param="shares")
+        if not 0 <= share <= 1:
+            message = f"shares: that of {lane[:80]!r} must be a number from 0 to 1, not {share:g}"
+            raise BadRequest(message, param="shares")
+    if not abs(math.fsum(shares.values()) - 1) <= _NEARLY:
+        raise BadRequest(f"shares must add up to 1, not {math.fsum(shares.values()):g}", param="shares")
 
 
-class Body:
-    """A body whose numbers are within the bounds of their fields, or `BadRequest`."""
+def check_id(value: str, name: str = "episode") -> str:
+    """`value` if it can name an episode (1 to 200 of ``A-Z a-z 0-9 . _ : @ -``, not starting like a key)."""
+    if not _ID.match(value) or value.startswith(KEY_PREFIX):
+        raise BadRequest(
+            f"{name} must be 1 to 200 letters, digits or . _ : @ - and may not begin with {KEY_PREFIX!r}", param=name
+        )
+    return value
 
-    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
-            if (bounds := one.metadata.get("bounds")) is None or value is None:
-                continue
-            least, most, above = bounds
-            is_number = isinstance(value, (int, float))
-            if not (is_number and least <= value <= most and not (above and value == least)):
-                said = f"above {least:g} and at most" if above else f"from {least:.15g} to"
-                raise BadRequest(f"{one.name} must be a finite number {said} {most:.15g}", param=one.name)
+def check_upstreams(urls: Sequence[str], name: str = "upstreams") -> None:
+    """Raises `BadRequest` for what is no engine's base URL."""
+    for url in urls:
+        if server(url) is None or "@" in url:
+            raise BadRequest(f"upstream {url.rpartition('@')[2][:200]!r} is no http://HOST:PORT", param=name)
+
+
+def check_agents(models: Mapping[str, str], name: str) -> None:
+    """Raises `BadRequest` for agents that have no name or no model."""
+    for told in (*models, *models.values()):
+        check_length(told, name, 1, MAX_LABEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +137,33 @@ class OpenEpisode(Body):
     None: as long as it does by itself). ``members`` and ``teachers`` map names of agents to their models; what members
     sampled is trained, and what teachers did never is."""
 
-    task: str | None = None
-    model: str | None = None
-    agent: str | None = None
+    task: str | None = text(0, MAX_LABEL, None)
+    model: str | None = text(0, MAX_LABEL, None)
+    agent: str | None = text(0, MAX_LABEL, None)
     eval: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    idle_timeout: float | None = _within(0, MAX_AGE_S, None, above=True)
-    wall_timeout: float | None = _within(0, MAX_AGE_S, None, above=True)
-    members: Mapping[str, str] | None = None
-    place: int | None = _within(0, MAX_PLAY - 1, None)
+    idle_timeout: float | None = number(0, MAX_AGE_S, None, above=True)
+    wall_timeout: float | None = number(0, MAX_AGE_S, None, above=True)
+    members: Mapping[str, str] | None = checked(check_agents, None)
+    place: int | None = number(0, MAX_PLAY - 1, None)
     client: str | None = None
-    revision: str | None = None
+    revision: str | None = text(0, MAX_CLIENT_TEXT, None)
     play: str | None = None
     trial: bool = False
-    id: str | None = None
-    hold_s: float | None = _within(0, MAX_WAIT_S, None)
-    teachers: Mapping[str, str] | None = None
+    id: str | None = checked(check_id, None)
+    hold_s: float | None = number(0, MAX_WAIT_S, None)
+    teachers: Mapping[str, str] | None = checked(check_agents, None)
+
+    def __post_init__(self) -> None:
+        """Also refuses a team in which members and teachers cannot be told apart."""
+        Body.__post_init__(self)
+        members = self.members or {}
+        for name, model in (self.teachers or {}).items():
+            if name in members:
+                raise BadRequest(f"{name!r} is a member and a teacher: which of them?", param="teachers")
+            if model in (self.model, *members.values()):
+                said = f"the calls of teacher {name!r} are never trained, and others learn as {model!r}: name another"
+                raise BadRequest(said, param="teachers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,27 +172,41 @@ class Reward(Body):
     `MAX_REWARD`. ``state`` names the state in which ``call`` was made, so that it is compared with others in it. With
     ``model`` it is only for what that model sampled."""
 
-    value: float = _within(-MAX_REWARD, MAX_REWARD)
+    value: float = number(-MAX_REWARD, MAX_REWARD)
     call: str | None = None
-    agent: str | None = None
+    agent: str | None = text(0, MAX_LABEL, None)
     final: bool = True
-    id: str | None = None
-    note: str | None = None
-    state: str | None = None
-    model: str | None = None
+    id: str | None = text(1, MAX_ID, None)
+    note: str | None = text(0, MAX_WORDS, None)
+    state: str | None = text(1, MAX_LABEL, None)
+    model: str | None = text(1, MAX_LABEL, None)
+
+    def __post_init__(self) -> None:
+        """Also refuses a state of no call, and a model beside a call."""
+        Body.__post_init__(self)
+        if self.state is not None and self.call is None:
+            raise BadRequest("state is that of a call: name the call too", param="state")
+        if self.model is not None and self.call is not None:
+            raise BadRequest("a call is of one model already: leave the model out", param="model")
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
-    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept apart from the state's reason. ``cause`` is
-    one of `ABORT_CAUSES`."""
+class Abort(Body):
+    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept apart from the state's reason. It is often
+    an exception's text, so it is cut where others are refused. ``cause`` is one of `ABORT_CAUSES`."""
 
     reason: str | None = None
-    cause: str | None = None
+    cause: str | None = word(ABORT_CAUSES, None)
+
+    def __post_init__(self) -> None:
+        """Also cuts the reason."""
+        Body.__post_init__(self)
+        if self.reason is not None:
+            object.__setattr__(self, "reason", self.reason[:MAX_WORDS])
 
 
 @dataclass(frozen=True, slots=True)
-class Empty:
+class Empty(Body):
     """The body of a route that takes none: ``{}`` or nothing."""
 
 
@@ -176,25 +218,31 @@ class Lease(Body):
     for `group_wait_s` seconds. What is ready of it is a group then if it is large enough, else it is discarded. With
     `max_lead`, nothing is leased while `model` is more updates than that ahead of the slowest of its team."""
 
-    groups: int = _within(1, MAX_GROUPS, 1)
-    group_size: int | None = _within(1, MAX_GROUPS, None)
-    max_staleness: int | None = _within(0, MAX_VERSION, None)
-    model: str | None = None
+    groups: int = number(1, MAX_GROUPS, 1)
+    group_size: int | None = number(1, MAX_GROUPS, None)
+    max_staleness: int | None = number(0, MAX_VERSION, None)
+    model: str | None = text(0, MAX_LABEL, None)
     signal: bool = False
-    unit: str = "groups"
-    min_group_size: int | None = _within(1, MAX_GROUPS, None)
-    group_wait_s: float = _within(0, MAX_AGE_S, 60.0)
-    wait_s: float = _within(0, MAX_WAIT_S, 0.0)
-    lease_s: float = _within(0, MAX_LEASE_S, 300.0, above=True)
-    max_lead: int | None = _within(0, MAX_VERSION, None)
+    unit: str = word(LEASE_UNITS, "groups")
+    min_group_size: int | None = number(1, MAX_GROUPS, None)
+    group_wait_s: float = number(0, MAX_AGE_S, 60.0)
+    wait_s: float = number(0, MAX_WAIT_S, 0.0)
+    lease_s: float = number(0, MAX_LEASE_S, 300.0, above=True)
+    max_lead: int | None = number(0, MAX_VERSION, None)
+
+    def __post_init__(self) -> None:
+        """Also refuses a lead of no model."""
+        Body.__post_init__(self)
+        if self.max_lead is not None and not self.model:
+            raise BadRequest("max_lead is that of a model: name the model too", param="model")
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
+class Flush(Body):
     """``POST groups/flush``: of what is ready now of `lane` and `task` (None: of all), nothing more is waited for."""
 
-    lane: str | None = None
-    task: str | None = None
+    lane: str | None = text(0, MAX_LABEL, None)
+    task: str | None = text(0, MAX_LABEL, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,18 +251,18 @@ class SetMix(Body):
     `ahead` groups open or ready (0: any number), each of `group_size` episodes. A lane with nothing for `lane_wait_s`
     seconds lends its turns. A named `model` has a mix of its own from then on."""
 
-    shares: Mapping[str, float] | None = None
-    ahead: int | None = _within(0, MAX_AHEAD, None)
-    group_size: int | None = _within(0, MAX_GROUPS, None)
-    lane_wait_s: float | None = _within(0, MAX_LANE_WAIT_S, None)
-    model: str | None = None
+    shares: Mapping[str, float] | None = checked(check_shares, None)
+    ahead: int | None = number(0, MAX_AHEAD, None)
+    group_size: int | None = number(0, MAX_GROUPS, None)
+    lane_wait_s: float | None = number(0, MAX_LANE_WAIT_S, None)
+    model: str | None = text(0, MAX_LABEL, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Extend(Body):
     """``POST batches/ID/extend``: the lease now ends `lease_s` seconds from now."""
 
-    lease_s: float = _within(0, MAX_LEASE_S, 300.0, above=True)
+    lease_s: float = number(0, MAX_LEASE_S, 300.0, above=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +270,7 @@ class Ack(Body):
     """``POST batches/ID/ack``: the step that trained this batch is checkpointed. ``filtered`` are episodes of it that
     the trainer did not train, and why."""
 
-    policy_version: int = _within(0, MAX_VERSION)
+    policy_version: int = number(0, MAX_VERSION)
     filtered: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -232,16 +280,16 @@ class GateClose(Body):
     model, the one that is announced is meant."""
 
     reason: str = "weights"
-    wait_s: float = _within(0, MAX_WAIT_S, 600.0)
-    model: str | None = None
+    wait_s: float = number(0, MAX_WAIT_S, 600.0)
+    model: str | None = text(0, MAX_LABEL, None)
 
 
 @dataclass(frozen=True, slots=True)
 class GateOpen(Body):
     """``POST gate/open``: let requests of `model` through again, now served by `policy_version`."""
 
-    policy_version: int = _within(0, MAX_VERSION)
-    model: str | None = None
+    policy_version: int = number(0, MAX_VERSION)
+    model: str | None = text(0, MAX_LABEL, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +297,10 @@ class Policy(Body):
     """``POST policy``: `model` is at `version` of a `run` (unset: the one before); `upstreams`, if given, replace its
     engines (base URLs)."""
 
-    model: str
-    version: int = _within(0, MAX_VERSION)
-    upstreams: tuple[str, ...] | None = None
-    run: str | None = None
+    model: str = text(1, MAX_LABEL)
+    version: int = number(0, MAX_VERSION)
+    upstreams: tuple[str, ...] | None = checked(check_upstreams, None)
+    run: str | None = text(1, MAX_CLIENT_TEXT, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +308,12 @@ class Attend(Body):
     """``POST trainers``: the process `instance` trains `model` in a `run`, with its `folder` on `host`. It `says` one
     of `TRAINER_SAYS`."""
 
-    model: str
-    run: str
-    instance: str
-    says: str = "beats"
-    host: str = ""
-    folder: str = ""
+    model: str = text(1, MAX_LABEL)
+    run: str = text(1, MAX_CLIENT_TEXT)
+    instance: str = text(1, MAX_CLIENT_TEXT)
+    says: str = word(TRAINER_SAYS, "beats")
+    host: str = text(0, MAX_LABEL, "")
+    folder: str = text(0, MAX_WORDS, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,17 +321,17 @@ class Evaluate(Body):
     """``POST evaluations``: so many evaluation `episodes` of `model` are wanted, at the version that serves it. ``id``
     makes it idempotent; without one the proxy makes one."""
 
-    model: str
-    episodes: int = _within(1, MAX_EVALUATION)
-    id: str | None = None
+    model: str = text(1, MAX_LABEL)
+    episodes: int = number(1, MAX_EVALUATION)
+    id: str | None = checked(check_id, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Play(Body):
     """``POST plays``: a data set of so many `episodes` is played under `name`. One that is being played goes on."""
 
-    name: str
-    episodes: int = _within(1, MAX_PLAY)
+    name: str = checked(check_id)
+    episodes: int = number(1, MAX_PLAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,32 +340,32 @@ class Join(Body):
     ``replaces``, an older client of the name is gone. With ``replaces_older``, episodes of the lane that were played
     under another revision are discarded. ``id`` makes it idempotent; without one the proxy makes one."""
 
-    name: str
-    revision: str | None = None
-    lane: str | None = None
-    ttl_s: float = _within(0, MAX_TTL_S, 30.0, above=True)
+    name: str = text(1, MAX_CLIENT_TEXT)
+    revision: str | None = text(1, MAX_CLIENT_TEXT, None)
+    lane: str | None = text(1, MAX_CLIENT_TEXT, None)
+    ttl_s: float = number(0, MAX_TTL_S, 30.0, above=True)
     replaces: bool = True
     replaces_older: bool = False
-    id: str | None = None
+    id: str | None = checked(check_id, None)
 
 
 @dataclass(frozen=True, slots=True)
-class PutRun:
+class PutRun(Body):
     """``PUT runs/NAME``: this configuration is wanted, and whether it should run. ``supervisor`` says whose run it is;
     unset, it is that of the only one there is. With ``restart``, a run that must start again for this does so."""
 
     config: Mapping[str, Any]
-    desired: str
+    desired: str = word(DESIRED)
     supervisor: str | None = None
     restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeRun:
+class ChangeRun(Body):
     """``PATCH runs/NAME``: the keys of ``config`` replace those of the same name; a null takes one away."""
 
     config: Mapping[str, Any] | None = None
-    desired: str | None = None
+    desired: str | None = word(DESIRED, None)
     restart: bool = False
 
 
@@ -331,7 +379,7 @@ class Supervise(Body):
     runs: Mapping[str, Any] = field(default_factory=dict)
     verdicts: Mapping[str, Any] = field(default_factory=dict)
     known: str = ""
-    wait_s: float = _within(0, MAX_WAIT_S, 0.0)
+    wait_s: float = number(0, MAX_WAIT_S, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +439,6 @@ ROUTES: tuple[Route, ...] = (
 )
 
 _BY_NAME = {route.name: route for route in ROUTES}
-B = TypeVar("B")
 
 
 def route(name: str) -> Route:
@@ -403,112 +450,3 @@ def lane_of(task: str) -> str:
     """The lane of a task, where none is given: what its name has before its first ``/``."""
     kind, slash, _ = task.partition("/")
     return kind if slash and kind else DEFAULT_LANE
-
-
-def check_shares(shares: Mapping[str, float]) -> None:
-    """`BadRequest` for what cannot be the shares of lanes."""
-    if not 1 <= len(shares) <= MAX_LANES:
-        raise BadRequest(f"shares must name 1 to {MAX_LANES} lanes", param="shares")
-    for lane, share in shares.items():
-        if not lane or len(lane) > MAX_LANE or "/" in lane:
-            message = f"shares: {lane[:80]!r} is no lane: one has 1 to {MAX_LANE} characters, without a '/'"
-            raise BadRequest(message, param="shares")
-        if not 0 <= share <= 1:
-            message = f"shares: that of {lane[:80]!r} must be a number from 0 to 1, not {share:g}"
-            raise BadRequest(message, param="shares")
-    if not abs(math.fsum(shares.values()) - 1) <= _NEARLY:
-        raise BadRequest(f"shares must add up to 1, not {math.fsum(shares.values()):g}", param="shares")
-
-
-def check_id(value: str, name: str = "episode") -> str:
-    """`value` if it can name an episode (1 to 200 of ``A-Z a-z 0-9 . _ : @ -``, not starting like a key)."""
-    if not _ID.match(value) or value.startswith(KEY_PREFIX):
-        raise BadRequest(
-            f"{name} must be 1 to 200 letters, digits or . _ : @ - and may not begin with {KEY_PREFIX!r}", param=name
-        )
-    return value
-
-
-def parse(kind: type[B], body: Any) -> B:
-    """`body` (decoded JSON; None counts as ``{}``) as a `kind`, or a `BadRequest` naming the field at fault."""
-    body = {} if body is None else body
-    if not isinstance(body, Mapping):
-        raise BadRequest("the body must be a JSON object")
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for name, value in body.items():
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"
-            raise BadRequest(f"unknown field {name!r}{hint}", param=str(name))
-        values[name] = _coerce(name, str(known[name].type), value)
-    try:
-        return kind(**values)
-    except TypeError:
-        missing = [n for n in known if n not in values and _required(known[n])]
-        raise BadRequest(f"missing field {missing[0]!r}", param=missing[0]) from None
-
-
-def to_json(body: Any) -> dict[str, Any]:
-    """A body as the JSON object that `parse` reads back; fields at their default are left out."""
-    out = {}
-    for f in fields(body):
-        value = getattr(body, f.name)
-        if _required(f) or value != (f.default_factory() if callable(f.default_factory) else f.default):
-            out[f.name] = list(value) if isinstance(value, tuple) else value
-    return out
-
-
-def _required(f: Any) -> bool:
-    return f.default is MISSING and f.default_factory is MISSING
-
-
-def _coerce(name: str, kind: str, value: Any) -> Any:
-    """`value` checked against the annotation `kind`; numbers must be finite."""
-    if value is None and kind.endswith("| None"):
-        return None
-    base = kind.removesuffix(" | None")
-    check_storable(value, name)
-    if base == "float" and type(value) in (int, float):
-        return float(value)
-    if base == "int" and type(value) is int:
-        return value
-    if base == "bool" and type(value) is bool:
-        return value
-    if base == "str" and isinstance(value, str):
-        return value
-    if base.startswith("Mapping") and isinstance(value, Mapping):
-        if base == "Mapping[str, str]" and not all(isinstance(item, str) for item in value.values()):
-            raise BadRequest(f"{name} must map strings to strings", param=name)
-        if base == "Mapping[str, float]":
-            return {key: _coerce(f"{name}.{key}", "float", item) for key, item in value.items()}
-        return dict(value)
-    if base == "tuple[str, ...]" and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    words = {"float": "a finite number", "int": "an integer", "bool": "true or false", "str": "a string",
-             "tuple[str, ...]": "a list of strings"}
-    raise BadRequest(f"{name} must be {words.get(base, 'an object')}, not {repr(value)[:80]}", param=name)
-
-
-def check_storable(value: Any, name: str, depth: int = 0) -> None:
-    """Refuses what cannot be written as JSON at all, or not as UTF-8, strict JSON and MessagePack."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadRequest(f"{name} must be a finite number, not {value}", param=name)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise BadRequest(f"{name} must be a finite number of at most 64 bits", param=name)
-    if isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise BadRequest(f"{name} must be text that UTF-8 can hold, without lone surrogates", param=name) from None
-    if depth > MAX_NESTING:
-        raise BadRequest(f"{name} is nested more than {MAX_NESTING} deep", param=name)
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            check_storable(key, name, depth + 1)
-            check_storable(item, name, depth + 1)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            check_storable(item, name, depth + 1)
-    elif value is not None and not isinstance(value, (str, int, float)):
-        raise BadRequest(f"{name} must be what JSON can say, not a {type(value).__name__}", param=name)

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ajet_sdk.bodies import check_storable
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import check_storable
 
 LOGPROB_SLACK = 1e-3
 """A log probability is at most 0; engines that compute in half precision overshoot by less than this."""

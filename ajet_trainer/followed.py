@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.bodies import check_storable
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import check_storable
 from ajet_sdk.runs import line_digest
 from ajet_trainer.held import read_json
 

@@ -31,6 +31,7 @@ from urllib.parse import quote, urlencode
 import httpx
 
 from ajet_sdk import routes
+from ajet_sdk.bodies import to_json
 from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
 from ajet_sdk.operations import PASSING, Reply, refused
@@ -244,7 +245,7 @@ class Link:
         self, path: str, body: Any = None, *, method: str = "POST", wait_s: float = 0.0, deadline_s: float = 0.0
     ) -> bytes | None:
         """The body of a good answer to a `method` with `body`, or to a GET if that is None. None for a 204."""
-        method, sent = ("GET", None) if body is None else (method, routes.to_json(body))
+        method, sent = ("GET", None) if body is None else (method, to_json(body))
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
         hang_ups = 0

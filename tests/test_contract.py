@@ -21,7 +21,7 @@ import pytest
 import ajet_sdk
 from ajet_proxy import cli as proxy_cli
 from ajet_proxy.core.continuity.memory import FIELD
-from ajet_proxy.core.control import api
+from ajet_proxy.core.control import episodes
 from ajet_proxy.core.identity import ladder as identity
 from ajet_proxy.core.identity.headers import _KNOWN, HARNESS_HEADERS
 from ajet_proxy.core.ledger import attempts
@@ -213,7 +213,7 @@ def test_the_headers() -> None:
 
 
 def test_the_environment_of_a_program() -> None:
-    assert words(SECTIONS["3.5"].partition("give:")[2]) == list(api.environment("", "", "", ""))
+    assert words(SECTIONS["3.5"].partition("give:")[2]) == list(episodes.environment("", "", "", ""))
 
 
 def test_the_routes_of_llms() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgpack
 
-from ajet_proxy.core.control import api
-from ajet_proxy.core.identity import headers
+from ajet_proxy.core.control.episodes import MAX_RECORDS
 from ajet_proxy.core.ledger import attempts as unanswered
 from ajet_proxy.core.ledger import client_commands, clients, commands, episode, leases, plays, supervisors, views
 from ajet_proxy.core.ledger import runs as wanted
@@ -23,14 +22,14 @@ from ajet_proxy.core.protocol import exchange
 from ajet_proxy.core.trajectory import drift_rate
 from ajet_proxy.core.trajectory.timeline import pack
 from ajet_proxy.io.capture.pipeline import FrontSettings
-from ajet_proxy.io.control import routes as control
+from ajet_proxy.io.control import desk, openings
 from ajet_proxy.io.control import runs as waiting
 from ajet_proxy.io.http.audit import MAX_BYTES
 from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
 from ajet_proxy.offline import tree_row
 from ajet_proxy.settings import OF_AGENTS
-from ajet_sdk import frame, routes, runs
+from ajet_sdk import bodies, frame, routes, runs
 from ajet_sdk.play.program import SECRETS
 from ajet_sdk.routes import Abort, Play
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
@@ -327,21 +326,21 @@ def test_the_environment() -> None:
 FRONT = FrontSettings()
 LIMITS = (
     ("a reward", routes.MAX_REWARD), ("rewards of an episode", episode.MAX_REWARDS),
-    ("rewards of an episode", episode.MAX_NOTES), ("rewards of an episode", api.MAX_WORDS),
-    ("an abort's reason", api.MAX_WORDS), ("names of tasks", headers.MAX_LABEL), ("names of tasks", api.MAX_ID),
-    ("the body of a control request", control.MAX_OPENING), ("the body of a control request", MAX_CONTROL),
+    ("rewards of an episode", episode.MAX_NOTES), ("rewards of an episode", routes.MAX_WORDS),
+    ("an abort's reason", routes.MAX_WORDS), ("names of tasks", routes.MAX_LABEL), ("names of tasks", routes.MAX_ID),
+    ("the body of a control request", desk.MAX_OPENING), ("the body of a control request", MAX_CONTROL),
     ("an event of an engine's stream", exchange.MAX_EVENT), ("the frame of one lease", leases.LEASE_BYTES),
     ("the episodes of one lease", leases.LEASE_EPISODES), ("a frame that a trainer reads", frame.MAX_FRAME_BYTES),
     ("a header, the request line", FRONT.max_header), ("messages or items", FRONT.max_messages),
     ("choices of a request", FRONT.max_choices), ("lanes of a mix", routes.MAX_LANES),
-    ("time that an episode of a", control.HOLD_S), ("attempts of an episode", unanswered.MOST),
+    ("time that an episode of a", openings.HOLD_S), ("attempts of an episode", unanswered.MOST),
     ("episodes of an evaluation", routes.MAX_EVALUATION), ("episodes of a play", routes.MAX_PLAY),
     ("plays of a tenant", commands.MAX_PLAYS), ("places of a play", plays.SHOWN),
     ("a client's name and lane", routes.MAX_CLIENT_TEXT), ("a client's `ttl_s`", routes.MAX_TTL_S),
     ("clients of a tenant", client_commands.MAX_CLIENTS), ("clients that are gone", clients.KEPT_GONE),
     ("time for the head", FRONT.client_timeout), ("time for a body", FRONT.client_timeout),
     ("time in which a client reads nothing", FRONT.client_timeout),
-    ("time for an engine to accept", FRONT.connect_timeout), ("an episode's key", control.KEY_TTL_S),
+    ("time for an engine to accept", FRONT.connect_timeout), ("an episode's key", desk.KEY_TTL_S),
     ("the audit log", MAX_BYTES), ("turns of a model's latest", drift_rate.LIMIT),
     ("[runs]", wanted.MAX_RUNS), ("[runs]", runs.MAX_CONFIG), ("lines of a run's log", supervisors.MAX_LINES),
     ("lines of a run's log", supervisors.MAX_BYTES), ("lines of a run's log", supervisors.MAX_LINE),
@@ -368,8 +367,8 @@ def test_the_limits_that_are_fixed() -> None:
         assert re.search(rf"(?<![\d,.])({numbers})(?!,?\d)", row[1]), (begins, limit)
     text = " ".join(" ".join(SECTIONS.values()).split())
     for said, limit in (
-        (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {headers.MAX_LABEL} characters", headers.MAX_LABEL),
-        (f"{routes.MAX_NESTING} levels of nesting", routes.MAX_NESTING), (f"1 to {api.MAX_RECORDS}", api.MAX_RECORDS),
+        (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {routes.MAX_LABEL} characters", routes.MAX_LABEL),
+        (f"{bodies.MAX_NESTING} levels of nesting", bodies.MAX_NESTING), (f"1 to {MAX_RECORDS}", MAX_RECORDS),
         ("more than 1 GiB", journal.MAX_RECORD), ("more than 32 MiB", exchange.MAX_EVENT),
         ("beyond 256 MiB", leases.LEASE_BYTES), ("or 1,000 episodes", leases.LEASE_EPISODES),
     ):

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.bodies import check_storable
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import KEY_PREFIX, check_storable
+from ajet_sdk.routes import KEY_PREFIX
 
 MAX_FILE = 256 << 20
 """Bytes of a data set: it is held in memory."""

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ajet_sdk.bodies import check_storable
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import check_storable
 
 MIX = "mix"
 TABLES = ("trainer", "verl", MIX)

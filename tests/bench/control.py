@@ -29,8 +29,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from ajet_proxy.core.control.api import Request, handle
-from ajet_proxy.core.identity.keys import EVERYTHING
+from ajet_proxy.core.control import api
 from ajet_proxy.core.ledger.views import made
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.engines.upstream import Engines
@@ -38,7 +37,8 @@ from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.routes import MAX_LANES, Lease, SetMix
 from tests.bench import table
-from tests.kit.ledger_rig import LedgerRig, matched
+from tests.kit.control_rig import Caller
+from tests.kit.ledger_rig import LedgerRig
 
 SIZES = (100, 1_000, 10_000)
 RUNS = 15
@@ -106,8 +106,7 @@ def answers_of_a_swarm() -> Mapping[str, Callable[[], bytes]]:
     asked_for = Lease(groups=8, group_size=GROUP, min_group_size=2)
 
     def wanted() -> bytes:
-        request = Request(*matched("GET", "/wanted"), {}, None, EVERYTHING)
-        answer = handle(rig.commands, request, at=rig.at, new_id=rig.id, keys=lambda *_: "", base="")
+        answer = api.decide(Caller(rig).asked("GET", "/wanted"))
         return json.dumps({name: made(part) for name, part in (answer.body() or {}).items()}).encode()
 
     def lease(of: LedgerRig, **more: Any) -> bytes:
@@ -130,8 +129,7 @@ def answers(rig: LedgerRig, ready: LedgerRig, old: LedgerRig) -> Mapping[str, Ca
     store: Any = SimpleNamespace(state=rig.state, healthy=True, alerts=dict, limits=None)
 
     def asked(path: str, **query: str) -> bytes:
-        request = Request(*matched("GET", path), query, None, EVERYTHING)
-        answer = handle(rig.commands, request, at=rig.at, new_id=rig.id, keys=lambda *_: "", base="")
+        answer = api.decide(Caller(rig).asked("GET", path, query=query))
         return json.dumps({name: made(part) for name, part in (answer.body() or {}).items()}).encode()
 
     def scrape() -> bytes:

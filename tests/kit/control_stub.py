@@ -27,6 +27,7 @@ from typing import Any
 from ajet_proxy.core.ledger.plays import Play
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk import routes
+from ajet_sdk.bodies import parse, to_json
 from ajet_sdk.errors import AjetError, Conflict, Forbidden, NotFound, Unauthorized
 
 DROP = "drop"
@@ -125,7 +126,7 @@ class ControlStub:
         if path == "/episodes":
             if self.admin_key not in (None, shown):
                 raise Unauthorized("no key or a bad one")
-            return self._open(routes.parse(routes.OpenEpisode, heard.body))
+            return self._open(parse(routes.OpenEpisode, heard.body))
         if parts[0] != "episodes" or parts[1] not in self.episodes:
             raise NotFound(f"no such episode: {parts[1:2]}", code="episode_not_found")
         record = self.episodes[parts[1]]
@@ -146,7 +147,7 @@ class ControlStub:
         if parts == ["clients"] and heard.method == "GET":
             return {"clients": list(self.clients.values())}
         if parts == ["clients"]:
-            body = routes.parse(routes.Join, heard.body)
+            body = parse(routes.Join, heard.body)
             same = [one for one in self.clients.values() if (one["name"], one["state"]) == (body.name, "joined")]
             name = body.id or f"client-{len(self.clients)}"
             if name not in self.clients:
@@ -154,7 +155,7 @@ class ControlStub:
                     raise Conflict("there is one of this name", code="client_exists")
                 for one in same:
                     one["state"] = "gone"
-                self.clients[name] = {"client": name, "state": "joined", "beats": 0, **routes.to_json(body)}
+                self.clients[name] = {"client": name, "state": "joined", "beats": 0, **to_json(body)}
         else:
             name = parts[1]
         known = self.live(name) if heard.method == "POST" else self.clients[name]
@@ -172,7 +173,7 @@ class ControlStub:
 
     def _of_plays(self, heard: Heard, parts: list[str]) -> dict[str, Any]:
         if heard.method == "POST":
-            body = routes.parse(routes.Play, heard.body)
+            body = parse(routes.Play, heard.body)
             return self.plays.setdefault(body.name, Play("", body.name, body.episodes, 0)).to_json()
         if parts[1] not in self.plays:
             raise NotFound(f"no play {parts[1]}", code="unknown_play")
@@ -220,7 +221,7 @@ class ControlStub:
         return {"episode": name, "base_url": base_url, "api_key": f"ajet-{name}", "policy_version": 3, "env": env}
 
     def _rewards(self, record: dict[str, Any], body: Any) -> dict[str, Any]:
-        reward = routes.parse(routes.Reward, body)
+        reward = parse(routes.Reward, body)
         for earlier in record["rewards"]:
             if earlier["id"] == reward.id:
                 if earlier["value"] != reward.value:
@@ -244,7 +245,7 @@ class ControlStub:
         return record
 
     def _abort(self, record: dict[str, Any], body: Any) -> dict[str, Any]:
-        abort = routes.parse(routes.Abort, body)
+        abort = parse(routes.Abort, body)
         if record["state"] != "open":
             raise Conflict(f"the episode is {record['state']}")
         self._end(record, "aborted")

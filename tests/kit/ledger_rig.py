@@ -27,7 +27,6 @@ from ajet_proxy.core.ledger.state import Archive, LedgerSettings, State
 from ajet_proxy.core.trajectory.timeline import pack
 from ajet_sdk.routes import (
     EPISODE_STATES,
-    ROUTES,
     Abort,
     Ack,
     Attend,
@@ -42,18 +41,6 @@ from ajet_sdk.routes import (
 from tests.kit.strategies import make_call
 
 SETTINGS = LedgerSettings(idle_timeout=100.0, wall_timeout=1000.0, group_size=2)
-
-
-def matched(method: str, path: str) -> tuple[str, str]:
-    """The name of the control route at `path`, and the id in that."""
-    parts = path.split("/")
-    for route in ROUTES:
-        pattern = route.path.split("/")
-        if route.method == method and len(parts) == len(pattern) and all(
-            want in ("{id}", part) for want, part in zip(pattern, parts, strict=True)
-        ):
-            return route.name, next((part for want, part in zip(pattern, parts, strict=True) if want == "{id}"), "")
-    raise AssertionError(f"no control route {method} {path}")
 
 
 def picture(state: State) -> str:

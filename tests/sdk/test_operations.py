@@ -83,18 +83,10 @@ def test_without_a_key_none_is_shown() -> None:
     assert "authorization" not in sent.headers
 
 
-@pytest.mark.parametrize(
-    ("name", "body", "id"),
-    [
-        ("reward", routes.Reward(1.0, note="\ud800"), "ep-1"),
-        ("reward", routes.Reward(1.0), "../status"),
-        ("open_episode", routes.OpenEpisode(task="\ud800"), None),
-    ],
-)
-def test_what_the_proxy_would_refuse_is_never_sent(name: str, body: Any, id: str | None) -> None:
+def test_a_name_that_would_be_another_path_is_never_sent() -> None:
     script = Script([reply()])
     with pytest.raises(errors.BadRequest):
-        script.ask(name, body, id=id)
+        script.ask("reward", routes.Reward(1.0), id="../status")
     assert not script.sent
 
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger.supervisors import Supervisors
-from ajet_sdk.routes import Supervise, parse
+from ajet_sdk.bodies import parse
+from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import line_digest
 from ajet_trainer import followed
 from ajet_trainer.followed import last_line, log_after, metrics_after

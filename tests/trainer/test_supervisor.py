@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.bodies import check_storable
 from ajet_sdk.errors import BadRequest, Conflict, ProxyUnreachable
-from ajet_sdk.routes import Supervise, check_storable
+from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import LEARNING_RATE, flat, merged
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import held

@@ -37,6 +37,7 @@ from ajet_sdk.routes import (
     HEADER_TASK,
     HEADER_TRAINER,
     HEADER_WIRE,
+    MAX_LABEL,
     MAX_REWARD,
     Reward,
     check_id,
@@ -50,7 +51,6 @@ PARENT_HEADER = "x-parent-session-id"
 """With which opencode names the session that began this one."""
 SUBAGENT_HEADER = "x-claude-code-agent-id"
 """With which Claude Code names a sub-agent; its main agent sends none."""
-MAX_LABEL = 1000
 _KNOWN = {name.lower(): name for name in (
     HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
     HEADER_REWARD_STATE, HEADER_REWARD_MODEL, HEADER_REWARD_AGENT, HEADER_FINAL, HEADER_CLIENT, HEADER_TRAINER,

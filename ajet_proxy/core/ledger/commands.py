@@ -26,7 +26,7 @@ from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose, lacking
-from ajet_proxy.core.ledger.mix import Mix, QueueCredit, check_mix
+from ajet_proxy.core.ledger.mix import Mix, QueueCredit
 from ajet_proxy.core.ledger.parts import AT_ONCE, Part, parted
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.retries import repeats
@@ -35,11 +35,8 @@ from ajet_proxy.core.ledger.teams import slowest
 from ajet_proxy.core.ledger.trainer_commands import TrainerCommands
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
 from ajet_proxy.core.trajectory.timeline import Packed
-from ajet_sdk.address import server
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import (
-    ABORT_CAUSES,
-    LEASE_UNITS,
     Abort,
     Ack,
     Evaluate,
@@ -216,10 +213,6 @@ class Commands:
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
         """A final reward seals an open episode. `reward_id` is `body.id`, or a new one if that is None."""
         known, at = self.state.episode(episode), self._time(at)
-        if body.state is not None and body.call is None:
-            raise BadRequest("state is that of a call: name the call too", param="state")
-        if body.model is not None and body.call is not None:
-            raise BadRequest("a call is of one model already: leave the model out", param="model")
         recorded = known.rewards.get(reward_id)
         if recorded is not None:
             if recorded.value != body.value:
@@ -245,8 +238,6 @@ class Commands:
         return (*named, ev.EpisodeSealed(at, known.id))
 
     def abort(self, episode: str, body: Abort, *, at: float) -> Events:
-        if body.cause not in (None, *ABORT_CAUSES):
-            raise BadRequest(f"cause must be one of {', '.join(ABORT_CAUSES)}", param="cause")
         if not takes("abort", self.state.episode(episode)):
             return ()
         return (ev.EpisodeDiscarded(self._time(at), episode, "aborted", body.reason, cause=body.cause),)
@@ -261,8 +252,6 @@ class Commands:
         are too few, only the events of what is dropped, or of lanes that may be played further
         (`ajet_proxy.core.ledger.leases`)."""
         at = self._time(at)
-        if body.unit not in LEASE_UNITS:
-            raise BadRequest(f"unit must be {' or '.join(LEASE_UNITS)}", param="unit")
         if (body.min_group_size or 0) > (body.group_size or self.state.settings.group_size):
             raise BadRequest("min_group_size may be at most group_size", param="min_group_size")
         if self._leads(body):
@@ -279,10 +268,9 @@ class Commands:
         if body.max_lead is None:
             self.leads.pop(body.model or "", None)
             return False
-        if not body.model:
-            raise BadRequest("max_lead is that of a model: name the model too", param="model")
-        self.leads[body.model] = body.max_lead
-        return slowest(self.state.teams, body.model)[1] > body.max_lead
+        model = body.model or ""
+        self.leads[model] = body.max_lead
+        return slowest(self.state.teams, model)[1] > body.max_lead
 
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
         """The batch is trained. A returned one can be acknowledged too, while its episodes are as it had them."""
@@ -340,7 +328,6 @@ class Commands:
         """What is given is changed; the same again changes nothing."""
         model = self._whose_mix(body.model)
         known = self.state.directed(model).mix
-        check_mix(body)
         mix = Mix(
             known.shares if body.shares is None else body.shares,
             known.ahead if body.ahead is None else body.ahead or None,
@@ -366,11 +353,6 @@ class Commands:
     # -- weights
 
     def announce(self, body: Policy, *, at: float) -> Events:
-        if not body.model:
-            raise BadRequest("a policy needs a model", param="model")
-        for url in body.upstreams or ():
-            if server(url) is None or "@" in url:
-                raise BadRequest(f"upstream {url.rpartition('@')[2][:200]!r} is no http://HOST:PORT", param="upstreams")
         at, begun = self._time(at), tuple[Event, ...]()
         if body.run is not None:
             self.trainers.check_run(body.model, body.run, at)
@@ -384,8 +366,6 @@ class Commands:
 
     def evaluate(self, body: Evaluate, *, evaluation: str, at: float) -> Events:
         """`evaluation` is `body.id`, or a new one if that is None. One that was asked for before stays as it is."""
-        if not body.model:
-            raise BadRequest("an evaluation needs a model", param="model")
         if (known := self.state.evaluation(evaluation)) is not None:
             if (known.model, known.wanted) != (body.model, body.episodes):
                 raise BadRequest(f"evaluation {evaluation} is of another model or number of episodes", param="id")

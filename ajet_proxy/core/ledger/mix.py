@@ -23,7 +23,6 @@ from fractions import Fraction
 from msgspec import Struct
 
 from ajet_proxy.core.ledger.progress import OpenCounts
-from ajet_sdk.routes import SetMix, check_shares
 
 LANE_WAIT_S = 30.0
 
@@ -65,12 +64,6 @@ class LaneMix:
     def arrange(self, group_size: int) -> None:
         """Count by the size of groups that holds. `group_size` is the proxy's own."""
         self.counts.arrange(self.mix.group_size or group_size)
-
-
-def check_mix(asked: SetMix) -> None:
-    """`BadRequest` for what no mix can be."""
-    if asked.shares is not None:
-        check_shares(asked.shares)
 
 
 def weights(shares: Mapping[str, float]) -> dict[str, int]:

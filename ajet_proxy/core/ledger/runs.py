@@ -16,10 +16,9 @@ from typing import Any
 from msgspec import Struct
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_sdk.errors import BadRequest, Conflict, NotFound
+from ajet_sdk.errors import Conflict, NotFound
 from ajet_sdk.runs import changed, restarts
 
-DESIRED = ("running", "stopped")
 MAX_RUNS = 100
 
 
@@ -47,12 +46,6 @@ def known_run(runs: Mapping[str, WantedRun], run: str) -> WantedRun:
     if run not in runs:
         raise NotFound(f"no run {run}", code="unknown_run")
     return runs[run]
-
-
-def check_desired(desired: str) -> None:
-    """Raises `BadRequest` for what a run cannot be wanted to be."""
-    if desired not in DESIRED:
-        raise BadRequest(f"desired must be {' or '.join(DESIRED)}, not {desired[:80]!r}", param="desired")
 
 
 def want(

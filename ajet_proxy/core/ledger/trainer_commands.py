@@ -18,8 +18,8 @@ from ajet_proxy.core.ledger.parts import Part, parted
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import OTHER_RUN, State
 from ajet_proxy.core.ledger.trainers import Trainer
-from ajet_sdk.errors import BadRequest, Conflict
-from ajet_sdk.routes import TRAINER_SAYS, Attend
+from ajet_sdk.errors import Conflict
+from ajet_sdk.routes import Attend
 
 HEARD_S = 30.0
 """So long is a trainer heard after a beat, and after a start of the proxy."""
@@ -36,11 +36,6 @@ class TrainerCommands:
     def attend(self, body: Attend, *, at: float) -> tuple[ev.Event, ...]:
         """A trainer says how it is. Raises `Conflict` if another one is at work, or has taken its place."""
         at = max(at, self.state.now)
-        if body.says not in TRAINER_SAYS:
-            raise BadRequest(f"says must be one of {', '.join(TRAINER_SAYS)}", param="says")
-        for name in ("model", "run", "instance"):
-            if not getattr(body, name):
-                raise BadRequest(f"a trainer needs a {name}", param=name)
         known = self.state.trainers.get(body.model)
         came: tuple[ev.Event, ...] = ()
         if known is None or (body.says == "comes" and known.instance != body.instance):

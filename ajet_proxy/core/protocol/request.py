@@ -25,9 +25,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ajet_proxy.core.identity.headers import MAX_LABEL, is_text
+from ajet_proxy.core.identity.headers import is_text
 from ajet_proxy.core.protocol.json_edits import Spanned, TooMany, scan, with_fields
 from ajet_sdk.errors import BadRequest, TooLarge
+from ajet_sdk.routes import MAX_LABEL
 
 
 class Request:

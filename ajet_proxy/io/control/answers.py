@@ -16,35 +16,37 @@ from typing import Any
 
 from aiohttp import web
 
-from ajet_proxy.core.control import api
+from ajet_proxy.core.control.asked import Asked
+from ajet_proxy.io.control.desk import Desk
 from ajet_proxy.io.http import body as body_of
 
 PIECE = 1 << 18
-LOOKS = ("get_episode", "list_episodes", "overview")
-"""Routes that only show what there is, and may show much."""
 PAUSE = 2.0
 """The next look is made no sooner than after so many times as long as one took."""
 
 
 class Answers:
-    """Writes answers. `close` it when no more are written."""
+    """The handler of routes that only show what there is, and may show much. `close` it when no more are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
         self._maker = ThreadPoolExecutor(1, "ajet-answers")
         self._turn, self._free_at = asyncio.Lock(), 0.0
 
-    def close(self) -> None:
+    async def close(self, _app: web.Application) -> None:
+        """Let go of the thread that makes answers."""
         self._maker.shutdown(wait=False, cancel_futures=True)
 
-    async def look(self, http: web.Request, answer: api.Answer) -> web.StreamResponse:
-        """`answer` as JSON, in its turn: what is shown is how it is then. Parts that are made later are made in the
+    async def look(self, http: web.Request, asked: Asked) -> web.StreamResponse:
+        """The answer as JSON, in its turn: what is shown is how it is then. Parts that are made later are made in the
         thread."""
+        answer = await self._desk.decide(asked)
         loop = asyncio.get_running_loop()
         async with self._turn:
             await asyncio.sleep(self._free_at - loop.time())
             began = loop.time()
             try:
-                written = _written(answer.body() or {})
+                written = _written(await self._desk.shown(answer))
                 first, second = await self._next(written), await self._next(written)
             finally:
                 self._free_at = loop.time() + PAUSE * (loop.time() - began)

@@ -20,7 +20,6 @@ from yarl import URL
 
 from ajet_proxy.core.continuity.memory import Known, Memory, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings
-from ajet_proxy.core.identity.headers import MAX_LABEL
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import HELD, UNSERVED
@@ -42,7 +41,7 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, NotReady
-from ajet_sdk.routes import HEADER_REWARD, OpenEpisode
+from ajet_sdk.routes import HEADER_REWARD, MAX_LABEL, OpenEpisode
 from ajet_sdk.untrainable import UNTRAINABLE
 
 logger = logging.getLogger(__name__)

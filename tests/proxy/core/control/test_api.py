@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from ajet_proxy.core.control import api
-from ajet_proxy.core.control.api import Answer, Request
-from ajet_proxy.core.control.runs import RUN_ROUTES
 from ajet_proxy.core.identity.keys import EVERYTHING, Claims
-from ajet_proxy.core.ledger.parts import Part
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import ROUTES
-from tests.kit.ledger_rig import LedgerRig, matched
-
-BASE = "http://proxy:8484"
-
-
-class Caller:
-    """Asks like `ajet_proxy.io.control.routes`: decide, commit, then read the body."""
-
-    def __init__(self) -> None:
-        self.rig = LedgerRig(watch=True)
-
-    def decide(
-        self, method: str, path: str, body: Any = None, *, claims: Claims = EVERYTHING,
-        query: Mapping[str, str] | None = None,
-    ) -> Answer:
-        return api.handle(
-            self.rig.commands, Request(*matched(method, path), query or {}, body, claims), at=self.rig.at,
-            new_id=self.rig.id, keys=lambda tenant, episode: f"ajet-{tenant}-{episode}", base=BASE,
-        )
-
-    def ask(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
-        answer = self.decide(method, path, body, **options)
-        while isinstance(answer.events, Part):
-            self.rig.run(answer.events)
-            answer = self.decide(method, path, body, **options)
-        self.rig.run(answer.events)
-        assert answer.status == 200
-        shown = answer.body()
-        assert shown is not None
-        return shown
-
-    def post(self, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
-        return self.ask("POST", path, body, **options)
+from tests.kit.control_rig import BASE, Caller
 
 
 @pytest.fixture
@@ -55,8 +19,8 @@ def caller() -> Caller:
 
 
 def test_every_route_that_the_ledger_answers_has_a_handler() -> None:
-    names = {route.name for route in ROUTES} - set(RUN_ROUTES)
-    assert {name for name in names if callable(getattr(api._Handlers, name, None))} == names - {"events", "ca"}
+    """The others are of who waits or what only the daemon knows (`ajet_proxy.io.control.routes`)."""
+    assert {route.name for route in ROUTES} - api.HANDLERS.keys() == {"put_run", "change_run", "events", "ca"}
 
 
 # ---- opening
@@ -105,23 +69,6 @@ def test_opening_an_episode_with_a_teacher(caller: Caller) -> None:
     assert caller.rig.state.episodes[answer["episode"]].teachers == {"tutor": "t"}
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"members": {"": "m"}}, "members", "1 to 1000"), ({"members": {"a": ""}}, "members", "1 to 1000"),
-        ({"members": {"a" * 1001: "m"}}, "members", "1 to 1000"), ({"teachers": {"a": "m" * 1001}}, "teachers", "1 to"),
-        ({"members": {"a": "m"}, "teachers": {"a": "n"}}, "teachers", "'a' is a member and a teacher"),
-        ({"members": {"a": "m"}, "teachers": {"b": "m"}}, "teachers", "others learn as 'm'"),
-        ({"model": "m", "teachers": {"b": "m"}}, "teachers", "others learn as 'm'"),
-    ],
-)  # fmt: skip
-def test_a_team_that_cannot_be_told_apart(caller: Caller, body: Any, param: str, words: str) -> None:
-    with pytest.raises(BadRequest, match=words) as caught:
-        caller.post("/episodes", body)
-    assert caught.value.param == param
-    assert not caller.rig.state.episodes
-
-
 def test_a_key_for_one_episode_opens_no_other(caller: Caller) -> None:
     with pytest.raises(Forbidden):
         caller.post("/episodes", {}, claims=Claims("agent", "", "mine"))
@@ -151,8 +98,7 @@ def test_what_an_agent_reaches(caller: Caller, method: str, action: str, body: A
 
 # ---- bodies
 
-WITH_BODY = [(route.method, route.path.replace("{id}", "thing")) for route in ROUTES
-             if route.body is not None and route.name not in RUN_ROUTES]
+WITH_BODY = [(route.method, route.path.replace("{id}", "thing")) for route in ROUTES if route.body is not None]
 
 
 @pytest.mark.parametrize(("method", "path"), WITH_BODY)
@@ -179,34 +125,6 @@ def test_rewarding(caller: Caller) -> None:
     assert caller.post(path, {"value": 1, "id": "r1"}) == sealed
     with pytest.raises(Conflict):
         caller.post(path, {"value": 2, "id": "r1"})
-
-
-@pytest.mark.parametrize(("name", "value"), [
-    ("id", ""), ("id", "x" * 201), ("agent", "x" * 1001), ("note", "x" * 10_001),
-    ("state", ""), ("state", "x" * 1001),
-])  # fmt: skip
-def test_the_words_of_a_reward_have_a_length(caller: Caller, name: str, value: str) -> None:
-    episode = caller.rig.open()
-    of = {"value": 1.0, "call": caller.rig.call(episode)}
-    with pytest.raises(BadRequest) as caught:
-        caller.post(f"/episodes/{episode}/rewards", of | {name: value})
-    assert caught.value.param == name
-    caller.post(f"/episodes/{episode}/rewards", of | {name: value[:-1] or "x"})
-
-
-@pytest.mark.parametrize("name", ["task", "model", "agent"])
-def test_the_words_of_an_opening_have_a_length(caller: Caller, name: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        caller.post("/episodes", {name: "x" * 1001})
-    assert caught.value.param == name
-    assert caller.post("/episodes", {name: "x" * 1000})["episode"]
-
-
-def test_an_abort_comes_through_however_long_its_reason(caller: Caller) -> None:
-    for reason in (None, "", "x" * 10_001):
-        episode = caller.rig.open()
-        assert caller.post(f"/episodes/{episode}/abort", {"reason": reason})["reason"] == "aborted"
-        assert caller.rig.state.episodes[episode].detail == (reason and reason[:10_000])
 
 
 def test_sealing_aborting_and_living(caller: Caller) -> None:
@@ -304,9 +222,6 @@ def test_the_gate_and_the_policy(caller: Caller) -> None:
     assert caller.post("/gate/close", {"reason": "weights"}) == {"gate": "closing", "in_flight": 1}
     announced = {"model": "m", "policy_version": 3, "upstreams": ["http://e"]}
     assert caller.post("/policy", {"model": "m", "version": 3, "upstreams": ["http://e"]}) == announced
-    for url in ("ftp://e", "http://", "http://e:99999", "http://[", "http://e?x", "http://e f", "e:80"):
-        with pytest.raises(BadRequest, match="upstream"):
-            caller.post("/policy", {"model": "m", "version": 4, "upstreams": [url]})
     assert caller.post("/gate/open", {"policy_version": 3}) == {"gate": "open", "in_flight": 1}
     assert caller.ask("GET", "/status")["models"]["m"]["gate"] == "open"
 
@@ -382,13 +297,6 @@ def test_a_key_for_one_episode_has_no_plays(caller: Caller, method: str, path: s
         ))
 
 
-def test_the_names_of_plays_and_episodes_can_stand_in_a_path(caller: Caller) -> None:
-    with pytest.raises(BadRequest, match="name must be 1 to 200"):
-        caller.post("/plays", {"name": "a/b", "episodes": 2})
-    with pytest.raises(BadRequest, match="id must be 1 to 200"):
-        caller.post("/episodes", {"id": "a/b"})
-
-
 def test_asking_for_an_evaluation_again_changes_nothing(caller: Caller) -> None:
     caller.rig.announce("m", 7)
     body = {"model": "m", "episodes": 2, "id": "mine"}
@@ -405,9 +313,6 @@ def test_only_the_latest_evaluation_of_a_model_is_known(caller: Caller) -> None:
     with pytest.raises(NotFound, match="or there is a later one of its model") as found:
         caller.ask("GET", "/evaluations/one")
     assert found.value.code == "unknown_evaluation"
-    for body in ({"model": "m", "episodes": 1, "id": "a b"}, {"model": "x" * 1001, "episodes": 1}):
-        with pytest.raises(BadRequest):
-            caller.post("/evaluations", body)
 
 
 # ---- the mix
@@ -425,22 +330,12 @@ def test_the_mix_is_set_shown_and_dropped(caller: Caller) -> None:
     assert caller.ask("GET", "/wanted") == {"eval": {}, "next": {}, "lanes": {}, "other": 12}
 
 
-@pytest.mark.parametrize("shares", [{"math": "much"}, {"math": True}, {"math": float("nan")}, [1.0], {"math": 0.5}])
-def test_shares_that_are_none_change_nothing(caller: Caller, shares: Any) -> None:
-    with pytest.raises(BadRequest, match="shares"):
-        caller.ask("PUT", "/mix", {"shares": shares})
-    assert caller.ask("GET", "/mix")["shares"] == {}
-
-
 def test_groups_are_flushed(caller: Caller) -> None:
     caller.rig.ready("math/1")
     assert caller.post("/groups/flush", {"lane": "none"}) == {"tasks": 0}
     assert caller.post("/groups/flush", {"lane": "math", "task": "math/1"}) == {"tasks": 1}
     assert caller.post("/groups/flush") == {"tasks": 0}
     assert caller.rig.lease(min_group_size=1) is not None
-    for name in ("lane", "task"):
-        with pytest.raises(BadRequest, match=name):
-            caller.post("/groups/flush", {name: "x" * 1001})
 
 
 # ---- clients
@@ -464,28 +359,9 @@ def test_a_client_joins_beats_and_leaves(caller: Caller) -> None:
     assert caught.value.code == "client_gone"
 
 
-@pytest.mark.parametrize("field", ["name", "lane", "revision"])
-def test_what_a_client_says_of_itself_is_not_long(caller: Caller, field: str) -> None:
-    for text in ("", "x" * 201):
-        with pytest.raises(BadRequest, match=f"{field} must have 1 to 200 characters") as caught:
-            caller.post("/clients", {"name": "host", field: text})
-        assert caught.value.param == field
-    assert not caller.rig.state.clients.live
-    caller.post("/clients", {"name": "host", field: "é" * 200})
-
-
-def test_an_episodes_revision_is_not_long_either(caller: Caller) -> None:
-    caller.post("/episodes", {"revision": "x" * 200})
-    with pytest.raises(BadRequest) as caught:
-        caller.post("/episodes", {"revision": "x" * 201})
-    assert caught.value.param == "revision"
-
-
 def test_a_client_may_choose_its_id(caller: Caller) -> None:
     for _ in range(2):
         assert caller.post("/clients", {"name": "host", "id": "mine"})["client"] == "mine"
-    with pytest.raises(BadRequest, match="id must be"):
-        caller.post("/clients", {"name": "host", "id": "no spaces"})
 
 
 def test_which_clients_are_reached(caller: Caller) -> None:
@@ -525,8 +401,6 @@ def test_an_abort_tells_whose_failure_it_was(caller: Caller) -> None:
     caller.post(f"/episodes/{episode}/abort", {"reason": "no network", "cause": "infra"})
     record = caller.ask("GET", f"/episodes/{episode}")
     assert (record["detail"], record["cause"]) == ("no network", "infra")
-    with pytest.raises(BadRequest, match="cause must be one of agent, infra"):
-        caller.post(f"/episodes/{episode}/abort", {"cause": "weather"})
 
 
 # ---- a trainer's key that names its model
@@ -582,17 +456,9 @@ def test_a_trainers_key_says_which_model_is_meant_where_none_is_named(caller: Ca
     assert caller.ask("GET", "/status", claims=PLANNER)["models"].keys() == {"planner", "coder"}
 
 
-def test_a_model_is_named_in_a_thousand_characters(caller: Caller) -> None:
-    name = "m" * 1001
-    for path, body in (
-        ("/gate/close", {}), ("/gate/open", {"policy_version": 1}), ("/evaluations", {"episodes": 1}),
-        ("/policy", {"version": 1}), ("/batches/lease", {}),
-    ):  # fmt: skip
-        with pytest.raises(BadRequest, match="model must have 0 to 1000 characters"):
-            caller.post(path, body | {"model": name})
-    for method, change, query in (("PUT", {"model": name}, {}), ("DELETE", None, {"model": name})):
-        with pytest.raises(BadRequest, match="model must have 0 to 1000 characters"):
-            caller.ask(method, "/mix", change, query=query)
+def test_a_model_in_a_query_has_a_thousand_characters(caller: Caller) -> None:
+    with pytest.raises(BadRequest, match="model must have 0 to 1000 characters"):
+        caller.ask("DELETE", "/mix", query={"model": "m" * 1001})
 
 
 def test_a_trainers_key_shows_and_changes_the_mix_of_its_model(caller: Caller) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ajet_proxy.core.control.api import Request
-from ajet_proxy.core.control.runs import RUN_ROUTES, Runs
+from ajet_proxy.core.control.runs import granted, wished
 from ajet_proxy.core.identity.keys import EVERYTHING, Claims, Keys
 from ajet_proxy.core.ledger.supervisors import Verdict
 from ajet_sdk.errors import BadRequest, Conflict, NotFound, NotReady
-from ajet_sdk.routes import ROUTES, Supervise
+from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import line_digest
-from tests.kit.ledger_rig import LedgerRig, matched
+from tests.kit.control_rig import Caller
 
 LR = "actor_rollout_ref.actor.optim.lr"
 CONFIG = {"trainer": {"model": "m", "groups": 4}, "verl": {LR: 1e-5}}
@@ -21,24 +21,14 @@ OPERATOR = Claims("operator")
 KEY = Keys(b"s").issue(Claims("admin"))
 
 
-class Site:
-    def __init__(self) -> None:
-        self.rig = LedgerRig(watch=True)
-        self.runs = Runs(self.rig.commands)
+class Site(Caller):
+    """Asks as an operator, while a supervisor speaks."""
 
-    def ask(self, method: str, path: str, body: Any = None, *, claims: Claims = OPERATOR, **query: str) -> Any:
-        """Wants it, with a verdict that is always good; or asks anything else."""
-        request = Request(*matched(method, path), query, body, claims)
-        if request.route in ("put_run", "change_run"):
-            wish = self.runs.asked(request, self.rig.at)
-            answer = self.runs.decide(wish, Verdict(digest="d") if wish.unchecked else None, self.rig.at)
-        else:
-            answer = self.runs.handle(request, self.rig.at)
-        self.rig.run(answer.events)
-        return answer.body()
+    def ask(self, method: str, path: str, body: Any = None, *, claims: Claims = OPERATOR, **query: Any) -> Any:
+        return super().ask(method, path, body, claims=claims, query=query)
 
     def report(self, name: str = "s", **runs: Any) -> None:
-        self.runs.supervisors.hear(Supervise(name, name, runs), self.rig.state.runs, self.rig.at)
+        self.supervisors.hear(Supervise(name, name, runs), self.rig.state.runs, self.rig.at)
 
     def put(self, config: Any = CONFIG, desired: str = "running", **more: Any) -> Any:
         return self.ask("PUT", "/runs/r", {"config": config, "desired": desired, **more})
@@ -49,11 +39,6 @@ def site() -> Site:
     made = Site()
     made.report()
     return made
-
-
-def test_the_routes_are_those_of_runs_and_the_supervisor_s() -> None:
-    assert [route.name for route in ROUTES if "run" in route.path or "supervisor" in route.path] == list(RUN_ROUTES)
-    assert {route.scope for route in ROUTES if route.path.startswith("/runs")} == {"operator"}
 
 
 def test_a_run_is_put_shown_changed_and_forgotten(site: Site) -> None:
@@ -108,10 +93,9 @@ def test_nothing_is_stored_that_nobody_checked() -> None:
 
 
 def test_what_a_supervisor_refuses_is_not_stored(site: Site) -> None:
-    request = Request("put_run", "r", {}, {"config": CONFIG, "desired": "running"}, OPERATOR)
-    wish = site.runs.asked(request, 0.0)
+    asked = site.asked("PUT", "/runs/r", {"config": CONFIG, "desired": "running"})
     with pytest.raises(BadRequest) as caught:
-        site.runs.decide(wish, Verdict(error=f"no such model {KEY}", param="trainer.model"), 0.0)
+        granted(asked, wished(asked), Verdict(error=f"no such model {KEY}", param="trainer.model"))
     assert (caught.value.code, caught.value.param) == ("config_refused", "trainer.model")
     assert KEY not in caught.value.message
     assert not site.rig.state.runs
@@ -119,11 +103,11 @@ def test_what_a_supervisor_refuses_is_not_stored(site: Site) -> None:
 
 def test_a_wish_that_somebody_overtook_is_refused(site: Site) -> None:
     site.put()
-    request = Request("change_run", "r", {}, {"config": {"trainer": {"groups": 5}}}, OPERATOR)
-    wish = site.runs.asked(request, 0.0)
+    asked = site.asked("PATCH", "/runs/r", {"config": {"trainer": {"groups": 5}}})
+    wish = wished(asked)
     site.ask("PATCH", "/runs/r", {"desired": "stopped"})
     with pytest.raises(Conflict) as caught:
-        site.runs.decide(wish, Verdict(digest="d"), 0.0)
+        granted(asked, wish, Verdict(digest="d"))
     assert caught.value.code == "run_changed"
 
 
@@ -141,9 +125,9 @@ def test_which_supervisor(site: Site) -> None:
 
 @pytest.mark.parametrize("name", ["..", ".x", "a/b", "-x", "a" * 65, "a b", "ä"])
 def test_a_run_is_called_like_a_folder(site: Site, name: str) -> None:
-    request = Request("put_run", name, {}, {"config": CONFIG, "desired": "running"}, OPERATOR)
+    asked = replace(site.asked("PUT", "/runs/r", {"config": CONFIG, "desired": "running"}), id=name)
     with pytest.raises(BadRequest, match="run must have 1 to 64"):
-        site.runs.asked(request, 0.0)
+        wished(asked)
 
 
 def test_a_restart_is_asked_for_by_its_word(site: Site) -> None:
@@ -152,11 +136,6 @@ def test_a_restart_is_asked_for_by_its_word(site: Site) -> None:
         site.ask("PATCH", "/runs/r", {"config": {"trainer": {"model": "n", "groups": 2}}})
     assert (caught.value.code, caught.value.param) == ("needs_restart", "trainer.model")
     assert site.ask("PATCH", "/runs/r", {"config": {"trainer": {"model": "n"}}, "restart": True})["starts"] == 2
-
-
-def test_what_cannot_be_wanted(site: Site) -> None:
-    with pytest.raises(BadRequest, match="desired"):
-        site.put(desired="paused")
 
 
 def test_lines_are_read_from_a_place_on(site: Site) -> None:

@@ -32,30 +32,6 @@ def test_announcing_a_policy(rig: LedgerRig) -> None:
     assert rig.state.only_model() == ""
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        Policy("", 1), Policy("m", 1, ("ftp://x",)),
-        Policy("m", 1, ("localhost:8000",)),
-    ],
-)
-def test_announcing_nonsense(rig: LedgerRig, body: Policy) -> None:
-    with pytest.raises(BadRequest):
-        rig.commands.announce(body, at=0.0)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://", "http://[x", "http://a b", "http://a?x=1", "http://a#b", "http://a:99999", "http://a\n", "",
-            "http://a..b", "http://999.1.1.1", "http://me:sesame@a"]
-)  # fmt: skip
-def test_an_engine_that_has_no_base_url(rig: LedgerRig, url: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        rig.announce(upstreams=("http://good:8000", url))
-    assert caught.value.param == "upstreams"
-    assert "sesame" not in caught.value.message
-    rig.announce(upstreams=("http://good:8000", "https://[::1]:8000/prefix"))
-
-
 def close(rig: LedgerRig) -> None:
     rig.run(rig.commands.gate_close(GateClose("weights"), at=rig.at))
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.runs import MAX_RUNS, check_desired, forget, known_run, want
+from ajet_proxy.core.ledger.runs import MAX_RUNS, forget, known_run, want
 from ajet_proxy.io.storage.codec import decode, encode
-from ajet_sdk.errors import BadRequest, Conflict, NotFound
+from ajet_sdk.errors import Conflict, NotFound
 from ajet_sdk.runs import LIVE, changed, restarts
 from tests.kit.ledger_rig import LedgerRig
 
@@ -72,12 +72,6 @@ def test_only_a_stopped_run_is_forgotten(rig: LedgerRig) -> None:
     assert not rig.state.runs
     with pytest.raises(NotFound):
         known_run(rig.state.runs, "r")
-
-
-def test_a_run_is_wanted_to_run_or_to_stand() -> None:
-    check_desired("running")
-    with pytest.raises(BadRequest, match="desired must be running or stopped, not 'paused'"):
-        check_desired("paused")
 
 
 def test_its_events_are_read_from_disk_as_they_were(rig: LedgerRig) -> None:

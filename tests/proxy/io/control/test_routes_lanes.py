@@ -7,7 +7,7 @@ import json
 import sys
 from unittest import mock
 
-from ajet_proxy.io.control import routes as control
+from ajet_proxy.io.control import openings
 from ajet_sdk import aio
 from ajet_sdk.frame import decode_batch
 from tests.proxy.serving import Client
@@ -81,7 +81,7 @@ async def test_an_episode_is_held_for_a_while_and_refused_then(client: Client) -
     await client.control("PUT", "/mix", {"ahead": 1})
     for _ in range(2):
         await opened(client, "a/1")
-    with mock.patch.object(control, "HOLD_S", 0.1):
+    with mock.patch.object(openings, "HOLD_S", 0.1):
         refused = await client.control("POST", "/episodes", {"task": "a/1"})
     assert (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"]) == (503, "lane_full", "1")
     assert (await client.control("POST", "/episodes", {"task": "a/1", "eval": True})).status == 200
@@ -193,7 +193,7 @@ async def test_the_sdk_waits_for_room_longer_than_for_a_proxy(client: Client) ->
     """Its deadline is for a proxy that does not answer."""
     await client.control("PUT", "/mix", {"ahead": 1})
     first = [await opened(client, "a/1") for _ in range(2)]
-    with mock.patch.object(control, "HOLD_S", 0.05):
+    with mock.patch.object(openings, "HOLD_S", 0.05):
         opening = aio.episode("a/1", proxy_url=client.app.url, deadline=0.2)
         waiting = asyncio.ensure_future(opening._open())
         await asyncio.sleep(3.0)

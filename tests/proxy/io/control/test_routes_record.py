@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from ajet_proxy.core.control.api import Answer
 from ajet_proxy.core.ledger.events import EpisodeOpened
 from ajet_proxy.io.control import answers
 from tests.kit.engine_stub import EngineStub
@@ -119,13 +119,16 @@ async def test_looks_wait_for_each_other_and_not_others_for_them(tmp_path: Path)
         made.append(name)
         yield held.wait(60)
 
+    class Desk:
+        async def decide(self, name: str) -> str:
+            return name
+
+        async def shown(self, name: str) -> Any:
+            return {"calls": slow(name)}
+
     async with serving(tmp_path, upstream=("http://127.0.0.1:9",)) as client:
-        look = answers.Answers()
-        http = make_mocked_request("GET", "/")
-        first, second = (
-            asyncio.create_task(look.look(http, Answer(lambda name=name: {"calls": slow(name)})))
-            for name in ("first", "second")
-        )
+        looks, http = answers.Answers(Desk()), make_mocked_request("GET", "/")
+        first, second = (asyncio.create_task(looks.look(http, name)) for name in ("first", "second"))
         await eventually(lambda: asyncio.sleep(0, made))
         assert (await client.control("POST", "/episodes", {})).status == 200
         assert made == ["first"]
@@ -133,7 +136,7 @@ async def test_looks_wait_for_each_other_and_not_others_for_them(tmp_path: Path)
         for task in (first, second):
             assert json.loads((await task).body) == {"calls": [True]}
         assert made == ["first", "second"]
-        look.close()
+        await looks.close(web.Application())
 
 
 async def test_many_events_at_once_do_not_hold_up_what_is_asked_meanwhile(tmp_path: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from ajet_proxy.core.identity.keys import Claims
-from ajet_proxy.io.control import routes
 from ajet_proxy.io.control import runs as module
 from tests.proxy.serving import Client, eventually, serving
 
@@ -115,24 +113,16 @@ async def test_what_is_wanted_survives_a_restart_and_what_was_said_does_not(tmp_
 
 
 async def test_a_daemon_that_stops_waits_for_no_supervisor(tmp_path: Path) -> None:
-    made: list[module.RunsPort] = []
-
-    def make(*parts: Any) -> module.RunsPort:
-        made.append(module.RunsPort(*parts))
-        return made[-1]
-
-    with mock.patch.object(routes, "RunsPort", make):
-        serving_here = serving(tmp_path / "data")
-        client = await serving_here.__aenter__()
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_exit(serving_here)
-        supervisor = Speaking(client)
-        await supervisor.speak()
-        waiting = asyncio.create_task(supervisor.speak())
-        await asyncio.sleep(0.1)
-        assert not waiting.done()
-        made[0].stop()
-        assert (await waiting)["runs"] == {}
+    with mock.patch.object(module, "MAX_POLL_S", 600.0):
+        async with serving(tmp_path / "data") as client:
+            supervisor = Speaking(client)
+            supervisor.wait_s = 600.0
+            await supervisor.speak()
+            waiting = asyncio.create_task(supervisor.speak())
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            await client.app.stop()
+            assert (await waiting)["runs"] == {}
 
 
 async def test_an_operator_does_runs_and_nothing_else(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ajet_proxy.core.protocol import request
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.io.capture import front as module
 from ajet_proxy.io.capture.pipeline import FrontSettings
-from ajet_proxy.io.control import routes
+from ajet_proxy.io.control import desk
 from ajet_proxy.io.storage.limits import resident_bytes
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, serving
@@ -87,7 +87,7 @@ async def test_what_is_packed_is_not_longer_than_a_body_may_be(tmp_path: Path) -
 @pytest.mark.parametrize("path", ROUTES)
 async def test_a_body_that_dribbles_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FrontSettings", partial(FrontSettings, client_timeout=0.4))
-    monkeypatch.setattr(routes, "PATIENCE_S", 0.4)
+    monkeypatch.setattr(desk, "PATIENCE_S", 0.4)
     async with serving(tmp_path) as client:
         host, _, port = client.app.url.removeprefix("http://").rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))

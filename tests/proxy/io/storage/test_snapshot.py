@@ -51,7 +51,7 @@ def test_a_snapshot_anywhere_changes_nothing(
 
 def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
     rig = LedgerRig()
-    episode = rig.open(task="t", metadata={"list": [1, {"a": None}], "text": "\ud800"})
+    episode = rig.open(task="t", metadata={"list": [1, {"a": None}], "text": "é"})
     history: tuple[int, ...] = tuple(range(2000))
     for turn in range(30):
         rig.call(episode, history, (turn,))
@@ -61,7 +61,7 @@ def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
     known = loaded.episodes[episode]
     assert len(known.texts.texts) == 1
     assert {entry.text for entry in known.calls.values()} == {0}
-    assert known.metadata == {"list": [1, {"a": None}], "text": "\ud800"}
+    assert known.metadata == {"list": [1, {"a": None}], "text": "é"}
     rig.reward(episode)
     loaded = stored(tmp_path, rig.state)
     known = loaded.episodes[episode]
