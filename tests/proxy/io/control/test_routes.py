@@ -161,12 +161,12 @@ async def test_what_an_intercepted_program_needs_to_know(tmp_path: Path, client:
     assert "intercept" not in await client.status()
     missing = await client.control("GET", "/ca.pem")
     assert (missing.status, missing.json["error"]["code"]) == (404, "no_interception")
-    async with serving(tmp_path, intercept=("127.0.0.1:0",), admin_secret=SECRET) as locked:
+    async with serving(tmp_path / "locked", intercept=("127.0.0.1:0",), admin_secret=SECRET) as locked:
         assert (await locked.control("GET", "/ca.pem")).status == 401
         agent = locked.key(Claims("agent", "a", "ep"))
         given = await locked.control("GET", "/ca.pem", key=agent)
         assert given.headers["Content-Type"] == "application/x-pem-file"
-        assert given.body == (tmp_path / "ca/mitmproxy-ca-cert.pem").read_bytes()
+        assert given.body == (tmp_path / "locked/ca/mitmproxy-ca-cert.pem").read_bytes()
         shown = (await locked.control("GET", "/status", key=agent)).json["intercept"]
         assert shown["hosts"] == ["api.anthropic.com", "api.openai.com"]
         assert shown["url"] == f"http://127.0.0.1:{shown['modes'][0]['port']}"
