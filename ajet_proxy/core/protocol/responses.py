@@ -17,7 +17,7 @@ fetched once more in the same way. What is not remembered stays as it is.
 
 vLLM reports an aborted generation on this route as a complete one.
 
-A client that waits is sent the last delta once more, empty, while its item is open. Otherwise it is sent
+A client that waits is sent the last delta once more, empty, while its part of an item is not done. Otherwise it is sent
 ``response.in_progress`` with what the response holds by then, since some clients start anew from such an event. Both
 have a ``sequence_number``, so those of later events are moved on.
 """
@@ -74,6 +74,10 @@ _BEGINS: Mapping[str, Mapping[str, Any]] = {
     "output_text": {"type": _DELTAS[0], "logprobs": []}, "reasoning_text": {"type": _DELTAS[1]}
 }  # fmt: skip
 """What begins the deltas of a part, by its type."""
+_DONE = tuple(
+    f"response.{of}.done"
+    for of in ("output_text", "reasoning_text", "function_call_arguments", "content_part", "reasoning_part")
+)
 _NUMBER = "sequence_number"
 _TELLING = (*_DELTAS, _ITEM, *_LAST)
 """The events that tell what was sampled. None of them may come behind the last."""
@@ -131,9 +135,11 @@ class ResponseReading(Reader):
         self._begun = ""
         """The event with which the response began for the client, as JSON text."""
         self._open: list[Any] = []
-        """The item that is not done, as it was added."""
+        """The item that is not done, as it was added, with what of it is done."""
+        self._part: Any = None
+        """The part that was last added to it."""
         self._is_whole = True
-        """Whether the items that are done, and the open one as it was added, are all that the client has."""
+        """Whether the items that are done, and the open one, are all that the client has."""
         self._delta: dict[str, Any] | bytes | None = None
         """An event that adds to the open item, or could."""
         self._number: Any = None
@@ -201,9 +207,25 @@ class ResponseReading(Reader):
             self._is_whole = False
         if kind in _DELTAS:
             self._delta = dict(event)
+        elif kind in _DONE:
+            self._delta, self._is_whole = None, self._completes(event)
         elif isinstance(part := event.get("part"), dict) and kind in _PARTS and part.get("type") in _BEGINS:
             places = {name: event[name] for name in ("item_id", "output_index", "content_index") if name in event}
-            self._delta = {**places, **_BEGINS[part["type"]]}
+            self._delta, self._part = {**places, **_BEGINS[part["type"]]}, part
+
+    def _completes(self, event: Mapping[str, Any]) -> bool:
+        """Put what is done by `event` into the open item. False if it does not fit there."""
+        try:
+            (item,) = self._open
+            if "arguments" in event:
+                self._open = [{**item, "arguments": event["arguments"]}]
+                return True
+            before, place = item.get("content") or [], event["content_index"]
+            part = event.get("part") or {**self._part, "text": event["text"]}
+            self._open = [{**item, "content": [*before[:place], part]}]
+            return bool(place <= len(before))
+        except UNREADABLE:
+            return False
 
     def leaving(self, event: bytes) -> bytes:
         if not self._put_in:

@@ -144,12 +144,23 @@ def starting_anew(events: list[Any]) -> list[Any]:
     return output
 
 
+def nothing_is_added_to_what_is_done(events: list[Any]) -> None:
+    done = set[Any]()
+    for one in events:
+        place = one.get("output_index"), one.get("content_index")
+        if one["type"].endswith(".done"):
+            done |= {place}
+        elif one["type"].endswith(".delta"):
+            assert place not in done, one
+
+
 def read(route: str, stream: bytes) -> Any:
     """What a client has in the end."""
     events = [json.loads(one["data"]) for one in strictly(stream) if one["data"] != "[DONE]"]
     if route == "/v1/responses":
         numbers = [one["sequence_number"] for one in events]
         assert numbers == [*range(len(events))]
+        nothing_is_added_to_what_is_done(events)
         return by_openai_responses(events), starting_anew(events), {**events[-1], "sequence_number": 0}
     return by_hand(events) if route == "/v1/completions" else by_openai_chat(events)
 
@@ -213,6 +224,9 @@ def test_what_is_not_read_is_only_waited_for() -> None:
 @pytest.mark.parametrize("events", [
     [], [("response.output_item.added", {"item": {"type": "message"}}), ("response.odd", {})], [("response.odd", {})],
     [("response.output_item.added", {"item": {"type": "message"}}), ("response.content_part.added", {"part": {}})],
+    [("response.output_text.done", {"content_index": 0, "text": ""})],
+    [("response.output_item.added", {"item": {"type": "message"}}), ("response.output_text.done", {"text": ""})],
+    [("response.output_item.added", {"item": {}}), ("response.content_part.done", {"content_index": 1, "part": [1]})],
 ])  # fmt: skip
 def test_a_response_that_is_not_understood_gets_a_comment(events: list[tuple[str, Any]]) -> None:
     running = streaming(path="/v1/responses")
