@@ -1,4 +1,4 @@
-"""Whether an engine computes what the trainer does: in an answer of its own after the first push, and in every step.
+"""Compares what engine and trainer compute: in an answer of the engine after the first push, and in every step.
 
 *An answer.* The engine answers greedily, and the trainer computes the logprobs of the same tokens. The mean of their
 absolute differences is at most what rounding explains (`tolerance`). A push can be answered with a 200 and still leave
@@ -15,13 +15,13 @@ wherever many tokens are possible.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ajet_sdk.errors import AjetError
 from ajet_trainer.batch import Row
-from ajet_trainer.engines import Answer
 
 EXPLAINED = {"float32": 0.002, "float16": 0.05, "bfloat16": 0.25}
 """Nats that the mean difference of logprobs may be, by the coarser dtype of engine and trainer. Logits of 16 to 32 are
@@ -41,6 +41,16 @@ ENOUGH = 1000
 """Fresh tokens that a step must have for its KL to mean anything."""
 LIMIT = 20.0
 """Of a log ratio, as verl limits it: e to this power is still a number."""
+
+
+class Answer(NamedTuple):
+    """A greedy answer of an engine: token ids and its logprob of each [T]. Those of the `likeliest` tokens at a place
+    [T, 5], and of the answer computed `again` as a prompt [T], are empty if it does not tell them."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    likeliest: tuple[tuple[float, ...], ...] = ()
+    again: tuple[float, ...] = ()
 
 
 class OtherWeights(AjetError):

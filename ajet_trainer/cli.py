@@ -11,7 +11,7 @@ import click
 
 from ajet_sdk.output import run_command
 from ajet_trainer.config import SETTINGS, Config, load
-from ajet_trainer.live import Live
+from ajet_trainer.runs.live import Live
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,7 +39,7 @@ def run(path: str, watch: bool, assignments: tuple[str, ...]) -> None:
     out = sys.stdout  # verl and Ray write into the run folder, what is said here stays on the terminal
     live = Live(Path(path), read, say) if watch else None
     config = read()
-    from ajet_trainer.backends.verl.main import run as train
+    from ajet_trainer.training import train
 
     train(config, say, live or (lambda config: config))
 
@@ -53,7 +53,7 @@ def serve(proxy: str, allow: str, name: str | None) -> None:
 
     The key is in AJET_TRAINER_KEY, of scope trainer. When it ends, its trainers save and end first.
     """
-    from ajet_trainer.serving import serve as keep
+    from ajet_trainer.runs.serve import serve as keep
 
     keep(proxy, allow, name, os.environ, lambda line: click.echo(line, err=True))
 
@@ -67,7 +67,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
 
     ARGUMENTS are the options of `serve`. Under the machine's systemd it runs as the user that owns the folder of runs.
     """
-    from ajet_trainer import systemd
+    from ajet_trainer.runs import systemd
 
     given = serve.make_context("ajet-trainer serve", list(arguments)).params
     systemd.install(given, user=user, only_print=only_print, env=os.environ, say=click.echo)
@@ -87,7 +87,8 @@ def rows(run_dir: Path, step: int | None, episode: str | None, as_json: bool) ->
     from ajet_sdk.output import say
     from ajet_sdk.settings import ConfigError
     from ajet_trainer import rows_view, trained_rows
-    from ajet_trainer.backends.verl.checkpoints import listed
+    from ajet_trainer.backends import backend
+    from ajet_trainer.trained_rows import listed
 
     kept = trained_rows.steps(run_dir)
     if not kept:
@@ -99,7 +100,7 @@ def rows(run_dir: Path, step: int | None, episode: str | None, as_json: bool) ->
     if not wanted:
         names = ", ".join(dict.fromkeys(one.row.episode for one in found))
         raise ConfigError(f"episode {episode} is not in step {step}; it trained {names}")
-    text = rows_view.reader(run_dir, model)
+    text = rows_view.reader(model, backend().tokenizers(run_dir))
     if text is None:
         say("ids alone: the model has no tokenizer.json, or the package tokenizers is not installed here")
     show = rows_view.json_line if as_json else rows_view.table
@@ -117,9 +118,9 @@ def export(run_dir: Path, folder: Path, step: int | None) -> None:
     RUN is the run_dir of a training run, or its folder of checkpoints. DIR becomes a Hugging Face folder, with
     safetensors, configuration, tokenizer and chat template. It must not exist, or be empty.
     """
-    from ajet_trainer.backends.verl.export import export
+    from ajet_trainer.backends import backend
 
-    export(run_dir, step, folder, click.echo)
+    backend().export(run_dir, step, folder, click.echo)
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

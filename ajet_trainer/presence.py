@@ -17,8 +17,8 @@ from pathlib import Path
 from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import Attend
 from ajet_trainer.config import Config
-from ajet_trainer.held import run_of
 from ajet_trainer.link import Link
+from ajet_trainer.run_folder import run_of
 
 logger = logging.getLogger(__name__)
 BEAT_S = 5.0

@@ -1,4 +1,4 @@
-"""What a person or a progress bar sees of a run: one line a phase and a step, `phase.json`, `metrics.jsonl`.
+"""The signs of a run for a person or a progress bar: one line a phase and a step, `phase.json`, `metrics.jsonl`.
 
 `phase.json` is ``{"phase", "step", "of", "config"}``, replaced atomically; ``of`` is 0 when the run has no planned end,
 and ``config`` is the digest of the configuration in force. `metrics.jsonl` has one JSON object a step. Its line of step
@@ -31,6 +31,9 @@ class Progress:
         self.config = config
         self.step = 0
         self.say = say
+        self.timing: dict[str, float] = {}
+        """Seconds of the parts of the step that is under way."""
+        self._said: set[str] = set()
         self.metrics_path = self.run_dir / "metrics.jsonl"
 
     def phase(self, phase: str, *, quiet: bool = False) -> None:
@@ -41,6 +44,24 @@ class Progress:
         os.replace(temporary, self.run_dir / "phase.json")
         if not quiet:
             self.say(phase)
+
+    @contextmanager
+    def part(self, name: str, phase: str) -> Iterator[None]:
+        """Runs a part of a step, which the phase names and the timing counts."""
+        self.phase(phase, quiet=True)
+        with timed(self.timing, name):
+            yield
+
+    def times(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The seconds that each part of the step took so far, and those of the learner that are in `metrics`."""
+        learner = {k.removeprefix("timing_s/"): v for k, v in metrics.items() if k.startswith("timing_s/")}
+        return {name: round(seconds, 3) for name, seconds in (self.timing | learner).items()}
+
+    def say_once(self, line: str) -> None:
+        """Says `line` the first time in a run. `metrics.jsonl` counts in each step what it is about."""
+        if line not in self._said:
+            self._said.add(line)
+            self.say(line)
 
     def resume_at(self, step: int, line: str = "") -> None:
         """Continues after `step`. Later lines of `metrics.jsonl` belong to weights that are gone, and are dropped. The
@@ -58,7 +79,7 @@ class Progress:
         os.replace(temporary, self.metrics_path)
 
     def has(self, step: int) -> bool:
-        """Whether `metrics.jsonl` has the line of `step`."""
+        """True if `metrics.jsonl` has the line of `step`."""
         return self.metrics_path.exists() and step in map(_step, self.metrics_path.read_text().splitlines())
 
     def record(self, metrics: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What was trained in a step, for reading: a table for a terminal, or a JSON object a row.
+"""The rows that a step trained, for reading: a table for a terminal, or a JSON object a row.
 
 The texts of tokens come from the tokenizer in the model's folder, or in the run's checkpoints. Where there is none, or
 nothing is installed that reads it, there are ids alone.
@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ajet_sdk.text import align, plain
-from ajet_trainer.backends.verl.checkpoints import whole
 from ajet_trainer.trained_rows import TrainedRow
 
 Text = Callable[[int], str]
@@ -22,10 +21,9 @@ SPACE = "\u2581"
 """How tokenizers of one kind write a space."""
 
 
-def reader(run_dir: Path, model: str) -> Text | None:
-    """What a token says to `model`. None where nobody can tell."""
-    checkpoints = run_dir / "checkpoints"
-    saved = [checkpoints / f"global_step_{step}" / "actor" / "huggingface" for step in reversed(whole(checkpoints))]
+def reader(model: str, saved: Sequence[Path]) -> Text | None:
+    """The text of a token to `model`, whose tokenizer is in its folder or in one of `saved`. None where nobody can
+    tell."""
     files = [folder / "tokenizer.json" for folder in (Path(model), *saved)]
     try:
         from tokenizers import Tokenizer

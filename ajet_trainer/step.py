@@ -17,105 +17,42 @@ Next: ajet_trainer/link.py
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ajet_sdk.errors import Conflict, NotFound
 from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.sample import Batch
 from ajet_sdk.settings import ConfigError
 from ajet_sdk.text import counted
-from ajet_trainer.admission import Admission, admit, has_signal
-from ajet_trainer.advantage import trainable
+from ajet_trainer.admission import Admission, admit
 from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere, NoUpdate
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config, digest
 from ajet_trainer.evaluation import Evaluation
+from ajet_trainer.figures import Hand, batch_figures, learner_figures, logged, penalty_figure, staleness
+from ajet_trainer.gate import Gate
 from ajet_trainer.idle import Idle
 from ajet_trainer.keeper import Keeper
+from ajet_trainer.learner import Learner
 from ajet_trainer.link import Link
 from ajet_trainer.mix import shares_at
-from ajet_trainer.overlong import Shaping
-from ajet_trainer.progress import Progress, line_of, numbers, timed
-from ajet_trainer.sampling import Rule, advice, tokens_that_are
+from ajet_trainer.progress import Progress, line_of
+from ajet_trainer.sampling import Rule, advice
 from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
-from ajet_trainer.turns import ByTurn
 
 WAITING = "waiting for episodes"
 CLOSE_S = 10.0
 """How long the end of a run keeps trying to reach a proxy that is not there."""
-DRAIN_S = 1800.0
-"""How long closing the gate waits for calls in flight: as long as a request at the gate waits for it to open."""
 REPLACED = "other_trainer"
 """The code of a refusal: another trainer of the model has taken our place."""
 POLL_S = 2.0
 """How long one request for a batch waits at the proxy, which is also how long a stop signal may go unnoticed."""
-
-
-Hand = Sequence[tuple[Batch, Admission]]
-"""The batches of a step, and what of each is trained."""
-
-
-class Learner(Protocol):
-    """What a run asks of the learner. `version` counts its steps, and is the policy version of its weights."""
-
-    version: int
-    colocated: bool
-    """True when the engine gives up its devices for the time of `train`."""
-    max_tokens: int
-    vocabulary: int | None
-    """How many token ids its model knows, if it says so."""
-    temperature: float
-    """Of calls that do not tell theirs."""
-    several_temperatures: bool
-    """Whether the rows of a step may have any temperatures."""
-    by_turn: ByTurn | None
-    """How credit goes to turns, if rows bring their advantages along."""
-    shaping: Shaping | None
-    """How length is punished, if it is."""
-    compares: bool
-    """Whether an episode's advantage is what it has above others of its group."""
-
-    def train(self, rows: Sequence[Row]) -> dict[str, float]:
-        """One step on `rows`; raises `version` by one. Returns the learner's own metrics and ``timing_s/…``. Raises
-        `NoUpdate`, and stays as it was, where no optimizer update was made."""
-        ...
-
-    def save(self, batches: Mapping[str, Any]) -> None:
-        """A checkpoint of `version` with `batches` (see `TrainedBatches`) in its folder, complete when this returns."""
-        ...
-
-    def push(self) -> None:
-        """Has the engine serve `version`. Raises when that takes too long."""
-        ...
-
-    def compare(self) -> None:
-        """Has each engine answer, and raises if it does not compute what the learner does."""
-        ...
-
-    def upstreams(self) -> Sequence[str] | None:
-        """Base URLs of the engines launched here, or None when others look after them."""
-        ...
-
-    def check(self) -> None:
-        """Raises when an engine has died or serves another model. Asked while no batch is ready, since a dead engine
-        makes none, and before each step."""
-        ...
-
-    def tune(self, config: Config) -> None:
-        """Trains by `config` from the next step on, in which nothing but the keys of `ajet_trainer.live` has changed.
-        Raises `ConfigError`, and goes on as before, if that takes a restart here."""
-        ...
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Passes the figures of a step on to the loggers that were asked for. None of them can end a run."""
-        ...
 
 
 class Run:
@@ -139,11 +76,8 @@ class Run:
         self.keeper, self.progress, self.stopping, self.live = keeper, progress, stopping, live
         self.clock, self.sleep = clock, sleep
         self.attempts = Attempts(progress.run_dir)
-        self.served = learner.version
-        self.gate_closed = False
-        self.timing: dict[str, float] = {}
         self.idle = Idle()
-        self.said: set[str] = set()
+        self.gate = Gate(config.model_name, link, learner, progress, self.idle, self.note_other_run)
         self.gone = Counter[str]()
         """What went of another run, for the line of the next step."""
 
@@ -154,23 +88,19 @@ class Run:
         self.acknowledge()
         self.note_other_run(self.link.says("begins"))  # before the engines have any of our weights
         if not self.learner.colocated:  # engines that stand alone may serve other weights, and calls be in flight
-            self.close_gate()
-            self.push()
-        with self.part("compare", "comparing what the engines compute with the trainer"):
+            self.gate.close()
+            self.gate.push()
+        with self.progress.part("compare", "comparing what the engines compute with the trainer"):
             self.learner.compare()
-        self.announce(self.learner.upstreams())
+        self.gate.announce(self.learner.upstreams())
         self.direct()
-        self.open_gate()
+        self.gate.open()
         self.idle.shares(self.link.busy_s())
 
     def direct(self) -> None:
         """Says which shares the lanes have after this step, and how far ahead of training agents may play."""
         shares = shares_at(self.config.mix, self.learner.version)
         self.link.direct(SetMix(shares, self.config.pace, self.config.group_size))
-
-    def announce(self, upstreams: Sequence[str] | None) -> None:
-        """Says which version the engines serve, and which engines these are, unless others look after them."""
-        self.note_other_run(self.link.announce(self.config.model_name, self.served, upstreams))
 
     def note_other_run(self, told: Mapping[str, Any]) -> None:
         """Says what is `told` of another run of the model, if anything went of it."""
@@ -183,7 +113,7 @@ class Run:
     def loop(self) -> None:
         """Steps until the planned number is reached or someone asks to stop; then saves what is not saved."""
         if self.evaluation_due and self.learner.version == 0 and not self.progress.has(0):
-            self.timing = {}
+            self.progress.timing = {}
             if (figures := self.evaluate()).get("eval_episodes"):
                 self.note({"step": 0, "policy_version": 0, "config": digest(self.config), **figures}, {})
         while not self.done:
@@ -205,7 +135,7 @@ class Run:
         try:
             self.learner.tune(config)
         except ConfigError as error:
-            self.say_once(error.message)
+            self.progress.say_once(error.message)
             return
         before, self.config = self.config, config
         if (before.mix, before.pace) != (config.mix, config.pace):
@@ -218,30 +148,33 @@ class Run:
 
     def step(self) -> None:
         """Waits for a batch and trains on it. Returns early when asked to stop, or when there is nothing to train."""
-        self.timing = {}
+        self.progress.timing = {}
         hand = [(leased, self.admit(leased)) for leased in self.lease()]
-        rows = [row for leased, admission in hand for row in self.rows(leased, admission)]
+        rows = [
+            row for leased, admission in hand
+            for row in to_rows(leased.batch, admission.groups, self.learner.temperature, self.learner.by_turn)
+        ]
         if not rows:
             self.dismiss(hand)
             return
 
         self.learner.check()
         if self.learner.colocated or self.config.overlap == 0:
-            self.close_gate()
+            self.gate.close()
         try:
             metrics = self.train(hand, rows)
         except NoUpdate as error:
             self.give_back(hand, str(error))
             return
         figures = self.figures(hand, rows, metrics) | penalty_figure(hand, self.learner.shaping)
-        self.batches.line = line_of(figures | {"timing": self.times(metrics)})
+        self.batches.line = line_of(figures | {"timing": self.progress.times(metrics)})
         if self.save_due:
             self.save()
-        self.close_gate()
-        self.push()
+        self.gate.close()
+        self.gate.push()
         if shares_at(self.config.mix, self.learner.version) != shares_at(self.config.mix, self.learner.version - 1):
             self.direct()
-        self.open_gate()
+        self.gate.open()
         if self.evaluation_due:
             figures |= self.evaluate()
         figures["idle"] = self.idle.shares(self.link.busy_s())
@@ -252,12 +185,12 @@ class Run:
         """Writes the line of a step, and tells the loggers."""
         figures = {**figures, **self.gone}
         self.gone.clear()
-        self.progress.record({**figures, "timing": self.times(metrics)})
-        self.learner.log(logged(metrics, {**figures, "timing": self.timing}), int(figures["step"]))
+        self.progress.record({**figures, "timing": self.progress.times(metrics)})
+        self.learner.log(logged(metrics, {**figures, "timing": self.progress.timing}), int(figures["step"]))
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether the version that serves now is one of those that are evaluated."""
+        """True if the version that serves now is one of those that are evaluated."""
         return self.config.eval_every > 0 and self.learner.version % self.config.eval_every == 0
 
     def evaluate(self) -> dict[str, Any]:
@@ -267,10 +200,10 @@ class Run:
             self.acknowledge()
             self.learner.check()
 
-        with self.part("eval", "evaluating"), self.idle.waiting():
+        with self.progress.part("eval", "evaluating"), self.idle.waiting():
             evaluation = Evaluation(self.link, self.config.model_name, self.config.eval_episodes, self.clock)
             if said := evaluation.wait(meanwhile, self.stopping, self.sleep):
-                self.say_once(said)
+                self.progress.say_once(said)
         return {} if self.stopping() and not evaluation.whole else evaluation.figures()
 
     def lease(self) -> Sequence[Batch]:
@@ -281,7 +214,7 @@ class Run:
         """
         hand: list[Batch] = []
         waits = WAITING
-        with self.part("wait", waits), self.idle.waiting():
+        with self.progress.part("wait", waits), self.idle.waiting():
             while True:
                 if not hand:
                     self.attune()
@@ -296,8 +229,7 @@ class Run:
                 )  # fmt: skip
                 leased = self.link.lease(replace(ask, groups=self.config.groups - groups_in(hand)))
                 if leased is None:
-                    if not self.link.knows(self.served, self.learner.upstreams()):
-                        self.open_gate()
+                    self.gate.open()
                     self.learner.check()
                     waits = self.look_at_team(waits)
                     continue
@@ -310,7 +242,7 @@ class Run:
                     return hand
 
     def look_at_team(self, before: str) -> str:
-        """What is waited for now; says so if that is another model, and not as `before`."""
+        """Words for what is waited for now; says so if that is another model, and not as `before`."""
         slower = None if self.config.max_lead is None else self.link.waits_for()
         said = WAITING
         if slower is not None:
@@ -320,13 +252,14 @@ class Run:
         return said
 
     def admit(self, leased: Batch) -> Admission:
-        """What of a batch is trained; says what is not, and why."""
+        """Decides what of a batch is trained; says what is not, and why."""
+        most = self.config.max_staleness
         admission = admit(
             leased,
             trained=self.batches.blocked,
             failed=self.attempts.given_up(),
             max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
-            oldest=self.oldest,
+            oldest=None if most is None else self.learner.version - most,
             no_signal=self.config.no_signal,
             rule=Rule(self.config.sampling, self.learner.temperature, self.learner.several_temperatures,
                       self.config.overlong == "mask"),
@@ -342,26 +275,11 @@ class Run:
             self.progress.say(f"set aside after {MAX_ATTEMPTS} failed steps: what batch {leased.batch} held of them is "
                               f"in {path}")  # fmt: skip
         for reason in admission.left_out:
-            self.say_once(f"calls are left out ({reason}): {advice(reason)}")
+            self.progress.say_once(f"calls are left out ({reason}): {advice(reason)}")
         for reason in admission.untold:
-            self.say_once(f"calls are trained without a word on how they were sampled ({reason}): {advice(reason)}")
+            said = f"calls are trained without a word on how they were sampled ({reason}): {advice(reason)}"
+            self.progress.say_once(said)
         return admission
-
-    @property
-    def oldest(self) -> int | None:
-        """The oldest policy version that may be trained now, if there is such a bound."""
-        most = self.config.max_staleness
-        return None if most is None else self.learner.version - most
-
-    def rows(self, leased: Batch, admission: Admission) -> list[Row]:
-        """The rows of what is trained of a batch."""
-        return to_rows(leased.batch, admission.groups, self.learner.temperature, self.learner.by_turn)
-
-    def say_once(self, line: str) -> None:
-        """Says `line` the first time in a run. `metrics.jsonl` counts in each step what it is about."""
-        if line not in self.said:
-            self.said.add(line)
-            self.progress.say(line)
 
     def dismiss(self, hand: Hand) -> None:
         """Acknowledges batches that hold nothing to train, so that they do not come back. While there are weights that
@@ -380,7 +298,7 @@ class Run:
         stop, a dead engine or weights that did not reach one are the reason."""
         self.attempts.begin(episode.episode for _, admission in hand for episode in admission.episodes)
         try:
-            with self.part("train", "training"):
+            with self.progress.part("train", "training"):
                 metrics = self.learner.train(rows)
         except NoUpdate as error:
             self.attempts.failed(str(error))
@@ -406,17 +324,17 @@ class Run:
         return metrics
 
     def give_back(self, hand: Hand, why: str) -> None:
-        """What a step on `hand` left: batches that are not trained. No version was made. An engine that slept
+        """Gives the batches of `hand` back, which a step did not train. No version was made. An engine that slept
         meanwhile is sent the weights that it had."""
         self.progress.say(f"step {self.learner.version + 1} made no update, and is tried again: {why}")
         for leased, _ in hand:
             with suppress(NotFound, Conflict):  # whose lease ends by itself
                 self.link.nack(leased.batch)
             self.keeper.release(leased.batch)
-        if self.gate_closed:
+        if self.gate.closed:
             if self.learner.colocated:
-                self.push()
-            self.open_gate()
+                self.gate.push()
+            self.gate.open()
 
     @property
     def save_due(self) -> bool:
@@ -426,29 +344,9 @@ class Run:
 
     def save(self) -> None:
         """A checkpoint that names every batch trained so far."""
-        with self.part("save", "saving a checkpoint"):
+        with self.progress.part("save", "saving a checkpoint"):
             self.learner.save(self.batches.state())
         self.batches.saved()
-
-    def close_gate(self) -> None:
-        """No call is in flight and none starts until `open_gate`."""
-        self.gate_closed = True
-        with self.part("drain", "draining calls in flight"), self.idle.waiting():
-            self.link.close_gate("weights", DRAIN_S)
-
-    def push(self) -> None:
-        """The engine takes the learner's weights, unless another trainer has taken our place."""
-        self.link.check()
-        with self.part("push", "pushing weights"):
-            self.learner.push()
-        self.served = self.learner.version
-
-    def open_gate(self) -> None:
-        """Calls pass again, served by the version that the engine last took. A daemon may have come back with an empty
-        data directory between two questions. So it is told whatever it knows, and again if it does not know it."""
-        self.announce(self.learner.upstreams())
-        self.link.open_gate(self.served)
-        self.gate_closed = False
 
     def acknowledge(self) -> None:
         """Tells the proxy of every batch that a checkpoint holds. If a lease is gone, its episodes are blocked
@@ -466,7 +364,7 @@ class Run:
             self.keeper.release(entry.batch)
 
     def figures(self, hand: Hand, rows: Sequence[Row], metrics: Mapping[str, float]) -> dict[str, Any]:
-        """What `metrics.jsonl` says of the step, except for the times that it took."""
+        """The line of the step in `metrics.jsonl`, except for the times that it took."""
         return {
             "step": self.learner.version,
             "policy_version": self.learner.version,
@@ -476,11 +374,6 @@ class Run:
             **staleness(hand, self.learner.version - 1),
             **learner_figures(metrics),
         }
-
-    def times(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The seconds that each part of the step took so far, and those of the learner that are in `metrics`."""
-        learner = {k.removeprefix("timing_s/"): v for k, v in metrics.items() if k.startswith("timing_s/")}
-        return {name: round(seconds, 3) for name, seconds in (self.timing | learner).items()}
 
     def close(self) -> None:
         """Leaves nothing behind at the proxy: untrained and unsaved batches go back, the gate opens. Each is tried,
@@ -494,10 +387,10 @@ class Run:
             self.link.let_go(self.config.pace)
         with self.leaving("the engines of this run stay announced"):
             if self.learner.upstreams() is not None:
-                self.announce(())
-        if self.gate_closed:
+                self.gate.announce(())
+        if self.gate.closed:
             with self.leaving("the gate may stay closed, until a trainer of this model starts"):
-                self.link.open_gate(self.served)
+                self.gate.open_as_it_was()
 
     @contextmanager
     def leaving(self, otherwise: str) -> Iterator[None]:
@@ -508,16 +401,9 @@ class Run:
         except Exception as error:
             self.progress.say(f"{otherwise} ({str(error) or type(error).__name__})")
 
-    @contextmanager
-    def part(self, name: str, phase: str) -> Iterator[None]:
-        """Runs a part of a step, which the phase names and the timing counts."""
-        self.progress.phase(phase, quiet=True)
-        with timed(self.timing, name):
-            yield
-
 
 def overlap(one: Batch, other: Batch) -> bool:
-    """Whether two leases have an episode in common: then the older of them has ended."""
+    """True if two leases have an episode in common: then the older of them has ended."""
     names, others = (
         {episode.episode for group in leased.groups for episode in group.episodes} for leased in (one, other)
     )
@@ -526,82 +412,3 @@ def overlap(one: Batch, other: Batch) -> bool:
 
 def groups_in(hand: Sequence[Batch]) -> int:
     return sum(len(leased.groups) for leased in hand)
-
-
-def batch_figures(hand: Hand, rows: Sequence[Row], by_turn: ByTurn | None) -> dict[str, Any]:
-    """What `metrics.jsonl` says of the data. Rewards are of all leased episodes, the rest is of what was trained."""
-    rewards = [episode.reward for one, _ in hand for group in one.groups for episode in group.episodes]
-    trained = [episode for _, admission in hand for episode in admission.episodes]
-    groups = [group for _, admission in hand for group in admission.groups]
-    mean = math.fsum(rewards) / len(rewards)
-    samples = [sample for episode in trained for sample in trainable(episode)]
-    rows = [row for row in rows if row.sampled]  # the others are only compared
-    return {
-        "reward_mean": mean,
-        "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
-        "groups": len(groups),
-        "groups_without_signal": sum(not has_signal(group, by_turn) for group in groups),
-        "episodes": len(trained),
-        "rejected_episodes": sum(len(admission.rejected) for _, admission in hand),
-        "samples": len(rows),
-        "sampled_tokens": sum(row.sampled for row in rows),
-        "prompt_tokens": sum(row.tokens - row.sampled for row in rows),
-        "merged_calls": sum(len(sample.spans) - 1 for sample in samples),
-        "merged_tokens": sum(sum(end for _, _, end in sample.spans) - len(sample.token_ids) for sample in samples),
-        "min_policy_version": min(row.min_version for row in rows),
-        "max_policy_version": max(row.max_version for row in rows),
-        "uncertain_tokens": sum(sample.uncertain_tokens for sample in samples),
-        "repaired_tokens": sum(sample.repaired_tokens for sample in samples),
-        "corrected_tokens": sum(tokens_that_are("corrected", sample) for sample in samples),
-        "untold_tokens": sum(tokens_that_are("untold", sample) for sample in samples),
-        "left_out_calls": dict(sum((admission.left_out for _, admission in hand), Counter[str]())),
-    }
-
-
-def penalty_figure(hand: Hand, shaping: Shaping | None) -> dict[str, float]:
-    """The mean punishment for length over the trained episodes, where there is any."""
-    found = [penalty for _, admission in hand for penalty in admission.penalties.values()]
-    return {} if shaping is None else {"overlong_penalty": math.fsum(found) / len(found)}
-
-
-def staleness(hand: Hand, version: int) -> dict[str, float]:
-    """How many updates before the weights of `version`, which a step began with, its sampled tokens were sampled."""
-    behind = Counter[int]()
-    for sample in (sample for _, admission in hand for one in admission.episodes for sample in trainable(one)):
-        for sampled, count in sample.policy_versions:
-            behind[version - sampled] += count
-    mean = sum(lag * count for lag, count in behind.items()) / behind.total()
-    return {"staleness_mean": mean, "staleness_max": max(behind)}
-
-
-LEARNER_FIGURES = {
-    "rollout_probs_diff_mean": "training/rollout_probs_diff_mean",
-    "rollout_probs_diff_max": "training/rollout_probs_diff_max",
-    "rollout_kl": "rollout_corr/kl",
-    "fresh_kl": "rollout_corr/fresh_kl",
-    "fresh_tokens": "rollout_corr/fresh_tokens",
-    "pg_loss": "actor/pg_loss",
-    "grad_norm": "actor/grad_norm",
-    "entropy": "actor/entropy",
-    "ppo_kl": "actor/ppo_kl",
-    "lr": "actor/lr",
-    "updates": "updates",
-    "skipped_updates": "skipped_updates",
-}
-
-
-NOT_LOGGED = {*LEARNER_FIGURES, "learner", "step"}
-"""Figures that loggers do not get from us: verl's own, which they have by verl's names, and what is no curve."""
-
-
-def logged(metrics: Mapping[str, float], figures: Mapping[str, Any]) -> dict[str, float]:
-    """What loggers get of a step: the learner's `metrics` by their names, and our `figures` under ``ajet/``."""
-    ours = {name: value for name, value in figures.items() if name not in NOT_LOGGED}
-    return {**metrics, **{f"ajet/{name}": float(value) for name, value in numbers(ours)}}
-
-
-def learner_figures(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """The learner's best-known figures under short names, and everything else it reported under ``learner``."""
-    short = {name: metrics[key] for name, key in LEARNER_FIGURES.items() if key in metrics}
-    rest = {k: v for k, v in metrics.items() if k not in LEARNER_FIGURES.values() and not k.startswith("timing_s/")}
-    return {**short, "learner": rest}

@@ -115,3 +115,15 @@ def take_back(run_dir: Path, step: int) -> None:
         (run_dir / "rows" / f"{later}.npz").unlink()
     for cut_short in (run_dir / "rows").glob(".*.new"):
         cut_short.unlink()
+
+
+def listed(steps: Sequence[int]) -> str:
+    """Steps in order, in few words: ``steps 1, 3 to 7``."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"step {words[0]}" if len(steps) == 1 else f"steps {', '.join(words)}"

@@ -16,6 +16,7 @@ EFFECTS = {
     "pathlib", "random", "secrets", "select", "shutil", "signal", "socket", "ssl", "subprocess", "tempfile",
     "threading", "time", "urllib.request", "uuid",
 }  # fmt: skip
+BACKENDS = "ajet_trainer.backends"
 HEAVY = {"ray", "safetensors", "tensordict", "torch", "transfer_queue", "transformers", "verl", "vllm"}
 PURE = modules("ajet_proxy/core")
 DOOR_TO_AIOHTTP = Path("ajet_proxy/io/http/aiohttp_internals.py")
@@ -111,6 +112,22 @@ def test_heavy_libraries_stay_with_the_backends(module: Path) -> None:
     if "backends" in module.parts:
         return
     assert not tops(module) & HEAVY
+
+
+@pytest.mark.parametrize("module", modules("ajet_trainer"), ids=ids)
+def test_runs_from_afar_are_asked_by_the_command_line_alone(module: Path) -> None:
+    if "runs" not in module.parts and module.name != "cli.py":
+        assert not any(under(name, "ajet_trainer.runs") for name in imports(module))
+
+
+@pytest.mark.parametrize("module", modules("ajet_trainer"), ids=ids)
+def test_backends_stand_behind_one_door(module: Path) -> None:
+    """Nothing names one but the door, and none of them names another."""
+    own = name_of(module).split(".")[2] if under(name_of(module), BACKENDS) and module.parent.name != "backends" else ""
+    named = {name.removeprefix(f"{BACKENDS}.").split(".")[0] for name in imports(module) if under(name, BACKENDS)}
+    backends = {path.name for path in (ROOT / "ajet_trainer" / "backends").iterdir() if path.is_dir()}
+    if module != Path("ajet_trainer/backends/__init__.py"):
+        assert named & backends <= {own}
 
 
 @pytest.mark.parametrize("module", modules(*PACKAGES), ids=ids)

@@ -18,10 +18,11 @@ from ajet_proxy.core.trajectory import drift
 from ajet_proxy.settings import SETTINGS
 from ajet_proxy.settings import Config as ProxyConfig
 from ajet_sdk.cli import ajet as sdk_command
-from ajet_trainer import evaluation, keeper, link, step, trained_rows
+from ajet_trainer import evaluation, gate, keeper, link, trained_rows
 from ajet_trainer.cli import cli as trainer_command
 from ajet_trainer.config import SETTINGS as TRAINER_SETTINGS
 from ajet_trainer.config import Config as TrainerConfig
+from ajet_trainer.engines import weights
 from tests.kit.pages import PAGES, bad_citations, broken_links, contract, table_of, tables, words
 from tests.kit.source import FOLDERS, ROOT, modules, tree
 from tests.test_arrows import CORE, IO
@@ -43,12 +44,8 @@ def test_both_programs_have_few_settings() -> None:
 
 def test_the_limits_of_the_trainer() -> None:
     text = (ROOT / "docs/reference/limits.md").read_text().partition("## The trainer")[2]
-    push = next(
-        ast.literal_eval(node.value) for node in tree(Path("ajet_trainer/backends/verl/weights.py")).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PUSH_S"
-    )
     found = [float(row.split("|")[2].split()[0].replace(",", "")) for row in text.splitlines() if " s" in row]
-    assert found == [keeper.LEASE_S, step.DRAIN_S, push, link.DEADLINE_S, evaluation.EVAL_WAIT_S,
+    assert found == [keeper.LEASE_S, gate.DRAIN_S, weights.PUSH_S, link.DEADLINE_S, evaluation.EVAL_WAIT_S,
                      trained_rows.KEPT_STEPS]  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def updates(proxy: str, engine: str, model: Path, folder: Path, count: int) -> l
     import torch
     from safetensors.torch import load_file, save_file
 
-    from ajet_trainer.backends.verl import weights
+    from ajet_trainer.engines import weights
     from ajet_trainer.link import Link
 
     link = Link(proxy)
@@ -100,10 +100,10 @@ def updates(proxy: str, engine: str, model: Path, folder: Path, count: int) -> l
 @contextmanager
 def noted() -> Iterator[dict[str, float]]:
     """The seconds of each request that the trainer's code makes to the engine, by path, while this is entered."""
-    from ajet_trainer import engines
+    from ajet_trainer.engines import http
 
     seconds: dict[str, float] = {}
-    really = engines.ask
+    really = http.ask
 
     def ask(engine: Any, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         began = time.monotonic()
@@ -111,7 +111,7 @@ def noted() -> Iterator[dict[str, float]]:
         seconds[path] = time.monotonic() - began
         return answer
 
-    with mock.patch.object(engines, "ask", ask):
+    with mock.patch.object(http, "ask", ask):
         yield seconds
 
 

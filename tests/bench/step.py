@@ -20,15 +20,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
-from unittest.mock import patch
 
 import psutil
 
 from ajet_sdk.sample import Sample
-from ajet_trainer.backends.verl import main as program
+from ajet_trainer.backends import backend
 from ajet_trainer.batch import Row, to_row
 from ajet_trainer.config import Config
+from ajet_trainer.engines.attached import Attached
 from ajet_trainer.progress import Progress
 from integrations.quickstart.packaged_model import unpack
 from tests.bench import table
@@ -62,18 +61,16 @@ def run(folder: Path, model: Path, rows: Sequence[Row], count: int) -> tuple[lis
     steps: list[dict[str, float]] = []
     peaks: dict[str, float] = {}
 
-    def serve(_: Any, __: Any, trainer: Any, *___: Any) -> None:
+    engines, progress = Attached(config, folder), Progress(config.run_dir, count, lambda _: None)
+    with backend().open(config, engines, progress, lambda: None) as opened:
         for number in range(count + 1):
             start = time.perf_counter()
-            figures = trainer.train(rows)
+            figures = opened.learner.train(rows)
             took = {"whole": time.perf_counter() - start} | {part: figures[f"timing_s/{part}"] for part in PARTS}
             sys.stderr.write(f"step {number}: {took['whole']:.2f} s\n")
             steps.append(took)
         peaks["trainer"] = peak(psutil.Process())
         peaks["worker"] = max(map(peak, psutil.Process().children(recursive=True)))
-
-    with patch.object(program, "Link"), patch.object(program, "serve", serve):
-        program.assemble(config, Progress(config.run_dir, count, lambda _: None), program.Stop())
     return steps[1:], peaks
 
 

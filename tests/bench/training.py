@@ -125,7 +125,7 @@ def data_of(episodes: Sequence[Sequence[Row]], limit: int) -> Any:
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     from ajet_trainer import batch
-    from ajet_trainer.backends.verl.trainer import row_fields
+    from ajet_trainer.backends.verl.rows import row_fields
 
     made, pick = [], random.Random(1)
     for number, rows in enumerate(episodes):

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from ajet_sdk.runs import LEARNING_RATE
-from ajet_trainer import held
+from ajet_trainer.runs import held
 from tests.kit.source import ROOT
 
 RATES = (1e-5, 1e-4, 1e-3)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -87,7 +88,7 @@ def old_logprobs(worker: Any, rows: Any, *, limit: int = 4096) -> list[Any]:
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
     from verl.workers.utils.padding import response_from_nested
 
-    from ajet_trainer.backends.verl.trainer import row_fields
+    from ajet_trainer.backends.verl.rows import row_fields
     from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE
 
     data = list_of_dict_to_tensordict([row_fields(row) for row in rows])
@@ -100,3 +101,13 @@ def old_logprobs(worker: Any, rows: Any, *, limit: int = 4096) -> list[Any]:
     )  # fmt: skip
     found = worker.infer_batch(data)
     return list(response_from_nested(found["log_probs"], data["response_mask"]).unbind())
+
+
+def verl_learner(
+    tree: Any, *, engines: Any = None, say: Callable[[str], None] = lambda line: None, **trainer: Any
+) -> Any:
+    """A `VerlLearner` over a trainer that has the configuration `tree`, these attributes, and nothing else."""
+    from ajet_trainer.backends.verl.learner import VerlLearner
+
+    made: Any = SimpleNamespace(config=tree, **trainer)
+    return VerlLearner(made, engines, say)

@@ -11,8 +11,8 @@ from functools import partial
 from unittest.mock import patch
 
 from ajet_sdk.output import say
-from ajet_trainer import serving, supervisor
-from ajet_trainer.supervisor import Supervisor
+from ajet_trainer.runs import kept_run, serve
+from ajet_trainer.runs.supervisor import Supervisor
 
 BACKOFF_MAX_S = 8.0
 """A trainer that is killed before its first step, again and again, is away no longer than a harness waits for it."""
@@ -20,7 +20,7 @@ COMMAND = (sys.executable, "-m", "tests.kit.scripted_trainer")
 
 if __name__ == "__main__":
     with (
-        patch.object(serving, "Supervisor", partial(Supervisor, command=COMMAND)),
-        patch.object(supervisor, "BACKOFF_MAX_S", BACKOFF_MAX_S),
+        patch.object(serve, "Supervisor", partial(Supervisor, command=COMMAND)),
+        patch.object(kept_run, "BACKOFF_MAX_S", BACKOFF_MAX_S),
     ):
-        serving.serve(sys.argv[1], sys.argv[2], "s", os.environ, say)
+        serve.serve(sys.argv[1], sys.argv[2], "s", os.environ, say)

@@ -12,14 +12,13 @@ import json
 import random
 import sys
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
-from ajet_trainer.backends.verl import main as program
+from ajet_trainer.backends import backend
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
+from ajet_trainer.engines.attached import Attached
 from ajet_trainer.progress import Progress
 
 STEPS, GROUPS, EPISODES, CALLS = 3, 2, 4, 3
@@ -45,13 +44,9 @@ def main(model: str, folder: str, rows: str, out: str) -> None:
         model=model, run_dir=folder, engine_urls=("http://127.0.0.1:9",), group_size=EPISODES, groups=GROUPS,
         max_tokens=1024, rows=rows, verl=VERL,
     )  # fmt: skip
-    found: list[dict[str, float]] = []
-
-    def serve(_: Any, __: Any, trainer: Any, *___: Any) -> None:
-        found.extend(trainer.train(batch()) for _ in range(STEPS))
-
-    with patch.object(program, "Link"), patch.object(program, "serve", serve):
-        program.assemble(config, Progress(config.run_dir, STEPS, lambda _: None), program.Stop())
+    engines, progress = Attached(config, Path(folder)), Progress(config.run_dir, STEPS, lambda _: None)
+    with backend().open(config, engines, progress, lambda: None) as opened:
+        found = [opened.learner.train(batch()) for _ in range(STEPS)]
     Path(out).write_text(json.dumps(found))
 
 

@@ -21,8 +21,8 @@ PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 SHORTER = """
 from functools import partial
 from ajet_trainer import cli
-from ajet_trainer.backends.verl import main
-main.Keeper = partial(main.Keeper, lease_s={})
+from ajet_trainer import training
+training.Keeper = partial(training.Keeper, lease_s={})
 cli.main()
 """
 

@@ -12,7 +12,7 @@ import pytest
 from ajet_sdk.runs import commands as train_commands
 from ajet_sdk.runs.commands import figures, lines, literal
 from tests.sdk.conftest import Ajet
-from tests.trainer.test_supervisor_kills import RATE, Site
+from tests.trainer.runs.test_supervisor_kills import RATE, Site
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from ajet_sdk.sample import BatchEpisode, Group
 from ajet_trainer.admission import Admission
+from ajet_trainer.figures import staleness
 from ajet_trainer.idle import Idle
-from ajet_trainer.step import staleness
 from tests.trainer.making import batch, episode, sample
 from tests.trainer.scripted_learner import MemoryProxy
 from tests.trainer.test_link import Clock

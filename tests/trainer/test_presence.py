@@ -12,11 +12,11 @@ import pytest
 
 from ajet_sdk.errors import Conflict
 from ajet_trainer.config import Config
-from ajet_trainer.held import run_of
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
+from ajet_trainer.run_folder import run_of
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.proxy_process import ProxyProcess
@@ -35,7 +35,7 @@ class Attached(ScriptedLearner):
 
 @contextmanager
 def trainer(url: str, folder: Path, said: list[str]) -> Iterator[Run]:
-    """A run of `folder` as `ajet_trainer.backends.verl.main` puts it together."""
+    """A run of `folder` as `ajet_trainer.training` puts it together."""
     config = Config(
         model="none", model_name="stub", proxy_url=url, run_dir=str(folder), groups=1, group_size=1, min_group_size=1,
         total_steps=1,
@@ -121,7 +121,7 @@ def test_who_was_taken_over_pushes_nothing_and_ends(daemon: ProxyProcess, tmp_pa
         played(rig)
         with trainer(daemon.url, tmp_path / "one", said) as again:
             again.start()
-            for ask in (first.step, first.push, first.start):
+            for ask in (first.step, first.gate.push, first.start):
                 with pytest.raises(Conflict, match="has taken the place of this trainer"):
                     ask()
             assert first.learner.pushed == pushed

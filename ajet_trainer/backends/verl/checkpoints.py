@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 MARKER = "latest_checkpointed_iteration.txt"
@@ -57,18 +56,6 @@ def is_whole(checkpoint: Path) -> bool:
 def whole(folder: Path) -> list[int]:
     """The steps of the whole checkpoints in `folder`, from the oldest on."""
     return _steps(folder)[1]
-
-
-def listed(steps: Sequence[int]) -> str:
-    """Steps in order, in few words: ``steps 1, 3 to 7``."""
-    runs: list[list[int]] = []
-    for step in steps:
-        if runs and step == runs[-1][-1] + 1:
-            runs[-1].append(step)
-        else:
-            runs.append([step])
-    words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return f"step {words[0]}" if len(steps) == 1 else f"steps {', '.join(words)}"
 
 
 def _steps(folder: Path) -> tuple[list[int], list[int]]:

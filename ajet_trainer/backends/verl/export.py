@@ -26,7 +26,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.backends.verl.checkpoints import DTYPE, listed, whole
+from ajet_trainer.backends.verl.checkpoints import DTYPE, whole
+from ajet_trainer.trained_rows import listed
 
 PIECE = "2GB"
 """No file of weights is larger, since one is in memory while it is written."""

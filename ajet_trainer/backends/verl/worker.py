@@ -20,12 +20,12 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ajet_trainer.backends.verl import (
-    adapters,
     compared,
     forest_engine,  # noqa: F401  # registers its engines
 )
 from ajet_trainer.backends.verl.counting import counted, over_rate, over_top
 from ajet_trainer.backends.verl.steady import SteadyWorker
+from ajet_trainer.backends.verl.weights import write_adapter
 
 ROW_TEMPERATURE = "row_temperature"
 RUN_WORD = "VERL_AJET_RUN"
@@ -70,7 +70,7 @@ class ActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     def write_adapter(self, folder: str) -> None:
         """Writes the adapter alone into `folder`, for engines that hold several."""
-        adapters.write(self.actor.engine, Path(folder), master=torch.distributed.get_rank() == 0)
+        write_adapter(self.actor.engine, Path(folder), master=torch.distributed.get_rank() == 0)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def logprobs_of(self, texts: Sequence[compared.Text]) -> list[list[float]] | None:

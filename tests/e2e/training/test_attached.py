@@ -66,7 +66,7 @@ def restore(vllm: Engine, folder: Path) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    from ajet_trainer.backends.verl.weights import load_into
+    from ajet_trainer.engines.weights import load_into
 
     weights = AutoModelForCausalLM.from_pretrained(vllm.model, dtype=torch.float32).state_dict()
     folder.mkdir()

@@ -10,9 +10,9 @@ import time
 
 from ajet_sdk.routes import Lease
 from ajet_trainer.config import load
+from ajet_trainer.figures import batch_figures
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
-from ajet_trainer.step import batch_figures
 
 
 def main(engine: str, config_file: str) -> None:

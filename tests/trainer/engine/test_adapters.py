@@ -94,3 +94,32 @@ def test_an_adapter_is_always_merged(verl_here: None) -> None:
     assert composed(LORA).actor_rollout_ref.model.lora.merge is True
     said = refused({"actor_rollout_ref.model.lora.merge": False})
     assert said.startswith("actor_rollout_ref.model.lora.merge cannot be changed: agents would be served the model")
+
+
+def test_what_is_written_is_the_adapter_and_peft_reads_it(tiny: Path, tmp_path: Path, verl_here: None) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from ajet_trainer.backends.verl.weights import write_adapter
+
+    worker = adapted(tiny, LORA | {"actor_rollout_ref.model.lora_alpha": 6}, apart=tmp_path)
+    data = step_data(rows_of([[conversation(1, turns=3)], [conversation(2, turns=1)]]), [0.0, 0.0])
+    with torch.no_grad():
+        for name, parameter in worker.engine.module.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.5)
+    trained = logprobs(worker, data)
+
+    write_adapter(worker.engine, tmp_path / "other", master=False)
+    assert not (tmp_path / "other").exists()
+    write_adapter(worker.engine, folder := tmp_path / "1", master=True)
+    assert sorted(one.name for one in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert len({one.stat().st_mode for one in folder.iterdir()}) == 1, "an engine of another user may read both"
+    plain = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    ids = data["input_ids"].unbind()[0]
+    with torch.no_grad():
+        found = PeftModel.from_pretrained(plain, str(folder))(ids.unsqueeze(0)).logits[0].log_softmax(-1)
+    said = found[torch.arange(len(ids) - 1), ids[1:]]
+    assert (said - trained[: len(ids) - 1]).abs().max() < 1e-4
+    assert torch.equal(logprobs(worker, data), trained), "and training goes on as before"

@@ -12,6 +12,7 @@ import pytest
 from ajet_sdk.sample import BatchEpisode, Group, Sample
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.turns import ByTurn
+from tests.kit.learner import verl_learner
 from tests.trainer.engine.test_estimators import a_trainer, advantages, padding, passed
 from tests.trainer.engine.test_gradient import MODES, close, conversation, gradient, step_data, unmerged
 from tests.trainer.engine.whole_step import LIMIT, Steps
@@ -136,8 +137,7 @@ def test_the_trainer_says_how_credit_goes_to_turns(tiny: Path, verl_here: None) 
         ({"adv_estimator": "ajet_turn", "norm_adv_by_std_in_grpo": False}, ByTurn(0.5, False)),
         ({"adv_estimator": "grpo"}, None),
     ):
-        made = a_trainer(tiny, **verl)
-        made._ours = Config(model=str(tiny), turn_gamma=0.5)
+        made = verl_learner(a_trainer(tiny, **verl).config, ours=Config(model=str(tiny), turn_gamma=0.5))
         assert (made.by_turn, made.shaping) == (expected, None)
 
 

@@ -104,7 +104,7 @@ def test_rows_that_verl_fills_up_with_change_nothing(
     """They are copies of the first row, but for the response: what numbers the calls is as long as that row's."""
     from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 
-    from ajet_trainer.backends.verl import trainer
+    from ajet_trainer.backends.verl import rows as queue
 
     def fields(row: Row) -> dict[str, Any]:
         if row.sampled:
@@ -113,10 +113,10 @@ def test_rows_that_verl_fills_up_with_change_nothing(
         del template["attention_mask"]
         return {**template, "uid": row.group}
 
-    made, rows, steps = trainer.row_fields, episodes(True), Steps(monkeypatch, tiny, worker, **SEQUENCE, **REJECT)
+    made, rows, steps = queue.row_fields, episodes(True), Steps(monkeypatch, tiny, worker, **SEQUENCE, **REJECT)
     first = replace(rows[0], advantages=0 * rows[0].logprobs)  # as `passed` puts it
     plain = steps.put(rows)
-    monkeypatch.setattr(trainer, "row_fields", fields)
+    monkeypatch.setattr(queue, "row_fields", fields)
     filled = steps.put([*rows, padding(0), padding(1)])
     assert len(filled["pad_0_0"]["calls"]) == len(rows[0].response) > len(filled["pad_0_0"]["response_mask"]) == 1
     assert not filled["pad_0_0"]["response_mask"].any() and not filled["pad_0_0"]["rollout_is_weights"].any()

@@ -152,17 +152,19 @@ def test_a_step_without_an_update_is_no_step(
 ) -> None:
     """A critic's update counts, also in steps in which the actor has none."""
     from ajet_trainer.attempts import NoUpdate
-    from ajet_trainer.backends.verl import trainer
+    from ajet_trainer.backends.verl import learner as module
+    from ajet_trainer.backends.verl.learner import VerlLearner
 
-    learner, cleared = a_trainer(tiny, adv_estimator="gae"), []
-    learner.config.critic.ppo_epochs = 3
-    learner.global_steps, learner._updates = 4, 2
-    learner.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
-    learner.step = lambda metrics, _: metrics.update(said) or SimpleNamespace(keys=["k"], partition_id="train")
+    trainer, cleared = a_trainer(tiny, adv_estimator="gae"), []
+    trainer.config.critic.ppo_epochs = 3
+    trainer.global_steps, trainer.updates = 4, 2
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
+    trainer.step = lambda metrics, _: metrics.update(said) or SimpleNamespace(keys=["k"], partition_id="train")
+    trainer._compute_metrics = lambda *_, **__: None
+    learner: Any = VerlLearner(trainer, None, pytest.fail)
     learner._keep = lambda *_: None
-    learner._compute_metrics = lambda *_, **__: None
-    monkeypatch.setattr(trainer, "put_rows", lambda *_: None)
-    monkeypatch.setattr(trainer, "tq", SimpleNamespace(kv_clear=lambda **cleared_of: cleared.append(cleared_of)))
+    monkeypatch.setattr(module, "put_rows", lambda *_: None)
+    monkeypatch.setattr(module, "tq", SimpleNamespace(kv_clear=lambda **cleared_of: cleared.append(cleared_of)))
     if made is None:
         with pytest.raises(NoUpdate, match="not finite"):
             learner.train(group(False))

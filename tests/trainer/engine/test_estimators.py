@@ -83,15 +83,16 @@ def passed(
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import trainer_base
 
+    from ajet_trainer.backends.verl import rows as queue
     from ajet_trainer.backends.verl import trainer
 
     memory = MemoryQueue()
-    for module in (trainer_base, trainer):
+    for module in (trainer_base, trainer, queue):
         monkeypatch.setattr(module, "tq", memory)
     rows = [row if row.advantages is not None else replace(row, advantages=0 * row.logprobs) for row in rows]
-    trainer.put_rows(rows, 1)
+    queue.put_rows(rows, 1)
     made._rewards = {row.key: row.reward for row in rows}
-    tags = [trainer.row_tag(row, 1) | {"is_padding": row.group == "pad"} for row in rows]
+    tags = [queue.row_tag(row, 1) | {"is_padding": row.group == "pad"} for row in rows]
     batch = KVBatchMeta(keys=[row.key for row in rows], tags=tags, partition_id="train")
     for key, fields in memory.rows.items():
         if "rollout_log_probs" in fields:
@@ -240,9 +241,9 @@ def test_pass_at_k_is_never_given_one_row_of_padding(
     made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
     made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(processes))})
     filled = set()
-    for made._updates in (1, 2, 3):
+    for made.updates in (1, 2, 3):
         for count in range(1, 40):
-            made._fit_to((group(False) * 5)[:count])
+            made.begin((group(False) * 5)[:count])
             share = made.config.actor_rollout_ref.actor.ppo_mini_batch_size
             assert share % processes == 0
             filled.add(share * made._dealt.updates - count)

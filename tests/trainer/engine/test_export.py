@@ -316,11 +316,12 @@ def test_a_checkpoint_names_the_dtype_of_the_model_that_the_run_began_with(
     model: str, dtype: str, request: pytest.FixtureRequest, tmp_path: Path, verl_here: None
 ) -> None:
     from ajet_trainer.backends.verl import trainer
+    from ajet_trainer.backends.verl.learner import VerlLearner
 
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.config = composed({}, model=str(request.getfixturevalue(model)))
-    made._ours, made.train_dataloader = SimpleNamespace(keep_checkpoints=2), trainer.Leases()
+    made.ours, made.train_dataloader = SimpleNamespace(keep_checkpoints=2), trainer.Leases()
     made._save_checkpoint = lambda: None
     made._init_tokenizer()
-    made.save({"saved": []})
+    VerlLearner(made, None, pytest.fail).save({"saved": []})
     assert made.train_dataloader.state_dict() == {"saved": [], "dtype": dtype}

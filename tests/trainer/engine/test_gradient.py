@@ -74,7 +74,7 @@ def step_data(
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     from ajet_trainer.advantage import row_weights
-    from ajet_trainer.backends.verl.trainer import row_fields
+    from ajet_trainer.backends.verl.rows import row_fields
 
     made: list[dict[str, Any]] = []
     keys, sampled = [row.key for row in rows], [row.sampled for row in rows]

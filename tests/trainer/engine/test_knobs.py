@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ajet_trainer.allowed import KNOBS
 from ajet_trainer.config import Config
+from ajet_trainer.runs.allowed import KNOBS
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 

@@ -64,8 +64,8 @@ def test_tensorboard_has_our_figures_beside_verls(
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    from ajet_trainer.backends.verl.backend import environment
     from ajet_trainer.backends.verl.loggers import Loggers
-    from ajet_trainer.backends.verl.main import environment
 
     folder = tmp_path / "run" / "tensorboard"
     monkeypatch.delenv("TENSORBOARD_DIR", raising=False)

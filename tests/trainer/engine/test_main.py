@@ -5,15 +5,15 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ajet_trainer.backends.verl.main import first_words, hold, weights_folder
 from ajet_trainer.config import Config
+from ajet_trainer.run_folder import hold
+from ajet_trainer.training import first_words
 from tests.kit.ports import free_port
 from tests.kit.trainer_process import PYTHON
 
@@ -102,35 +102,6 @@ def test_one_trainer_at_a_time_works_in_a_run_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "phase.json").exists()
     with hold(tmp_path / "run"):
         pass
-
-
-def test_weights_travel_in_a_folder_of_the_runs_own(tmp_path: Path) -> None:
-    shared, models = tmp_path / "shared", tmp_path / "shared" / "5"
-    models.mkdir(parents=True)
-    config = Config(
-        model="m", run_dir=str(tmp_path / "run"), engine_urls=("http://e",), weights_dir=str(shared),
-    )
-    with weights_folder(config) as folder, weights_folder(replace(config, run_dir="other")) as other:
-        assert folder is not None and other is not None
-        assert folder.parent == other.parent == shared and folder != other
-        (folder / "6").mkdir()
-    assert [path.name for path in shared.iterdir()] == ["5"]
-    folder.mkdir()
-    (folder / "left by a killed run").touch()
-    with weights_folder(config) as again:
-        assert again == folder and not list(folder.iterdir())
-    with weights_folder(replace(config, engine_urls=())) as none:
-        assert none is None
-
-
-def test_what_a_killed_run_left_in_shared_memory_goes_with_the_next(tmp_path: Path) -> None:
-    config = Config(model="m", run_dir=str(tmp_path / "run"), engine_urls=("http://e",))
-    with weights_folder(config) as first:
-        assert first is not None and first.stat().st_mode & 0o777 == 0o700
-        (first / "1").mkdir()
-        with weights_folder(config) as second:
-            assert second is not None and second != first and not first.exists()
-    assert not second.exists()
 
 
 def test_an_error_is_said_in_one_line() -> None:

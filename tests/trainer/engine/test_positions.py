@@ -9,9 +9,8 @@ from unittest.mock import patch
 
 import pytest
 
-from ajet_sdk.settings import ConfigError
 from tests.kit.families import families, logprobs, save
-from tests.kit.learner import training_worker
+from tests.kit.learner import training_worker, verl_learner
 from tests.trainer.engine.test_families import described
 from tests.trainer.engine.test_settings import composed, refused
 
@@ -123,21 +122,8 @@ def test_what_cannot_be_fixed_is_refused_by_name(tmp_path: Path, verl_here: None
     assert "(longrope) that are not known well enough" in refused({}, model=folder, max_tokens=100)
 
 
-def test_engines_that_stand_alone_are_asked_how_long_rows_may_be(
-    monkeypatch: pytest.MonkeyPatch, verl_here: None
-) -> None:
-    from ajet_trainer.backends.verl import trainer
-
-    made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
-    made.colocated, made._trained_at = False, TRAINED
-    made._ours = SimpleNamespace(engine_urls=("a", "b"), engine_key="")
-    limits = {"a": 4096, "b": 500}
-    monkeypatch.setattr(trainer, "length_of", lambda url, key: limits[url])
-    assert made._served() == 4096
-    limits["b"] = TRAINED
-    with pytest.raises(ConfigError, match="on both sides of 128"):
-        made._served()
-    made.colocated, made.config = True, SimpleNamespace(
-        actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(max_model_len=77))
-    )
-    assert made._served() == 77
+def test_engines_that_stand_alone_are_asked_how_long_rows_may_be_if_it_matters(verl_here: None) -> None:
+    engines, tree = SimpleNamespace(longest=lambda bound: 10 * bound), composed({}, max_tokens=77)
+    assert verl_learner(tree, trained_at=TRAINED)._served() == 77
+    assert verl_learner(tree, engines=engines, trained_at=0)._served() == 77
+    assert verl_learner(tree, engines=engines, trained_at=TRAINED)._served() == 10 * TRAINED

@@ -9,6 +9,7 @@ import pytest
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
+from tests.kit.learner import verl_learner
 from tests.kit.source import ROOT
 
 ACTOR = "actor_rollout_ref.actor"
@@ -270,12 +271,9 @@ def longest(verl: dict[str, Any], **ours: Any) -> int:
     """What the trainer takes for the longest sample that its engines can compute."""
     from verl.trainer.ppo.utils import need_critic
 
-    from ajet_trainer.backends.verl.trainer import AjetTrainer
-
-    made = AjetTrainer.__new__(AjetTrainer)
-    made.config = composed(verl, **ours)
-    made.use_critic = need_critic(made.config)
-    return made.max_tokens
+    tree = composed(verl, **ours)
+    found: int = verl_learner(tree, use_critic=need_critic(tree)).max_tokens
+    return found
 
 
 def test_the_longest_sample_fits_actor_and_critic(verl_here: None) -> None:

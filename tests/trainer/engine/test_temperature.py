@@ -12,7 +12,7 @@ import pytest
 
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from tests.kit.learner import old_logprobs
+from tests.kit.learner import old_logprobs, verl_learner
 from tests.trainer.engine.test_estimators import MemoryQueue, padding
 from tests.trainer.engine.test_gradient import close, conversation, gradient, rows_of, step_data
 
@@ -129,15 +129,15 @@ def test_verls_worker_is_given_the_rows_temperatures(worker: Any, monkeypatch: p
 
 def test_rows_bring_temperatures_only_where_one_is_not_the_learners(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a step without any is no slower."""
-    from ajet_trainer.backends.verl import trainer
+    from ajet_trainer.backends.verl import rows as queue
     from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE
 
     for temperature, rows, brought in (
         (1.0, mixed(), HEATS), (1.0, mixed()[2:], [None]), (0.7, mixed()[:1], [None]), (0.7, mixed()[2:], [1.0]),
     ):
         memory = MemoryQueue()
-        monkeypatch.setattr(trainer, "tq", memory)
-        trainer.put_rows(rows, 1, temperature)
+        monkeypatch.setattr(queue, "tq", memory)
+        queue.put_rows(rows, 1, temperature)
         found = [memory.rows[row.key].get(ROW_TEMPERATURE) for row in rows]
         assert found == [None if value is None else pytest.approx(value) for value in brought]
 
@@ -164,11 +164,10 @@ def test_padding_is_at_the_temperature_of_the_row_it_is_made_of(verl_here: None)
 def test_a_learner_whose_kernels_take_one_temperature_says_so(
     verl: dict[str, Any], several: bool, tiny: Path, verl_here: None
 ) -> None:
-    from ajet_trainer.backends.verl import settings, trainer
+    from ajet_trainer.backends.verl import settings
 
-    made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     warm = {"actor_rollout_ref.rollout.temperature": 0.7}
-    made.config = settings.compose(Config(model=str(tiny), verl=verl | warm), "cuda", None)
+    made = verl_learner(settings.compose(Config(model=str(tiny), verl=verl | warm), "cuda", None))
     assert (made.several_temperatures, made.temperature) == (several, 0.7)
 
 
@@ -179,14 +178,15 @@ def weights_of(
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import trainer_base
 
+    from ajet_trainer.backends.verl import rows as queue
     from ajet_trainer.backends.verl import settings, trainer
 
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
     memory = MemoryQueue()
-    for module in (trainer_base, trainer):
+    for module in (trainer_base, trainer, queue):
         monkeypatch.setattr(module, "tq", memory)
-    trainer.put_rows(rows, 1)
+    queue.put_rows(rows, 1)
     made._rewards = {row.key: row.reward for row in rows}
     for row, old in zip(rows, old_logprobs(worker, rows), strict=True):
         memory.rows[row.key]["old_log_probs"] = old

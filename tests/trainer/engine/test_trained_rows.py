@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ajet_trainer.batch import to_row
+from ajet_trainer.config import Config
 from ajet_trainer.trained_rows import TrainedRow, read, write
+from tests.kit.learner import verl_learner
 from tests.kit.tiny_model import build_tokenizer
 from tests.trainer.engine.test_estimators import group, stored
+from tests.trainer.engine.test_settings import composed
 from tests.trainer.making import sample
 from tests.trainer.test_cli import status
 from tests.trainer.test_trained_rows import trained
+
+
+def learner(model: Path, run_dir: Path, say: Callable[[str], None]) -> Any:
+    """A `VerlLearner` after three steps."""
+    ours = Config(model=str(model), run_dir=str(run_dir))
+    return verl_learner(composed({}, model=str(model)), say=say, ours=ours, global_steps=3)
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["one row an episode", "episodes that split"])
 def test_what_is_kept_is_what_verls_worker_gets(
     monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path, verl_here: None, split: bool
 ) -> None:
-    from ajet_trainer.backends.verl import trainer
-    from ajet_trainer.config import Config
-
     rows = group(split)
     memory = stored(monkeypatch, tiny, rows, adv_estimator="grpo", mode="seq-mean-token-mean")
-    made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
-    made.global_steps, made._ours = 3, Config(model=str(tiny), run_dir=str(tmp_path))
-    made._keep(rows, "train")
+    learner(tiny, tmp_path, pytest.fail)._keep(rows, "train")
     found, model = read(tmp_path, 3)
     assert model == str(tiny) and len(found) == len(rows)
     for row, one in zip(rows, found, strict=True):
@@ -46,14 +52,9 @@ def test_what_is_kept_is_what_verls_worker_gets(
 def test_a_disk_that_takes_no_rows_ends_no_step(
     monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path, verl_here: None
 ) -> None:
-    from ajet_trainer.backends.verl import trainer
-    from ajet_trainer.config import Config
-
     rows, said = group(False), list[str]()
     stored(monkeypatch, tiny, rows)
-    made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
-    made.global_steps, made._ours, made._say = 3, Config(run_dir=str(tmp_path / "gone")), said.append
-    made._keep(rows, "train")
+    learner(tiny, tmp_path / "gone", said.append)._keep(rows, "train")
     assert len(said) == 1 and said[0].startswith("the rows of step 3 are not kept for reading: ")
 
 

@@ -40,9 +40,9 @@ class Updates:
         kept = SimpleNamespace(kv_batch_get=lambda **_: [{}], kv_batch_put=lambda **_: None)
         monkeypatch.setattr(padding_utils, "tq", kept)
         made: Any = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
-        made._ours = Config(model=str(tiny), verl={"trainer.n_gpus_per_node": processes}, **ours)
-        made.config = settings.compose(made._ours, "cpu", None)
-        made._updates, made.use_critic, made.global_steps = updates, False, 1
+        made.ours = Config(model=str(tiny), verl={"trainer.n_gpus_per_node": processes}, **ours)
+        made.config = settings.compose(made.ours, "cpu", None)
+        made.updates, made.use_critic, made.global_steps = updates, False, 1
         made.tokenizer = SimpleNamespace(eos_token_id=0)
         made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(processes))})
         self.trainer, self.processes = made, processes
@@ -51,9 +51,9 @@ class Updates:
         """The keys of each update's rows: each process has an equal part of the batch, and takes from its front."""
         from transfer_queue import KVBatchMeta
 
-        from ajet_trainer.backends.verl.trainer import row_tag
+        from ajet_trainer.backends.verl.rows import row_tag
 
-        self.trainer._fit_to(rows)
+        self.trainer.begin(rows)
         tags = [row_tag(row, 1) for row in rows]
         keys = self.trainer._balance_batch(
             KVBatchMeta(keys=[row.key for row in rows], tags=tags, partition_id="train"), {}

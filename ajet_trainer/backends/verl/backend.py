@@ -1,0 +1,110 @@
+"""verl as a backend: configuration, Ray, TransferQueue and verl's trainer, for the length of a run."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.backends import Opened
+from ajet_trainer.backends.verl.checkpoints import prune, repair_marker, whole
+from ajet_trainer.config import DEVICE, Config
+from ajet_trainer.engines.attached import Attached
+from ajet_trainer.forest import VENDOR
+from ajet_trainer.progress import Progress
+
+
+class Verl:
+    """See `ajet_trainer.backends.Backend`."""
+
+    @contextmanager
+    def open(
+        self, config: Config, engines: Attached | None, progress: Progress, signals: Callable[[], None]
+    ) -> Iterator[Opened]:
+        progress.phase("importing verl")
+        device = choose_device(config.verl.get(DEVICE))
+        env = environment(device, progress.run_dir)
+        if config.rows == "tree":
+            env["VERL_ENGINE_VENDOR"] = VENDOR
+        os.environ.update(env)
+        from ajet_trainer.backends.verl import settings
+        from ajet_trainer.backends.verl.cluster import cluster, note_processes
+        from ajet_trainer.backends.verl.learner import VerlLearner
+        from ajet_trainer.backends.verl.trainer import AjetTrainer
+
+        repair_marker(settings.checkpoints(config))
+        prune(settings.checkpoints(config), config.keep_checkpoints)
+        tree = settings.compose(
+            config, device, engines.folder if engines else None, apart=engines is not None and engines.apart
+        )
+        if engines is None:
+            register_replica(device)
+        progress.phase("starting Ray and TransferQueue")
+        with cluster(tree, device, env, progress.run_dir):
+            signals()
+            learner = VerlLearner(AjetTrainer(tree, config, hybrid=engines is None), engines, progress.say)
+            progress.phase("loading the model and launching vLLM" if engines is None else "loading the model")
+            learner.begin()
+            note_processes(progress.run_dir)
+            try:
+                yield Opened(learner, learner.batches)
+            finally:
+                learner.finish()
+
+    def export(self, run_dir: Path, step: int | None, folder: Path, say: Callable[[str], None]) -> None:
+        from ajet_trainer.backends.verl.export import export
+
+        export(run_dir, step, folder, say)
+
+    def tokenizers(self, run_dir: Path) -> Sequence[Path]:
+        checkpoints = run_dir / "checkpoints"
+        steps = reversed(whole(checkpoints))
+        return [checkpoints / f"global_step_{step}" / "actor" / "huggingface" for step in steps]
+
+
+def choose_device(wanted: str | None) -> str:
+    """``cpu`` or ``cuda``; where nothing is `wanted`, GPUs if there are any. Raises `ConfigError` for missing GPUs."""
+    import torch
+
+    found = torch.cuda.is_available()
+    if wanted == "cuda" and not found:
+        raise ConfigError(f"{DEVICE} = 'cuda': torch finds no GPU here", param=DEVICE)
+    return "cuda" if found and wanted != "cpu" else "cpu"
+
+
+def environment(device: str, run_dir: Path) -> dict[str, str]:
+    """Variables for every process of the run, this one included, set before torch or verl are imported. What is set
+    already stays as it is."""
+    values = {
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "VERL_LOGGING_LEVEL": "WARN",
+        "TQ_LOGGING_LEVEL": "WARN",
+        "VLLM_LOGGING_LEVEL": "WARN",
+        "VLLM_NO_USAGE_STATS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TENSORBOARD_DIR": str(run_dir.absolute() / "tensorboard"),  # verl's logger would take the working folder
+        "TQ_NUM_THREADS": str(min(8, os.cpu_count() or 1)),
+        "VERL_AJET_RUN": uuid.uuid4().hex[:12],
+    }
+    if device == "cpu":
+        values |= {
+            "VERL_PLATFORM": "cpu",
+            "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "RAY_worker_niceness": "0",  # Ray's 15 lets agents on the same cores starve trainer and engine
+        }
+    return {name: os.environ.get(name, value) for name, value in values.items()}
+
+
+def register_replica(device: str) -> None:
+    """Has verl launch a vLLM replica of ours, through its own registry."""
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    ours, name = "ajet_trainer.backends.verl.vllm_replica", "CpuReplica" if device == "cpu" else "RunReplica"
+    RolloutReplicaRegistry.register("vllm", lambda: getattr(import_module(ours), name))

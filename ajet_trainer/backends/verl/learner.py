@@ -1,0 +1,234 @@
+"""verl as a `Learner`: it is given rows and a version, and makes them a step, a checkpoint, or weights in engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import transfer_queue as tq
+from verl.utils.debug import marked_timer
+
+from ajet_sdk.errors import AjetError
+from ajet_sdk.runs import LEARNING_RATE
+from ajet_sdk.settings import ConfigError
+from ajet_trainer import trained_rows
+from ajet_trainer.attempts import NoUpdate
+from ajet_trainer.backends.verl import compared, settings, weights
+from ajet_trainer.backends.verl.checkpoints import DTYPE, prune
+from ajet_trainer.backends.verl.estimators import COMPARING
+from ajet_trainer.backends.verl.loggers import Loggers
+from ajet_trainer.backends.verl.rows import put_rows, trained
+from ajet_trainer.backends.verl.trainer import AjetTrainer
+from ajet_trainer.batch import Row
+from ajet_trainer.config import Config
+from ajet_trainer.engines import answers
+from ajet_trainer.engines.attached import Attached
+from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines.weights import dead_engine
+from ajet_trainer.overlong import Shaping
+from ajet_trainer.turns import ByTurn
+
+MANY = ("fsdp", "fsdp2", "megatron", "veomni")
+"""Engines of verl that take a temperature for each row. Their fused kernels take one for all."""
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+
+
+class VerlLearner:
+    """verl's `trainer`, with the `engines` that stand alone, or with those that verl launches. `begin` must have run
+    before anything else. `say` shows a line."""
+
+    def __init__(self, trainer: AjetTrainer, engines: Attached | None, say: Callable[[str], None]) -> None:
+        self.colocated = engines is None
+        self._verl, self._engines, self._say = trainer, engines, say
+        self._rate = float(trainer.config.actor_rollout_ref.actor.optim.lr)
+        self._loggers = Loggers(trainer.config, say)
+
+    def begin(self) -> None:
+        """Loads the model, and has engines of verl's own serve it. Raises `ConfigError` if it cannot be trained."""
+        self._verl.init()
+        self._look()
+        if self.colocated:
+            self.push()
+
+    @property
+    def version(self) -> int:
+        return int(self._verl.global_steps)
+
+    @property
+    def max_tokens(self) -> int:
+        config, limits = self._verl.config, [int(1e9)]
+        if config.actor_rollout_ref.actor.use_dynamic_bsz:
+            limits.append(int(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu))
+        if self._verl.use_critic:
+            limits.append(int(config.critic.ppo_infer_max_token_len_per_gpu))
+        return min(limits)
+
+    @property
+    def vocabulary(self) -> int | None:
+        return self._verl.vocabulary
+
+    @property
+    def temperature(self) -> float:
+        return float(self._verl.config.actor_rollout_ref.rollout.temperature)
+
+    @property
+    def several_temperatures(self) -> bool:
+        part = self._verl.config.actor_rollout_ref
+        return part.actor.strategy in MANY and not part.model.use_fused_kernels
+
+    @property
+    def by_turn(self) -> ByTurn | None:
+        return settings.by_turn(self._verl.ours, self._verl.config)
+
+    @property
+    def shaping(self) -> Shaping | None:
+        return settings.shaping(self._verl.config)
+
+    @property
+    def compares(self) -> bool:
+        return self._verl.config.algorithm.adv_estimator in COMPARING
+
+    @property
+    def batches(self) -> Mapping[str, Any]:
+        """The trained batches of the checkpoint that this trainer started from; empty for a new run."""
+        batches: Mapping[str, Any] = self._verl.train_dataloader.batches
+        return batches
+
+    def upstreams(self) -> Sequence[str] | None:
+        return self._launched() if self.colocated else None
+
+    def _launched(self) -> tuple[str, ...]:
+        """Base URLs of the engines that verl has launched."""
+        if not self.colocated:
+            return ()
+        return tuple(f"http://{address}" for address in self._verl.llm_server_manager.get_addresses())
+
+    def check(self) -> None:
+        if self._engines is None:
+            if dead := dead_engine(self._launched()):
+                raise EngineLost(dead)
+        elif self._engines.check():
+            self.compare()
+
+    def train(self, rows: Sequence[Row]) -> dict[str, float]:
+        """One training step of verl on `rows`. Metrics under verl's own names, phases as ``timing_s/NAME``."""
+        verl, metrics = self._verl, dict[str, Any]()
+        verl.begin(rows)
+        with marked_timer("step", verl.timing_raw):
+            with marked_timer("put", verl.timing_raw):
+                put_rows(rows, self.version, self.temperature)
+            batch = verl.step(metrics, verl.timing_raw)
+            made, skipped = verl.updates_of(metrics)
+            if made:
+                with marked_timer("rows", verl.timing_raw):
+                    self._keep(rows, batch.partition_id)
+        if made:
+            verl._compute_metrics(batch, metrics, verl.timing_raw, global_steps=self.version, epoch=0)
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        if not made:
+            verl.global_steps -= 1
+            raise NoUpdate(f"the gradient is not finite in any of {skipped} updates")
+        return plain(metrics) | {"updates": made, "skipped_updates": skipped}
+
+    def tune(self, config: Config) -> None:
+        """A checkpoint holds the learning rate that it was made under, so the rate is set at the start too."""
+        verl, rate = self._verl, self._rate
+        if config.verl.get(LEARNING_RATE) != verl.ours.verl.get(LEARNING_RATE):
+            rate = settings.rate(config)
+        size = config.verl.get(MINI_BATCH)
+        if size is not None and config.groups % size:
+            raise ConfigError(f"{MINI_BATCH} = {size} does not divide {config.groups} groups", param="groups")
+        if not all(verl.actor_rollout_wg.set_learning_rate(rate)) and rate != self._rate:
+            raise ConfigError(f"{LEARNING_RATE} takes a restart with this strategy", param=LEARNING_RATE)
+        verl.updates = 1 if size is None else config.groups // size
+        verl.ours, self._rate = config, rate
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self._loggers.log(figures, step)
+
+    def finish(self) -> None:
+        """Loggers write what they still hold."""
+        self._loggers.finish()
+
+    def save(self, batches: Mapping[str, Any]) -> None:
+        """Saves verl's checkpoint with `batches` in it, then removes old ones but for those that stay. verl writes its
+        latest-checkpoint marker last."""
+        verl = self._verl
+        verl.train_dataloader.batches = {**batches, DTYPE: verl.dtype}
+        verl._save_checkpoint()
+        prune(Path(verl.config.trainer.default_local_dir), verl.ours.keep_checkpoints)
+
+    def push(self) -> None:
+        try:
+            if self._engines is None:
+                self._send("naive")
+            elif self._engines.push(self.version, self._write):
+                self.compare()
+        except (AjetError, EngineLost):
+            raise
+        except Exception as error:
+            raise EngineLost(f"the new weights did not reach the engines: {error}") from error
+
+    def _write(self, folder: Path) -> None:
+        """Has verl's workers write what engines that stand alone are sent. Of a whole model, `weights.SharedFolder`
+        knows the folder."""
+        if self._engines is not None and self._engines.apart:
+            weights.wait(self._verl.actor_rollout_wg.write_adapter(str(folder)), lambda: None)
+        else:
+            self._send("auto")
+
+    def _send(self, mode: str) -> None:
+        launched = self._launched()
+        references = self._verl.actor_rollout_wg.update_weights(global_steps=self.version, mode=mode)
+        weights.wait(references, lambda: dead_engine(launched))
+
+    def compare(self) -> None:
+        """An engine of ours gives up its devices meanwhile, as in a step."""
+        verl, ours = self._verl, self._verl.ours
+        urls, key = (self._launched(), "") if self._engines is None else (ours.engine_urls, ours.engine_key)
+        prompt = verl.tokenizer.encode(answers.PROMPT)
+        found = answers.answers(urls, ours.model_name, prompt, key)
+        if self.colocated:
+            verl.on_sample_end()
+        computed = verl.actor_rollout_wg.logprobs_of([(prompt, answer.ids) for answer in found])
+        if self.colocated:
+            self.push()
+        served = compared.dtype_of_launched(verl.config) if self.colocated else None
+        for url, answer, own in zip(urls, found, next(one for one in computed if one is not None), strict=True):
+            answers.check(url, answer, own, served, compared.dtype_of(verl.config))
+
+    def _keep(self, rows: Sequence[Row], partition: str) -> None:
+        """Writes what the step knows of its rows into a file for reading. The step has worked, even if that fails."""
+        ours = self._verl.ours
+        try:
+            trained_rows.write(Path(ours.run_dir), self.version, trained(rows, partition), ours.model)
+        except Exception as error:
+            said = str(error) or type(error).__name__
+            self._say(f"the rows of step {self.version} are not kept for reading: {said}")
+
+    def _look(self) -> None:
+        """Has every model compute rows next to others, with the positions that engines have. Raises `ConfigError` if
+        that is no fit base for training. It is asked twice: kernels may be chosen while they run for the first time."""
+        groups = {id(one): one for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg")
+                  if (one := getattr(self._verl, name, None)) is not None}  # fmt: skip
+        served = self._served()
+        for group in groups.values():
+            if any(group.wrong(served)) and (said := next(filter(None, group.wrong(served)), "")):
+                raise ConfigError(f"model = {self._verl.ours.model!r} cannot be trained here: {said}", param="model")
+
+    def _served(self) -> int:
+        """The tokens of the longest row that engines serve. Those that stand alone are asked if it matters."""
+        if self._engines is None or not self._verl.trained_at:
+            return int(self._verl.config.actor_rollout_ref.rollout.max_model_len)
+        return self._engines.longest(self._verl.trained_at)
+
+
+def plain(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """verl's metrics as floats; what is no single number is left out."""
+    out = {}
+    for name, value in metrics.items():
+        with suppress(TypeError, ValueError, RuntimeError):
+            out[name] = float(value)
+    return out

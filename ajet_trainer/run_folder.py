@@ -1,0 +1,54 @@
+"""The folder of a run: who holds it, which run it is, and files in it that are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import IO, Any
+
+LOCK = "lock"
+"""The file that a run locks for as long as it lives."""
+
+
+def hold(run_dir: Path) -> IO[str]:
+    """A lock on `run_dir` for as long as the returned file is open; `BlockingIOError` if another process has it. It is
+    a record lock, since children that outlive a killed run must not have it. File systems without locks go without."""
+    file = (run_dir / LOCK).open("a")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            file.close()
+            raise BlockingIOError(error.errno, "locked") from None
+    return file
+
+
+def run_of(run_dir: Path) -> str:
+    """The word for the run in `run_dir`, drawn at random for a new one. Who asks holds the folder."""
+    path = run_dir / "run"
+    word = path.read_text().strip() if path.exists() else ""
+    if not word:
+        word = secrets.token_hex(8)
+        replace(path, word + "\n")
+    return word
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty if there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def replace(path: Path, text: str) -> None:
+    """Puts `text` into the file at `path`, all of it or nothing, readable by its owner alone."""
+    temporary = path.with_name(f".{path.name}.new")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    temporary.replace(path)

@@ -1,0 +1,122 @@
+"""Engines that stand alone: the folder in which weights travel to them, and what they get who were started again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import Config
+from ajet_trainer.engines.attached import Attached, attached, weights_folder
+from ajet_trainer.engines.http import EngineLost
+from tests.trainer.stub_engine import LOAD, StubEngine
+
+
+def test_weights_travel_in_a_folder_of_the_runs_own(tmp_path: Path) -> None:
+    shared, models = tmp_path / "shared", tmp_path / "shared" / "5"
+    models.mkdir(parents=True)
+    config = Config(
+        model="m", run_dir=str(tmp_path / "run"), engine_urls=("http://e",), weights_dir=str(shared),
+    )
+    with weights_folder(config) as folder, weights_folder(replace(config, run_dir="other")) as other:
+        assert folder.parent == other.parent == shared and folder != other
+        (folder / "6").mkdir()
+    assert [path.name for path in shared.iterdir()] == ["5"]
+    folder.mkdir()
+    (folder / "left by a killed run").touch()
+    with weights_folder(config) as again:
+        assert again == folder and not list(folder.iterdir())
+
+
+def test_what_a_killed_run_left_in_shared_memory_goes_with_the_next(tmp_path: Path) -> None:
+    config = Config(model="m", run_dir=str(tmp_path / "run"), engine_urls=("http://e",))
+    with weights_folder(config) as first:
+        assert first.stat().st_mode & 0o777 == 0o700
+        (first / "1").mkdir()
+        with weights_folder(config) as second:
+            assert second != first and not first.exists()
+    assert not second.exists()
+
+
+def test_the_folder_of_adapters_outlives_the_run(tmp_path: Path) -> None:
+    config = Config(model="m", run_dir=str(tmp_path), engine_urls=("http://e",))
+    with weights_folder(config, apart=True) as folder:
+        assert folder == tmp_path / "adapters"
+        (folder / "1").mkdir()
+    with weights_folder(config, apart=True) as again:
+        assert again == folder and (folder / "1").exists()
+    with weights_folder(replace(config, weights_dir=str(tmp_path / "shared")), apart=True) as shared:
+        assert shared.parent == tmp_path / "shared"
+    assert shared.is_dir()
+
+
+def test_only_engines_that_stand_alone_are_sent_weights() -> None:
+    with attached(Config(model="m"), lambda: None, pytest.fail) as none:
+        assert none is None
+
+
+@pytest.fixture
+def config(engine: StubEngine, other: StubEngine) -> Config:
+    return Config(model="m", engine_urls=(engine.url, other.url))
+
+
+def test_engines_that_are_started_again_get_the_last_weights_again(
+    engine: StubEngine, other: StubEngine, config: Config, tmp_path: Path
+) -> None:
+    """They alone. One with another model ends the run, and is sent nothing."""
+    said = list[str]()
+    engines = Attached(config, tmp_path, say=said.append)
+    assert engines.push(3, Path.mkdir) is False and engines.check() is False
+    assert (engine.version, other.version, said) == ("3", "3", [])
+    other.version, before = "default", len(engine.asked)
+    assert engines.check() is True
+    assert other.version == "3" and "/collective_rpc" not in engine.asked[before:]
+    assert said == [f"{other.url} had been started again, and has the weights again"]
+    assert engines.check() is False
+
+    other.version = "default"
+    assert engines.push(4, Path.mkdir) is True
+    assert other.version == "4" and [one.name for one in tmp_path.iterdir()] == ["4"]
+
+    other.root, before = "models/other", len(other.asked)
+    for act in (engines.check, lambda: engines.push(5, Path.mkdir)):
+        with pytest.raises(EngineLost, match="another model"):
+            act()
+    assert "/collective_rpc" not in other.asked[before:]
+
+
+def test_an_engine_that_lost_its_adapter_has_it_again(engine: StubEngine, config: Config, tmp_path: Path) -> None:
+    engine.base, said = "base", list[str]()
+    alone = replace(config, engine_urls=(engine.url,), model_name="planner", verl={"lora": 1})
+    engines = Attached(alone, tmp_path, apart=True, say=said.append)
+    engines.push(1, Path.mkdir)
+    [folder] = tmp_path.iterdir()
+    assert engine.adapters == {"planner": str(folder)} and LOAD in engine.asked
+    engine.adapters.clear()
+    assert engines.check() is False and engine.adapters == {"planner": str(folder)}
+    assert said == [f"the engine at {engine.url} had lost its adapter, and has it again"]
+
+
+def test_nothing_is_sent_to_engines_that_may_have_no_more(engine: StubEngine, config: Config, tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise EngineLost("taken over")
+
+    with pytest.raises(EngineLost, match="taken over"):
+        Attached(config, tmp_path, permit=refuse).push(1, Path.mkdir)
+    assert "/collective_rpc" not in engine.asked
+
+
+def test_rows_are_as_long_as_engines_serve_them(
+    engine: StubEngine, other: StubEngine, config: Config, tmp_path: Path
+) -> None:
+    engines = Attached(config, tmp_path)
+    engine.length, other.length = 4096, 500
+    assert engines.longest(128) == 4096
+    other.length = 128
+    with pytest.raises(ConfigError, match="on both sides of 128"):
+        engines.longest(128)
+    other.lacks = {"/v1/models"}
+    with pytest.raises(EngineLost, match="does not say how long rows may be"):
+        engines.longest(128)

@@ -1,0 +1,144 @@
+"""What of the configuration a run takes up between two steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk.routes import SetMix
+from ajet_sdk.runs import LEARNING_RATE, LIVE
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import SETTINGS, Config, digest, load
+from ajet_trainer.mix import Mixture
+from ajet_trainer.runs.live import OURS, Live, differing, taken_up
+from tests.trainer.test_step import Setting
+
+START = Config(model="m", groups=4, verl={LEARNING_RATE: 1e-5, "a.b": 1})
+
+
+class File:
+    def __init__(self, folder: Path) -> None:
+        self.path, self.said = folder / "run.toml", list[str]()
+        self.write()
+        self.live = Live(self.path, lambda: load(str(self.path)), self.said.append)
+
+    def write(
+        self, trainer: str = "groups = 4", verl: str = f"{LEARNING_RATE} = 1e-5\na.b = 1", mix: str = ""
+    ) -> None:
+        self.path.write_text(f'[trainer]\nmodel = "m"\n{trainer}\n[verl]\n{verl}\n{mix}')
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    return File(tmp_path)
+
+
+def test_the_live_keys_are_settings() -> None:
+    assert set(OURS) <= set(SETTINGS.options)
+    assert {f"trainer.{name}" for name in OURS} | {f"verl.{LEARNING_RATE}"} == set(LIVE)
+
+
+def test_a_file_that_did_not_change_changes_nothing(file: File) -> None:
+    assert file.live(START) is START
+    file.write("groups = 4 ")
+    assert file.live(START) is START
+    assert file.said == []
+
+
+def test_live_keys_are_taken_up_and_others_are_named(file: File) -> None:
+    file.write("groups = 8\ntotal_steps = 9\nsave_freq = 1\nmax_staleness = 2\nmax_tokens = 64", "a.b = 2\nc = 1")
+    found = file.live(START)
+    assert found == replace(
+        START, groups=8, total_steps=9, save_freq=1, max_staleness=2, verl={"a.b": 1},
+    )  # fmt: skip
+    assert file.said == ["max_tokens, a.b, c: a change of this takes a restart"]
+    assert file.live(found) is found
+
+
+def test_the_shares_of_lanes_are_taken_up(file: File) -> None:
+    file.write(mix="[mix]\nmath = 0.5\ncode = 0.5\n")
+    found = file.live(START)
+    assert found == replace(START, mix=(Mixture(0, {"math": 0.5, "code": 0.5}),))
+    assert digest(found) != digest(START)
+    assert file.said == []
+
+
+def test_a_run_tells_the_daemon_of_shares_that_have_changed(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 6, groups=2, group_size=2, mix=(Mixture(0, {"math": 1.0}),))
+    run = setting.start()
+    run.start()
+    run.step()
+    run.live = lambda config: replace(config, mix=(Mixture(0, {"code": 1.0}),))
+    run.step()
+    run.live = lambda config: replace(config, mix=(), groups=1)
+    run.step()
+    assert setting.proxy.mixes == [
+        SetMix({"math": 1.0}, 2, 2), SetMix({"code": 1.0}, 2, 2), SetMix(None, 1, 2),
+    ]  # fmt: skip
+    assert any("lanes keep their shares" in line for line in setting.said)
+
+
+def test_a_file_that_cannot_be_used_changes_nothing_and_says_why(file: File) -> None:
+    for wrong in ("groups = -1", "groups =", "gruops = 1"):
+        file.write(wrong)
+        assert file.live(START) is START
+    file.path.unlink()
+    assert file.live(START) is START
+    assert len(file.said) == 4
+    assert all(line.startswith("the configuration stays as it is: ") for line in file.said)
+    file.write("groups = 2")
+    assert file.live(START).groups == 2
+
+
+def test_digests_tell_what_trains_and_nothing_of_the_host() -> None:
+    assert digest(START) == digest(replace(START, key="k", run_dir="x", proxy_url="http://a:1", tls_cert="c"))
+    assert len({digest(START), digest(replace(START, groups=5)), digest(replace(START, verl={}))}) == 3
+    assert taken_up(START, replace(START, key=("other",))) == START
+    assert differing(START, replace(START, key=("other",))) == []
+
+
+def test_a_run_takes_a_change_up_at_its_next_step(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 6, groups=1)
+    run = setting.start()
+    faster = replace(setting.config, total_steps=2, verl={LEARNING_RATE: 1.0})
+    changes: dict[int, Config] = {1: faster}
+    run.live = lambda config: changes.pop(setting.learner.version, config)
+    run.start()
+    run.loop()
+    run.close()
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["config"] for line in lines] == [digest(setting.config), digest(faster)]
+    assert setting.learner.tuned == faster
+    shown = json.loads((tmp_path / "phase.json").read_text())
+    assert (shown["of"], shown["config"]) == (2, digest(faster))
+
+
+def test_a_run_that_waits_ends_when_it_has_no_more_steps_to_make(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 6)
+    run = setting.start()
+    run.start()
+    run.step()
+    run.live = lambda config: replace(config, total_steps=1)
+    run.step()
+    assert (run.done, setting.learner.version) == (True, 1)
+
+
+def test_a_learner_that_cannot_goes_on_as_before(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 1)
+    run = setting.start()
+    run.start()
+
+    def refuse(config: Config) -> None:
+        raise ConfigError("the learning rate takes a restart with this strategy")
+
+    setting.learner.tune = refuse  # type: ignore[method-assign]
+    before = run.config
+    run.live = lambda config: replace(config, verl={LEARNING_RATE: 1.0})
+    run.step()
+    assert run.config is before
+    assert "the learning rate takes a restart with this strategy" in setting.said
+    assert setting.learner.version == 1
