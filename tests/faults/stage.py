@@ -84,22 +84,25 @@ class Disk:
     def fill(self, proxy: ProxyProcess, spare: int) -> None:
         """Leave `spare` bytes; without a file system of its own no file may be larger than a part of that."""
         if self.own:
-            stat = os.statvfs(self.folder)
-            self._size((stat.f_blocks - stat.f_bfree) * stat.f_frsize + spare)
-            return
+            while True:  # what is written meanwhile may be more than was spared: the kernel refuses such a size
+                stat = os.statvfs(self.folder)
+                if self._size((stat.f_blocks - stat.f_bfree) * stat.f_frsize + spare):
+                    return
         _, hard = resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (spare // 4, hard))  # less than a segment
 
     def free(self, proxy: ProxyProcess) -> None:
         if self.own:
-            self._size(ROOM)
+            assert self._size(ROOM), "the file system cannot grow again"
             return
         with contextlib.suppress(ProcessLookupError):
             _, hard = resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (hard, hard))
 
-    def _size(self, size: int) -> None:
-        subprocess.run(["mount", "-o", f"remount,size={size}", str(self.folder)], check=True, capture_output=True)
+    def _size(self, size: int) -> bool:
+        """Whether the file system has that many bytes from now on."""
+        remount = ["mount", "-o", f"remount,size={size}", str(self.folder)]
+        return subprocess.run(remount, check=False, capture_output=True).returncode == 0
 
     def close(self) -> None:
         """What it holds stays, beside it."""
