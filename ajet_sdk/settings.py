@@ -48,7 +48,7 @@ class Option:
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     zero: bool = False
-    most: int | None = None
+    most: int = 1 << 53
     places: tuple[str, ...] = ANYWHERE
     secret: bool = False
     convert: Callable[[Any], Any] | None = None
@@ -83,7 +83,7 @@ class Option:
         if type(value) in (int, float):
             if value < 0 or (value == 0 and not self.zero):
                 return f"must be {'at least' if self.zero else 'above'} 0, not {value}"
-            if self.most is not None and value > self.most:
+            if value > self.most:
                 return f"must be at most {self.most}, not {value}"
         return None
 

@@ -68,6 +68,8 @@ def test_text_becomes_a_value(key: str, text: str, value: object) -> None:
         ("count", "0", "must be above 0, not 0"), ("count", 10, "must be at most 9, not 10"),
         ("share", "nan", "must be a number, not 'nan'"), ("share", "inf", "must be a number, not 'inf'"),
         ("share", 10**400, f"must be a number, not {10**400}"), ("share", -1, "must be at least 0, not -1.0"),
+        ("share", 1e308, f"must be at most {1 << 53}, not 1e+308"),
+        ("at_most", 2**64, f"must be at most {1 << 53}, not {2**64}"),
         ("way", "left", "must be one of up, down, not 'left'"), ("even", 3, "must be even"),
     ],
 )  # fmt: skip
