@@ -1,4 +1,5 @@
-"""What of a leased batch is trained: all that keeps the laws of contract §6.3. The rest is refused with a reason.
+"""Decides what of a leased batch is trained: all that keeps the laws of contract §6.3. The rest is refused with a
+reason.
 
 A wrong mask or a shifted logprob trains silently in the wrong direction, so each sample is checked against those laws
 before it can reach a gradient. One bad sample takes its whole episode with it: an episode trained in part is not the
@@ -135,7 +136,7 @@ def _shaped(episode: BatchEpisode, by_turn: ByTurn | None, shaping: Shaping | No
 
 
 def names_of(episode: BatchEpisode) -> set[str]:
-    """What may be in a batch once: the episode and its calls."""
+    """Names that may be in a batch once: the episode and its calls."""
     return {episode.episode, *(call for sample in episode.samples for call in sample.calls)}
 
 
@@ -150,7 +151,7 @@ def group_fault(group: Group, no_signal: str, by_turn: ByTurn | None) -> tuple[s
 
 
 def has_signal(group: Group, by_turn: ByTurn | None = None) -> bool:
-    """Whether any reward differs from one that it is compared with; or a call has an advantage, with credit `by_turn`.
+    """True if any reward differs from one that it is compared with; or a call has an advantage, with credit `by_turn`.
     """
     if by_turn is not None:
         return turns.has_signal(group, by_turn)
@@ -192,7 +193,7 @@ def episode_fault(
 
 
 def sample_faults(sample: Sample) -> Iterator[str]:
-    """What breaks a law of contract §6.3 in one sample."""
+    """Breaks of a law of contract §6.3 in one sample."""
     sampled = sum(sample.loss_mask)
     if (least := min(sample.token_ids, default=0)) < 0:
         yield f"token {least} at {sample.token_ids.index(least)} is none"

@@ -35,7 +35,7 @@ from ajet_trainer.overlong import PENALTY
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What an episode did for one ``reward``: samples that have sampled tokens, at least one."""
+    """The part of an episode that has one ``reward``: samples that have sampled tokens, at least one."""
 
     reward: float
     samples: tuple[Sample, ...]
@@ -111,7 +111,7 @@ def counted(episode: BatchEpisode) -> tuple[Sample, ...]:
 
 
 def rewarded_apart(episode: BatchEpisode) -> bool:
-    """Whether a reward of `episode` was given to an agent or a call alone. Punishments do not count: they are ours."""
+    """True if a reward of `episode` was given to an agent or a call alone. Punishments do not count: they are ours."""
     given = (item for item in episode.rewards if not item.get(PENALTY))
     return any(item.get("agent") is not None or item.get("call") is not None for item in given)
 

@@ -30,7 +30,7 @@ OTHERWISE = 0.5
 """The same for quantized weights, whose rounding is coarser than any of these; and the most for whatever reason."""
 LONG = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 UNTOLD = "bfloat16"
-"""What is assumed where nobody tells and nothing shows."""
+"""The dtype that is assumed where nobody tells and nothing shows."""
 NOISE = 20.0
 """Engine and trainer may be so many times as far apart as the engine is from itself, if it computes the same tokens as
 an answer and as a prompt."""
@@ -76,7 +76,7 @@ def shown_by(answer: Answer) -> str | None:
 
 
 def tolerance(dtypes: Sequence[str | None], answer: Answer) -> float:
-    """How many nats the logprobs of two may be apart that compute with `dtypes`, in the mean over an `answer`."""
+    """The nats that the logprobs of two may be apart that compute with `dtypes`, in the mean over an `answer`."""
     noise = NOISE * difference(answer.logprobs, answer.again) if answer.again else 0.0
     most = max(EXPLAINED.get(name_of(dtype), OTHERWISE) for dtype in dtypes)
     return max(most, min(noise, OTHERWISE))

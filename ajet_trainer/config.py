@@ -149,23 +149,23 @@ class Config:
     )
     eval_episodes: int = option(16, "Episodes of an evaluation.", most=10_000)
     mix: tuple[Mixture, ...] = ()
-    """Which share each lane has, by step; none: whatever the daemon holds."""
+    """The share of each lane, by step; none: whatever the daemon holds."""
     verl: Mapping[str, Any] = field(default_factory=dict)
     """verl's own keys, as dotted names."""
 
     @property
     def attached(self) -> bool:
-        """Whether the engines stand alone, and verl launches none."""
+        """True if the engines stand alone, and the backend launches none."""
         return bool(self.engine_urls)
 
     @property
     def pace(self) -> int:
-        """How many groups may be open or ready; 0: any number."""
+        """The number of groups that may be open or ready; 0: any number."""
         return self.groups * max(1, self.overlap or 0) if self.ahead is None else self.ahead
 
     @property
     def keep_checkpoints(self) -> int:
-        """How many checkpoints stay on disk."""
+        """The number of checkpoints that stay on disk."""
         kept: int = self.verl.get(KEEP, 2)
         return kept
 

@@ -33,7 +33,7 @@ VENDOR = "ajet_forest"
 BLOCK = 128
 """Tokens on each side of a block of flex attention's mask."""
 LAUNCH = 1e7
-"""What a layer takes of a micro-batch however few tokens that has, in multiplications and additions of a CPU."""
+"""The cost of a micro-batch in a layer, however few tokens that has, in multiplications and additions of a CPU."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +97,8 @@ class Reading:
 
 
 def reading(forest: Forest, prompts: Sequence[int], heats: Sequence[float]) -> Reading:
-    """How to read what a model computes for `forest` back into its rows. Each row has a temperature, and begins with a
-    prompt of so many tokens, at least one, about which nobody asks."""
+    """Indices that read what a model computes for `forest` back into its rows. Each row has a temperature, and begins
+    with a prompt of so many tokens, at least one, about which nobody asks."""
     kinds, kind = np.unique(np.asarray(heats, dtype=np.float32), return_inverse=True)
     asked = [places[start:] for places, start in zip(forest.index, prompts, strict=True)]
     names = np.concatenate([places * len(kinds) + one for places, one in zip(asked, kind, strict=True)])
@@ -128,7 +128,7 @@ def mask_mod(exit_: Any) -> Mask:
 
 
 def blocks(exit_: Ints, size: int = BLOCK) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which blocks of ``size`` queries (rows) and as many keys (columns) have a pair that sees, and which have no
+    """Finds which blocks of ``size`` queries (rows) and as many keys (columns) have a pair that sees, and which have no
     other. The last ones may be smaller. Nothing larger than the answer is made for it."""
     total, count = len(exit_), -(-len(exit_) // size)
     first = np.arange(count) * size
@@ -163,7 +163,7 @@ def _common(one: Ints, other: Ints) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a model computes forward, in multiplications and additions: for each token, for each logprob that is read,
+    """The costs of a model, forward, in multiplications and additions: for each token, for each logprob that is read,
     and for each pair in attention that sees. A micro-batch takes `part` besides. (Backward takes twice as much of
     each.)"""
 
@@ -188,8 +188,8 @@ def cut(
     rows: Sequence[Ints], prompts: Sequence[int], heats: Sequence[float], limit: int, price: Prices,
     agree: Callable[[int], int] = int,
 ) -> list[list[int]]:
-    """Which rows go together. No part's forest has more than `limit` nodes, nor is it asked for more logprobs, unless
-    it is of one row.
+    """Decides which rows go together. No part's forest has more than `limit` nodes, nor is it asked for more logprobs,
+    unless it is of one row.
 
     Of all ways to cut the depth-first order, it is the one that costs least by `price`. A part has its whole path from
     the root, so a cut costs the tokens that the rows on its sides share. What has room is never cut. `prompts` and

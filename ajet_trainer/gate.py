@@ -15,7 +15,7 @@ from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 
 DRAIN_S = 1800.0
-"""How long closing the gate waits for calls in flight: as long as a request at the gate waits for it to open."""
+"""The wait of a closing gate for calls in flight: as long as a request at the gate waits for it to open."""
 
 
 class Gate:

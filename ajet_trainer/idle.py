@@ -1,4 +1,4 @@
-"""Which share of the time trainer and engines had nothing to do, from one step to the next.
+"""The share of the time in which trainer and engines had nothing to do, from one step to the next.
 
 The trainer is idle while it waits for episodes. Engines are idle while no agent's request is under way at the
 daemon. It tells in how many seconds of its life some request was. What that grew by between two looks, of the time

@@ -12,7 +12,7 @@ from ajet_trainer.turns import ByTurn
 
 
 class Learner(Protocol):
-    """What a run asks of its backend."""
+    """All that a run asks of its backend."""
 
     @property
     def version(self) -> int:

@@ -40,10 +40,10 @@ from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
 
 DEADLINE_S = 120.0
-"""How long a proxy is waited for that does not answer, at the start and later."""
+"""The wait for a proxy that does not answer, at the start and later."""
 ANSWER_S, CONNECT_S = 30.0, 3.0
 BUSY_ANSWER_S = 1.0
-"""How long a figure is waited for that nothing depends on."""
+"""The wait for a figure that nothing depends on."""
 HANG_UPS = 3
 _RELEASES = "install the same ajet release on both sides"
 
@@ -202,12 +202,12 @@ class Link:
         self._send("/evaluations", routes.Evaluate(model, episodes, name))
 
     def evaluation(self, name: str) -> dict[str, Any]:
-        """How the evaluation `name` stands. Raises `NotFound` when a later one has its place."""
+        """The state of the evaluation `name`. Raises `NotFound` when a later one has its place."""
         found: dict[str, Any] = json.loads(self._send(f"/evaluations/{quote(name, safe='')}") or b"{}")
         return found
 
     def supervise(self, said: routes.Supervise) -> dict[str, Any]:
-        """What the proxy wants of the runs of a supervisor that has `said` how they are."""
+        """Tells the proxy how the runs of a supervisor are, and returns what it wants of them."""
         found: dict[str, Any] = json.loads(self._send("/supervisor", said, wait_s=said.wait_s) or b"{}")
         return found
 
@@ -289,7 +289,7 @@ def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTranspo
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:
-    """What `config` says of TLS; None if the proxy speaks none. Raises `ConfigError` for files that cannot be used."""
+    """The TLS of `config`; None if the proxy speaks none. Raises `ConfigError` for files that cannot be used."""
     if not config.proxy_url.startswith("https:"):
         return None
     try:
@@ -306,7 +306,8 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
 
 
 def refusal(url: str, error: httpx.TransportError, hang_ups: int = 0) -> TlsRefused | None:
-    """What `error`, after so many `hang_ups` in a row, says about certificates; None when it says nothing of them."""
+    """Reads what `error`, after so many `hang_ups` in a row, says about certificates; None if it says nothing of
+    them."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__

@@ -21,7 +21,7 @@ from ajet_sdk.sample import BatchEpisode, Sample
 LENGTH = "length"
 """The finish reason of a call that ran into its limit of tokens."""
 PENALTY = "penalty"
-"""What marks a reward as ours: no agent gave it."""
+"""The mark of a reward of ours: no agent gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Shaping:
     factor: float
 
     def penalty(self, sampled: int, finish_reason: str) -> float:
-        """What a call gets for its length; at most 0."""
+        """The reward of a call for its length; at most 0."""
         if finish_reason == LENGTH:
             return -self.factor
         over = max(0, sampled - (self.limit - self.buffer))

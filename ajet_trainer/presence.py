@@ -7,9 +7,7 @@ place in the meantime, the daemon refuses whatever we ask next, which ends the r
 
 from __future__ import annotations
 
-import logging
 import platform
-import threading
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -18,41 +16,31 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import Attend
 from ajet_trainer.config import Config
 from ajet_trainer.link import Link
+from ajet_trainer.repeating import Repeating
 from ajet_trainer.run_folder import run_of
 
-logger = logging.getLogger(__name__)
 BEAT_S = 5.0
 
 
 def trainer_of(config: Config) -> Attend:
-    """Who this process is, once it holds the folder of its run."""
+    """This process as a trainer, once it holds the folder of its run."""
     folder = Path(config.run_dir).absolute()
     return Attend(config.model_name, run_of(folder), uuid.uuid4().hex, host=platform.node(), folder=str(folder))
 
 
-class Presence:
+class Presence(Repeating):
     """Beats from the start of the block to its end, and then leaves. A word that does not arrive is not repeated."""
 
     def __init__(self, link: Link, every_s: float = BEAT_S) -> None:
-        self._link, self._every_s = link.within(0.0), every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
-
-    def __enter__(self) -> Presence:
-        self._thread.start()
-        return self
+        super().__init__("presence", every_s)
+        self._link = link.within(0.0)
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=5.0)
+        super().__exit__()
         self._say("leaves")
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
-            try:
-                self._say("beats")
-            except Exception:  # one beat is missed, whatever was wrong with it: the next one is as good
-                logger.warning("a sign of life did not reach the daemon", exc_info=True)
+    def turn(self) -> None:
+        self._say("beats")
 
     def _say(self, word: str) -> None:
         with suppress(AjetError):

@@ -16,9 +16,9 @@ from ajet_trainer.trained_rows import TrainedRow
 Text = Callable[[int], str]
 HEAD = ("id", "mask", "engine", "trainer", "advantage", "weight", "text")
 UNKNOWN = "\ufffd"
-"""What stands for bytes that are no whole character."""
+"""The sign for bytes that are no whole character."""
 SPACE = "\u2581"
-"""How tokenizers of one kind write a space."""
+"""The sign of tokenizers of one kind for a space."""
 
 
 def reader(model: str, saved: Sequence[Path]) -> Text | None:

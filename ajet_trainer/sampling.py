@@ -1,4 +1,4 @@
-"""Whether a call can be trained for the distribution that it was sampled from. What cannot is left out by name.
+"""Sorts calls by the distribution that they were sampled from. Those that cannot be trained are left out by name.
 
 The trainer computes logprobs of the whole vocabulary at one temperature a row. A call is
 
@@ -48,7 +48,7 @@ CORRECTED = (
     GRAMMAR, "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "bad_words", "allowed_token_ids", "min_tokens", "thinking_token_budget",
 )  # fmt: skip
-"""What may shape a corrected call. vLLM applies each before it takes processed logprobs."""
+"""The parameters that may shape a corrected call. vLLM applies each before it takes processed logprobs."""
 PLAIN = ("temperature", "logprobs", "seed")
 """Facts that shape nothing, or that the trainer follows itself."""
 
@@ -67,13 +67,14 @@ ADVICE = {
     "or actor_rollout_ref.model.use_fused_kernels to false",
     OVERLONG: "they ended at their limit of tokens, and overlong = mask in [trainer] does not train such calls",
 }
-"""What to do about a reason. The others are the names of what shaped the distribution."""
+"""Advice about a reason. The others are the names of what shaped the distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is trained: `sampling` of the settings; the `temperature` of calls that do not tell theirs; and whether the
-    learner computes any other (`several`). With `overlong` calls that ended at their limit of tokens are not."""
+    """The rule of what is trained: `sampling` of the settings; the `temperature` of calls that do not tell theirs; and
+    whether the learner computes any other (`several`). With `overlong` calls that ended at their limit of tokens are
+    not."""
 
     sampling: str = "correct"
     temperature: float = 1.0
@@ -81,7 +82,7 @@ class Rule:
     overlong: bool = False
 
     def verdict(self, facts: Mapping[str, Any] | None) -> Verdict:
-        """What becomes of a call under this rule."""
+        """Decides what becomes of a call under this rule."""
         found = judge(facts, self.temperature)
         if found.kind != "exact" and self.sampling != "correct":
             return replace(found, kind="left out")
@@ -95,7 +96,7 @@ CORRECT = Rule()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a call is, the temperature under which it is trained, and in one word why it is not exact."""
+    """The kind of a call, the temperature under which it is trained, and in one word why it is not exact."""
 
     kind: Kind
     temperature: float
@@ -114,8 +115,8 @@ class Treated:
 
 
 def judge(facts: Mapping[str, Any] | None, assumed: float) -> Verdict:
-    """What a call with these `facts` is; `assumed` is the temperature of one that does not tell its own. What is known
-    decides first: a call that is wrong whatever the engine's defaults are is not untold."""
+    """The kind of a call with these `facts`; `assumed` is the temperature of one that does not tell its own. What is
+    known decides first: a call that is wrong whatever the engine's defaults are is not untold."""
     if facts is None:
         return Verdict("untold", assumed, "untold")
     told = {name: value for name, value in facts.items() if value is not None}
@@ -137,14 +138,14 @@ def judge(facts: Mapping[str, Any] | None, assumed: float) -> Verdict:
 
 
 def advice(reason: str) -> str:
-    """What to do about calls that are left out, or untold, for `reason`."""
+    """Advice about calls that are left out, or untold, for `reason`."""
     if reason.startswith("untold_"):
         return f"the engine does not tell its defaults: {DEFAULTS}"
     return ADVICE.get(reason, "agents ask for it, or the engine's defaults do, which --generation-config vllm removes")
 
 
 def runs_of(sample: Sample) -> Runs[Mapping[str, Any] | None]:
-    """How the sampled tokens of `sample` were sampled."""
+    """The facts on how the tokens of `sample` were sampled, in runs."""
     return sample.sampling or ((None, sum(sample.loss_mask)),)
 
 
@@ -154,17 +155,17 @@ def temperature_of(sample: Sample, assumed: float) -> float:
 
 
 def tokens_that_are(kind: Kind, sample: Sample) -> int:
-    """How many sampled tokens of `sample` belong to calls of a kind."""
+    """Counts the sampled tokens of `sample` that belong to calls of a kind."""
     return sum(count for facts, count in runs_of(sample) if judge(facts, 1.0).kind == kind)
 
 
 def computed(facts: Mapping[str, Any] | None) -> bool:
-    """Whether the trainer computes the distribution of a call with `facts`, as far as anybody tells."""
+    """True if the trainer computes the distribution of a call with `facts`, as far as anybody tells."""
     return judge(facts, 1.0).kind in ("exact", "untold")
 
 
 def run_fault(sample: Sample) -> str | None:
-    """What is wrong with the runs of a sample: they add up to its tokens, and none ends within a call."""
+    """Faults of the runs of a sample: they add up to its tokens, and none ends within a call."""
     if not sample.sampling:
         return None
     sampled = sum(sample.loss_mask)
@@ -256,7 +257,7 @@ def _parts(sample: Sample, parts: Iterable[Sequence[Turn]]) -> Iterator[Sample]:
 
 
 def _silent(sample: Sample, counting: Sequence[Turn]) -> Sample:
-    """What stays of `sample` if nothing of it is trained: its calls, and two tokens. If some calls are `counting`, its
+    """The rest of `sample` if nothing of it is trained: its calls, and two tokens. If some calls are `counting`, its
     reward counts."""
     cut = replace(
         sample, token_ids=sample.token_ids[:2], loss_mask=(0, 0), logprobs=(0.0, 0.0), policy_versions=(), spans=(),

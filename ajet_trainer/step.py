@@ -48,11 +48,11 @@ from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
 
 WAITING = "waiting for episodes"
 CLOSE_S = 10.0
-"""How long the end of a run keeps trying to reach a proxy that is not there."""
+"""The time for which the end of a run keeps trying to reach a proxy that is not there."""
 REPLACED = "other_trainer"
 """The code of a refusal: another trainer of the model has taken our place."""
 POLL_S = 2.0
-"""How long one request for a batch waits at the proxy, which is also how long a stop signal may go unnoticed."""
+"""The wait of one request for a batch at the proxy, which is also how long a stop signal may go unnoticed."""
 
 
 class Run:
@@ -79,7 +79,7 @@ class Run:
         self.idle = Idle()
         self.gate = Gate(config.model_name, link, learner, progress, self.idle, self.note_other_run)
         self.gone = Counter[str]()
-        """What went of another run, for the line of the next step."""
+        """Losses of another run, for the line of the next step."""
 
     def start(self) -> None:
         """Acknowledges what the checkpoint holds, and tells the proxy where the engines are and what they serve."""

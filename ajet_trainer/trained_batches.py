@@ -1,4 +1,5 @@
-"""Which leased batches are part of the weights, which of these are in a checkpoint, and what the proxy must still hear.
+"""Remembers which leased batches are in the weights, which of these in a checkpoint, and what the proxy must still
+hear.
 
 A batch passes through three states. It is *trained* when its gradient is in the weights in memory. It is *saved* when
 those weights are in a checkpoint, whose folder holds this list. It is *acknowledged* when the proxy knows. Only saved
@@ -36,11 +37,11 @@ class TrainedBatches:
         self._trained: list[TrainedBatch] = []
         self._lost = frozenset(lost)
         self.line = ""
-        """What `metrics.jsonl` says of the last step, and lacks where a crash came between checkpoint and line."""
+        """The last step's line of `metrics.jsonl`, which lacks it where a crash came between checkpoint and line."""
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> TrainedBatches:
-        """What the `state` in a checkpoint restores: everything in it is saved. Without a checkpoint it is empty."""
+        """Restores the `state` of a checkpoint: everything in it is saved. Without a checkpoint it is empty."""
         if not state:
             return cls()
         batches = cls(
@@ -50,7 +51,7 @@ class TrainedBatches:
         return batches
 
     def state(self) -> dict[str, Any]:
-        """What goes into a checkpoint that is written now: plain lists, strings and integers."""
+        """The state for a checkpoint that is written now: plain lists, strings and integers."""
         return {
             "saved": [asdict(one) | {"episodes": list(one.episodes)} for one in (*self._saved, *self._trained)],
             "lost": sorted(self._lost),

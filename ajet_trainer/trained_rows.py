@@ -22,7 +22,7 @@ from ajet_trainer.batch import Row
 KEPT_STEPS = 20
 """Files of so many steps stay."""
 ARRAYS = ("prompt", "response", "mask", "logprobs", "spans", "advantages", "versions")
-"""What of a row does not stand in ``head`` as it is."""
+"""Fields of a row that do not stand in ``head`` as they are."""
 Floats = NDArray[np.float32]
 
 
@@ -80,7 +80,7 @@ def _head(row: Row) -> dict[str, Any]:
 
 
 def read(run_dir: Path, step: int) -> tuple[list[TrainedRow], str]:
-    """What was trained in `step`, row by row, and the model folder. `OSError` where that is not kept."""
+    """Reads what was trained in `step`, row by row, and the model folder. `OSError` where that is not kept."""
     with np.load(run_dir / "rows" / f"{step}.npz", allow_pickle=False) as file:
         stored = {name: file[name] for name in file.files}
     out, known = [], json.loads(stored["head"].tobytes())

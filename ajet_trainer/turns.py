@@ -37,12 +37,12 @@ from ajet_trainer.advantage import Session, compared, counted, rewarded_apart, s
 from ajet_trainer.overlong import PENALTY
 
 EPSILON = 1e-6
-"""What GRPO adds to the standard deviation."""
+"""The number that GRPO adds to the standard deviation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByTurn:
-    """How credit goes to turns: the discount of a turn, and whether advantages are scaled by their deviation."""
+    """The credit of turns: the discount of a turn, and whether advantages are scaled by their deviation."""
 
     gamma: float = 1.0
     scaled: bool = True
@@ -66,7 +66,7 @@ class Play(Session):
 
     @property
     def total(self) -> float:
-        """What the session got, its calls included."""
+        """The reward of the session, its calls included."""
         return self.reward + math.fsum(turn.reward for turn in self.turns)
 
 
@@ -121,12 +121,12 @@ def credit(plays: Sequence[Play], how: ByTurn) -> list[dict[str, float]]:
 
 
 def has_signal(group: Group, how: ByTurn) -> bool:
-    """Whether a call of `group` has an advantage."""
+    """True if a call of `group` has an advantage."""
     return any(value for sessions in plays(group) for calls in credit(sessions, how) for value in calls.values())
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
-    """What each call and those after it got, discounted."""
+    """The reward of each call and those after it, discounted."""
     gains, ahead = list[float](), 0.0
     for reward in reversed(rewards):
         ahead = reward + gamma * ahead
@@ -187,13 +187,13 @@ def _play(episode: BatchEpisode, agent: str) -> Play:
 
 
 def _punishments(episode: BatchEpisode) -> dict[str | None, float]:
-    """What each call got for its length."""
+    """The reward of each call for its length."""
     return _totals(item for item in episode.rewards if item.get(PENALTY))
 
 
 def _totals(rewards: Iterable[Mapping[str, Any]]) -> dict[str | None, float]:
-    """What each call got, and under None what was given to no call. Final rewards replace earlier ones as contract §5.2
-    says: those of their scope, or all if they are the whole episode's."""
+    """The reward of each call, and under None what was given to no call. Final rewards replace earlier ones as contract
+    §5.2 says: those of their scope, or all if they are the whole episode's."""
     finals: dict[tuple[str | None, ...], float] = {}
     held = defaultdict[str | None, list[float]](list)
     for item in rewards:

@@ -1,4 +1,4 @@
-"""How a step's rows are dealt into optimizer updates: by whole groups, and about equally many rows each.
+"""Deals a step's rows into optimizer updates: by whole groups, and about equally many rows each.
 
 verl cuts a batch into updates of equally many rows, and fills up what is missing with padding. Filled up at the end,
 the last update might have one real row among padding, and that row would weigh as much as a whole update elsewhere. So

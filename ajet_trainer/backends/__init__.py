@@ -1,4 +1,4 @@
-"""What computes gradients: a folder for each backend, and one small protocol in front of them.
+"""Backends, which compute gradients: a folder for each backend, and one small protocol in front of them.
 
 A backend brings a model with its optimizer, its checkpoints, and the export of one. All else of a run is outside:
 leases, the gate, evaluations, figures, and the way of weights into engines that stand alone (`ajet_trainer.engines`).
@@ -26,7 +26,7 @@ class Opened(NamedTuple):
 
 
 class Backend(Protocol):
-    """What a run and the commands that read its folder ask of a backend."""
+    """All that a run, and the commands that read its folder, ask of a backend."""
 
     def open(
         self, config: Config, engines: Attached | None, progress: Progress, signals: Callable[[], None]

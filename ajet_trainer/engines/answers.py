@@ -16,7 +16,7 @@ PROMPT = "In the beginning there were seven rivers, and the longest of them was 
 TOKENS = 32
 """Of an answer. Longer ones would tell little more."""
 LOOK_S = 120.0
-"""How long an answer may take: an engine that has just been started compiles."""
+"""The time for an answer: an engine that has just been started compiles."""
 
 NEUTRAL = {
     "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,

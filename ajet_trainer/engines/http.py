@@ -25,7 +25,7 @@ from ajet_trainer.attempts import Elsewhere
 WAKE_S = 30.0
 """For how long an engine is told to go on, and is asked to forget what old weights computed."""
 ANSWER_S = 10.0
-"""How long an answer may take that needs no work."""
+"""The time for an answer that needs no work."""
 AGAIN = (408, 425, 429)
 DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 START_AGAIN = "start it again"

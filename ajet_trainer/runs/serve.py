@@ -16,7 +16,7 @@ from ajet_trainer.runs import allowed
 from ajet_trainer.runs.supervisor import Supervisor, environment
 
 ANSWER_S = 5.0
-"""How long an answer may take: trainers are not looked after meanwhile."""
+"""The time for an answer: trainers are not looked after meanwhile."""
 LEAST_SECRET = 8
 """Characters. A shorter word may be in any line."""
 

@@ -27,9 +27,9 @@ from ajet_trainer.runs.hidden import Hidden
 from ajet_trainer.runs.kept_run import COMMAND, Host, KeptRun, found_in
 
 POLL_S = 1.0
-"""How long the daemon holds a report while there is no news."""
+"""The time for which the daemon holds a report while there is no news."""
 TURN_S = 0.25
-"""How long a turn takes at least, so that a daemon that holds nothing is not flooded."""
+"""The time that a turn takes at least, so that a daemon that holds nothing is not flooded."""
 
 
 class Daemon(Protocol):

@@ -1,4 +1,4 @@
-"""What a run showed, as numbers (`summary.json`) and as the lines that are printed at its end.
+"""The results of a run, as numbers (`summary.json`) and as the lines that are printed at its end.
 
 Differences of means come with their 95 % intervals by Student's t. `welch` compares two stretches of one run (their
 step means are taken as independent, which ignores that neighbors share weights), `paired` runs of equal seed.
@@ -53,7 +53,7 @@ def summarize(plan: Plan, metrics: Metrics, status: Mapping[str, Any], seconds: 
 
 
 def drift(metrics: Metrics) -> dict[str, float | None]:
-    """How far the trainer's probabilities of the sampled tokens are from the engine's."""
+    """The distance of the trainer's probabilities of the sampled tokens from the engine's."""
     means, most = (
         [step[name] for step in metrics if step.get(name) is not None]
         for name in ("rollout_probs_diff_mean", "rollout_probs_diff_max")
@@ -69,7 +69,7 @@ def staleness(metrics: Metrics) -> dict[str, int]:
 
 
 def tokens(metrics: Metrics) -> dict[str, int]:
-    """What merging saved: `as_calls` tokens would be trained if each call were a sample of its own. The model
+    """The savings of merging: `as_calls` tokens would be trained if each call were a sample of its own. The model
     `computed` so many in the updates."""
     samples = sum(step["samples"] for step in metrics)
     each = [step["sampled_tokens"] + step["prompt_tokens"] for step in metrics]

@@ -152,14 +152,14 @@ class Loop:
         ]  # fmt: skip
 
     def _missing(self, step: int, wanted: Counter[int]) -> Counter[int]:
-        """How often each secret must be played again, because its episode was not rewarded."""
+        """Counts how often each secret must be played again, because its episode was not rewarded."""
         if self._finished() >= step * self.plan.episodes_per_step:
             return Counter()
         tasks = Counter(record["task"] for record in self._rewarded())
         return +Counter({secret: self.plan.group_size - tasks[task_of(step, secret)] for secret in wanted})
 
     def _finished(self) -> int:
-        """How many episodes were rewarded, whatever became of them since."""
+        """Counts the episodes that were rewarded, whatever became of them since."""
         counts = self.proxy.ask("status").json()["episodes"]
         return sum(int(counts[state]) for state in REWARDED_STATES)
 

@@ -1,4 +1,4 @@
-"""What one quick start runs: the games of each step, and the configuration of its trainer.
+"""The plan of one quick start: the games of each step, and the configuration of its trainer.
 
 Everything that can be repeated follows from `Plan.seed`: which secrets are played when, and the training side's own
 randomness. The model's answers cannot be repeated, because the engine's arithmetic depends on which requests happen to

@@ -36,7 +36,7 @@ class Proof:
 
     @property
     def difference(self) -> figures.Difference:
-        """How much more the reward gains by learning than without it."""
+        """The gain of the reward by learning, less the gain without it."""
         control, learning = ([run["reward"]["gain"] for run in runs] for runs in (self.control, self.learning))
         return figures.paired(control, learning)
 

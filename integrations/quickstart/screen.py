@@ -1,4 +1,4 @@
-"""What a person sees while it runs: finished lines, and below them, on a terminal, one live line.
+"""The screen of a person who watches: finished lines, and below them, on a terminal, one live line.
 
 Where the output is not a terminal the live line is left out, so a log holds the finished lines only.
 """

@@ -25,14 +25,14 @@ from ajet_trainer.advantage import one_row_a_session
 BY_TOKEN = ("gae", "reinforce_plus_plus")
 """Estimators that give each token one, and compare the tokens of the batch."""
 READ = ("old_log_probs", "ref_log_prob", "values")
-"""What an estimator may read of a row besides its rewards."""
+"""The fields of a row that an estimator may read besides its rewards."""
 
 Found = dict[str, torch.Tensor]
 """``advantages`` and ``returns`` of each token, in float32."""
 
 
 def penalties(data: DataProto, algorithm: DictConfig) -> torch.Tensor:
-    """What a KL in the rewards takes away, token by token."""
+    """The share of a KL in the rewards, token by token."""
     mask = data.batch["loss_mask"].double()
     if not algorithm.use_kl_in_reward:
         return torch.zeros_like(mask)
@@ -98,6 +98,6 @@ def _computed(data: DataProto, algorithm: DictConfig) -> Found:
 
 
 def _above_one(totals: torch.Tensor, groups: Sequence[Any]) -> torch.Tensor:
-    """What each of `totals` is above the first one of its group."""
+    """The difference of each of `totals` from the first one of its group."""
     first: dict[Any, torch.Tensor] = {}
     return torch.stack([total - first.setdefault(group, total) for total, group in zip(totals, groups, strict=True)])

@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from: a whole one, whenever a crash came.
+"""Finds the checkpoint that a run resumes from: a whole one, whenever a crash came.
 
 verl writes the actor, then `data.pt` (our trained batches), then the marker ``latest_checkpointed_iteration.txt``,
 which it truncates before it fills it. So a crash can leave a folder without `data.pt`, a `data.pt` cut short, or an
@@ -18,7 +18,7 @@ from pathlib import Path
 
 MARKER = "latest_checkpointed_iteration.txt"
 DTYPE = "dtype"
-"""What `data.pt` calls the dtype of the model that the run began with. The weights are trained in another."""
+"""The name in `data.pt` of the dtype of the model that the run began with. The weights are trained in another."""
 
 
 def repair_marker(folder: Path) -> int | None:

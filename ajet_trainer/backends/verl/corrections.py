@@ -24,11 +24,11 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
 READ = ("old_log_probs", "rollout_log_probs", "response_mask")
-"""What verl computes a correction of."""
+"""The fields of which verl computes a correction."""
 
 
 def over_sequences(correction: DictConfig | None) -> bool:
-    """Whether `correction` multiplies or averages ratios over a sequence. What goes by tokens alone is left to verl."""
+    """True if `correction` multiplies or averages ratios over a sequence. What goes by tokens alone is left to verl."""
     if correction is None:
         return False
     return correction.rollout_is == "sequence" or "seq_" in (correction.rollout_rs or "")

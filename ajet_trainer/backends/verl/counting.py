@@ -59,7 +59,7 @@ def counted(engine: Any) -> None:
 
 
 def may_shrink(engine: Any) -> bool:
-    """Whether the next gradient is of a loss that is scaled less."""
+    """True if the next gradient is of a loss that is scaled less."""
     scaler = getattr(engine, "scaler", None)
     return scaler is not None and scaler.get_scale() >= 1.0
 
@@ -72,7 +72,7 @@ def rate_of(engine: Any) -> float:
 
 
 def warmup_of(optim: Any) -> int:
-    """How many steps the warm-up of verl's options `optim` has."""
+    """The steps of the warm-up of verl's options `optim`."""
     steps = optim.lr_warmup_steps or 0
     return steps if steps > 0 else int(optim.lr_warmup_steps_ratio * optim.total_training_steps)
 

@@ -20,11 +20,11 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """What a CPU need not do."""
+    """Does nothing, where a CPU need not."""
 
 
 def zero(*_: Any, **__: Any) -> int:
-    """What each of torch.cuda's counters says of a device without an allocator of its own."""
+    """The answer of each of torch.cuda's counters for a device without an allocator of its own."""
     return 0
 
 

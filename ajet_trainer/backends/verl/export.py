@@ -32,9 +32,9 @@ from ajet_trainer.trained_rows import listed
 PIECE = "2GB"
 """No file of weights is larger, since one is in memory while it is written."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
-"""What verl saves besides if it is asked for a whole model, as it was before adapters are merged and in fp32."""
+"""Files that verl saves besides if it is asked for a whole model, as it was before adapters are merged and in fp32."""
 BASE, PREFIX = ".base_layer.", "base_model.model."
-"""How an adapter's library renames the tensors of the model."""
+"""Parts of the names that an adapter's library gives to the tensors of the model."""
 
 
 class ExportFailed(AjetError):
@@ -114,7 +114,7 @@ class Export:
     def __init__(self, checkpoint: Path, say: Callable[[str], None]) -> None:
         self._checkpoint, self._say = checkpoint, say
         self._own = checkpoint / "actor" / "huggingface"
-        """What verl saved with the weights: the configuration, and the tokenizer with its template."""
+        """The files that verl saved with the weights: the configuration, and the tokenizer with its template."""
         self._described = json.loads((self._own / "config.json").read_text())
         kept = torch.load(checkpoint / "data.pt", mmap=True, weights_only=True)
         self._described["dtype"] = kept.get(DTYPE) or self._described.get("dtype") or "float32"

@@ -1,4 +1,4 @@
-"""Which families of models are trained with their rows packed, which padded, and which not at all: told by name.
+"""Families of models by name: those trained with their rows packed, those with padded ones, and those refused.
 
 Packed rows stand in one long row. Most models tell them apart by their positions. Models that carry a state from token
 to token do not, and neither do some others. Rows of these are padded, which costs time and is right for all: so that is
@@ -42,7 +42,7 @@ REFUSED = {
 }
 """Families that are not trained, and why."""
 SPARSE = ("index_topk", "keep_window_size")
-"""What models have that choose the tokens that score highest: DeepSeek's sparse attention and Doge."""
+"""Settings of models that choose the tokens that score highest: DeepSeek's sparse attention and Doge."""
 
 
 def described(path: str) -> Any:
@@ -62,7 +62,7 @@ def known(path: str) -> Any:
 
 
 def packs(config: Any) -> bool:
-    """Whether rows of the model are right when packed. Of code that a model brings along, nothing is known."""
+    """True if rows of the model are right when packed. Of code that a model brings along, nothing is known."""
     return config.model_type in PACKED and not getattr(config, "auto_map", None)
 
 

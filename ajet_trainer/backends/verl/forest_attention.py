@@ -1,4 +1,4 @@
-"""How a model's attention computes a forest: each token sees its own path, and what it does not see is not computed.
+"""The attention of a model over a forest: each token sees its own path, and what it does not see is not computed.
 
 On GPUs it is flex attention, which takes a mask of blocks and skips those that nobody sees.
 
@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """What `by_spans` has to know of a forest, on its device."""
+    """The numbers that `by_spans` needs of a forest, on its device."""
 
     all: list[Span]  # in the order of their nodes
     bias: torch.Tensor  # [PIECE, W + PIECE], floats: for query i and key j 0 where j <= i + W, otherwise -inf
@@ -138,7 +138,7 @@ def block_mask(exit_: Ints, device: Any) -> BlockMask:
     some, every = blocks(exit_)
 
     def listed(which: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """How many blocks of keys each block of queries has, and which ones: these come first."""
+        """Counts the blocks of keys of each block of queries, and says which they are: these come first."""
         mask = torch.from_numpy(which).to(device)
         counts, order = mask.sum(-1), (~mask).to(torch.int8).argsort(dim=-1, stable=True)
         return counts.to(torch.int32)[None, None], order.to(torch.int32)[None, None]

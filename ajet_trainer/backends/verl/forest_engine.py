@@ -45,7 +45,7 @@ from ajet_trainer.forest import (
 )
 
 FIGURES = ("calculate_entropy", "calculate_sum_pi_squared")
-"""What verl may ask for besides logprobs."""
+"""Outputs that verl may ask for besides logprobs."""
 
 
 class ForestRows:
@@ -159,7 +159,7 @@ def rows_of(data: TensorDict) -> list[Ints]:
 
 
 def prompts_of(data: TensorDict) -> list[int]:
-    """How many tokens each row of `data` begins with whose logprobs no loss reads."""
+    """Counts the tokens at the beginning of each row of `data` whose logprobs no loss reads."""
     lengths: list[int] = data["prompts"].offsets().diff().tolist()
     return lengths
 
@@ -180,7 +180,7 @@ def in_one_row(tokens: torch.Tensor, asked: dict[str, Any]) -> TensorDict:
 
 
 def prices_of(module: Any) -> Prices:
-    """What `module` computes. An embedding is looked up, which costs nothing."""
+    """The multiplications of `module`. An embedding is looked up, which costs nothing."""
     config, head = module.config, module.get_output_embeddings().weight.numel()
     table = 0 if config.tie_word_embeddings else module.get_input_embeddings().weight.numel()
     heads = config.num_attention_heads

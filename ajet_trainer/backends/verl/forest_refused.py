@@ -1,4 +1,4 @@
-"""What cannot be computed over a forest (see `forest_engine`), told before anything starts.
+"""Refuses what cannot be computed over a forest (see `forest_engine`), before anything starts.
 
 A forest needs an attention that takes any mask, in every layer. Whatever else looks at more than one token goes by the
 order in which rows are packed, and would see tokens of other rows.
@@ -21,13 +21,13 @@ from ajet_trainer.backends.verl.unread import ACTOR, MODEL
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 TAKES_A_TREE = {"cpu": "sdpa", "cuda": "flex_attention"}
 SUPPORTS = {"flex_attention": "_supports_flex_attn", "sdpa": "_supports_sdpa"}
-"""How a class of transformers tells that it can be computed so."""
+"""The attribute by which a class of transformers tells that it can be computed so."""
 STRATEGIES = ("fsdp", "fsdp2")
 FULL = "full_attention"
 
 
 def faults(tree: DictConfig) -> Iterator[Fault]:
-    """What of `tree` does not go with ``rows = "tree"``."""
+    """Faults of `tree` with ``rows = "tree"``."""
     for part in (ACTOR, "actor_rollout_ref.ref"):
         if (strategy := OmegaConf.select(tree, f"{part}.strategy")) not in STRATEGIES:
             yield f"{part}.strategy", f"= {strategy!r} computes no trees"
@@ -60,7 +60,7 @@ def model_faults(path: str, attention: str) -> Iterator[Fault]:
 
 
 def misfits(config: Any, attention: str) -> Iterator[str]:
-    """What a model of `config` has that does not go by a mask, or by this `attention`."""
+    """Parts of a model of `config` that do not go by a mask, or by this `attention`."""
     made = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     rotary = rotary_kinds(getattr(config, "rope_parameters", None) or {})
     if getattr(config, "auto_map", None):

@@ -27,7 +27,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
         "old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights",
     ),
 }  # fmt: skip
-"""What verl gives to a function of each kind, by name."""
+"""The arguments that verl gives to a function of each kind, by name."""
 
 
 def register_all(tree: DictConfig) -> None:

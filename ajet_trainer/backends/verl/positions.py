@@ -29,7 +29,7 @@ def rotary_kinds(told: dict[str, Any]) -> set[str]:
 
 
 def misfits(config: Any, longest: int) -> Iterator[str]:
-    """What a model of `config` has that engines compute otherwise, in rows of up to `longest` tokens."""
+    """Parts of a model of `config` that engines compute otherwise, in rows of up to `longest` tokens."""
     told, limit = getattr(config, "rope_parameters", None) or {}, getattr(config, "max_position_embeddings", None)
     kinds = rotary_kinds(told)
     if DYNAMIC in kinds and "max_trained_positions" in told:

@@ -68,7 +68,7 @@ instead of setting them."""
 
 
 def everywhere(config: Config) -> dict[str, Any]:
-    """What ajet asks of verl on every host."""
+    """The settings that ajet asks of verl on every host."""
     return {
         "actor_rollout_ref.model.path": config.model,
         "actor_rollout_ref.model.use_remove_padding": True,
@@ -127,7 +127,8 @@ def schedules(config: Config) -> dict[str, Any]:
 
 
 def on_cpu(config: Config) -> dict[str, Any]:
-    """What a host without accelerators needs, and what makes it fast: measured figures are in docs/guide/trainer.md."""
+    """Settings that a host without accelerators needs, and that makes it fast: measured figures are in
+    docs/guide/trainer.md."""
     half, executor = native_bfloat16(), ONE_PROCESS if config.verl.get(RANKS, 1) == 1 else "mp"
     precision = {"param_dtype": "bf16" if half else "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return {
@@ -186,7 +187,7 @@ def over_trees(config: Config, device: str) -> dict[str, Any]:
 
 
 def attached(folder: Path, apart: bool) -> dict[str, Any]:
-    """What the attached placement changes: no engine of verl's own, weights through a folder, an adapter `apart`."""
+    """The changes of the attached placement: no engine of verl's own, weights through a folder, an adapter `apart`."""
     return {
         "actor_rollout_ref.model.lora.merge": not apart,
         "actor_rollout_ref.rollout.nnodes": 1,
@@ -259,7 +260,7 @@ def rate(config: Config) -> float:
 
 
 def by_turn(config: Config, tree: DictConfig) -> ByTurn | None:
-    """How credit goes to turns, if it does."""
+    """The credit of turns, if there is any."""
     algorithm = tree.algorithm
     if algorithm.adv_estimator != BY_TURN:
         return None
@@ -267,7 +268,7 @@ def by_turn(config: Config, tree: DictConfig) -> ByTurn | None:
 
 
 def shaping(tree: DictConfig) -> Shaping | None:
-    """How length is punished, if it is."""
+    """The punishment for length, if there is one."""
     kwargs = OmegaConf.select(tree, refused.SHAPING)
     buffer = kwargs and kwargs.get("overlong_buffer_cfg")
     if not buffer or not buffer.enable:

@@ -27,7 +27,7 @@ from ajet_trainer.backends.verl.forest_refused import STRATEGIES
 from ajet_trainer.backends.verl.padding import of_padded
 
 CHANCE = re.compile("drop|jitter")
-"""What the names of shares of dropped values, of skipped layers and of noise have in them."""
+"""A part of the names of shares of dropped values, of skipped layers and of noise."""
 LONGEST = 251
 """So many tokens has a row of the check, if the model and its micro-batches have room. It is a prime number: what goes
 by blocks of a pack must not fall together with rows."""
@@ -48,7 +48,7 @@ class Looked(NamedTuple):
 
     @property
     def said(self) -> str:
-        """What is wrong, in words; nothing if all is well."""
+        """The fault in words; nothing if all is well."""
         exact = ROUNDING * self.rounding
         if self.chance > exact:
             return f"what one row is computed to differs by {self.chance:.1e} from one time to the next in training"
@@ -81,7 +81,7 @@ class SteadyWorker(TrainingWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def wrong(self, served: int) -> str:
-        """What is wrong with rows here, in words, once positions are those of engines that serve rows of up to `served`
+        """Says what is wrong with rows here, once positions are those of engines that serve rows of up to `served`
         tokens. All processes of the worker must be asked together. Engines of other strategies are not looked at, nor
         is training with quantized values, which are scaled by all rows."""
         positions.fix(parts_of(self.engine), served)
@@ -163,7 +163,7 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def room_of(worker: TrainingWorker) -> int:
-    """How many tokens a micro-batch may have."""
+    """The tokens that a micro-batch may have."""
     engine = worker.engine_config
     return int(min(engine.infer_max_token_len_per_gpu or LONGEST * 3, engine.max_token_len_per_gpu or LONGEST * 3))
 

@@ -63,7 +63,7 @@ class ActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def wrong(self, served: int) -> str:
-        """What is wrong with rows in the actor or the reference (see `SteadyWorker`)."""
+        """Says what is wrong with rows in the actor or the reference (see `SteadyWorker`)."""
         found = [part.wrong(served) for part in (self.actor, self.ref) if part is not None]
         return next(filter(None, found), "")
 
@@ -97,7 +97,7 @@ def own_socket(socket: str, job: str) -> str:
 
 
 def run_word() -> str:
-    """What tells this run from all others on the host."""
+    """The word that tells this run from all others on the host."""
     return os.environ[RUN_WORD]
 
 
