@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ajet_sdk.address import server
 from ajet_sdk.bodies import Body, check_length, checked, number, text, word
@@ -42,10 +42,11 @@ HEADER_WIRE = "X-AJet-Wire"
 of them it answers 400 with code ``wire_version`` and leases nothing."""
 
 EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
-DISCARD_REASONS = (
+DiscardReason = Literal[
     "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_group", "incomplete_call", "stale", "filtered",
     "client_gone", "older_revision", "other_run",
-)
+]
+DISCARD_REASONS: tuple[DiscardReason, ...] = get_args(DiscardReason)
 LEASE_UNITS = ("groups", "episodes")
 DEFAULT_LANE = "default"
 """The lane of tasks that name none."""

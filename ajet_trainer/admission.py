@@ -29,6 +29,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 from ajet_sdk.sample import LOGPROB_SLACK, Batch, BatchEpisode, Group, Sample
 from ajet_trainer import turns
@@ -38,7 +39,12 @@ from ajet_trainer.overlong import Shaping, punished
 from ajet_trainer.sampling import CORRECT, Rule, run_fault, treat
 from ajet_trainer.turns import ByTurn, widened
 
-ALREADY_TRAINED = "already_trained"
+Refusal = Literal[
+    "already_trained", "bad_reward", "no_samples", "unlawful_sample", "too_long", "stale", "step_failed", "sampling",
+    "no_baseline", "no_signal",
+]
+"""Why an episode is not trained: the closed list of contract §7.3."""
+ALREADY_TRAINED: Final = "already_trained"
 TOLD = 200
 """Characters of a reason that the proxy is told, since names of tasks are long and a batch may be refused whole."""
 
@@ -48,7 +54,7 @@ class Rejection:
     """An episode that is not trained: ``reason`` is one of a few words, ``detail`` says where."""
 
     episode: str
-    reason: str
+    reason: Refusal
     detail: str
 
 
@@ -140,7 +146,7 @@ def names_of(episode: BatchEpisode) -> set[str]:
     return {episode.episode, *(call for sample in episode.samples for call in sample.calls)}
 
 
-def group_fault(group: Group, no_signal: str, by_turn: ByTurn | None) -> tuple[str, str] | None:
+def group_fault(group: Group, no_signal: str, by_turn: ByTurn | None) -> tuple[Refusal, str] | None:
     """``(reason, detail)`` for a group that is not trained, else None."""
     if not any(map(trainable, group.episodes)):
         return "sampling", f"every call of task {group.task} that was rewarded is overlong"
@@ -161,7 +167,7 @@ def has_signal(group: Group, by_turn: ByTurn | None = None) -> bool:
 def episode_fault(
     episode: BatchEpisode, trained: Collection[str], max_tokens: int | None, oldest: int | None = None,
     vocabulary: int | None = None,
-) -> tuple[str, str] | None:
+) -> tuple[Refusal, str] | None:
     """``(reason, detail)`` for an episode that must not be trained, else None."""
     if episode.episode in trained:
         return ALREADY_TRAINED, "part of the checkpointed history"

@@ -18,7 +18,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ajet_sdk.errors import AjetError
 from ajet_sdk.sample import Batch, BatchEpisode, Group
@@ -26,7 +26,7 @@ from ajet_trainer.batch import to_rows
 
 MAX_ATTEMPTS = 3
 IN_A_ROW = 3 * MAX_ATTEMPTS
-REASON = "step_failed"
+REASON: Final = "step_failed"
 KILLED = "the process ended during the step"
 KEPT = 8000
 """Characters of a traceback that are kept, counted from its end."""

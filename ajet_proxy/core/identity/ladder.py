@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 from msgspec import Struct
@@ -24,6 +24,8 @@ from ajet_proxy.core.identity.keys import Claims, check_scope
 from ajet_sdk.errors import Forbidden
 from ajet_sdk.routes import KEY_PREFIX, check_id
 
+Way = Literal["path", "key", "header", "harness", "body", "lineage"]
+"""The ways to name an episode, in the order in which they are tried."""
 MAX_SESSION = 10_000
 """A ``user_id`` of more characters is not looked into."""
 
@@ -37,7 +39,7 @@ class Identity(Struct, frozen=True):
     """A digest of the key: the same for two requests only if one client sent both."""
     episode: str | None
     """Its id, or, in the ways of `core.ledger.session_names`, the name that stands for one."""
-    identified_by: str
+    identified_by: Way
     issued: bool
     """Whether the episode's own key named it, so that it must exist already."""
     labels: Labels
@@ -57,7 +59,9 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
     key_in_path = _is_key(named)
     key = named if key_in_path else headers.key
     check_scope(claims, "agent")
-    episode, way, issued = None, "lineage", False
+    episode: str | None = None
+    way: Way = "lineage"
+    issued = False
     parent, may_be_shared = None, False
     if named is not None and not key_in_path:
         episode, way, issued = check_id(named), "path", named == claims.episode

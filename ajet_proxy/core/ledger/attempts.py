@@ -47,7 +47,7 @@ _NOT_SENT = (reasons.DISCONNECTED, reasons.STALLED, reasons.NOT_WRITTEN, reasons
 NOT_SENT: Final = {"complete": _NOT_SENT, "lost": (*_NOT_SENT, reasons.TRUNCATED, reasons.ENGINE_ERROR)}
 """Why a call is lost after all that had an answer for its client, complete or not, and the client was not sent the
 end."""
-OWN: Final = (reasons.DISCONNECTED, reasons.STALLED, "retried")
+OWN: Final = (reasons.DISCONNECTED, reasons.STALLED, reasons.RETRIED)
 SENT_BADLY: Final = (400, 411, 413, 414, 415, 422, 431)
 """What an engine answers to a request that is wrong by itself. With any other error status it is the engine that is."""
 

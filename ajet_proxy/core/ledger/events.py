@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.trajectory.timeline import Packed
+from ajet_sdk.routes import DiscardReason
 
 
 class Event(Struct, frozen=True):
@@ -147,7 +148,7 @@ class EpisodeDiscarded(EpisodeEvent, frozen=True):
     """``reason`` is from the closed list of contract §1.3; ``detail`` is free text. If another model has trained its
     share, only the shares of ``models`` are dropped, and the episode goes on without them."""
 
-    reason: str
+    reason: DiscardReason
     detail: str | None = None
     models: tuple[str, ...] = ()
     cause: str | None = None

@@ -36,7 +36,7 @@ from ajet_proxy.core.ledger.shares import NO_SIGNAL
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk.rounding import differ, magnitude, slack
-from ajet_sdk.routes import Lease
+from ajet_sdk.routes import DiscardReason, Lease
 
 NAMED = 5
 """Scopes of rewards that a reason names; each may have a thousand characters."""
@@ -273,8 +273,8 @@ def _stale(state: State, body: Lease) -> Iterator[Share]:
 
 
 def _dropped(
-    episodes: Mapping[str, Episode], shares: set[Share], reason: str, why: Callable[[Episode], str], at: float,
-    *, apart: Callable[[Episode], bool] = lambda _: False,
+    episodes: Mapping[str, Episode], shares: set[Share], reason: DiscardReason, why: Callable[[Episode], str],
+    at: float, *, apart: Callable[[Episode], bool] = lambda _: False,
 ) -> Iterator[ev.EpisodeDiscarded]:
     """Ready episodes are dropped whole. If a model has trained its share of one, or each of its models has its share
     `apart`, only these `shares` are."""

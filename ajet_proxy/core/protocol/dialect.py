@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,6 +37,10 @@ class Echo:
     prompt_logprobs: bool = False
 
 
+Skip = Literal["prompt_embeds", "beam_search", "multimodal", "echo", "background", "unaskable", "no_chat_route"]
+"""Why a request goes out unchanged, and its calls are lost."""
+
+
 class Ask(Struct, frozen=True):
     """The question in its new form: `fields` (name to JSON text) to set in the request, how many choices will come, and
     what the agent must not see. With `skip`, a reason, the request goes out unchanged and its calls are lost."""
@@ -52,7 +56,7 @@ class Ask(Struct, frozen=True):
     hide_versions: bool = False
     show_prompt: bool = False
     echo: Echo | None = None
-    skip: str | None = None
+    skip: Skip | None = None
 
 
 class Dialect(Protocol):

@@ -53,6 +53,7 @@ from ajet_proxy.core.trajectory.call import (
     ENGINE_ERROR,
     NO_LOGPROBS,
     NO_TOKEN_IDS,
+    SEVERAL_GENERATIONS,
     TRUNCATED,
     Captured,
     Lost,
@@ -61,7 +62,6 @@ from ajet_proxy.core.trajectory.call import (
 )
 
 LOGPROBS = "message.output_text.logprobs"
-SEVERAL_GENERATIONS = "several_generations"
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 _LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}

@@ -12,6 +12,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 
@@ -48,10 +49,14 @@ NO_LOGPROBS = "no_logprobs"
 CAPTURE_FAILED = "capture_failed"
 """The answer is not what this dialect says it should be, tells a thing twice or goes on behind its finish; the agent
 got it as it came."""
-UNASKABLE = "unaskable"
+UNASKABLE: Final = "unaskable"
 """The engine refuses to be asked for ids or logprobs; the agent got its answer to the request as it was."""
-NO_CHAT_ROUTE = "no_chat_route"
+NO_CHAT_ROUTE: Final = "no_chat_route"
 """The engine answers the agent's own route itself, and has none that would report token ids."""
+SEVERAL_GENERATIONS = "several_generations"
+"""The response was made in several generations, with tools of the engine's own."""
+RETRIED = "retried"
+"""A retry took the call's place."""
 WEIGHTS_CHANGED = "weights_changed"
 """Other weights served the model before the logprobs of the sampled tokens were known."""
 NOT_SCORED = "not_scored"
