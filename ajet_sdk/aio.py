@@ -17,7 +17,6 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
-from contextlib import suppress
 from typing import Any, Concatenate
 
 from ajet_sdk import routes
@@ -236,7 +235,7 @@ class Membership(MembershipLife):
     async def _beat_on(self) -> None:
         while True:
             await asyncio.sleep(self.beat_s)
-            with suppress(AjetError):  # the next one may come through
+            with self._beaten():
                 await self.beat()
 
     async def __aenter__(self) -> Membership:

@@ -39,8 +39,8 @@ from ajet_sdk.rewards.decision import (
 
 P = ParamSpec("P")
 
-ABORT_DEADLINE_S = 10.0
-"""How long an abort on the way out of an exception may try to be acknowledged."""
+ABORT_DEADLINE_S, STOP_DEADLINE_S = 10.0, 3.0
+"""How long an abort on the way out of an exception, or of an interrupt, may try to be acknowledged."""
 REST_S, LOOK_S = 5.0, 0.1
 """A call whose client has left ends soon. It is waited for so long, since only then it is known who failed."""
 
@@ -261,7 +261,8 @@ class EpisodeLife:
 
     def _leave(self, error: BaseException | None) -> Talk[None]:
         """Settles the episode; after an `error`, in little time and without raising another."""
-        hurried = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline))
+        within_s = ABORT_DEADLINE_S if error is None or isinstance(error, Exception) else STOP_DEADLINE_S
+        hurried = replace(self._target, deadline=min(within_s, self._target.deadline))
         if error is None and self.outcome in (None, Outcome()):
             yield from self.settling()
         elif self.outcome is None and error is not None:

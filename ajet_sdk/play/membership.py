@@ -9,6 +9,7 @@ without replacing anybody: another one may have taken the name in between, and t
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import uuid
@@ -20,10 +21,12 @@ from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.errors import AjetError, BadRequest, Conflict
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.operations import DEADLINE_S, Talk, request
 from ajet_sdk.play.episode import Opened, aborting, new_episode_id, opening
+from ajet_sdk.play.patience import Absence
 
+LOG = logging.getLogger("ajet")
 LEAVE_DEADLINE_S = 2.0
 BEATS = 3
 """So many in the time after which a silent client is gone."""
@@ -60,7 +63,9 @@ class MembershipLife:
     while it has not joined.
     """
 
-    def __init__(self, client: Any, body: routes.Join, revision: Revision | None = None) -> None:
+    def __init__(
+        self, client: Any, body: routes.Join, revision: Revision | None = None, say: Callable[[str], None] = LOG.warning
+    ) -> None:
         for name in ("name", "lane", "revision"):
             value = getattr(body, name)
             if value is not None and not 1 <= len(value) <= routes.MAX_CLIENT_TEXT:
@@ -73,6 +78,7 @@ class MembershipLife:
         self._tries = 0
         self._failure: AjetError | None = None
         self._joined = False
+        self._absence = Absence(say, client.target.url, client.target.deadline)
 
     @property
     def beat_s(self) -> float:
@@ -98,8 +104,8 @@ class MembershipLife:
         yield from request(target, "beat", routes.Empty(), id=known)
 
     def _leave(self) -> Talk[None]:
-        """Leaves, in little time and without an error."""
-        if self.id is not None:
+        """Leaves, in little time and without an error. A proxy that is away is not told: it will hear no beat."""
+        if self.id is not None and not self._absence.away:
             target = replace(self._client.target, deadline=min(LEAVE_DEADLINE_S, self._client.target.deadline))
             with suppress(AjetError):
                 yield from request(target, "leave", id=self.id)
@@ -123,6 +129,18 @@ class MembershipLife:
         """The client `known` is gone, unless another thread knew it."""
         if self.id == known:
             self.id, self._next = None, _new_id()
+
+    @contextmanager
+    def _beaten(self) -> Iterator[None]:
+        """A beat, which shows whether the proxy is away. If it fails, the next one may come through."""
+        try:
+            yield
+        except (ProxyUnreachable, NotReady):
+            self._absence.missed()
+        except AjetError:
+            self._absence.heard()
+        else:
+            self._absence.heard()
 
     @contextmanager
     def _trying(self, tries: int) -> Iterator[None]:
@@ -195,7 +213,7 @@ class Membership(MembershipLife):
     def leave(self) -> None:
         """Leaves: what it has open is discarded."""
         self._stop.set()
-        if self._beating is not None:
+        if self._beating is not None and not self._absence.away:
             self._beating.join(LEAVE_DEADLINE_S)
         self._client.drive(self._leave())
         if self._owns_client:
@@ -203,7 +221,7 @@ class Membership(MembershipLife):
 
     def _beat_on(self) -> None:
         while not self._stop.wait(self.beat_s):
-            with suppress(AjetError):  # the next one may come through
+            with self._beaten():
                 self.beat()
 
     def __enter__(self) -> Membership:
@@ -239,11 +257,11 @@ def join(
 
 def membership(
     client: Any, kind: Callable[..., Any], *, program: str, name: str | None, lane: str | None,
-    replace_older: bool, revision: Revision,
+    replace_older: bool, revision: Revision, say: Callable[[str], None] = LOG.warning,
 ) -> Any:
     """A membership of this `kind` for what runs `program`; `name` defaults to `own_name`."""
     body = routes.Join(own_name(program) if name is None else name, lane=lane, replaces_older=replace_older)
-    return kind(client, body, revision)
+    return kind(client, body, revision, say)
 
 
 def _new_id() -> str:

@@ -309,7 +309,8 @@ class ProgramAgent:
         """Says that the proxy is away, or after a while that requests wait for an engine, where it has none."""
         waits = False
         try:
-            status = self._client.drive(request(replace(self._client.target, deadline=LOOK_S), "status")).json()
+            target = replace(self._client.target, deadline=0.0 if self._absence.away else LOOK_S)
+            status = self._client.drive(request(target, "status")).json()
         except (ProxyUnreachable, NotReady):
             self._absence.missed()
         except AjetError:
@@ -411,7 +412,7 @@ def run_program(
 
         member = stack.enter_context(membership(
             own, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
-            revision=now,
+            revision=now, say=lambda line: None,  # which `runs` says
         ))  # fmt: skip
         how = How(wanted, play, epochs, retries, (), lane, member, held, on_progress, say)
         stack.enter_context(runs)

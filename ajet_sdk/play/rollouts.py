@@ -29,6 +29,7 @@ from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnre
 from ajet_sdk.operations import DEADLINE_S, LANE_FULL, NO_ENGINE, Talk
 from ajet_sdk.play.data_set import PlayedRollouts, Progress, no_room, play_over
 from ajet_sdk.play.episode import (
+    STOP_DEADLINE_S,
     Episode,
     EpisodeLife,
     Opened,
@@ -49,8 +50,6 @@ from ajet_sdk.untrainable import untrainable_in
 
 Agent = Callable[[Any, Episode], Any]
 INTERRUPTED = "the run was interrupted"
-STOP_DEADLINE_S = 3.0
-"""An interrupted run waits so long for the proxy and its agents."""
 WANTED_S = 1.0
 """How long it may take until it is seen that episodes are wanted. One that failed is wanted again, but not sooner."""
 HOLD_S = 15.0

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ajet_sdk import Client, errors
+import ajet_sdk
+from ajet_sdk import Client, aio, errors
+from ajet_sdk.operations import NoReply, Sleep, Target
 from ajet_sdk.play import program as runner
 from ajet_sdk.play.child import Child
+from ajet_sdk.play.episode import Opened
 from ajet_sdk.play.patience import Absence
 from ajet_sdk.play.program import Program, ProgramAgent
 from tests.kit.control_stub import ControlStub
@@ -80,6 +86,33 @@ def test_an_interrupt_of_who_waits_ends_the_program_at_once(monkeypatch: pytest.
     ):
         agent._run(words, env, _Episode("ep"))  # type: ignore[arg-type]
     assert time.monotonic() - began < 200 and not alive(*begun(pids, 1))
+
+
+async def test_a_client_says_that_the_proxy_is_away_and_back(
+    engine: str, tmp_path: Path, face: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ProxyProcess(engine, tmp_path / "data") as proxy:
+        join = ajet_sdk.join if face.name == "sync" else aio.join
+        async with AsyncExitStack() as stack:
+            joined: Any = join("me", ttl_s=0.9, proxy_url=proxy.url)
+            stack.enter_context(joined) if face.name == "sync" else await stack.enter_async_context(joined)
+            for move, said in ((proxy.kill, "does not answer any more"), (proxy.start, "answers again")):
+                await asyncio.to_thread(move)
+                assert await asyncio.to_thread(until, lambda: said in caplog.text)  # noqa: B023
+
+
+@pytest.mark.parametrize(("error", "seconds"), [(KeyboardInterrupt(), 3.0), (ValueError(), 10.0)])
+def test_who_is_interrupted_tells_a_proxy_that_is_away_for_little_time(error: BaseException, seconds: float) -> None:
+    now = 0.0
+    target = Target("http://127.0.0.1:1", clock=lambda: now, chance=lambda: 0.0)
+    one = ajet_sdk.Episode(SimpleNamespace(target=target), Opened("ep", "", "", 0))
+    talk: Any = one._leave(error)
+    outcome: Any = None
+    with suppress(StopIteration):
+        while True:
+            effect = talk.send(outcome)
+            now, outcome = (now + effect.seconds, None) if isinstance(effect, Sleep) else (now, NoReply("refused"))
+    assert now == pytest.approx(seconds, abs=0.01)
 
 
 class _Episode:
