@@ -239,7 +239,7 @@ def test_pass_at_k_is_never_given_one_row_of_padding(
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     verl = {"algorithm.adv_estimator": estimator, "trainer.n_gpus_per_node": processes}
     made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
-    made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(processes))})
+    made.actor_rollout_wg, made.global_steps = SimpleNamespace(_dispatch_info={"actor": list(range(processes))}), 0
     filled = set()
     for made.updates in (1, 2, 3):
         for count in range(1, 40):
