@@ -14,7 +14,6 @@ aside and the run does not continue.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, Final
 from ajet_sdk.errors import AjetError
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 from ajet_trainer.batch import to_rows
+from ajet_trainer.run_folder import put
 
 MAX_ATTEMPTS = 3
 IN_A_ROW = 3 * MAX_ATTEMPTS
@@ -121,9 +121,7 @@ class Attempts:
         return {"batch": batch, "errors": errors, "episodes": episodes, "rows": rows}
 
     def _write(self) -> None:
-        temporary = self._path.with_name(".attempts.json.new")
-        temporary.write_text(json.dumps({"in_a_row": self._in_a_row, "tries": self._tries}) + "\n")
-        os.replace(temporary, self._path)
+        put(self._path, json.dumps({"in_a_row": self._in_a_row, "tries": self._tries}) + "\n")
 
 
 def _shown(episode: BatchEpisode) -> Mapping[str, Any]:

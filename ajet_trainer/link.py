@@ -152,8 +152,7 @@ class Link:
         run, as `says` does."""
         run = None if self._trainer is None else self._trainer.run
         body = routes.Policy(model, version, None if upstreams is None else tuple(upstreams), run)
-        found: dict[str, Any] = json.loads(self._send("/policy", body) or b"{}")
-        return found
+        return self._told("/policy", body)
 
     def says(self, word: str) -> dict[str, Any]:
         """Tells the proxy who we are and how we are, if it was said who: one of `routes.TRAINER_SAYS`. Raises
@@ -161,8 +160,7 @@ class Link:
         (``discarded``) and leases (``void``) of another run are gone with that."""
         if self._trainer is None:
             return {}
-        found: dict[str, Any] = json.loads(self._send("/trainers", replace(self._trainer, says=word)) or b"{}")
-        return found
+        return self._told("/trainers", replace(self._trainer, says=word))
 
     def direct(self, mix: routes.SetMix) -> None:
         """Says which share of the groups each lane has from now on, and how far ahead of training agents may play."""
@@ -171,7 +169,7 @@ class Link:
     def let_go(self, ahead: int) -> None:
         """Nobody trains any more what agents would be held for. An `ahead` that somebody else has set stays."""
         query = f"?{urlencode({'model': self._model})}" if self._model else ""
-        if json.loads(self._send(f"/mix{query}") or b"{}").get("ahead") == ahead:
+        if self._told(f"/mix{query}").get("ahead") == ahead:
             self.direct(routes.SetMix(ahead=0))
 
     def busy_s(self) -> float | None:
@@ -194,7 +192,7 @@ class Link:
         once, found = self.within(0.0), dict[str, Any]()
         once._answer_s = min(BUSY_ANSWER_S, self._answer_s)
         with suppress(AjetError):
-            found = json.loads(once._send("/status") or b"{}")
+            found = once._told("/status")
         return found
 
     def evaluate(self, model: str, episodes: int, name: str) -> None:
@@ -203,13 +201,11 @@ class Link:
 
     def evaluation(self, name: str) -> dict[str, Any]:
         """The state of the evaluation `name`. Raises `NotFound` when a later one has its place."""
-        found: dict[str, Any] = json.loads(self._send(f"/evaluations/{quote(name, safe='')}") or b"{}")
-        return found
+        return self._told(f"/evaluations/{quote(name, safe='')}")
 
     def supervise(self, said: routes.Supervise) -> dict[str, Any]:
         """Tells the proxy how the runs of a supervisor are, and returns what it wants of them."""
-        found: dict[str, Any] = json.loads(self._send("/supervisor", said, wait_s=said.wait_s) or b"{}")
-        return found
+        return self._told("/supervisor", said, wait_s=said.wait_s)
 
     def meet(self) -> None:
         """Comes as the trainer of our model, to a proxy that answers and takes our key for a trainer's: it is asked
@@ -233,6 +229,11 @@ class Link:
 
     def close(self) -> None:
         self._http.close()
+
+    def _told(self, path: str, body: Any = None, *, wait_s: float = 0.0) -> dict[str, Any]:
+        """The JSON object of a good answer."""
+        found: dict[str, Any] = json.loads(self._send(path, body, wait_s=wait_s) or b"{}")
+        return found
 
     def _send(
         self, path: str, body: Any = None, *, method: str = "POST", wait_s: float = 0.0, deadline_s: float = 0.0

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ajet_trainer.run_folder import put
 from ajet_trainer.trained_rows import take_back
 
 
@@ -39,9 +39,7 @@ class Progress:
     def phase(self, phase: str, *, quiet: bool = False) -> None:
         """The run is now at `phase`; unless `quiet`, a line says so."""
         known = {"phase": phase, "step": self.step, "of": self.total_steps, "config": self.config}
-        temporary = self.run_dir / ".phase.json.new"
-        temporary.write_text(json.dumps(known) + "\n")
-        os.replace(temporary, self.run_dir / "phase.json")
+        put(self.run_dir / "phase.json", json.dumps(known) + "\n")
         if not quiet:
             self.say(phase)
 
@@ -74,9 +72,7 @@ class Progress:
             kept.append(line)
         if not found + kept:
             return
-        temporary = self.run_dir / ".metrics.jsonl.new"
-        temporary.write_text("".join(one + "\n" for one in kept))
-        os.replace(temporary, self.metrics_path)
+        put(self.metrics_path, "".join(one + "\n" for one in kept))
 
     def has(self, step: int) -> bool:
         """True if `metrics.jsonl` has the line of `step`."""

@@ -33,7 +33,7 @@ def run_of(run_dir: Path) -> str:
     word = path.read_text().strip() if path.exists() else ""
     if not word:
         word = secrets.token_hex(8)
-        replace(path, word + "\n")
+        put_private(path, word + "\n")
     return word
 
 
@@ -46,9 +46,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def replace(path: Path, text: str) -> None:
-    """Puts `text` into the file at `path`, all of it or nothing, readable by its owner alone."""
+def put(path: Path, text: str, mode: int = 0o644) -> None:
+    """Puts `text` into the file at `path`, all of it or nothing."""
     temporary = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
         file.write(text)
     temporary.replace(path)
+
+
+def put_private(path: Path, text: str) -> None:
+    """As `put`, for a file that its owner alone may read."""
+    put(path, text, 0o600)

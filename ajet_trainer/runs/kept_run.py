@@ -21,8 +21,7 @@ from typing import Any
 
 from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.run_folder import LOCK, read_json
-from ajet_trainer.run_folder import replace as replace_file
+from ajet_trainer.run_folder import LOCK, put_private, read_json
 from ajet_trainer.runs import held
 from ajet_trainer.runs.allowed import Allowed, config_of, toml_of
 from ajet_trainer.runs.hidden import Hidden
@@ -134,7 +133,7 @@ class KeptRun:
         if pid is not None and start and (self.urged or not self._was_told(start)):
             self.host.say(f"run {self.name}: asking its trainer to end")
             held.tell_to_end(self.folder, pid)
-            replace_file(self.folder / TOLD, json.dumps({"word": start["word"]}))
+            put_private(self.folder / TOLD, json.dumps({"word": start["word"]}))
             self.urged = False
         self._report("stopping", starts=starts)
 
@@ -196,7 +195,7 @@ class KeptRun:
         config_of(document)
         text, path = toml_of(document), self.folder / CONFIG
         if not path.exists() or path.read_text() != text:
-            replace_file(path, text)
+            put_private(path, text)
 
     def _report(self, state: str, **more: Any) -> None:
         (last, whole), now = phase_in(self.folder / PHASE), self._phase()

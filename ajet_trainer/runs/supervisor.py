@@ -21,7 +21,7 @@ from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import check_name
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import SETTINGS, digest
-from ajet_trainer.run_folder import replace as replace_file
+from ajet_trainer.run_folder import put_private
 from ajet_trainer.runs.allowed import Allowed, config_of
 from ajet_trainer.runs.hidden import Hidden
 from ajet_trainer.runs.kept_run import COMMAND, Host, KeptRun, found_in
@@ -69,7 +69,7 @@ class Supervisor:
         """The word of the folder of runs, by which the daemon knows it after a restart."""
         path = self.allowed.runs / ".supervisor"
         if not path.exists():
-            replace_file(path, uuid.uuid4().hex)
+            put_private(path, uuid.uuid4().hex)
         return path.read_text().strip()
 
     def end(self) -> None:

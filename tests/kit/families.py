@@ -118,10 +118,11 @@ def save(folder: Path, kind: Any, made: Any, attention: str, more: Mapping[str, 
 
 def logprobs(worker: Any, rows: Sequence[Any], *, packed: bool) -> list[Any]:
     """Of each of `rows` in one micro-batch."""
-    from ajet_trainer.backends.verl.steady import batch_of
+    from ajet_trainer.backends.verl.micro_batches import batch_of
 
     with worker.engine.eval_mode():
-        found = worker.engine.infer_batch(batch_of(rows, packed=packed))["model_output"]["log_probs"]
+        data = batch_of([(row[:1], row[1:]) for row in rows], packed=packed)
+        found = worker.engine.infer_batch(data)["model_output"]["log_probs"]
     return [one[:-1] for one in found.unbind()]
 
 

@@ -11,10 +11,11 @@ verl removes old checkpoints before the new one is whole, and knows none of an e
 
 from __future__ import annotations
 
-import os
 import shutil
 import zipfile
 from pathlib import Path
+
+from ajet_trainer.run_folder import put
 
 MARKER = "latest_checkpointed_iteration.txt"
 DTYPE = "dtype"
@@ -32,9 +33,7 @@ def repair_marker(folder: Path) -> int | None:
     if newest is None:
         (folder / MARKER).unlink(missing_ok=True)
     elif newest != marked:
-        temporary = folder / f".{MARKER}.new"
-        temporary.write_text(str(newest))
-        os.replace(temporary, folder / MARKER)
+        put(folder / MARKER, str(newest))
     return newest
 
 

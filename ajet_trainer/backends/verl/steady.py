@@ -15,16 +15,14 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
 from torch.nn.modules.dropout import _DropoutNd
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine_workers import TrainingWorker
 
 from ajet_trainer.backends.verl import positions
 from ajet_trainer.backends.verl.forest_refused import STRATEGIES
-from ajet_trainer.backends.verl.padding import of_padded
+from ajet_trainer.backends.verl.micro_batches import batch_of, of_padded
 
 CHANCE = re.compile("drop|jitter")
 """A part of the names of shares of dropped values, of skipped layers and of noise."""
@@ -138,7 +136,8 @@ def look(worker: TrainingWorker, *, packed: bool) -> Looked:
     half = torch.cat((one[: length // 2], other[length // 2 :]))
 
     def found(*rows: torch.Tensor, training: bool = False) -> list[torch.Tensor]:
-        data = batch_of(rows, packed=packed, fused=bool(worker.engine_config.use_fused_kernels))
+        halves, fused = [(row[:1], row[1:]) for row in rows], bool(worker.engine_config.use_fused_kernels)
+        data = batch_of(halves, packed=packed, use_fused_kernels=fused)
         with engine.train_mode() if training else engine.eval_mode():
             out = engine.infer_batch(data)["model_output"]
         values = out.get("log_probs", out.get("values"))
@@ -172,23 +171,3 @@ def drawn(count: int, length: int, vocabulary: int) -> torch.Tensor:
     """Rows of random tokens. Special ones stand at the ends of a vocabulary, and are left out."""
     pick = torch.Generator().manual_seed(0)
     return torch.randint(vocabulary // 4, max(vocabulary // 2, vocabulary // 4 + 1), (count, length), generator=pick)
-
-
-def batch_of(rows: Sequence[torch.Tensor], *, packed: bool, fused: bool = False) -> TensorDict:
-    """`rows` as one micro-batch of verl's. They are prompts of one token and its answers."""
-
-    def nested(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
-
-    mask = nested([torch.ones_like(row[1:]) for row in rows])
-    return tu.get_tensordict(
-        {
-            "input_ids": nested(rows), "position_ids": nested([torch.arange(len(row)) for row in rows]),
-            "prompts": nested([row[:1] for row in rows]), "responses": nested([row[1:] for row in rows]),
-            "response_mask": mask, "loss_mask": mask,
-        },
-        {
-            "temperature": 1.0, "pad_token_id": 0, "use_remove_padding": packed, "use_dynamic_bsz": True,
-            "use_fused_kernels": fused, "max_token_len_per_gpu": sum(map(len, rows)),
-        },
-    )  # fmt: skip

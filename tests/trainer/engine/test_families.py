@@ -104,7 +104,7 @@ def test_a_whole_step_with_padded_rows(padded: Any, tiny: Path, monkeypatch: pyt
 
 
 def test_micro_batches_count_padding(verl_here: None) -> None:
-    from ajet_trainer.backends.verl.padding import side_by_side
+    from ajet_trainer.backends.verl.micro_batches import side_by_side
 
     lengths = [900, *[10] * 60, 500, 30]
     parts = side_by_side(lengths, 1000, lambda count: count)
@@ -119,7 +119,7 @@ def test_a_padded_workers_logprobs_are_in_the_rows_order(padded: Any) -> None:
     import torch
     from verl.utils import tensordict_utils as tu
 
-    from ajet_trainer.backends.verl.steady import batch_of
+    from ajet_trainer.backends.verl.micro_batches import batch_of
     from tests.kit.families import logprobs
 
     pick, sizes = torch.Generator().manual_seed(3), []
@@ -134,7 +134,7 @@ def test_a_padded_workers_logprobs_are_in_the_rows_order(padded: Any) -> None:
     padded.engine.prepare_model_inputs = seen
     try:
         with padded.engine.eval_mode():
-            data = batch_of(rows, packed=False)
+            data = batch_of([(row[:1], row[1:]) for row in rows], packed=False)
             tu.assign_non_tensor(data, max_token_len_per_gpu=250)
             found = padded.engine.infer_batch(data)["model_output"]["log_probs"].unbind()
     finally:

@@ -1,7 +1,7 @@
-"""Micro-batches of padded rows, whose limit counts the padding: verl's own count tokens alone.
+"""Micro-batches of verl: those of rows that are no part of a step, and those of padded rows.
 
-One long row next to many short ones would take many times the memory that the limit stands for. So rows of about the
-same length go together.
+verl's own limit counts tokens alone. With padding, one long row next to many short ones would take many times the
+memory that the limit stands for. So rows of about the same length go together, and the padding is counted.
 """
 
 from __future__ import annotations
@@ -10,11 +10,32 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp import transformer_impl
 
 from ajet_trainer.backends.verl.forest_engine import agreed, ours
+
+
+def nested(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
+
+
+def batch_of(rows: Sequence[tuple[torch.Tensor, torch.Tensor]], *, packed: bool, **options: Any) -> TensorDict:
+    """`rows`, each a prompt and its answer, as one micro-batch of verl's at temperature 1, with these `options`."""
+    whole, mask = [torch.cat(row) for row in rows], nested([torch.ones_like(answer) for _, answer in rows])
+    return tu.get_tensordict(
+        {
+            "input_ids": nested(whole), "position_ids": nested([torch.arange(len(one)) for one in whole]),
+            "prompts": nested([prompt for prompt, _ in rows]), "responses": nested([answer for _, answer in rows]),
+            "response_mask": mask, "loss_mask": mask,
+        },
+        {
+            "temperature": 1.0, "pad_token_id": 0, "use_remove_padding": packed, "use_dynamic_bsz": True,
+            "use_fused_kernels": False, "max_token_len_per_gpu": sum(map(len, whole)), **options,
+        },
+    )  # fmt: skip
 
 
 def side_by_side(lengths: Sequence[int], limit: int, agree: Callable[[int], int]) -> list[list[int]]:
