@@ -23,20 +23,22 @@ class Live:
 
     def __init__(self, path: Path, read: Callable[[], Config], say: Callable[[str], None]) -> None:
         self._path, self._read, self._say = path, read, say
-        self._seen = self._stamp()
+        self._seen, self._fault = self._stamp(), ""
 
     def __call__(self, config: Config) -> Config:
         """`config` with what has changed in the file and can change now; the same object if nothing has."""
         stamp = self._stamp()
         if stamp == self._seen:
             return config
-        self._seen = stamp
         try:
             wanted = self._read()
             found = check(taken_up(config, wanted))
         except ConfigError as error:
-            self._say(f"the configuration stays as it is: {error}")
+            if str(error) != self._fault:
+                self._say(f"the configuration stays as it is: {error}")
+            self._fault = str(error)  # and it is read again at the next look, since the disk may have failed
             return config
+        self._seen, self._fault = stamp, ""
         if left := differing(found, wanted):
             self._say(f"{', '.join(left)}: a change of this takes a restart")
         return config if found == config else found

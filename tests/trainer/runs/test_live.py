@@ -59,6 +59,20 @@ def test_live_keys_are_taken_up_and_others_are_named(file: File) -> None:
     assert file.live(found) is found
 
 
+def test_a_change_that_could_not_be_read_is_read_at_the_next_look(
+    file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> Any:
+        raise ConfigError("cannot read run.toml: Too many open files")
+
+    file.write("groups = 8")
+    with monkeypatch.context() as patch:
+        patch.setattr(file.live, "_read", fails)
+        assert file.live(START) is file.live(START) is START
+    assert file.said == ["the configuration stays as it is: cannot read run.toml: Too many open files"]
+    assert file.live(START) == replace(START, groups=8)
+
+
 def test_the_shares_of_lanes_are_taken_up(file: File) -> None:
     file.write(mix="[mix]\nmath = 0.5\ncode = 0.5\n")
     found = file.live(START)
