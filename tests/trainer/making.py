@@ -9,7 +9,7 @@ from typing import Any
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
 
 PROCESSED = {"logprobs": "processed"}
-"""How a call was sampled where nothing shaped it, and the engine reports what it sampled from."""
+"""The facts of a call that nothing shaped, where the engine reports what it sampled from."""
 
 
 def sample(

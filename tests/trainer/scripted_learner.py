@@ -128,7 +128,7 @@ class MemoryProxy:
         self._leases = 0
         self.deadline_s = 120.0
         self.other_run: dict[str, Any] = {}
-        """What is told of another run when this one begins."""
+        """The news of another run when this one begins."""
         self.busy: float | None = None
         self.slower: list[tuple[str, int] | None] = []
         """For whom the trainer waits, lease by lease, before it is given anything."""
@@ -223,7 +223,7 @@ class MemoryProxy:
         self.evaluations[name] = {"wanted": episodes, "opened": 0, "done": 0, "lost": 0, "rewards": []}
 
     def evaluation(self, name: str) -> dict[str, Any]:
-        """How it stands once what the test `plays` of it is played."""
+        """Its state once what the test `plays` of it is played."""
         self.answer()
         if name not in self.evaluations:
             raise NotFound(f"no evaluation {name}")

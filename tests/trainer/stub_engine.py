@@ -29,7 +29,7 @@ class StubEngine:
         self.base, self.root, self.length, self.version = base, root, 2048, "default"
         self.asked: list[str] = []
         self.bodies: list[dict[str, Any]] = []
-        """What it was asked to complete."""
+        """The requests for completions."""
         self.status: dict[str, int] = {}
         self.lacks: set[str] = set()
         self.key = ""

@@ -1,4 +1,4 @@
-"""What a run does about a proxy that cannot be told that a batch is trained."""
+"""A proxy that cannot be told that a batch is trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How far engine and trainer may be apart: in an answer of the engine's own, and over what fresh weights sampled."""
+"""The distance that engine and trainer may have: in an answer of the engine's own, and over what fresh weights
+sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far agents may be ahead of the weights that train: the gate, the bound on every token, and who was idle."""
+"""Agents that are ahead of the weights that train: the gate, the bound on every token, and who was idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a call by how it was sampled, and that an episode keeps its laws when calls are left out."""
+"""Calls are sorted by how they were sampled, and that an episode keeps its laws when calls are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon discards for having no signal has none for the trainer either, which compares the rewards."""
+"""Groups that the daemon discards for having no signal have none for the trainer either, which compares the rewards."""
 
 from __future__ import annotations
 

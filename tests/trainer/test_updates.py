@@ -40,7 +40,7 @@ def simulated(pick: random.Random) -> list[int]:
 
 
 def test_no_update_is_under_half_of_the_largest() -> None:
-    """Where rows were cut in order, many such steps had one."""
+    """Many such steps had one when rows were cut in order."""
     pick = random.Random(1)
     cut_in_order = 0
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""What of verl's settings would end a run at a step, or not train what was asked for: refused before anything starts.
+"""Refuses settings of verl that would end a run at a step, or not train what was asked for, before anything starts.
 
 Such a run would lease a batch, fail, give it back, and fail on the same one whenever a supervisor starts it again.
 
@@ -30,7 +30,7 @@ from ajet_trainer.config import Config
 
 CORRECTION = "algorithm.rollout_correction"
 SHAPING = "reward.reward_kwargs"
-"""Where verl has the punishment for length of DAPO."""
+"""The key of verl for DAPO's punishment for length."""
 _NO_SQUARES = "it needs sums of squared probabilities, which verl's V1 trainer does not compute; use rloo or opo"
 ESTIMATORS = {
     "gdpo": "it needs each answer's reward in several parts, and an episode has one reward; use grpo",
@@ -58,7 +58,7 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
 """verl's ``model_engine``, which chooses the keys that a run may have, and the strategies that read them."""
 
 ENGINE_KEYS = ("fsdp_config", "fsdp", "megatron", "veomni", "torchtitan")
-"""Where a part has the keys of its engine."""
+"""Tables in which a part has the keys of its engine."""
 SEED = "actor_rollout_ref.rollout.seed"
 SEEDS = tuple(
     f"{part}.{name}" for part in (ACTOR, "critic")
@@ -75,8 +75,8 @@ Fault = tuple[str, str]
 
 
 def faults(tree: DictConfig, config: Config) -> Iterator[Fault]:
-    """Where verl would fail at a step, or train something else than what was asked for. What a library of the user's
-    registers is known too."""
+    """Finds where verl would fail at a step, or train something else than what was asked for. What a library of the
+    user's registers is known too."""
     algorithm, actor = tree.algorithm, tree.actor_rollout_ref.actor
     yield from uncorrected(tree, config.sampling)
     yield from engine_faults(tree)
@@ -117,8 +117,9 @@ def faults(tree: DictConfig, config: Config) -> Iterator[Fault]:
 
 
 def uncorrected(tree: DictConfig, sampling: str) -> Iterator[Fault]:
-    """Where single tokens are not weighed by how likely the trainer thinks they are, compared with the engine, although
-    that is wanted. In bypass mode the loss does that, if it has a ratio for each token that it does not bound below."""
+    """Finds where single tokens are not weighed by how likely the trainer thinks they are, compared with the engine,
+    although that is wanted. In bypass mode the loss does that, if it has a ratio for each token that it does not bound
+    below."""
     correction, loss = tree.algorithm.rollout_correction, tree.actor_rollout_ref.actor.policy_loss.loss_mode
     instead = "set sampling in [trainer] to exact or strict"
     if correction is not None and correction.rollout_is:
@@ -133,7 +134,7 @@ def uncorrected(tree: DictConfig, sampling: str) -> Iterator[Fault]:
 
 
 def engine_faults(tree: DictConfig) -> Iterator[Fault]:
-    """Where a part has an engine whose keys are not in `tree`, or that does not run on this device."""
+    """Finds a part with an engine whose keys are not in `tree`, or that does not run on this device."""
     cpu = tree.trainer.device == "cpu"
     if cpu and tree.model_engine != "dp":
         yield "model_engine", f"= {tree.model_engine!r} does not run on a CPU: leave it out"
@@ -157,7 +158,7 @@ def engine_faults(tree: DictConfig) -> Iterator[Fault]:
 
 
 def step_faults(tree: DictConfig) -> Iterator[Fault]:
-    """What is wrong with updates, seeds, checkpoints, the critic and schedules."""
+    """Faults of updates, seeds, checkpoints, the critic and schedules."""
     name, groups, actor = f"{ACTOR}.ppo_mini_batch_size", tree.data.train_batch_size, tree.actor_rollout_ref.actor
     size = actor.ppo_mini_batch_size
     if type(size) is not int or not 0 < size <= groups or groups % size:
@@ -210,7 +211,7 @@ def update_faults(tree: DictConfig) -> Iterator[Fault]:
 
 
 def optimizer_faults(name: str, optim: DictConfig, engine: str, steps: int) -> Iterator[Fault]:
-    """What is wrong with the options `optim` of an optimizer, where a run has so many `steps`."""
+    """Faults of the options `optim` of an optimizer, where a run has so many `steps`."""
     if not above_0(optim.lr) and optim.lr != 0:
         yield f"{name}.lr", f"must be a number of at least 0, not {optim.lr!r}"
     if not above_0(optim.clip_grad):
@@ -234,7 +235,7 @@ def above_0(value: Any) -> bool:
 
 
 def shaping_faults(tree: DictConfig) -> Iterator[Fault]:
-    """What is missing for a punishment of length that is switched on."""
+    """Gaps of a punishment of length that is switched on."""
     length = f"{SHAPING}.overlong_buffer_cfg"
     buffer, limit, factor = (
         OmegaConf.select(tree, key)
@@ -253,7 +254,7 @@ def shaping_faults(tree: DictConfig) -> Iterator[Fault]:
 
 
 def schedule_faults(name: str, optim: DictConfig) -> Iterator[Fault]:
-    """Where the learning rate `optim` depends on the end of a run that has none."""
+    """Finds where the learning rate `optim` depends on the end of a run that has none."""
     if optim.get("lr_decay_steps"):
         return
     if optim.get("lr_warmup_steps_ratio") and (optim.get("lr_warmup_steps") or 0) <= 0:

@@ -1,4 +1,4 @@
-"""Keys of verl's that nothing reads here, and what to do instead. They are refused: a key that is accepted works.
+"""Refuses keys of verl's that nothing reads here, and says what to do instead: a key that is accepted works.
 
 verl's own loop, its dataset, its agent loops and its rewards are not used, but their keys stand in verl's tree. Others
 are read only with some estimators, losses or models. A key may be set to verl's own default.
@@ -126,7 +126,7 @@ SHAPED = tuple(
     f"reward.reward_kwargs.{name}" for name in
     ("max_resp_len", "overlong_buffer_cfg.enable", "overlong_buffer_cfg.len", "overlong_buffer_cfg.penalty_factor")
 )  # fmt: skip
-"""What of verl's rewards is read: the punishment for length."""
+"""The keys of verl's rewards that are read: the punishment for length."""
 _NO_ADAPTER = "this engine trains no adapter: leave it out, or train with fsdp or megatron"
 _LORA = ("lora_rank", "lora_alpha", "lora_adapter_path", "target_modules", "exclude_modules", "target_parameters")
 _ADAPTER = dict.fromkeys((*_LORA, "lora"), _NO_ADAPTER)
@@ -147,7 +147,7 @@ MODEL_OF: Mapping[str, Mapping[str, str]] = {
         "enable_gradient_checkpointing": _OTHER + " {part}.torchtitan.activation_checkpoint",
     },
 }  # fmt: skip
-"""What each engine does not read of the keys of a `model`, which is that of a `part`."""
+"""The keys of a `model` that an engine does not read; it is that of a `part`."""
 OPTIM_OF: Mapping[str, Mapping[str, str]] = {
     "veomni": {
         "lr_warmup_steps": "veomni reads lr_warmup_steps_ratio, and total_steps in [trainer]",
@@ -155,7 +155,7 @@ OPTIM_OF: Mapping[str, Mapping[str, str]] = {
     },
     "torchtitan": {"clip_grad": "torchtitan has a limit of its own: leave it out"},
 }
-"""What each engine does not read of an optimizer's keys."""
+"""The keys of an optimizer that an engine does not read."""
 OWN: Mapping[str, tuple[str, ...]] = {
     "fsdp": ("dtype",),
     "megatron": ("dist_checkpointing_prefix",),
@@ -164,16 +164,16 @@ OWN: Mapping[str, tuple[str, ...]] = {
         "wrap_policy", "forward_prefetch", "use_orig_params", "mixed_precision", "data_parallel_size", "dtype",
     ),
 }  # fmt: skip
-"""What each engine does not read of its own keys."""
+"""The keys of its own that an engine does not read."""
 ELSEWHERE = {"qat": ("fsdp", "megatron"), "use_torch_compile": ("fsdp", "veomni", "torchtitan")}
 """Keys that stand twice in verl's tree, with the engines that read the second of them, which is with their own."""
 READ = (
     "temperature", "calculate_log_probs", "log_prob_max_token_len_per_gpu", "log_prob_use_dynamic_bsz", "n",
     "checkpoint_engine", "seed",
 )  # fmt: skip
-"""What of `ROLLOUT` is read where engines stand alone."""
+"""The keys of `ROLLOUT` that are read where engines stand alone."""
 SPECULATION = tuple(f"{MODEL}.mtp.{name}" for name in _SPECULATION)
-"""What engines alone read of `MODEL`."""
+"""The keys of `MODEL` that engines alone read."""
 _ALONE = "the engines of engine_urls stand alone: give them this option where you start them"
 
 
@@ -204,7 +204,7 @@ def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iter
 
 
 def of_choice(tree: DictConfig) -> dict[str, str]:
-    """What is read only with another choice than that of `tree`. What a function of the user's own reads, nobody
+    """Keys that are read only with another choice than that of `tree`. What a function of the user's own reads, nobody
     knows, so it may be anything."""
     out, registries = {}, (core_algos.ADV_ESTIMATOR_REGISTRY, core_algos.POLICY_LOSS_REGISTRY)
     for (by, readers), registry in zip(BY_CHOICE.items(), registries, strict=True):
@@ -241,7 +241,7 @@ def of_choice(tree: DictConfig) -> dict[str, str]:
 
 
 def of_switches(tree: DictConfig) -> dict[str, str]:
-    """What belongs to something that is off in `tree`."""
+    """Keys that belong to something that is off in `tree`."""
     out, megatron = {}, tree.model_engine == "megatron"
     home = "fsdp_config" if tree.model_engine == "dp" else tree.model_engine
     out[f"{REF}.{home}.qat"] = "a reference model has the values that it was given: leave it out"
@@ -273,7 +273,7 @@ def has_critic(tree: DictConfig) -> bool:
 
 
 def of_engine(engine: str) -> dict[str, str]:
-    """What `engine` does not read, by part."""
+    """Keys that `engine` does not read, by part."""
     home, out = "fsdp_config" if engine == "fsdp" else engine, {}
     for name, engines in ELSEWHERE.items():
         for part in (ACTOR, REF):

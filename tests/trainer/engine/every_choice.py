@@ -67,7 +67,7 @@ def page(found: Verdicts, estimators: Mapping[str, str], losses: Mapping[str, st
 
 
 def cell(found: Verdicts, loss: str, mean: str) -> str:
-    """What all estimators came to."""
+    """The results of all estimators."""
     return "; ".join(sorted({word for (_, name, each), (word, _) in found.items() if (name, each) == (loss, mean)}))
 
 

@@ -38,7 +38,7 @@ No GPU was used. With other attention than here (`flash_attention_2`), a run's o
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of one family: differences, and what a run's own look said, each packed and padded."""
+    """The results of one family: differences, and what a run's own look said, each packed and padded."""
 
     attention: str
     wrong: Mapping[bool, float]

@@ -1,4 +1,4 @@
-"""What a training process computes of its share of the rows: alone with all of them, or as one of two.
+"""A training process and its share of the rows: alone with all of them, or as one of two.
 
     RANK=0 python -m tests.trainer.engine.one_of_two MODEL DIR
 
@@ -58,7 +58,8 @@ def weights(worker: Any) -> np.ndarray[Any, Any]:
 
 
 def one_step(worker: Any, data: Any, loss: Any, rows: int) -> tuple[np.ndarray[Any, Any], Any]:
-    """How far a step of `worker` on its share `data` of so many `rows` moves its weights, and its metrics."""
+    """The distance by which a step of `worker` on its share `data` of so many `rows` moves its weights, and its
+    metrics."""
     from verl.utils import tensordict_utils as tu
 
     tu.assign_non_tensor(data, mini_batch_size=rows, global_batch_size=rows)

@@ -45,7 +45,7 @@ def adapted(folder: Path, lora: Mapping[str, Any] = LORA, *, apart: Path | None 
 
 
 def served(worker: Any) -> Iterator[tuple[str, Any]]:
-    """What is sent to engines."""
+    """The tensors that are sent to engines."""
     found, adapter = worker.engine.get_per_tensor_param(base_sync_done=True)
     assert adapter is None
     yield from found

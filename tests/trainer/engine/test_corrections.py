@@ -49,7 +49,7 @@ class Steps:
         self.trainer = a_trainer(tiny, **{"adv_estimator": "rloo", **options})
 
     def put(self, rows: list[Row]) -> dict[str, dict[str, Any]]:
-        """What the worker gets of each row."""
+        """The fields of each row that the worker gets."""
         old = {row.key: found for row, found in zip(rows, old_logprobs(self.worker, rows), strict=True)}
         return passed(self.monkeypatch, self.trainer, rows, old=old)
 

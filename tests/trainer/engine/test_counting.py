@@ -20,7 +20,7 @@ BAD = [float("nan"), float("inf")]
 
 
 def moved(worker: Any, advantages: list[float], *, size: int = 0) -> tuple[bool, Any]:
-    """Whether updates of `size` rows each move the weights, and the metrics."""
+    """Tells whether updates of `size` rows each move the weights, and the metrics."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.config import FSDPActorConfig
 

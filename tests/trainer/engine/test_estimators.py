@@ -77,9 +77,9 @@ def passed(
     monkeypatch: pytest.MonkeyPatch, made: Any, rows: list[Row], moved: Collection[str] = (),
     old: Mapping[str, Any] = {}, values: Mapping[str, Any] = {},
 ) -> dict[str, dict[str, Any]]:
-    """What TransferQueue holds of each row, by key, when verl's worker would get it. A critic says the row's `values`,
-    or 0. The trainer's logprobs are the engine's unless `old` has others, and for the rows `moved` they are 2 higher.
-    """
+    """The fields of each row in TransferQueue, by key, when verl's worker would get it. A critic says the row's
+    `values`, or 0. The trainer's logprobs are the engine's unless `old` has others, and for the rows `moved` they are 2
+    higher. """
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import trainer_base
 

@@ -180,7 +180,7 @@ def adapted(tiny: Path, tmp_path_factory: pytest.TempPathFactory, verl_here: Non
 def test_an_adapter_is_merged_into_the_model(
     adapted: tuple[Any, Path], tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the folder says is what the trainer's weights say with the adapter on."""
+    """The folder says what the trainer's weights say with the adapter on."""
     import torch
     from transformers import AutoModelForCausalLM
 

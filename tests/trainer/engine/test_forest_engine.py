@@ -50,7 +50,7 @@ def advantages(rows: list[Row]) -> list[float]:
 
 
 class Seen:
-    """How many tokens the model of a worker has computed in each micro-batch."""
+    """Counts the tokens that the model of a worker has computed in each micro-batch."""
 
     def __init__(self, worker: Any) -> None:
         self.tokens: list[int] = []
@@ -304,7 +304,7 @@ def test_attention_by_spans_is_that_of_the_whole_mask(verl_here: None, heads: in
     ("prompt", "branch", "far"), [(400, 3, 39), (100, 100, 0)], ids=["much above", "little above"]
 )
 def test_no_copy_of_a_long_path_is_kept(verl_here: None, prompt: int, branch: int, far: int) -> None:
-    """What is kept for backward is a few times the forest's, not that of all paths."""
+    """Backward keeps a few times the forest's tokens, not those of all paths."""
     import torch
 
     from ajet_trainer.backends.verl.forest_attention import by_spans, spans_of

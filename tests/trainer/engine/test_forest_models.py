@@ -27,7 +27,8 @@ def small(kind: Any) -> Any:
 
 
 def apart(made: Any, config: Any) -> float | None:
-    """How far the forest's logits are from the rows', relative to the largest; None for models that are not so made."""
+    """The distance of the forest's logits from the rows', relative to the largest; None for models that are not so
+    made."""
     import torch
 
     from ajet_trainer.backends.verl.forest_attention import SPANS, spans_of

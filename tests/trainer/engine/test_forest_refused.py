@@ -1,4 +1,4 @@
-"""What ``rows = "tree"`` refuses before anything starts, by name, and what it changes of verl's settings."""
+"""Refusals of ``rows = "tree"``, by name and before anything starts, and what it changes of verl's settings."""
 
 from __future__ import annotations
 

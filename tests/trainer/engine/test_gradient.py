@@ -15,7 +15,7 @@ from ajet_trainer.batch import Row, to_row
 
 VOCABULARY = 500
 SCALE = 700
-"""What ajet sets ``loss_scale_factor`` to: `max_tokens`."""
+"""The ``loss_scale_factor`` that ajet sets: `max_tokens`."""
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
@@ -121,7 +121,7 @@ def gradient(worker: Any, data: Any, **options: Any) -> np.ndarray[Any, Any]:
 
 
 def close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
-    """How far two gradients are apart, relative to their size."""
+    """The distance of two gradients, relative to their size."""
     return float(np.linalg.norm(a - b) / np.linalg.norm(a))
 
 

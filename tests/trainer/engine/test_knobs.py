@@ -1,4 +1,4 @@
-"""What may be set from afar are keys that verl has."""
+"""Keys that may be set from afar are keys that verl has."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.trainer.test_step import Setting
 
 
 class Log:
-    """What the loggers `wandb` (raises), `swanlab` (cannot be made) and `file` (verl's own) do with three steps."""
+    """Three steps with the loggers `wandb` (raises), `swanlab` (cannot be made) and `file` (verl's own)."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         from verl.utils.tracking import Tracking

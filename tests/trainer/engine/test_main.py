@@ -1,4 +1,4 @@
-"""What a user sees when a run cannot start or cannot go on: one line, the right status, no traceback."""
+"""The end of a run that cannot start or cannot go on, as a user sees it: one line, the right status, no traceback."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def daemon() -> Iterator[str]:
     ],
 )
 def test_what_would_end_a_step_is_refused_before_ray_starts(word: str, daemon: str, tmp_path: Path) -> None:
-    """What else is refused, and with which words: `test_refused`."""
+    """`test_refused` has what else is refused, and with which words."""
     status, out, err = run(tmp_path, f"proxy_url={daemon}", "trainer.device=cpu", word)
     assert (status, out.splitlines()) == (2, ["looking for the proxy", "importing verl"])
     assert err.startswith(f"ajet-trainer: {word.partition('=')[0]} ")
@@ -151,7 +151,7 @@ def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path, verl_here: N
 
 
 def test_a_gpu_host_keeps_verls_own_defaults(verl_here: None) -> None:
-    """What the CPU settings change is not changed there: attention, precision, offloading and sleeping stay verl's."""
+    """The CPU settings change nothing there: attention, precision, offloading and sleeping stay verl's."""
     import verl
     from hydra import compose as plain
     from hydra import initialize_config_dir

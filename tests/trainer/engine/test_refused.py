@@ -23,7 +23,7 @@ from tests.trainer.engine.whole_step import LIMIT, Steps
 ESTIMATOR, LOSS, MEAN = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
 REFUSED = {"gdpo", "remax", "optimal_token_baseline", "tir_optimal_token_baseline"}
 NEEDED: dict[str, dict[str, Any]] = {"dro": {f"{ACTOR}.policy_loss.dro_beta": 0.1}, "geo_mean": {IS: None}}
-"""What a choice does not run without."""
+"""Keys without which a choice does not run."""
 
 Step = Callable[..., float]
 

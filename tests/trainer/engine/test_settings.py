@@ -1,4 +1,4 @@
-"""What may stand in ``[verl]``: what is refused before anything starts, and what a critic needs."""
+"""The table ``[verl]``: what is refused before anything starts, and what a critic needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kit.source import ROOT
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
 GAE = {"algorithm.adv_estimator": "gae"}
-"""What a critic is trained with."""
+"""The estimator of a critic."""
 SEED = "actor_rollout_ref.rollout.seed"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 IS = f"{CORRECTION}.rollout_is"
@@ -268,7 +268,7 @@ def test_megatrons_schedule_may_have_an_end_of_its_own(verl_here: None) -> None:
 
 
 def longest(verl: dict[str, Any], **ours: Any) -> int:
-    """What the trainer takes for the longest sample that its engines can compute."""
+    """The longest sample that the learner says its engines can compute."""
     from verl.trainer.ppo.utils import need_critic
 
     tree = composed(verl, **ours)

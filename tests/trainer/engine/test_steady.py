@@ -21,7 +21,7 @@ RATES: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
     "phi": {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attention_dropout": 0.2},
 }
-"""What models draw by chance, each in its own way."""
+"""Settings of models that draw by chance, each in its own way."""
 
 
 def made(folder: Path, family: str, more: dict[str, Any]) -> Path:

@@ -44,7 +44,7 @@ ELSEWHERE = {
     "ray_kwargs.ray_init": "Ray reads them",
 }
 WHOLE = ("override_transformer_config.", "_implementation", "mbridge_config")
-"""What an engine hands on as it is."""
+"""Parts of keys that an engine hands on as they are."""
 
 
 def plain_tree(engine: str = "dp") -> dict[str, Any]:

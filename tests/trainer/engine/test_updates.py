@@ -1,4 +1,4 @@
-"""How a step's rows are dealt into optimizer updates, and where the padding comes to stand; by verl's own hand."""
+"""The deal of a step's rows into optimizer updates, and where the padding comes to stand; by verl's own hand."""
 
 from __future__ import annotations
 

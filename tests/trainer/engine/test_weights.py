@@ -35,7 +35,7 @@ def ray_here() -> Iterator[Any]:
 
 
 def send_to_nobody(folder: str) -> None:
-    """What a training process does in a push: verl's sender, whose receiver died before it connected."""
+    """The part of a training process in a push: verl's sender, whose receiver died before it connected."""
     import torch
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 

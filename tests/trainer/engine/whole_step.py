@@ -14,9 +14,9 @@ from tests.trainer.engine.test_estimators import a_trainer, group, padding, pass
 from tests.trainer.engine.test_gradient import close, gradient, step_data, still
 
 PUT = ("advantages", "response_mask", "rollout_is_weights", "row_weights", "old_log_probs")
-"""What the trainer adds to a row, or changes in it."""
+"""The fields that the trainer adds to a row, or changes in it."""
 BETA = 0.1
-"""What `dro` does not run without."""
+"""The penalty without which `dro` does not run."""
 TERMS = {"entropy_coeff": 0.01}
 
 
@@ -54,14 +54,15 @@ class Steps:
         return gradient(self.worker, data, loss_agg_mode=mean, policy_loss=choice, **TERMS)
 
     def seen(self, *, at_rest: bool = False, **choice: str) -> float:
-        """How far the gradient moves, relative to its size, when episodes split and the batch is filled up."""
+        """The distance by which the gradient moves, relative to its size, when episodes split and the batch is filled
+        up."""
         one = self.gradient(group(False), at_rest=at_rest, **choice)
         assert np.isfinite(one).all() and np.linalg.norm(one) > 0
         return close(one, self.gradient([*group(True), padding(0), padding(1)], at_rest=at_rest, **choice))
 
 
 LIMIT = 5e-6
-"""How far a gradient may move that is called equal."""
+"""The distance by which a gradient may move that is called equal."""
 EQUAL, AT_REST, SEES = "equal", "equal while nothing has moved", "sees rows"
 CHOOSING, CHOOSES = ("clip_cov", "kl_cov"), "chooses in a micro-batch"
 """Losses that treat some tokens of a micro-batch otherwise: `test_gradient` shows what that comes to."""

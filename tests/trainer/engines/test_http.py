@@ -1,4 +1,4 @@
-"""What a trainer asks of engines: over connections that the other side closes, and until it was heard."""
+"""Requests of a trainer to engines: over connections that the other side closes, and until it was heard."""
 
 from __future__ import annotations
 

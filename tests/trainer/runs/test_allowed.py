@@ -1,4 +1,4 @@
-"""What a wish from afar may say. Everything here that is hostile is refused before any file is written."""
+"""Wishes from afar. Everything here that is hostile is refused before any file is written."""
 
 from __future__ import annotations
 

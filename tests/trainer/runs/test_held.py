@@ -1,4 +1,4 @@
-"""Who holds a run's folder, from the first instruction on."""
+"""The holder of a run's folder, from its first instruction on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is hidden from those who look from afar, in whatever text it stands."""
+"""Secrets are hidden from those who look from afar, in whatever text they stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the configuration a run takes up between two steps."""
+"""Changes of the configuration that a run takes up between two steps."""
 
 from __future__ import annotations
 

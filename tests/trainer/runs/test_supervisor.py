@@ -1,4 +1,4 @@
-"""What a supervisor does about one run, turn by turn, with a daemon in memory and trainers that are real processes."""
+"""A supervisor and one run, turn by turn, with a daemon in memory and trainers that are real processes."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ ODD = [
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
 def test_one_odd_line_costs_itself_alone(tmp_path: Path, odd: str) -> None:
-    """What comes of the file can be sent, and the daemon takes it."""
+    """All that comes of the file can be sent, and the daemon takes it."""
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{odd}\n{{"step": 3}}\n')
     found, last, left_out = metrics_after(path, have([]))
