@@ -65,7 +65,7 @@ class Desk:
 
     async def decide(self, asked: Asked) -> Answer:
         """The core's answer to `asked` as things are now; nothing has changed."""
-        return api.decide(replace(asked, at=self.clock.now()))
+        return await self.store.decide(lambda: api.decide(replace(asked, at=self.clock.now())))
 
     async def settle(self, asked: Asked) -> Answer:
         """The core's answer to `asked`. Unless it is a ``GET``, its events and all earlier ones are on disk first."""
@@ -80,7 +80,7 @@ class Desk:
 
     async def shown(self, answer: Answer) -> dict[str, Any]:
         """The body of `answer`, as things are now."""
-        return answer.body() or {}
+        return await self.store.decide(answer.body) or {}
 
     async def respond(self, answer: Answer) -> web.Response:
         return web.json_response(await self.shown(answer), status=answer.status)

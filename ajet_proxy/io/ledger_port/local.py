@@ -12,7 +12,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import replace
@@ -26,8 +25,6 @@ from ajet_proxy.core.ledger.attempts import HELD, UNSERVED
 from ajet_proxy.core.ledger.engine_alerts import EngineAlerts
 from ajet_proxy.core.ledger.episode import Episode, takes
 from ajet_proxy.core.ledger.retries import UnseenRequests
-from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames, base_of
-from ajet_proxy.core.ledger.shared_names import SharedNames
 from ajet_proxy.core.ledger.state import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
@@ -36,24 +33,18 @@ from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
+from ajet_proxy.io.ledger_port.naming import UNSURE, Naming, tenant_of
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, is_ours, unsent, why_lost
+from ajet_proxy.io.ledger_port.receipts import Receipts
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.io.storage.recalled import Unread
 from ajet_proxy.io.storage.store import Store
-from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, NotReady
-from ajet_sdk.routes import HEADER_REWARD, MAX_LABEL, OpenEpisode
+from ajet_sdk.errors import AjetError, BadRequest, NotFound, NotReady
+from ajet_sdk.routes import HEADER_REWARD, OpenEpisode
 from ajet_sdk.untrainable import UNTRAINABLE
 
 logger = logging.getLogger(__name__)
-
-UNSURE = (*RUNGS, "lineage")
-"""Ways whose names may come to stand for another episode: while a request waits for the gate, one may end
-and the next begin."""
-SENT_S = 0.25
-"""So often it is put on record at most whose answers have been sent."""
-MAX_NOTED = 10
-"""An episode notes at most so many others that its first call may have continued."""
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class LocalPort:
@@ -74,22 +65,19 @@ class LocalPort:
         self._clock = clock
         self._metrics = metrics
         self._memory = Memory()
-        self._names = names = SessionNames(store.state.episodes.values(), store.state.sealed_lineage)
-        self._shared = SharedNames(names, store.state.lineage.continued, store.trouble, logger.warning)
+        self._naming = Naming(store, clock, metrics)
         self._unseen = UnseenRequests(clock.now())
-        self._sent: set[str] = set()
-        self._unknown: set[str] = set()
-        self._noting: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._receipts = Receipts(store, clock)
         self._discards = DiscardWatch()
         store.listen(self._heard)
         self._kept_responses = KeptResponses()
         self._engine_alerts = EngineAlerts(store.trouble)
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
-        found = self._continued(self._current(identity), history, sent)[0]
-        if found.episode is not None and (known := self._state.find(found.episode)) is not None:
-            _tenant(found, found.episode, known)
+        current = await self._store.decide(partial(self._naming.current, identity))
+        found = self._naming.continued(current, history, sent)[0]
+        if found.episode is not None and (known := await self._naming.find(found.episode)) is not None:
+            tenant_of(found, found.episode, known)
         return found
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
@@ -100,24 +88,26 @@ class LocalPort:
                 f"{HEADER_REWARD} needs an episode, and this request neither names one nor continues any one",
                 param=HEADER_REWARD,
             )
-        known = self._state.find(episode)
-        tenant = _tenant(identity, episode, known)
+        known = await self._naming.find(episode)
+        tenant = tenant_of(identity, episode, known)
         if known is None:
             if body.call is not None:
                 raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call")
             said = identity.labels
             opening = OpenEpisode(task=said.task, eval=said.eval, client=said.client)
-            await self._store.commit(commands.open_episode(
+            await self._store.commit(await self._store.decide(lambda: commands.open_episode(
                 opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
-            ))
+            )))
             known = self._state.episode(episode)
         sent, at = (episode, name), self._clock.now()
         if again is not None:
             before = sum(one.startswith(name) for one in known.rewards)
             repeated = again and not self._unseen.explains(sent, None)
             name = f"{name}-{max(0, before - 1) if repeated else before}"
-        labels = commands.label(episode, task=identity.labels.task, eval=identity.labels.eval, at=at)
-        events = (*labels, *commands.reward(episode, body, reward_id=name, at=at))
+        events = await self._store.decide(lambda: (
+            *commands.label(episode, task=identity.labels.task, eval=identity.labels.eval, at=at),
+            *commands.reward(episode, body, reward_id=name, at=at),
+        ))
         try:
             self._store.check(events)
         except NotReady:
@@ -129,7 +119,7 @@ class LocalPort:
         await self._store.commit(events)
 
     async def model_for(self, identity: Identity, asked: str) -> str | None:
-        known = None if identity.episode is None else self._state.find(identity.episode)
+        known = await self._naming.find(identity.episode)
         if known is None:
             return None
         return known.model_for(known.agent_of(identity.labels.agent, asked), asked, self._engines.names())
@@ -137,8 +127,8 @@ class LocalPort:
     async def admit(self, identity: Identity) -> None:
         episode = identity.claims.episode
         if episode is not None and identity.labels.reward is None:
-            known = self._state.find(episode)
-            _tenant(identity, episode, known)
+            known = await self._naming.find(episode)
+            tenant_of(identity, episode, known)
             if known is not None:
                 takes("call", known)
         if self._store.quotas is not None:
@@ -159,23 +149,20 @@ class LocalPort:
 
     @asynccontextmanager
     async def begin(self, request: CallRequest, on_discard: OnDiscard) -> AsyncIterator[Begun]:
-        state, named, retries, entered = self._state, request.identity, request.sent["retries"], False
+        named, retries, entered = request.identity, request.sent["retries"], False
         name, lost = (named.episode or "", request.sent["body_hash"]), None
         try:
-            identity, metadata = named, _NOTHING
-            if named.labels.reward is None:
-                current = self._told_apart(named, self._current(named), request)
-                identity, metadata = self._continued(current, request.history, request.sent)
-            episode = identity.episode or self._clock.new_id("ep")
-            known = state.find(episode)
+            identity, metadata = await self._naming.whose(request)
+            spare = self._clock.new_id("ep")
+            episode, known = identity.episode or spare, await self._naming.find(identity.episode)
             said = identity.labels.agent
             agent = said or "" if known is None else known.agent_of(said, request.model)
             chosen = None if known is None else known.model_for(agent, request.model, self._engines.names())
-            model = chosen or request.model or state.only_model()
+            model = chosen or request.model or self._state.only_model()
             opening = partial(
                 self._commands.begin_call, model=model, agent=agent, task=identity.labels.task,
                 eval=identity.labels.eval, identified_by=identity.identified_by, route=request.route,
-                tenant=_tenant(identity, episode, known), metadata=metadata, client=identity.labels.client,
+                tenant=tenant_of(identity, episode, known), metadata=metadata, client=identity.labels.client,
                 said=request.said, prompt="" if request.probe else request.prompt, **request.sent,
             )
             lost = None if known is None else partial(
@@ -183,25 +170,11 @@ class LocalPort:
             )
             if not (self._gate.is_open(self._engines.home(model)) and self._engines.candidates(model)):
                 # waiting takes memory
-                self._store.check(opening(episode=episode, calls=(), at=self._clock.now()))
+                now = partial(opening, episode=episode, calls=(), at=self._clock.now())
+                self._store.check(await self._store.decide(now, unknown=(spare,)))
             async with self._come_in(model, episode):
-                known = state.find(episode)
-                if named.identified_by in UNSURE and named.labels.reward is None and known and known.state != "open":
-                    episode = self._current(named).episode or self._clock.new_id("ep")
-                    known = state.find(episode)
-                begun = Begun(
-                    calls=tuple(self._clock.new_id("call") for _ in range(request.choices)), episode=episode,
-                    model=model, episode_model=chosen, agent=agent, started_at=self._clock.now(),
-                    policy_version=state.policy_version(model), gate_since=self._gate_since(model),
-                    open=() if known is None else known.attempts.open_to(agent),
-                    titled=identity.labels.task is not None or not (
-                        known is None or known.task is None or known.task_derived
-                    ),
-                    identified_by=identity.identified_by,
-                )
-                self._shared.derived(known, request)
-                unseen = retries > 0 and self._unseen.explains(name, known)
-                events = opening(episode=episode, calls=begun.calls, at=begun.started_at, unseen=unseen)
+                begin = partial(self._begun, request, opening, identity, model, chosen, agent, (episode, spare), name)
+                begun, events = await self._store.decide(begin, unknown=(spare,))
                 self._store.post(events)
                 entered = True
                 if retries and not any(isinstance(event, ev.CallLost) for event in events):  # it repeats none known
@@ -215,6 +188,31 @@ class LocalPort:
         finally:
             if not (entered or retries):
                 self._unseen.refused(name, self._clock.now())
+
+    def _begun(
+        self, request: CallRequest, opening: Callable[..., Sequence[ev.Event]], identity: Identity, model: str,
+        chosen: str | None, agent: str, names: tuple[str, str], name: tuple[str, str],
+    ) -> tuple[Begun, Sequence[ev.Event]]:
+        """The calls of a request that is let in now, and what begins them. Of the `names` of episodes, the second is
+        that of a new one, for where the first has ended meanwhile."""
+        state, named, (episode, spare) = self._state, request.identity, names
+        known = state.find(episode)
+        if named.identified_by in UNSURE and named.labels.reward is None and known and known.state != "open":
+            episode = self._naming.current(named).episode or spare
+            known = state.find(episode)
+        begun = Begun(
+            calls=tuple(self._clock.new_id("call") for _ in range(request.choices)), episode=episode,
+            model=model, episode_model=chosen, agent=agent, started_at=self._clock.now(),
+            policy_version=state.policy_version(model), gate_since=self._gate_since(model),
+            open=() if known is None else known.attempts.open_to(agent),
+            titled=identity.labels.task is not None or not (
+                known is None or known.task is None or known.task_derived
+            ),
+            identified_by=identity.identified_by,
+        )
+        self._naming.comes(known, request)
+        unseen = request.sent["retries"] > 0 and self._unseen.explains(name, known)
+        return begun, opening(episode=episode, calls=begun.calls, at=begun.started_at, unseen=unseen)
 
     def _not_let_in(self, lost: Callable[..., Sequence[ev.Event]], error: BaseException) -> None:
         """Record a request that became no call, unless that is its own fault: its client gave up at the gate, or got an
@@ -247,8 +245,11 @@ class LocalPort:
                 self.lose([Gone(begun.episode, call, reason, status=status) for call in begun.calls])
 
     def unserved(self, identity: Identity, model: str, code: str) -> None:
-        episode, agent = self._current(identity).episode, identity.labels.agent
-        known = None if episode is None else self._state.find(episode)
+        try:
+            episode, agent = self._naming.current(identity).episode, identity.labels.agent
+        except Unread:  # then no open episode has the name
+            return
+        known = None if episode is None else self._state.episodes.get(episode)
         if known is not None and known.tenant == identity.claims.tenant:
             agent = known.agent_of(agent, model) if agent or model else None
             self._store.post(self._commands.lose_request(
@@ -269,33 +270,15 @@ class LocalPort:
             raise
 
     def sent(self, calls: Sequence[str]) -> None:
-        self._sent.update(calls)
-        self._note_sent_later()
+        self._receipts.sent(calls)
 
     def unknown(self, calls: Sequence[str]) -> None:
-        self._unknown.update(calls)
-        self._note_sent_later()
+        """Nobody will know whether the clients of `calls` were sent the end of their answers."""
+        self._receipts.unknown(calls)
 
     def close(self) -> None:
-        """Record which answers were sent. Later ones are not recorded, since nobody is answered from now on."""
-        if self._noting is not None:
-            self._noting.cancel()
-        self._note_sent()
-        self._closed = True
-
-    def _note_sent_later(self) -> None:
-        if self._noting is None and not self._closed:
-            self._noting = asyncio.get_running_loop().call_later(SENT_S, self._note_sent)
-
-    def _note_sent(self) -> None:
-        """Record whose clients have been sent the end; if the disk refuses, try again later."""
-        self._noting = None
-        try:
-            self._store.post(self._commands.answers_sent(self._sent, self._unknown, at=self._clock.now()))
-        except NotReady:
-            self._note_sent_later()
-        else:
-            self._sent, self._unknown = set(), set()
+        """Record which answers were sent."""
+        self._receipts.close()
 
     def lose(self, endings: Sequence[Ending]) -> None:
         for ending in endings:  # one by one, because each changes what the next one means
@@ -326,18 +309,11 @@ class LocalPort:
 
     def _heard(self, events: Sequence[ev.Event]) -> None:
         """Act on events. Nothing goes on in an episode that has ended; what runs in one that is discarded ends with it.
-        Names of sessions follow what is in memory. Requests at the gate look again when it opens or an engine is
-        announced."""
+        Requests at the gate look again when it opens or an engine is announced."""
         for event in events:
-            if isinstance(event, ev.EpisodeOpened):
-                if event.identified_by in RUNGS:
-                    self._names.opened(event.episode)
-            elif isinstance(event, ev.EpisodesArchived):
-                for episode in event.episodes:
-                    self._names.left(episode)
-            elif isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
+            self._naming.heard(event)
+            if isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
                 self._memory.forget(self._state.episodes[event.episode].calls)
-                self._shared.ended(event.episode)
             elif isinstance(event, (ev.GateOpened, ev.PolicyAnnounced)):
                 self._gate.changed()
                 self._spoken(event.model)
@@ -345,50 +321,10 @@ class LocalPort:
             if isinstance(event, ev.EpisodeDiscarded) and not event.models:
                 self._discards.discarded(event.episode)
 
-    def _current(self, identity: Identity) -> Identity:
-        """`identity` with the episode that a session's name stands for now; with none, if the name is that of several
-        runs."""
-        if identity.episode is None or identity.identified_by not in RUNGS:
-            return identity
-        find, tenant = self._state.find, identity.claims.tenant
-        name, agent = self._names.root(identity.episode, identity.parent, tenant), identity.labels.agent
-        if name != identity.episode:
-            identity = replace(identity, labels=replace(identity.labels, agent=agent or identity.episode[:MAX_LABEL]))
-        if identity.may_be_shared and base_of(name, tenant) in self._state.shared_names:
-            return replace(identity, episode=None, identified_by="lineage")
-        found = self._names.current(name, tenant, find, for_reward=identity.labels.reward is not None)
-        return replace(identity, episode=found)
-
-    def _told_apart(self, named: Identity, current: Identity, request: CallRequest) -> Identity:
-        """`current`, without its episode if the request shows that the name is that of several runs."""
-        if not current.may_be_shared or current.episode is None or request.history is None:
-            return current
-        known = self._state.find(current.episode)
-        agent = current.labels.agent or ""
-        agent = agent if known is None else known.agent_of(agent, request.model)
-        if not self._shared.shows(named.identified_by, known, current.episode, agent, request):
-            return current
-        base = base_of(self._names.root(named.episode or "", None, named.claims.tenant), named.claims.tenant)
-        self._store.post([ev.NameShared(self._clock.now(), base)])
-        return replace(current, episode=None, identified_by="lineage")
-
     def _come_in(self, model: str, episode: str) -> AbstractAsyncContextManager[None]:
         """Wait for the gate of the model that will serve a request for `model`."""
         home, ready = partial(self._engines.home, model), lambda: bool(self._engines.candidates(model))
         return self._gate.enter(home, ready, episode)
-
-    def _continued(
-        self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]
-    ) -> tuple[Identity, Mapping[str, Any]]:
-        """`identity` with the episode that the request continues, if none is named; and what to note on a new one."""
-        if identity.episode is not None:
-            return identity, _NOTHING
-        found = self._state.continued(history, **sent)
-        what = ("new", "continued", "ambiguous")[min(len(found), 2)]
-        self._metrics.inc("ajet_lineage_total", found=what)
-        if len(found) == 1:
-            return replace(identity, episode=found[0]), _NOTHING
-        return identity, {"may_continue": found[:MAX_NOTED]} if found else _NOTHING
 
     def _is_frozen(self, episode: Episode, call: str) -> bool:
         """Whether no engine could go on with a call."""
@@ -417,19 +353,9 @@ class LocalPort:
                 ending.episode, ending.call, ending.reason, at=at, marks=ending.marks, taken_back=ending.taken_back,
                 begins=ending.begins, status=ending.status,
             )
+        except Unread:  # all is over with an archived episode
+            return ()
         except AjetError as error:
             name = ending.call.turn.call if isinstance(ending, Whole) else ending.call
             logger.info("call %s ended without effect: %s", name, error.message)
             return ()
-
-
-def _tenant(identity: Identity, episode: str, known: Episode | None) -> str:
-    """The tenant as which the caller acts on `episode`; `known` is its record. Raises `NotFound` for a key whose
-    episode is gone, and `Forbidden` for another tenant's episode."""
-    if known is None and identity.issued:
-        raise NotFound(f"no episode {episode!r}, although its key is good", param="episode")
-    if known is not None and identity.claims.scope == "admin":
-        return known.tenant
-    if known is not None and known.tenant != identity.claims.tenant:
-        raise Forbidden(f"episode {episode!r} is another tenant's", code="wrong_episode")
-    return identity.claims.tenant

@@ -22,6 +22,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
@@ -67,11 +68,13 @@ class ArchiveFile:
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / NAME
         self._connection: sqlite3.Connection | None = None
+        self._one_at_a_time = Lock()
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        with self._one_at_a_time:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
     def episode(self, name: str) -> Episode | None:
         """The whole episode; None if it is not in the archive."""
@@ -116,7 +119,7 @@ class ArchiveFile:
         """All rows at once, or `NotReady`. No row for a value that is not valid text, which names nothing."""
         if not all(is_text(value) for value in values if isinstance(value, str)):
             return []
-        with self._said():
+        with self._said(), self._one_at_a_time:
             return list(self._rows(question, values))
 
     @contextmanager

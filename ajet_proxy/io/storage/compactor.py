@@ -64,12 +64,9 @@ class Compactor:
         if self._now() < self._not_before or (self._task is not None and not self._task.done()):
             return
         try:
-            if self._arrived:
-                self._arrived = self._store.forget_archived(max(AT_ONCE, len(self._store.state.leaving) // 10))
-                if not self._arrived:
-                    give_memory_back()
-            elif self._is_due():
-                self._task = asyncio.get_running_loop().create_task(self._run())
+            if self._arrived or self._is_due():
+                work = self._forget() if self._arrived else self._run()
+                self._task = asyncio.get_running_loop().create_task(work)
         except (OSError, AjetError) as error:
             self._failed(str(error))
 
@@ -77,6 +74,16 @@ class Compactor:
         """End a compaction that runs; the next one begins anew."""
         if self._task is not None:
             await end(self._task)
+
+    async def _forget(self) -> None:
+        """Let go of some of what has arrived in the archive."""
+        try:
+            self._arrived = await self._store.forget_archived(max(AT_ONCE, len(self._store.state.leaving) // 10))
+        except (OSError, AjetError) as error:
+            self._failed(str(error))
+            return
+        if not self._arrived:
+            give_memory_back()
 
     def _is_due(self) -> bool:
         sealed = sum(path.stat().st_size for path in segments(self._data_dir)[:-1])

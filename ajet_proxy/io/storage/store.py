@@ -20,10 +20,11 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.commands import Commands
@@ -38,9 +39,11 @@ from ajet_proxy.io.storage.compaction import alone
 from ajet_proxy.io.storage.data_dir import begin, lock
 from ajet_proxy.io.storage.journal import END_OF_SEGMENT, Journal, JournalDamaged, JournalGone, readable
 from ajet_proxy.io.storage.limits import DaemonLimits
+from ajet_proxy.io.storage.recalled import Recalled
 from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 RETRY_AFTER_S = 2.0
 PATIENCE_S = 60.0
@@ -81,6 +84,7 @@ class Store:
         self._loop = asyncio.get_running_loop()
         self._journal: Journal
         self._archive: ArchiveFile
+        self._recalled: Recalled
         self._lock = -1
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flushed_at = 0.0
@@ -103,9 +107,10 @@ class Store:
             archive = ArchiveFile(data_dir)
             begin(data_dir)
             with alone(data_dir):
-                store = cls(snapshot.load(data_dir, settings, archive), metrics or Metrics(), patience_s=patience_s)
+                recalled = Recalled(archive)
+                store = cls(snapshot.load(data_dir, settings, recalled), metrics or Metrics(), patience_s=patience_s)
                 refuse_missing(data_dir, store.state)
-                store._lock, store._archive = held, archive
+                store._lock, store._archive, store._recalled = held, archive, recalled
                 store._journal = journal(data_dir, store._on_progress)
                 snapshot.replay(data_dir, store._journal.open(), store.state)
         except BaseException:
@@ -117,6 +122,11 @@ class Store:
     def healthy(self) -> bool:
         """Whether the journal can write."""
         return self._journal.error is None
+
+    async def decide(self, command: Callable[[], T], unknown: Collection[str] = ()) -> T:
+        """What `command` returns, which changes nothing. If it asks for what is in the archive, that is read in a
+        thread, and then it is given again. Episodes that are `unknown` are in no archive."""
+        return await self._recalled.decide(command, unknown)
 
     async def commit(self, events: Sequence[Event]) -> None:
         """Apply `events` and return when they and all before them are on disk, or `NotReady` if the disk refuses. Ends
@@ -176,10 +186,11 @@ class Store:
         self._journal.append([END_OF_SEGMENT], flush=False)
         await self.commit(())
 
-    def forget_archived(self, most: int) -> bool:
-        """Let go of at most `most` episodes and batches that are in the archive. Returns whether there may be more."""
+    async def forget_archived(self, most: int) -> bool:
+        """Let go of at most `most` episodes and batches that are in the archive. Returns True if there may be more."""
         leaving, batches = (list(islice(some, most)) for some in (self.state.leaving, self.state.leaving_batches))
-        episodes, batches = self._archive.holds("episodes", leaving), self._archive.holds("batches", batches)
+        episodes = await asyncio.to_thread(self._archive.holds, "episodes", leaving)
+        batches = await asyncio.to_thread(self._archive.holds, "batches", batches)
         self.state.arrived(episodes, batches)
         return most in (len(episodes), len(batches))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
@@ -57,6 +57,9 @@ class MemoryStore:
 
     def listen(self, listener: Callable[[tuple[Event, ...]], None]) -> None:
         self._listeners.append(listener)
+
+    async def decide(self, command: Callable[[], Any], unknown: Collection[str] = ()) -> Any:
+        return command()
 
     def check(self, events: tuple[Event, ...]) -> None:
         if self.full and not all(isinstance(event, RequestLost) for event in events):

@@ -17,6 +17,7 @@ import pytest
 from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage import compactor as module
+from ajet_proxy.io.storage.archive import ArchiveFile
 from ajet_proxy.io.storage.compaction import alone
 from ajet_proxy.io.storage.compactor import Compactor
 from ajet_proxy.io.storage.journal import Journal, segments, snapshots
@@ -46,6 +47,7 @@ class Daemon:
         self.store, self.data, self.metrics, self.at = store, data, Metrics(), 1000.0
         self.rig = LedgerRig()
         self.rig.state, self.rig.commands = store.state, store.commands
+        store.state.archive = ArchiveFile(data)  # which nobody waits for here
         self.rig.run = self.post  # type: ignore[method-assign, assignment]
         self.compactor = Compactor(store, data, metrics=self.metrics, now=lambda: self.at, **options)
 
@@ -97,6 +99,7 @@ async def test_what_is_trained_leaves_memory_and_is_still_shown(
     left = picture(store.state)
     await store.close()
     again = opened(tmp_path)
+    again.state.archive = ArchiveFile(tmp_path)
     assert picture(again.state) == left
     assert {name: views.record(again.state, name, tokens="all") for name in names} == whole
     await again.close()
@@ -108,15 +111,13 @@ async def test_the_more_episodes_are_in_the_archive_the_more_leave_memory_at_onc
     monkeypatch.setattr(module, "AT_ONCE", 1)
     daemon = Daemon(store, tmp_path)
     await daemon.trains(33)
-    for _ in range(2):  # nothing has arrived yet, and a compaction is due
-        daemon.compactor.tick()
-    assert daemon.compactor._task is not None
-    await daemon.compactor._task
     left = []
-    for _ in range(5):
+    for _ in range(7):
         left.append(len(store.state.leaving))
         daemon.compactor.tick()
-    assert left == [31, 28, 26, 24, 22]
+        assert daemon.compactor._task is not None
+        await daemon.compactor._task
+    assert left == [31, 31, 31, 28, 26, 24, 22], "nothing has arrived at first, and a compaction is due"
 
 
 async def test_a_compaction_that_fails_is_tried_again_later(
@@ -166,7 +167,7 @@ async def test_what_cannot_be_read_or_started_does_not_end_the_daemon(
     daemon = Daemon(store, tmp_path)
     await daemon.trains(30)
     (tmp_path / "archive.sqlite").write_bytes(b"no database" * 1000)
-    daemon.compactor.tick()
+    await store_ticks(daemon)
     assert "cannot be read" in caplog.text
     (tmp_path / "archive.sqlite").unlink()
     await store_ticks(daemon)
@@ -267,6 +268,7 @@ async def test_what_a_compaction_archived_before_it_failed_is_let_go_of_before_t
     daemon.at += module.RETRY_S
     before = len(store.state.leaving)
     daemon.compactor.tick()
+    await daemon.compactor._task  # type: ignore[misc]
     assert before == 28 and len(store.state.leaving) < 10
 
 
@@ -290,7 +292,7 @@ async def test_a_compaction_ends_with_the_daemon(
     monkeypatch.setattr(module, "COMMAND", ("-c", "exec sleep 60"))
     for _ in range(2):
         daemon.compactor.tick()
-    await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)
     assert daemon.compactor._task is not None and not daemon.compactor._task.done()
     await asyncio.wait_for(daemon.compactor.stop(), 5)
     assert len(store.state.leaving) == 28

@@ -1,0 +1,129 @@
+"""Which episode a request belongs to: the names of sessions, the history that it goes on from, and who may act on it.
+
+A name is looked up in the archive too (`Store.decide`), so the first call of an episode may wait for the disk. A name
+that is found in memory waits for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from msgspec.structs import replace
+
+from ajet_proxy.core.conversation.history import Beginnings
+from ajet_proxy.core.identity.ladder import Identity
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames, base_of
+from ajet_proxy.core.ledger.shared_names import SharedNames
+from ajet_proxy.io.ledger_port.port import CallRequest
+from ajet_proxy.io.runtime.clock import Clock
+from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.io.storage.store import Store
+from ajet_sdk.errors import Forbidden, NotFound
+from ajet_sdk.routes import MAX_LABEL
+
+logger = logging.getLogger(__name__)
+
+UNSURE = (*RUNGS, "lineage")
+"""Ways whose names may come to stand for another episode: while a request waits for the gate, one may end
+and the next begin."""
+MAX_NOTED = 10
+"""An episode notes at most so many others that its first call may have continued."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Naming:
+    """The episodes that names stand for, over `store`."""
+
+    def __init__(self, store: Store, clock: Clock, metrics: Metrics) -> None:
+        self._store, self._state, self._clock, self._metrics = store, store.state, clock, metrics
+        self._names = names = SessionNames(store.state.episodes.values(), store.state.sealed_lineage)
+        self._shared = SharedNames(names, store.state.lineage.continued, store.trouble, logger.warning)
+
+    async def find(self, episode: str | None) -> Episode | None:
+        """The episode, wherever it is."""
+        if episode is None:
+            return None
+        return self._state.episodes.get(episode) or await self._store.decide(partial(self._state.find, episode))
+
+    async def whose(self, request: CallRequest) -> tuple[Identity, Mapping[str, Any]]:
+        """The identity of a request with the episode that it belongs to, and what to note on one that it opens."""
+        named = request.identity
+        if named.labels.reward is not None:
+            return named, NOTHING
+        current = await self._store.decide(partial(self.current, named))
+        if current.may_be_shared and current.episode is not None and request.history is not None:
+            current = self._told_apart(named, current, await self.find(current.episode), request)
+        return self.continued(current, request.history, request.sent)
+
+    def current(self, identity: Identity) -> Identity:
+        """`identity` with the episode that a session's name stands for now; with none, if the name is that of several
+        runs."""
+        if identity.episode is None or identity.identified_by not in RUNGS:
+            return identity
+        find, tenant = self._state.find, identity.claims.tenant
+        name, agent = self._names.root(identity.episode, identity.parent, tenant), identity.labels.agent
+        if name != identity.episode:
+            identity = replace(identity, labels=replace(identity.labels, agent=agent or identity.episode[:MAX_LABEL]))
+        if identity.may_be_shared and base_of(name, tenant) in self._state.shared_names:
+            return replace(identity, episode=None, identified_by="lineage")
+        found = self._names.current(name, tenant, find, for_reward=identity.labels.reward is not None)
+        return replace(identity, episode=found)
+
+    def _told_apart(
+        self, named: Identity, current: Identity, known: Episode | None, request: CallRequest
+    ) -> Identity:
+        """`current`, without its episode if the request shows that the name is that of several runs."""
+        assert current.episode is not None
+        agent = current.labels.agent or ""
+        agent = agent if known is None else known.agent_of(agent, request.model)
+        if not self._shared.shows(named.identified_by, known, current.episode, agent, request):
+            return current
+        base = base_of(self._names.root(named.episode or "", None, named.claims.tenant), named.claims.tenant)
+        self._store.post([ev.NameShared(self._clock.now(), base)])
+        return replace(current, episode=None, identified_by="lineage")
+
+    def continued(
+        self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]
+    ) -> tuple[Identity, Mapping[str, Any]]:
+        """`identity` with the episode that the request continues, if none is named; and what to note on a new one."""
+        if identity.episode is not None:
+            return identity, NOTHING
+        found = self._state.continued(history, **sent)
+        what = ("new", "continued", "ambiguous")[min(len(found), 2)]
+        self._metrics.inc("ajet_lineage_total", found=what)
+        if len(found) == 1:
+            return replace(identity, episode=found[0]), NOTHING
+        return identity, {"may_continue": found[:MAX_NOTED]} if found else NOTHING
+
+    def comes(self, known: Episode | None, request: CallRequest) -> None:
+        """A request comes in `known`, whose task may stand for several."""
+        self._shared.derived(known, request)
+
+    def heard(self, event: ev.Event) -> None:
+        """Names of sessions follow what is in memory."""
+        if isinstance(event, ev.EpisodeOpened):
+            if event.identified_by in RUNGS:
+                self._names.opened(event.episode)
+        elif isinstance(event, ev.EpisodesArchived):
+            for episode in event.episodes:
+                self._names.left(episode)
+        elif isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
+            self._shared.ended(event.episode)
+
+
+def tenant_of(identity: Identity, episode: str, known: Episode | None) -> str:
+    """The tenant as which the caller acts on `episode`; `known` is its record. Raises `NotFound` for a key whose
+    episode is gone, and `Forbidden` for another tenant's episode."""
+    if known is None and identity.issued:
+        raise NotFound(f"no episode {episode!r}, although its key is good", param="episode")
+    if known is not None and identity.claims.scope == "admin":
+        return known.tenant
+    if known is not None and known.tenant != identity.claims.tenant:
+        raise Forbidden(f"episode {episode!r} is another tenant's", code="wrong_episode")
+    return identity.claims.tenant
