@@ -333,7 +333,7 @@ def main() -> NoReturn:
 
 
 def _explain(error: Exception) -> str | None:
-    """What to say of an error that only this command can have; None for others."""
+    """Words for an error that only this command can have; None for others."""
     line = None
     if isinstance(error, UnicodeDecodeError):
         line = f"the input is not UTF-8 text: {error}"

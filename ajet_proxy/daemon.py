@@ -82,7 +82,7 @@ class App:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.name = f"ajet_proxy-{secrets.token_hex(8)}"
-        """What no other daemon is called; its workers are."""
+        """A name that no other daemon has; its workers have it too."""
         self.url = ""
         self.interception: Interception | None = None
         self.listening: list[Address] = [address for address in config.listening if address[1]]

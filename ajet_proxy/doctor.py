@@ -49,7 +49,7 @@ _LESS: tuple[tuple[dict[str, bool], str, str], ...] = (
     ({"return_token_ids": False}, "return_token_ids", GIVES_TOKEN_IDS),
     ({"logprobs": False}, "return_token_ids and logprobs", GIVES_TOKEN_IDS),
 )
-"""What a call asks the engine for in addition, without what it may refuse; that, and what to do then."""
+"""A request without what an engine may refuse, what that is called, and what to do then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _strangers(path: Path) -> list[Finding]:
 
 
 def _journal(path: Path) -> list[Finding]:
-    """Whether a start would find all segments of the journal, if a proxy has begun one."""
+    """A journal whose segments a start would not all find, if a proxy has begun one."""
     folder = folder_of(path)
     if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
         return [_fault("journal", f"this user may not look into {folder}", AS_ITS_USER)]
@@ -173,7 +173,7 @@ def _disk(path: Path) -> Finding:
 
 
 def _retention(config: Config) -> list[Finding]:
-    """Whether anything ends the archive's growth."""
+    """An archive that nothing keeps from growing."""
     if config.archive_max_age or config.archive_max_bytes or config.max_disk:
         return []
     return [_warning("retention", "by the settings given here the archive grows until the disk is full",
@@ -242,7 +242,8 @@ class _Engine:
         return found
 
     async def _same(self, models: dict[str, Any]) -> list[Finding]:
-        """Whether it serves what it served when it was last given weights, and goes on; if a proxy has noted that."""
+        """An engine that serves something else than when it was last given weights, or is frozen; if a proxy has noted
+        that."""
         _, info, _ = await self._get("/weight_info")
         now = {"models": own_models(models), "version": info.get("weight_version")}
         before = noted_engines(Path(self._config.data_dir)).get(self._url)
@@ -257,7 +258,7 @@ class _Engine:
         return found
 
     async def _is_proxy(self) -> bool:
-        """Whether a proxy answers: with or without a key, it takes all below ``/ajet`` for control routes."""
+        """True if a proxy answers: with or without a key, it takes all below ``/ajet`` for control routes."""
         _, body, _ = await self._get("/ajet/v1")
         error = body.get("error")
         return isinstance(error, dict) and error.get("code") == "unknown_route"
@@ -301,7 +302,7 @@ class _Engine:
         return [self._ok("gives exact token ids and a logprob for each"), *await self._sampling()]
 
     async def _sampling(self) -> list[Finding]:
-        """Whether agents that name no parameter sample at temperature 1 over the whole vocabulary; and what logprobs
+        """Agents that name no parameter should sample at temperature 1 over the whole vocabulary; and what logprobs
         are."""
         answers = [await self._post_any(path, body) for path, body in sampling.questions(self._model)]
         known = sampling.known(answers)
@@ -343,7 +344,7 @@ class _Engine:
         return self._fault(answered, "look into the engine's log")
 
     async def _continuity(self) -> Finding:
-        """Whether history can go to the engine as exact ids (see `ajet_proxy.core.continuity.memory`). An engine that
+        """History should go to the engine as exact ids (see `ajet_proxy.core.continuity.memory`). An engine that
         has no ``/v1/responses``, or answers it with no ids, has no history there to ask about."""
         off = "--continuity off to have this no longer looked for"
         said = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}]}

@@ -21,7 +21,7 @@ _ANY_PORT = 9
 
 
 def leads_here(url: str, listening: Iterable[Address], public_url: str | None = None) -> bool:
-    """Whether the base URL `url` leads here. Agents may know this proxy by it, or a connection to it would come to one
+    """True if the base URL `url` leads here. Agents may know this proxy by it, or a connection to it would come to one
     of the addresses where it is `listening`."""
     host, port = at = server(url) or ("", 0)
     if public_url is not None and at == server(public_url) and _path(url) == _path(public_url):
@@ -50,7 +50,7 @@ def _plain(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
 
 
 def _meet(asked: IPv4Address | IPv6Address, own: IPv4Address | IPv6Address) -> bool:
-    """Whether a listener at `own` hears a connection to `asked`. To connect to the unspecified address is to connect to
+    """True if a listener at `own` hears a connection to `asked`. To connect to the unspecified address is to connect to
     this machine; to listen there is to listen at all of its addresses of that version."""
     if asked.is_unspecified:
         asked = _LOOPBACK[asked.version]
@@ -58,7 +58,7 @@ def _meet(asked: IPv4Address | IPv6Address, own: IPv4Address | IPv6Address) -> b
 
 
 def _is_of_this_machine(ip: IPv4Address | IPv6Address) -> bool:
-    """Whether a connection to `ip` stays here: the system would then make it from the same address. No packet is sent
+    """True if a connection to `ip` stays here: the system would then make it from the same address. No packet is sent
     to find that out."""
     if ip.is_loopback:
         return True

@@ -30,12 +30,12 @@ OF_WORKERS = (3, 12)
 OF_AGENTS = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_TASK_JSON", "AJET_API_KEY", "AJET_REWARD_FILE")
 """Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
 OTHERS = ("AJET_TRAINER_", MARK)
-"""How variables of the trainer begin, and of `ajet run`, whose programs may start a daemon."""
+"""The beginnings of variables of the trainer, and of `ajet run`, whose programs may start a daemon."""
 HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?|[0-9a-f:]+:[0-9a-f.]*", re.ASCII | re.IGNORECASE)
 """A name or an address."""
 LISTENING_MODES = ("regular", "socks5", "transparent")
 LLM_ROUTE = re.compile(r"(/v1/(completions|responses|messages|models)|(/v1)?/chat/completions)/?$")
-"""What may stand behind a base URL that was copied from a request."""
+"""A route that may stand behind a base URL that was copied from a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Config:
 
     @property
     def intercept_needs_key(self) -> bool:
-        """Whether a program must show a key to be intercepted: if one on another machine could."""
+        """True if a program must show a key to be intercepted: if one on another machine could."""
         return any(mode.address is not None and not is_loopback(mode.address[0]) for mode in self.modes)
 
     @property
@@ -317,7 +317,7 @@ def split_upstream(text: str) -> tuple[str, str]:
 
 
 def is_address(host: str) -> bool:
-    """Whether `host` is an address and no name."""
+    """True if `host` is an address and no name."""
     try:
         return bool(ipaddress.ip_address(host))
     except ValueError:
@@ -325,7 +325,7 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` (a name or an address) can be reached from this machine only."""
+    """True if `host` (a name or an address) can be reached from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

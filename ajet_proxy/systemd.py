@@ -158,7 +158,7 @@ def handed_socket(env: Mapping[str, str], *, address: tuple[str, int]) -> socket
 
 
 def hears_ipv4(handed: socket.socket) -> bool:
-    """Whether a socket at ``[::]`` hears IPv4 too, as those of systemd do unless their unit says otherwise."""
+    """True if a socket at ``[::]`` hears IPv4 too, as those of systemd do unless their unit says otherwise."""
     if handed.family != socket.AF_INET6 or handed.getsockname()[0] != "::":
         return False
     return not handed.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)

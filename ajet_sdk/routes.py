@@ -22,7 +22,7 @@ KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
 PREFIX = "/ajet/v1"
 HEADER_PREFIX = "x-ajet-"
-"""How every header of ours begins, in lower case."""
+"""The beginning of every header of ours, in lower case."""
 HEADER_EPISODE = "X-AJet-Episode"
 HEADER_CALL = "X-AJet-Call"
 HEADER_TASK = "X-AJet-Task"
@@ -57,7 +57,8 @@ _NEARLY = 1e-4
 ABORT_CAUSES = ("agent", "infra")
 """Whose failure it was that an episode is given up: the agent's own, or the world's."""
 TRAINER_SAYS = ("comes", "beats", "begins", "leaves")
-"""What a trainer says: that its process is at work, still is, has its weights ready for the engines, and has ended."""
+"""The words of a trainer: that its process is at work, still is, has its weights ready for the engines, and has
+ended."""
 CLIENT_ENDS = ("left", "replaced", "silent")
 """Why a client is gone."""
 MAX_LABEL = 1000
@@ -69,7 +70,7 @@ MAX_ID = 200
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
 DESIRED = ("running", "stopped")
-"""What a run can be wanted to be."""
+"""The states in which a run can be wanted."""
 MAX_VERSION = 2**31 - 1
 """No policy version is larger: batches say them in 32 bits."""
 MAX_REWARD = 1e12
@@ -86,7 +87,7 @@ MAX_LANE_WAIT_S = 3600.0
 MAX_GROUPS = 100_000
 """Of a lease; and episodes of a group."""
 MAX_WAIT_S = 3600.0
-"""How long one request waits."""
+"""The longest that one request waits."""
 MAX_AGE_S = 1e9
 """Seconds that anything is open or waited for; some thirty years, so that times add up exactly."""
 MAX_LEASE_S = 7 * 86400.0

@@ -100,7 +100,7 @@ def episode_view(record: Mapping[str, Any]) -> str:
 
 
 def _model(item: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """What a model did in an episode, and what became of its share."""
+    """A model's work in an episode, and what became of its share."""
     name, one = item
     reward, share = one.get("reward"), one.get("share")
     came = share if share is None else one.get("reason") or share
@@ -157,7 +157,7 @@ def _call(call: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def sampling_text(sampling: Any) -> str:
-    """How a call was sampled, in short: ``T=0.7 top_p=0.9, raw logprobs``."""
+    """The sampling of a call, in short: ``T=0.7 top_p=0.9, raw logprobs``."""
     if not isinstance(sampling, Mapping):
         return "-"
     named = {"T" if name == "temperature" else name: value for name, value in sampling.items() if name != "logprobs"}

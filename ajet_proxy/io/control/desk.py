@@ -35,7 +35,7 @@ from ajet_sdk.routes import HEADER_TRAINER, Route
 KEY_TTL_S = 7 * 86400.0
 """An episode's key lives this long, or as long as the episode may be open."""
 MAX_OPENING = 64 << 10
-"""What an episode was opened with is kept as long as it is."""
+"""The body that opens an episode is kept as long as the episode."""
 
 
 class Desk:
@@ -86,7 +86,7 @@ class Desk:
         return web.json_response(await self.shown(answer), status=answer.status)
 
     def claims(self, http: web.Request) -> Claims:
-        """What the caller's key allows, or `Unauthorized`."""
+        """The claims of the caller's key, or `Unauthorized`."""
         return self._keys.authenticate(key_in(http.headers), self.clock.now())
 
     def base_url(self, http: web.Request) -> str:

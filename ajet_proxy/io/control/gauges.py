@@ -1,4 +1,4 @@
-"""What is read when somebody asks for the metrics: the ledger's own counters, the gate, the process.
+"""Figures that are read when somebody asks for the metrics: the ledger's own counters, the gate, the process.
 
 Idea: what the ledger counts already is not counted twice, so these figures outlive a restart with the journal. They are
 declared in one table, as counters are in `ajet_proxy.io.runtime.metrics.METRICS`. What no row declares is not shown.
@@ -107,7 +107,7 @@ def read(
 
 
 def ledger_figures(state: State) -> dict[str, Values]:
-    """What the ledger knows; `ajet_proxy.core.ledger.views.status` shows the same."""
+    """The figures of the ledger; `ajet_proxy.core.ledger.views.status` shows the same."""
     curves = state.reward_curves.curves
     recent = {kind: state.reward_curves.recent_mean(kind, RECENT_EPISODES) for kind in curves}
     drifts = state.drifts.items()

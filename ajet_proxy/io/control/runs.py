@@ -22,9 +22,9 @@ from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S
 from ajet_sdk.errors import NotReady
 
 VERDICT_S = 10.0
-"""How long a configuration waits for its supervisor."""
+"""The longest that a configuration waits for its supervisor."""
 MAX_POLL_S = 5.0
-"""How long a supervisor's request is held: less than it may be silent."""
+"""The longest that a supervisor's request is held: less than it may be silent."""
 
 
 class WaitingRuns:

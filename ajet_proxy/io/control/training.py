@@ -1,4 +1,5 @@
-"""What a trainer waits for: a batch that is ready, and engines that are quiet while their weights change."""
+"""The routes at which a trainer waits: for a batch that is ready, for engines that are quiet while their weights
+change."""
 
 from __future__ import annotations
 

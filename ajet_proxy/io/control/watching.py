@@ -1,4 +1,4 @@
-"""What is looked at: the status, the metrics, the stream of events, the CA, and the owner's page."""
+"""The routes that are looked at: the status, the metrics, the stream of events, the CA, and the owner's page."""
 
 from __future__ import annotations
 

@@ -47,12 +47,12 @@ class Runner(web.AppRunner):
 
     @property
     def server(self) -> Any:
-        """What the sites listen with: called, it makes a connection. None before `setup`."""
+        """The factory that the sites listen with: called, it makes a connection. None before `setup`."""
         return None if self._server is None else partial(_Connection, self._server, self._patience_s)
 
 
 def stalled(http: web.BaseRequest) -> bool:
-    """Whether the client of `http` was cut off because it stopped reading."""
+    """True if the client of `http` was cut off because it stopped reading."""
     return isinstance(http.protocol, _Connection) and http.protocol.stalled
 
 
@@ -159,7 +159,7 @@ class Tap:
         self.data_received = self._first
 
     def age(self) -> float:
-        """How many seconds ago the request was written."""
+        """Seconds since the request was written."""
         return monotonic() - self.since
 
     def follow(self, told: Callable[[], None]) -> None:
@@ -229,6 +229,6 @@ class Pool(aiohttp.TCPConnector):
 
 
 def unread(answer: aiohttp.ClientResponse) -> bytes:
-    """What had come of `answer` when it broke off and was not read yet; aiohttp tells of the break first, and keeps
-    it."""
+    """The bytes of `answer` that had come when it broke off and was not read yet; aiohttp tells of the break first, and
+    keeps it."""
     return answer.content._read_nowait(-1)

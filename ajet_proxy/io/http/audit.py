@@ -42,12 +42,12 @@ FILES = 4
 SUBJECT = web.RequestKey("subject", str)
 """The episode or batch that a handler found or made, where the path does not name it."""
 BEGUN: web.RequestKey[Callable[[int], None]] = web.RequestKey("begun")
-"""What a handler calls, with its status, whose answer may go on for hours."""
+"""The function that a handler calls, with its status, whose answer may go on for hours."""
 LISTED_S = 300.0
 MAX_READERS = 1000
 LISTS = {"list_episodes", "overview"}
 OFTEN = LISTS | {"beat", "supervise"}
-"""What a caller asks for again and again: one line in `LISTED_S` stands for all."""
+"""Routes that a caller asks for again and again: one line in `LISTED_S` stands for all."""
 READS = LISTS | {"get_episode", "events"}
 _NAMES = {(route.method, PREFIX + route.path): route.name for route in ROUTES}
 
@@ -99,7 +99,7 @@ def audited(
     listed: dict[tuple[Any, ...], float] = {}
 
     def repeats(line: Mapping[str, Any]) -> bool:
-        """Whether its caller has lately asked the same, which is asked often. All callers without a good key count as
+        """True if its caller has lately asked the same, which is asked often. All callers without a good key count as
         one."""
         if line["route"] not in OFTEN:
             return False
@@ -162,7 +162,7 @@ def _id(subject: str) -> str | None:
 
 
 def _kind(http: web.Request) -> str:
-    """What the subject of a request is."""
+    """The subject of a request."""
     kinds = {"batches": "batch", "clients": "client", "runs": "run"}
     return kinds.get(http.path.removeprefix(f"{PREFIX}/").partition("/")[0], "episode")
 

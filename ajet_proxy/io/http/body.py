@@ -58,7 +58,7 @@ class Unmeasured(web.StreamResponse):
 
 
 async def unasked(_http: web.Request) -> None:
-    """What a route does about ``Expect``: nothing yet. Anything else that a client expects is ignored, as vLLM's server
+    """Answers ``Expect`` for a route: nothing yet. Anything else that a client expects is ignored, as vLLM's server
     does. aiohttp would answer 417 and repeat what was sent."""
 
 
@@ -116,7 +116,7 @@ async def _pieces(http: web.Request, codings: Sequence[str], max_body: int) -> A
 
 
 def _through(layers: Sequence[Unpacking], packed: bytes) -> Iterator[bytes]:
-    """What comes out of all `layers` for `packed`."""
+    """The bytes that come out of all `layers` for `packed`."""
     if not layers:
         yield packed
         return
@@ -125,7 +125,7 @@ def _through(layers: Sequence[Unpacking], packed: bytes) -> Iterator[bytes]:
 
 
 def _waits(http: web.Request) -> bool:
-    """Whether the client holds its body back until it is asked for, or has not sent all of it since."""
+    """True if the client holds its body back until it is asked for, or has not sent all of it since."""
     expected = http.version >= HttpVersion11 and http.headers.get("Expect", "").lower() == "100-continue"
     return expected and not http.content.is_eof()
 
@@ -144,7 +144,7 @@ class Unpacking:
         self._members = 0
 
     def feed(self, packed: bytes) -> Iterator[bytes]:
-        """What comes out of the next bytes; `BadRequest` if they cannot be decoded, `TooLarge` if they are too many."""
+        """Unpacks the next bytes; `BadRequest` if they cannot be decoded, `TooLarge` if they are too many."""
         self._left -= len(packed)
         if self._left < 0:
             raise _too_large(self._most)
@@ -166,7 +166,7 @@ class Unpacking:
             raise self._bad("ends too early")
 
     def _member(self, first: int) -> Any:
-        """What decodes a member that begins with the byte `first`, as the decompressors of `zlib` do."""
+        """The decoder of a member that begins with the byte `first`, as the decompressors of `zlib` do."""
         self._members += 1
         if self._members > (MOST_MEMBERS if self._coding in ("gzip", "zstd") else 1):
             raise self._bad("continues after its end")
@@ -177,8 +177,8 @@ class Unpacking:
 
 
 def codings_of(headers: Iterable[str]) -> tuple[str, ...]:
-    """How a body with these ``Content-Encoding`` headers is packed: names of `CODINGS`, in the order in which they were
-    put on. `UnsupportedMedia` if it is packed in another way, or too often."""
+    """The packing of a body with these ``Content-Encoding`` headers: names of `CODINGS`, in the order in which they
+    were put on. `UnsupportedMedia` if it is packed in another way, or too often."""
     named = [name.strip().lower() for header in headers for name in header.split(",")]
     found = tuple(name.removeprefix("x-") for name in named if name not in ("", "identity"))
     if unknown := [name for name in found if name not in CODINGS]:
@@ -257,6 +257,6 @@ CODINGS: Mapping[str, Callable[[int], Any]] = MappingProxyType(
     {"gzip": lambda _: zlib.decompressobj(16 + zlib.MAX_WBITS), "deflate": _deflate}
     | ({} if brotli is None else {"br": lambda _: _Brotli(), "zstd": lambda _: _Zstd()})
 )
-"""What reads a member of each coding."""
+"""The reader of a member of each coding."""
 ACCEPTED = ", ".join(CODINGS)
-"""What a refusal names."""
+"""The codings that a refusal names."""

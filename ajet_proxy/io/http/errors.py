@@ -38,7 +38,7 @@ class _Discreet(logging.Filter):
 
 
 http_logger = logging.getLogger("ajet_proxy.http")
-"""What aiohttp's server has to say."""
+"""The log of aiohttp's server."""
 http_logger.addFilter(_Discreet())
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

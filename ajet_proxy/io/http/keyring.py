@@ -30,12 +30,13 @@ SECRET, REVOKED = "secret", "revoked"
 
 
 def used(data_dir: Path) -> bool:
-    """Whether a proxy, or a command for one, has made its secret in `data_dir`."""
+    """True if a proxy, or a command for one, has made its secret in `data_dir`."""
     return (data_dir / SECRET).exists()
 
 
 def ring(data_dir: Path) -> Ring:
-    """What the files say; a secret is made if there is none. Deleting ``secret`` voids all keys at the next start."""
+    """The ring that the files hold; a secret is made if there is none. Deleting ``secret`` voids all keys at the next
+    start."""
     path = data_dir / SECRET
     if not path.exists():
         with _locked(data_dir):

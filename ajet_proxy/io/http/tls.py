@@ -37,7 +37,8 @@ SHORT = {
 
 
 def listening(config: Config) -> ssl.SSLContext | None:
-    """What secures the front's connections: the files of `config` as they are at each handshake. None without TLS."""
+    """The context that secures the front's connections: the files of `config` as they are at each handshake. None
+    without TLS."""
     if config.tls_cert is None:
         return None
     files = WatchedFiles(file for file in (config.tls_cert, config.tls_key, config.tls_client_ca) if file is not None)

@@ -38,7 +38,7 @@ def prepare(directory: Path) -> None:
 
 
 def exposed(directory: Path) -> list[str]:
-    """What is wrong with the permissions of an authority, each in words."""
+    """The faults in the permissions of an authority, each in words."""
     faults = []
     if directory.is_symlink() or _mode(directory) & 0o022 or _owner(directory) not in (0, os.geteuid()):
         faults.append(f"others can write to {directory}")

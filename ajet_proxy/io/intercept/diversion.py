@@ -166,7 +166,7 @@ class Diversion:
             nextlayer.layer = self._meant_for(context, first, self._meant[context.server.id])
 
     def _asked(self, context: Context, first: bytes) -> layer.Layer | None:
-        """What a caller of the HTTPS proxy asks for; None while it has not said enough."""
+        """The layer that a caller of the HTTPS proxy asks for; None while it has not said enough."""
         if first[:1] == bytes((TLS_HANDSHAKE,)) and isinstance(context.layers[-1], HttpProxy):
             return ClientTLSLayer(context)  # an https:// proxy
         if first.startswith(CONNECT):
@@ -179,7 +179,8 @@ class Diversion:
         return TCPLayer(context, ignore=True)
 
     def _meant_for(self, context: Context, first: bytes, meant: Address) -> layer.Layer | None:
-        """What carries a connection to the front, now that the client has spoken; None if it has not said enough."""
+        """The layer that carries a connection to the front, now that the client has spoken; None if it has not said
+        enough."""
         host: str | None = meant[0]
         is_tls = first[:1] == bytes((TLS_HANDSHAKE,))
         if not self._tunnels.lists(meant[0]):

@@ -36,15 +36,16 @@ REALM = 'Basic realm="ajet"'
 
 @dataclass(frozen=True, slots=True)
 class Interception:
-    """How programs are intercepted: the listed hosts, the modes that are on, each at its real address, and the CA's
-    public certificate (PEM)."""
+    """The ways in which programs are intercepted: the listed hosts, the modes that are on, each at its real address,
+    and the CA's public certificate (PEM)."""
 
     hosts: tuple[str, ...]
     listening: tuple[Mode, ...]
     certificate: bytes
 
     def to_json(self, asked: str | None) -> dict[str, Any]:
-        """What `status` shows. Modes that listen everywhere are shown at `asked`, the host that the caller named."""
+        """The part that `status` shows. Modes that listen everywhere are shown at `asked`, the host that the caller
+        named."""
         modes: list[dict[str, Any]] = []
         url = None
         for mode in self.listening:
@@ -78,7 +79,7 @@ class Tunnels:
         self._callers: dict[int, Caller] = {}
 
     def lists(self, host: str) -> bool:
-        """Whether requests to `host` are captured."""
+        """True if requests to `host` are captured."""
         return host.lower().rstrip(".") in self.hosts
 
     def open(self, port: int, caller: Caller) -> None:

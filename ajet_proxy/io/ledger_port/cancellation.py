@@ -53,7 +53,7 @@ _KEY = web.RequestKey("call_off", CallOff)
 
 
 def called_off(http: web.Request) -> bool:
-    """Whether the episode of `http` was discarded while it ran."""
+    """True if the episode of `http` was discarded while it ran."""
     return _KEY in http and http[_KEY].called
 
 

@@ -80,7 +80,7 @@ class Gatekeeper:
         return self._all.busy_s
 
     def of(self, model: str) -> Requests:
-        """What counts as of `model`; of "", what is no model's."""
+        """The requests that count as of `model`; of "", those of no model."""
         return self._of.get(model, Requests())
 
     def changed(self) -> None:
@@ -120,7 +120,7 @@ class Gatekeeper:
                 self.changed()
 
     def inside(self, among: Callable[[str], bool] = lambda model: True) -> int:
-        """How many requests are inside of the models `among` which to look."""
+        """The number of requests inside, of the models `among` which to look."""
         return sum(requests.in_flight for model, requests in self._of.items() if among(model))
 
     async def drained(self, wait_s: float, among: Callable[[str], bool] = lambda model: True) -> bool:

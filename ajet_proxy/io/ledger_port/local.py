@@ -327,7 +327,7 @@ class LocalPort:
         return self._gate.enter(home, ready, episode)
 
     def _is_frozen(self, episode: Episode, call: str) -> bool:
-        """Whether no engine could go on with a call."""
+        """True if no engine could go on with a call."""
         entry = episode.calls.get(call) if self._pauses else None
         return entry is not None and not self._gate.is_open(self._engines.home(entry.asked.model))
 

@@ -1,4 +1,4 @@
-"""What a front asks of the ledger: where a request belongs, when it may go, and that its calls are on disk.
+"""The questions of a front to the ledger: where a request belongs, when it may go, and that its calls are on disk.
 
 Idea: everything that a request needs of the daemon's one state is one short question to a `LedgerPort`, without
 anything of HTTP. So the front does not know whether the ledger is in its own process
@@ -96,7 +96,7 @@ Ending = Whole | Gone
 
 
 def is_ours(error: AjetError) -> bool:
-    """Whether `error` is a failure of ours, or of the engines, and not of what the client sent."""
+    """True if `error` is a failure of ours, or of the engines, and not of what the client sent."""
     return error.status == 429 or error.status >= 500
 
 
@@ -109,14 +109,14 @@ def why_lost(error: BaseException) -> tuple[str, int]:
 
 
 def taken_back(endings: Sequence[Ending], reason: str) -> list[Ending]:
-    """How calls end that ended in `endings` and are lost after all, for `reason`. Their client was not sent the end, or
-    the engine contradicted it."""
+    """The endings of calls that ended in `endings` and are lost after all, for `reason`. Their client was not sent the
+    end, or the engine contradicted it."""
     return [Gone(end.episode, end.call.turn.call, reason, taken_back=True) for end in endings if isinstance(end, Whole)]
 
 
 def unsent(endings: Sequence[Ending], reason: str) -> list[Ending]:
-    """How calls end whose client was not sent the end for `reason`. If none of them is whole, these are those that were
-    lost although there was an answer."""
+    """The endings of calls whose client was not sent the end, for `reason`. If none of them is whole, these are those
+    that were lost although there was an answer."""
     return taken_back(endings, reason) or [
         Gone(end.episode, end.call, reason, taken_back=True)
         for end in endings if isinstance(end, Gone) and fate(end.reason) == "answered"
@@ -185,7 +185,7 @@ class LedgerPort(Protocol):
         """Note that the engine may keep `response`, which answered `ask`."""
 
     async def kept(self, response: str) -> Ask | None:
-        """How a response that the engine keeps was asked for, if that is remembered."""
+        """The request for a response that the engine keeps, if that is remembered."""
 
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
         """The complete calls of an `agent` to a `model`, while their episode takes calls."""

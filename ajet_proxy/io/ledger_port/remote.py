@@ -31,7 +31,7 @@ from ajet_sdk.routes import Reward
 
 
 class Facts(Serving, Struct, frozen=True):
-    """What every worker knows. ``daemon`` is the daemon's name, which no other one has."""
+    """The facts that every worker knows. ``daemon`` is the daemon's name, which no other one has."""
 
     served: Mapping[str, Served]
     default_version: int
@@ -63,7 +63,7 @@ VALUES = Values((
     Form(Ring, lambda ring: [ring.secrets, sorted(ring.keys), dict(ring.tenants), dict(ring.episodes)],
          lambda packed: Ring(packed[0], frozenset(packed[1]), *packed[2:])),
 ))  # fmt: skip
-"""What crosses between the ledger's process and its workers."""
+"""The values that cross between the ledger's process and its workers."""
 
 
 class RemotePort:

@@ -31,7 +31,7 @@ _NOTIFY, _ASK, _ANSWER, _ERROR, _CANCEL = range(5)
 
 
 class Peer(Protocol):
-    """What the other side's messages mean here."""
+    """Gives the other side's messages their meaning here."""
 
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
         """The answer to a question."""
@@ -45,7 +45,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one type of value crosses: as what `pack` makes of it."""
+    """The form in which one type of value crosses: as what `pack` makes of it."""
 
     kind: type[Any]
     pack: Callable[[Any], Any]
@@ -58,8 +58,8 @@ def fields(kind: type[Struct]) -> Form:
 
 
 class Values:
-    """How values of `forms` cross. Both sides must have the forms in the same order. Such a value crosses as a map with
-    nil for its only name, which no other map has."""
+    """The way in which values of `forms` cross. Both sides must have the forms in the same order. Such a value crosses
+    as a map with nil for its only name, which no other map has."""
 
     def __init__(self, forms: Sequence[Form] = ()) -> None:
         self._forms = tuple(forms)

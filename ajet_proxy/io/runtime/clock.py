@@ -25,7 +25,7 @@ class Clock:
         return self._offset + time.monotonic()
 
     def wall(self) -> float:
-        """What the system's clock says now, for comparison with other programs' times."""
+        """The system's clock now, for comparison with other programs' times."""
         return time.time()
 
     def new_id(self, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""How much memory the bodies of requests may take while they come in, where `max_memory` limits it.
+"""The memory that bodies of requests may take while they come in, where `max_memory` limits it.
 
 What the process holds is measured once a second, which is too late for bodies. A caller sends hundreds of megabytes in
 that time, and may leave all its requests unfinished. So bodies are counted as they come, and one for which there is no
@@ -18,7 +18,7 @@ SMALL = 64 << 10
 
 
 class MemoryBudget:
-    """How many bytes bodies may still take in this process; without a `look`, as many as they want."""
+    """The bytes that bodies may still take in this process; without a `look`, as many as they want."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -1,4 +1,4 @@
-"""What every process of the daemon sets for itself, and asks of its C library."""
+"""Settings that every process of the daemon makes for itself, and its calls to the C library."""
 
 from __future__ import annotations
 

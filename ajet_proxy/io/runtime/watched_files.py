@@ -1,4 +1,4 @@
-"""Whether files were changed, without reading them."""
+"""Files that are watched for changes, without reading them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ class WatchedFiles:
         self._seen: list[object] = []
 
     def changed(self) -> list[object] | None:
-        """How the files are, if one of them has changed since they were `taken`; None if not. Before that, they have
+        """The files' versions, if one of them has changed since they were `taken`; None if not. Before that, they have
         changed if there are any."""
         now = [_version(file) for file in self._files]
         return None if now == self._seen else now
 
     def taken(self, seen: list[object]) -> None:
-        """What `changed` has told was read. Until then it tells it again: who could not read tries once more."""
+        """Notes that what `changed` has told was read. Until then it tells it again: who could not read tries once
+        more."""
         self._seen = seen
 
 

@@ -151,7 +151,7 @@ class Workers:
 
     @property
     def listening(self) -> int:
-        """How many workers listen."""
+        """The number of workers that listen."""
         return sum(slot.listening for slot in self._slots)
 
     def pids(self) -> dict[int, int]:
