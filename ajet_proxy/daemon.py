@@ -32,7 +32,7 @@ from ajet_proxy.core.ledger.retention import to_archive
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.io.capture import front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
-from ajet_proxy.io.control.relay import relayed
+from ajet_proxy.io.control.forwarding import forwarded
 from ajet_proxy.io.control.routes import Control
 from ajet_proxy.io.control.traces import Traces, exporting
 from ajet_proxy.io.engines.pause import EngineControl
@@ -63,7 +63,7 @@ from ajet_proxy.io.runtime.process import (
 from ajet_proxy.io.storage.compactor import Compactor
 from ajet_proxy.io.storage.limits import DaemonLimits, resident_bytes
 from ajet_proxy.io.storage.store import Store
-from ajet_proxy.io.workers.supervisor import Workers
+from ajet_proxy.io.workers.processes import Workers
 from ajet_proxy.own_address import Address
 from ajet_proxy.settings import Config, refuse_own
 from ajet_sdk.errors import NotReady
@@ -153,7 +153,7 @@ class App:
             make_front().add_routes(application)
             host, port = await self._listen(application, config.address, secured)
         else:
-            application = front.application(config, keys, relayed, around)
+            application = front.application(config, keys, forwarded, around)
             control.add_routes(application)
             host, port = await self._listen_with(workers, application)
         self._stack.callback(gate.stop)

@@ -1,6 +1,6 @@
 """A worker process: takes agents' connections on the daemon's port and does all that needs no ledger.
 
-Only the daemon starts ``python -m ajet_proxy.worker FD PROGRAM`` (`ajet_proxy.io.workers.supervisor`). FD is its
+Only the daemon starts ``python -m ajet_proxy.worker FD PROGRAM`` (`ajet_proxy.io.workers.processes`). FD is its
 connection to the daemon, over which it is told its configuration; it reads no file of the data directory. It ignores
 signals, which are for the daemon. It drains when it is told to. It ends at once when the daemon is gone, because
 nothing that it could still answer would be on disk.
@@ -24,7 +24,7 @@ from aiohttp import web
 from ajet_proxy.core.identity.keys import Keys
 from ajet_proxy.io.capture import front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
-from ajet_proxy.io.control.relay import ControlRelay
+from ajet_proxy.io.control.forwarding import ControlForwarding
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.aiohttp_internals import Runner
@@ -98,8 +98,8 @@ class Worker:
             lambda line: self._connection.notify("audit", line), keys=keys, now=clock.now, headers=headers_as_sent
         )
         application = front.application(config, keys, audit)
-        relay = ControlRelay(control, keys=keys, clock=clock, max_body=config.max_body, budget=self._budget)
-        relay.add_routes(application)
+        forwarding = ControlForwarding(control, keys=keys, clock=clock, max_body=config.max_body, budget=self._budget)
+        forwarding.add_routes(application)
         HttpFront(
             ledger_port=ledger_port, keys=keys, engines=engines, clock=clock, metrics=self._metrics,
             budget=self._budget, settings=front.settings(config, facts.daemon),

@@ -37,7 +37,7 @@ from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.storage import compaction, compactor
 from ajet_proxy.io.storage.journal import Journal
-from ajet_proxy.io.workers import supervisor as workers
+from ajet_proxy.io.workers import processes as workers
 
 SEGMENT_BYTES = 48 << 10
 KEPT_EPISODES = 10

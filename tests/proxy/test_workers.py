@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from ajet_proxy.daemon import App
-from ajet_proxy.io.workers import supervisor as workers_module
+from ajet_proxy.io.workers import processes as workers_module
 from ajet_proxy.settings import Config
 from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub

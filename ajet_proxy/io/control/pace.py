@@ -22,14 +22,14 @@ AGAIN_S = 5.0
 """One that was refused keeps its number for so long."""
 MOST_KEPT = 10_000
 """So many numbers are kept; the oldest go first."""
-Turn = tuple[int, asyncio.Event]
+Waiter = tuple[int, asyncio.Event]
 """One that waits, with its number in the order in which all came."""
 Where = tuple[str, tuple[str, ...]]
 """A lane, and the models that episodes may train."""
 
 
-def _number(turn: Turn) -> int:
-    return turn[0]
+def _number(waiter: Waiter) -> int:
+    return waiter[0]
 
 
 class Pace:
@@ -43,7 +43,7 @@ class Pace:
         watch: Callable[[bool], None] = lambda waits: None,
     ) -> None:
         self._room, self._lacking, self._watch = room, lacking, watch
-        self._waiting: dict[Where, dict[GroupKey, list[Turn]]] = {}
+        self._waiting: dict[Where, dict[GroupKey, list[Waiter]]] = {}
         self._kept: dict[Hashable, tuple[int, float]] = {}
         self._numbers = count()
         self._stopping = False
@@ -59,19 +59,19 @@ class Pace:
         if not self._waiting:
             self._watch(True)
         number, until = self._kept.pop(name, (0, 0.0))
-        turn = number if until > asyncio.get_running_loop().time() else next(self._numbers), asyncio.Event()
-        insort(self._waiting.setdefault(where, {}).setdefault(group_key, []), turn, key=_number)
+        waiter = number if until > asyncio.get_running_loop().time() else next(self._numbers), asyncio.Event()
+        insort(self._waiting.setdefault(where, {}).setdefault(group_key, []), waiter, key=_number)
         try:
             async with asyncio.timeout(hold_s):
                 while not self._stopping:
-                    await turn[1].wait()
-                    turn[1].clear()
+                    await waiter[1].wait()
+                    waiter[1].clear()
                     if self._room(*where) != 0:
                         return True
         except TimeoutError:
-            self._keep(name, turn[0])
+            self._keep(name, waiter[0])
         finally:
-            self._leave(where, group_key, turn)
+            self._leave(where, group_key, waiter)
             self.changed()  # whom it keeps out no longer, if it goes away
         return False
 
@@ -84,9 +84,9 @@ class Pace:
         if len(self._kept) > MOST_KEPT:
             del self._kept[next(iter(self._kept))]
 
-    def _leave(self, where: Where, group_key: GroupKey, turn: Turn) -> None:
+    def _leave(self, where: Where, group_key: GroupKey, waiter: Waiter) -> None:
         by_key = self._waiting[where]
-        by_key[group_key].remove(turn)
+        by_key[group_key].remove(waiter)
         if not by_key[group_key]:
             del by_key[group_key]
         if not by_key:
@@ -101,22 +101,26 @@ class Pace:
     def changed(self) -> None:
         """Something happened: those who have room now go on."""
         some = [(where, room) for where in self._waiting if (room := self._room(*where)) != 0]
-        for where, room in sorted(some, key=lambda one: min(turns[0][0] for turns in self._waiting[one[0]].values())):
-            for _, turn in islice(self._in_order(self._waiting[where], where[1]), room):
-                turn.set()
+        for where, room in sorted(some, key=self._first):
+            for _, waiter in islice(self._in_order(self._waiting[where], where[1]), room):
+                waiter.set()
 
-    def _in_order(self, by_key: dict[GroupKey, list[Turn]], models: tuple[str, ...]) -> Iterator[Turn]:
+    def _first(self, where: tuple[Where, int | None]) -> int:
+        """The number of who came first of those who wait there."""
+        return min(waiters[0][0] for waiters in self._waiting[where[0]].values())
+
+    def _in_order(self, by_key: dict[GroupKey, list[Waiter]], models: tuple[str, ...]) -> Iterator[Waiter]:
         """Those of a lane who wait: as many as the groups lack that were begun, then group key by group key."""
         first = sorted(by_key.items(), key=lambda item: item[1][0][0])
-        begun = [(turns, self._lacking(group_key, models)) for group_key, turns in first]
+        begun = [(waiters, self._lacking(group_key, models)) for group_key, waiters in first]
         return chain(
-            chain.from_iterable(islice(turns, lacking) for turns, lacking in begun),
-            chain.from_iterable(islice(turns, lacking, None) for turns, lacking in begun),
+            chain.from_iterable(islice(waiters, lacking) for waiters, lacking in begun),
+            chain.from_iterable(islice(waiters, lacking, None) for waiters, lacking in begun),
         )
 
     def stop(self) -> None:
         """Nobody is held from now on."""
         self._stopping = True
         for by_key in self._waiting.values():
-            for _, turn in chain.from_iterable(by_key.values()):
-                turn.set()
+            for _, waiter in chain.from_iterable(by_key.values()):
+                waiter.set()

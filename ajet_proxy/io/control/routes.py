@@ -30,7 +30,7 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.store import Store
-from ajet_proxy.io.workers.supervisor import Workers
+from ajet_proxy.io.workers.processes import Workers
 from ajet_proxy.own_address import Address
 from ajet_proxy.settings import Config
 from ajet_sdk.errors import NotFound

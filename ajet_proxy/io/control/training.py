@@ -16,7 +16,7 @@ from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.http.audit import SUBJECT
 from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper
-from ajet_proxy.io.workers.supervisor import Workers
+from ajet_proxy.io.workers.processes import Workers
 from ajet_proxy.own_address import Address, leads_here
 from ajet_sdk import frame
 from ajet_sdk.errors import BadRequest, NotReady

@@ -21,7 +21,7 @@ from ajet_proxy.io.http.audit import BEGUN
 from ajet_proxy.io.intercept.tunnels import Interception
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper, Requests
 from ajet_proxy.io.runtime.metrics import CONTENT_TYPE, Metrics
-from ajet_proxy.io.workers.supervisor import Workers
+from ajet_proxy.io.workers.processes import Workers
 from ajet_sdk.errors import NotFound, Unauthorized
 from ajet_sdk.page import live_page
 

@@ -25,7 +25,7 @@ from ajet_proxy.core.ledger.state import Served, Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Turn
 from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
-from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, why_lost
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Gone, Whole, why_lost
 from ajet_proxy.io.ledger_port.worker_connection import Form, Values, WorkerConnection, fields
 from ajet_sdk.routes import Reward
 
@@ -66,39 +66,58 @@ VALUES = Values((
 """The values that cross between the ledger's process and its workers."""
 
 
+QUESTIONS = ("reward", "end", "model_for", "admit", "kept", "complete")
+NOTICES = ("unserved", "unread", "sent", "lose", "used", "remember", "keep")
+"""Methods of a `LedgerPort` that cross as they are."""
+
+
+def _question(name: str) -> Any:
+    """A method of a `LedgerPort` that is asked under its own name."""
+
+    async def ask(port: RemotePort, *values: Any) -> Any:
+        return await port.connection.ask(name, *values)
+
+    return ask
+
+
+def _notice(name: str) -> Any:
+    """A method of a `LedgerPort` that answers nothing."""
+
+    def notify(port: RemotePort, *values: Any) -> None:
+        port.connection.notify(name, *values)
+
+    return notify
+
+
 class RemotePort:
     """Asks over `connection`. `serving` is `facts` until others come."""
 
+    reward, end, model_for, admit, kept, complete = map(_question, QUESTIONS)
+    unserved, unread, sent, lose, used, remember, keep = map(_notice, NOTICES)
+
     def __init__(self, connection: WorkerConnection, facts: Facts) -> None:
-        self._connection = connection
+        self.connection = connection
         self._entries = itertools.count(1)
         self._on_discard: dict[int, OnDiscard] = {}
         self.serving = facts
-
-    async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
-        found: Identity = await self._connection.ask("find", identity, history, dict(sent))
-        return found
-
-    async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
-        await self._connection.ask("reward", identity, name, again)
 
     @asynccontextmanager
     async def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AsyncIterator[None]:
         entry = next(self._entries)
         self._on_discard[entry] = on_discard
         try:
-            await self._connection.ask("enter", entry, model, episode)
+            await self.connection.ask("enter", entry, model, episode)
             yield
         finally:
             del self._on_discard[entry]
-            self._connection.notify("leave", entry)
+            self.connection.notify("leave", entry)
 
     @asynccontextmanager
     async def begin(self, request: CallRequest, on_discard: OnDiscard) -> AsyncIterator[Begun]:
         entry = next(self._entries)
         self._on_discard[entry] = on_discard  # which may be called before this task hears that it has begun
         try:
-            begun: Begun = await self._connection.ask("begin", entry, request)
+            begun: Begun = await self.connection.ask("begin", entry, request)
             try:
                 yield begun
             except Exception as error:
@@ -107,54 +126,19 @@ class RemotePort:
                 raise
         finally:
             del self._on_discard[entry]
-            self._connection.notify("leave", entry)
+            self.connection.notify("leave", entry)
 
     def discarded(self, entry: int) -> None:
         """The episode of what was begun as `entry` is discarded."""
         if (on_discard := self._on_discard.get(entry)) is not None:
             on_discard()
 
-    def unserved(self, identity: Identity, model: str, code: str) -> None:
-        self._connection.notify("unserved", identity, model, code)
-
-    def unread(self, tenant: str | None) -> None:
-        self._connection.notify("unread", tenant)
-
-    def sent(self, calls: Sequence[str]) -> None:
-        self._connection.notify("sent", *calls)
-
-    async def end(self, endings: Sequence[Ending]) -> None:
-        await self._connection.ask("end", *endings)
-
-    def lose(self, endings: Sequence[Ending]) -> None:
-        self._connection.notify("lose", *endings)
-
-    async def model_for(self, identity: Identity, asked: str) -> str | None:
-        model: str | None = await self._connection.ask("model_for", identity, asked)
-        return model
-
-    async def admit(self, identity: Identity) -> None:
-        await self._connection.ask("admit", identity)
-
-    def used(self, tenant: str, tokens: int) -> None:
-        self._connection.notify("used", tenant, tokens)
+    async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
+        found: Identity = await self.connection.ask("find", identity, history, dict(sent))
+        return found
 
     async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | Outcome:
         if sought.end is None:
             return "first_turn"
-        found: tuple[Known, Packed] | Outcome = await self._connection.ask("recall", sought, episode)
-        return found
-
-    def remember(self, ends: Sequence[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
-        self._connection.notify("remember", ends, shape, call, ended)
-
-    def keep(self, response: str, ask: Ask) -> None:
-        self._connection.notify("keep", response, ask)
-
-    async def kept(self, response: str) -> Ask | None:
-        ask: Ask | None = await self._connection.ask("kept", response)
-        return ask
-
-    async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
-        found: Sequence[Packed] = await self._connection.ask("complete", episode, model, agent)
+        found: tuple[Known, Packed] | Outcome = await self.connection.ask("recall", sought, episode)
         return found

@@ -17,6 +17,7 @@ from ajet_proxy.core.trajectory.call import RESTARTED
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole
+from ajet_proxy.io.ledger_port.remote import NOTICES, QUESTIONS
 
 Notified = Callable[..., None]
 
@@ -34,22 +35,18 @@ class PortServer:
         self._inside: dict[int, tuple[AbstractAsyncContextManager[Any], Begun | None]] = {}
         self._answered: set[str] = set()
         """Calls on disk whose clients the worker has not sent the end yet, as far as it has said."""
-        self._notices: Mapping[str, Notified] = {
-            "leave": self._leave, "lose": self._lose, "used": ledger_port.used, "remember": ledger_port.remember,
-            "keep": ledger_port.keep, "unread": ledger_port.unread,
-            "unserved": ledger_port.unserved, "sent": self._sent, **more,
+        own: dict[str, Any] = {
+            "find": ledger_port.find, "recall": self._recall, "enter": self._enter, "begin": self._begin,
+            "leave": self._leave, "end": self._end, "sent": self._sent, "lose": self._lose, **more,
         }
-        self._questions: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-            "find": ledger_port.find, "reward": ledger_port.reward, "enter": self._enter, "begin": self._begin,
-            "end": self._end, "admit": ledger_port.admit, "recall": self._recall, "kept": ledger_port.kept,
-            "complete": ledger_port.complete, "model_for": ledger_port.model_for,
-        }
+        self._means = {name: getattr(ledger_port, name) for name in (*QUESTIONS, *NOTICES)} | own
 
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
-        return self._questions[what](*values)
+        work: Coroutine[Any, Any, Any] = self._means[what](*values)
+        return work
 
     def notified(self, what: str, values: Sequence[Any]) -> None:
-        self._notices[what](*values)
+        self._means[what](*values)
 
     def lost(self) -> None:
         for entry, (_, begun) in list(self._inside.items()):
@@ -77,15 +74,15 @@ class PortServer:
         if inside is not None:
             run(inside.__aexit__(None, None, None))
 
-    async def _end(self, *endings: Ending) -> None:
+    async def _end(self, endings: Sequence[Ending]) -> None:
         await self._ledger_port.end(endings)
         self._answered.update(ending.call.turn.call for ending in endings if isinstance(ending, Whole))
 
-    def _sent(self, *calls: str) -> None:
+    def _sent(self, calls: Sequence[str]) -> None:
         self._answered.difference_update(calls)
         self._ledger_port.sent(calls)
 
-    def _lose(self, *endings: Ending) -> None:
+    def _lose(self, endings: Sequence[Ending]) -> None:
         self._answered.difference_update(ending.call for ending in endings if isinstance(ending, Gone))
         self._ledger_port.lose(endings)
 

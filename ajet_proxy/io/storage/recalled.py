@@ -2,7 +2,7 @@
 
 A command or a view is a pure function, and runs on the event loop, which waits for no disk. So it finds in the archive
 only what was read beforehand, and `Unread` is raised where it asks for more. Whoever gives the command reads that in
-a thread, and gives it again (`ajet_proxy.io.storage.store.Store.decide`). Nothing has changed by then, and whatever
+a thread, and gives it again (`Store.decide`). Nothing has changed by then, and whatever
 happened in between is seen.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.queues import LeasedBatch
@@ -20,6 +20,14 @@ from ajet_proxy.io.storage.archive import ArchiveFile
 T = TypeVar("T")
 Question = tuple[str, tuple[Any, ...]]
 """A method of `ArchiveFile`, and what it is given."""
+
+
+class Decide(Protocol):
+    """Asks commands that may ask the archive."""
+
+    async def __call__(self, command: Callable[[], T], unknown: Collection[str] = ()) -> T:
+        """What `command` returns, which changes nothing: it is given again for each thing that had to be read. Episodes
+        that are `unknown` are in no archive."""
 
 
 class Unread(Exception):
@@ -51,7 +59,7 @@ class Recalled:
         return found
 
     async def decide(self, command: Callable[[], T], unknown: Collection[str] = ()) -> T:
-        """What `command` returns, once all is read that it asks for. Episodes that are `unknown` are in no archive."""
+        """`Decide`: what is not in memory is read in a thread."""
         read: dict[Question, Any] = {("episode", (name,)): None for name in unknown}
         while True:
             try:

@@ -20,11 +20,10 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.commands import Commands
@@ -39,11 +38,10 @@ from ajet_proxy.io.storage.compaction import alone
 from ajet_proxy.io.storage.data_dir import begin, lock
 from ajet_proxy.io.storage.journal import END_OF_SEGMENT, Journal, JournalDamaged, JournalGone, readable
 from ajet_proxy.io.storage.limits import DaemonLimits
-from ajet_proxy.io.storage.recalled import Recalled
+from ajet_proxy.io.storage.recalled import Decide, Recalled
 from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 RETRY_AFTER_S = 2.0
 PATIENCE_S = 60.0
@@ -84,7 +82,8 @@ class Store:
         self._loop = asyncio.get_running_loop()
         self._journal: Journal
         self._archive: ArchiveFile
-        self._recalled: Recalled
+        self.decide: Decide
+        """Asks a command, which may ask the archive."""
         self._lock = -1
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flushed_at = 0.0
@@ -110,7 +109,7 @@ class Store:
                 recalled = Recalled(archive)
                 store = cls(snapshot.load(data_dir, settings, recalled), metrics or Metrics(), patience_s=patience_s)
                 refuse_missing(data_dir, store.state)
-                store._lock, store._archive, store._recalled = held, archive, recalled
+                store._lock, store._archive, store.decide = held, archive, recalled.decide
                 store._journal = journal(data_dir, store._on_progress)
                 snapshot.replay(data_dir, store._journal.open(), store.state)
         except BaseException:
@@ -122,11 +121,6 @@ class Store:
     def healthy(self) -> bool:
         """Whether the journal can write."""
         return self._journal.error is None
-
-    async def decide(self, command: Callable[[], T], unknown: Collection[str] = ()) -> T:
-        """What `command` returns, which changes nothing. If it asks for what is in the archive, that is read in a
-        thread, and then it is given again. Episodes that are `unknown` are in no archive."""
-        return await self._recalled.decide(command, unknown)
 
     async def commit(self, events: Sequence[Event]) -> None:
         """Apply `events` and return when they and all before them are on disk, or `NotReady` if the disk refuses. Ends

@@ -36,7 +36,7 @@ KEEPALIVE_S = 30.0
 RETRY_AFTER_S = 2.0
 
 
-class ControlRelay:
+class ControlForwarding:
     """Passes requests on to the socket at `path`."""
 
     def __init__(self, path: str, *, keys: Keys, clock: Clock, max_body: int, budget: MemoryBudget) -> None:
@@ -85,7 +85,7 @@ class ControlRelay:
 
 
 @web.middleware
-async def relayed(http: web.Request, handler: Handler) -> web.StreamResponse:
+async def forwarded(http: web.Request, handler: Handler) -> web.StreamResponse:
     """A middleware around everything else: makes a worker's request look as the worker's client made it."""
     headers = http.headers.copy()
     told: dict[str, Any] = {"remote": headers.pop(PEER, ""), "scheme": headers.pop(SCHEME, http.scheme)}

@@ -11,7 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Keys
-from ajet_proxy.io.control.relay import CERTIFICATE, PEER, SCHEME, ControlRelay, relayed
+from ajet_proxy.io.control.forwarding import CERTIFICATE, PEER, SCHEME, ControlForwarding, forwarded
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.errors import error_middleware
 from ajet_proxy.io.runtime.clock import Clock
@@ -25,7 +25,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
-        self.app = web.Application(middlewares=[relayed])
+        self.app = web.Application(middlewares=[forwarded])
         self.app.router.add_route("*", "/metrics", self.say)
         self.app.router.add_route("*", "/ajet/say", self.say)
         self.app.router.add_get("/ajet/events", self.events)
@@ -54,7 +54,7 @@ async def relay(path: Path, ledger: Ledger | None, secret: str | None = None) ->
     worker = web.Application(middlewares=[error_middleware])
     keys = Keys(b"k" * 32, admin_secret=secret)
     budget = MemoryBudget(Metrics())
-    ControlRelay(str(path), keys=keys, clock=Clock(), max_body=1000, budget=budget).add_routes(worker)
+    ControlForwarding(str(path), keys=keys, clock=Clock(), max_body=1000, budget=budget).add_routes(worker)
     runners = [Runner(worker, handler_cancellation=True, shutdown_timeout=0.1)]
     await runners[0].setup()
     await web.TCPSite(runners[0], "127.0.0.1", 0).start()
