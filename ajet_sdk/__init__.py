@@ -8,7 +8,7 @@
         ep.reward(1.0)
     results = ajet_sdk.run(agent, tasks)        # agent(task, episode) -> reward
 
-`ajet_sdk.aio` holds an async twin of each. Names are loaded when they are first used, so that importing this package
+`ajet_sdk.aio` has the same for asyncio. Names are loaded when they are first used, so that importing this package
 costs a few milliseconds; httpx is loaded by the first request.
 """
 
@@ -19,21 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ajet_sdk import aio, errors
-    from ajet_sdk.client import Client
+    from ajet_sdk.blocking import Client
     from ajet_sdk.errors import AjetError, ProxyUnreachable
-    from ajet_sdk.play.episode import Episode, abort, episode, reward
-    from ajet_sdk.play.membership import join
+    from ajet_sdk.play.blocking import Episode, abort, episode, join, reward
     from ajet_sdk.play.program import Program, run_program
     from ajet_sdk.play.results import RunResult, RunResults
-    from ajet_sdk.play.rollouts import run
+    from ajet_sdk.play.threads import run
 
 __version__ = "0.1.0"
 __all__ = [
     "AjetError", "Client", "Episode", "Program", "ProxyUnreachable", "RunResult", "RunResults", "abort", "aio",
     "episode", "errors", "join", "reward", "run", "run_program",
 ]
-_HOMES = ("errors", "client", "play.episode", "play.membership", "play.results", "play.rollouts",
-          "play.program")
+_HOMES = ("errors", "blocking", "play.results", "play.blocking", "play.threads", "play.program")
 """Where these names are defined; each module imports only those before it."""
 
 

@@ -1,26 +1,132 @@
-"""The blocking client: carries out the operations of `ajet_sdk.operations` over one pool of connections.
+"""The client of the control plane: asks a route until the proxy acknowledges, over one pool of connections.
 
-httpx is imported when the first request is made, so that ``import ajet_sdk`` stays quick. A `Client` may be shared by
-threads and survives a fork. It holds no state but its connections. A process never uses those of its parent, whose
-answers it would take for its own. A client that was closed makes new ones if it is used again.
+This is the asynchronous client, on which all of the SDK is built; `ajet_sdk.blocking` has its blocking face.
+
+Invariant: a request returns only what the proxy has acknowledged. Otherwise it raises. A refusal (4xx) is raised at
+once, as the error that the proxy named. Anything that may pass (no answer, 408, 429, 500, 502, 503, 504) is tried again
+until the deadline, with jittered backoff or when ``Retry-After`` says. Repeating is safe: rewards carry an id, and
+sealing or aborting twice is the same as once. If an episode is opened twice, one of the two idles out unused.
+
+httpx and asyncio are imported when the first request is made, so that ``import ajet_sdk`` stays quick. A process never
+uses the connections of its parent, whose answers it would take for its own.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import os
-import threading
+import random
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlencode, urlsplit
 
-from ajet_sdk.errors import BadRequest
-from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
+from ajet_sdk import routes
+from ajet_sdk.address import is_key, server
+from ajet_sdk.bodies import to_json
+from ajet_sdk.errors import AjetError, BadRequest, NotReady, OverQuota, ProxyUnreachable, from_body
 
 if TYPE_CHECKING:
     import httpx
 
 H = TypeVar("H")
 MAX_CONNECTIONS = 256
+DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
+DEADLINE_S = 60.0
+"""How long an operation goes on trying to be acknowledged."""
+ATTEMPT_S = 30.0
+"""How long one request waits for a connection, and then for its answer."""
+LANE_FULL = "lane_full"
+"""The code by which a proxy refuses an episode that is too far ahead of training."""
+NO_ENGINE = "no_engine"
+"""The code by which it refuses an episode of a model that no engine serves yet."""
+LEAST_S = 0.001
+"""Less time than this before the deadline is none."""
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 5.0
+PASSING = (408, 429, 500, 502, 503, 504)
+"""Answers after which the same may be asked again."""
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+"""The words of OpenSSL for a certificate that nobody here trusts, which no waiting changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the proxy is (``scheme://host:port``, no trailing slash) and the key to show it, if any. `deadline` says
+    how many seconds to go on asking it."""
+
+    url: str
+    key: str | None = None
+    deadline: float = DEADLINE_S
+
+    @classmethod
+    def resolve(
+        cls, url: str | None = None, key: str | None = None, environ: Mapping[str, str] | None = None,
+        deadline: float = DEADLINE_S,
+    ) -> Target:
+        """From arguments, else ``AJET_PROXY_URL`` and ``AJET_API_KEY``, else an ``OPENAI_API_KEY`` that ajet issued.
+
+        An ``OPENAI_API_KEY`` of another issuer is never shown to the proxy. `BadRequest` for what is not a URL.
+        """
+        environ = os.environ if environ is None else environ
+        url = (url or environ.get("AJET_PROXY_URL") or DEFAULT_PROXY_URL).rstrip("/")
+        if server(url) is None:
+            shown = url.rpartition("@")[2]  # a password is for nobody to see
+            raise BadRequest(
+                f"the proxy's URL must look like {DEFAULT_PROXY_URL}, not {shown!r}", param="AJET_PROXY_URL"
+            )
+        issued = environ.get("OPENAI_API_KEY", "")
+        key = key or environ.get("AJET_API_KEY") or (issued if issued.startswith(routes.KEY_PREFIX) else None)
+        if key is not None and not is_key(key):
+            raise BadRequest("the API key has characters that a key cannot have", param="AJET_API_KEY")
+        return cls(url, key, deadline)
+
+    @property
+    def local(self) -> bool:
+        """True for a proxy on this machine. Then no HTTP proxy of the environment stands in between."""
+        host = urlsplit(self.url).hostname or ""
+        return host in ("localhost", "::1") or host.startswith("127.")
+
+
+class Send(NamedTuple):
+    """Make this HTTP request once; `timeout` is in seconds, for each of connecting, writing and reading. The names are
+    those of httpx."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    content: bytes | None
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer; `headers` have lower-case names."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def is_page(self) -> bool:
+        """True for a web page, which no control route answers with."""
+        return self.headers.get("content-type", "").startswith("text/html")
+
+    def json(self) -> Any:
+        """The decoded body, or its text if it is not JSON."""
+        try:
+            return json.loads(self.content)
+        except (ValueError, RecursionError):
+            return self.content.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class NoReply:
+    """The request may or may not have arrived; no answer did. `reason` says what went wrong."""
+
+    reason: str
 
 
 def connected(kind: Callable[..., H], target: Target, transport: Any = None) -> H:
@@ -50,9 +156,44 @@ def no_reply(target: Target, error: Exception) -> NoReply:
     raise BadRequest(f"{target.url} cannot be asked: {error}", param="AJET_PROXY_URL") from error
 
 
-class ClientBase:
-    """What both clients have: where their proxy is, and connections that belong to the process that made them.
-    `transport` replaces the network in tests."""
+class _Pool:
+    """Connections of one process; they belong to the event loop that first uses them. `transport` replaces the network
+    in tests."""
+
+    def __init__(self, transport: Any = None) -> None:
+        self._transport, self._process = transport, os.getpid()
+        self._http: httpx.AsyncClient | None = None
+
+    @property
+    def made(self) -> httpx.AsyncClient | None:
+        """The connections, if this process has made any."""
+        return self._http if self._process == os.getpid() else None
+
+    def connections(self, target: Target) -> httpx.AsyncClient:
+        """The connections, made when they are first needed."""
+        import httpx
+
+        http = self.made or connected(httpx.AsyncClient, target, self._transport)
+        self._process, self._http = os.getpid(), http
+        return http
+
+    async def close(self) -> None:
+        """Lets go of the connections."""
+        http, self._http = self.made, None
+        if http is not None:
+            await http.aclose()
+
+
+class Client:
+    """A connection to one proxy's control plane, which belongs to the event loop that first uses it.
+
+    `proxy_url` and `api_key` default to the environment's (see `Target.resolve`). `deadline`, in seconds, bounds how
+    long each operation may try to be acknowledged. A client that was closed makes new connections if it is used again.
+    """
+
+    clock = staticmethod(time.monotonic)
+    chance = staticmethod(random.random)
+    """Draws the jitter of a pause."""
 
     def __init__(
         self,
@@ -60,66 +201,133 @@ class ClientBase:
         api_key: str | None = None,
         *,
         deadline: float = DEADLINE_S,
-        transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.target = Target.resolve(proxy_url, api_key, deadline=deadline)
-        self._transport = transport
-        self._http: Any = None
-        self._process = os.getpid()
-        self._making = threading.Lock()
+        self._pool = _Pool(transport)
 
-    def _connections(self, kind: Callable[..., H]) -> H:
-        """The httpx client of this `kind`; it is made when it is first needed."""
-        if self._process != os.getpid():  # the parent's, and its lock may have been held by another thread
-            self._process, self._http, self._making = os.getpid(), None, threading.Lock()
-        with self._making:
-            self._http = self._http or connected(kind, self.target, self._transport)
-            http: H = self._http
-            return http
+    def but(self, **change: Any) -> Client:
+        """This client with another `key` or `deadline`, over the same connections."""
+        other = copy.copy(self)
+        other.target = replace(self.target, **change)
+        return other
 
+    def within(self, seconds: float) -> Client:
+        """This client with a deadline of at most so many seconds."""
+        return self.but(deadline=min(seconds, self.target.deadline))
 
-class Client(ClientBase):
-    """A connection to one proxy's control plane.
+    async def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
+        """Asks the route called `name` in `ajet_sdk.routes.ROUTES` until it is acknowledged.
 
-    `proxy_url` and `api_key` default to the environment's (see `Target.resolve`). `deadline`, in seconds, bounds how
-    long each operation may try to be acknowledged.
-    """
-
-    def drive(self, talk: Talk[T]) -> T:
-        """Carries an operation out to its end."""
-        outcome: Reply | NoReply | None = None
+        `body` is the route's dataclass. If a lane has no room for an episode, this waits for as long as it takes,
+        unless the body's ``hold_s`` says for how long.
+        """
+        send, deadline = _send(self.target, name, body, id, query), self.target.deadline
+        started, attempts = self.clock(), 0
         while True:
-            try:
-                effect = talk.send(outcome)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            outcome = self._perform(effect)
+            left = deadline - (self.clock() - started)
+            outcome = await self.attempt(send._replace(timeout=min(ATTEMPT_S, max(1.0, left))))
+            attempts += 1
+            if isinstance(outcome, Reply) and 200 <= outcome.status < 300 and not outcome.is_page:
+                return outcome
+            failure = _failure(outcome)
+            left = deadline - (self.clock() - started)
+            if not _may_pass(outcome):
+                raise failure
+            if failure.code in (LANE_FULL, NO_ENGINE) and getattr(body, "hold_s", None) is not None:
+                raise failure
+            if failure.code == LANE_FULL:  # the proxy is well, and has it wait for training
+                started, left = self.clock(), deadline
+            if left < LEAST_S:
+                raise _gave_up(failure, send, attempts, deadline)
+            pause = failure.retry_after
+            if pause is None:
+                pause = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempts - 1, 16))
+            await self.sleep(min(left, max(pause, BACKOFF_FIRST_S) * (1.0 + 0.5 * self.chance())))
 
-    def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
-        """The acknowledged answer of the route called `name` in `ajet_sdk.routes.ROUTES`; `body` is its dataclass."""
-        return self.drive(request(self.target, name, body, id=id, query=query))
-
-    def _perform(self, effect: Send | Sleep) -> Reply | NoReply | None:
+    async def attempt(self, send: Send) -> Reply | NoReply:
+        """Makes one HTTP request, once."""
         import httpx
 
-        if isinstance(effect, Sleep):
-            time.sleep(effect.seconds)
-            return None
         try:
-            answer = self._connections(httpx.Client).request(**effect._asdict())
-        except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
-            return no_reply(self.target, error)
+            answer = await self._pool.connections(self.target).request(**send._asdict())
+        except httpx.RequestError as error:
+            return NoReply(f"{type(error).__name__}: {error}")
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise BadRequest(f"{self.target.url} cannot be asked: {error}", param="AJET_PROXY_URL") from error
         return Reply(answer.status_code, answer.headers, answer.content)
 
-    def close(self) -> None:
-        """Lets go of the connections."""
-        http, self._http = self._http, None
-        if http is not None and self._process == os.getpid():
-            http.close()
+    async def sleep(self, seconds: float) -> None:
+        """Waits, on the same clock."""
+        import asyncio
 
-    def __enter__(self) -> Client:
+        await asyncio.sleep(seconds)
+
+    @property
+    def used(self) -> bool:
+        """True once there are connections to let go of."""
+        return self._pool.made is not None
+
+    async def aclose(self) -> None:
+        """Lets go of the connections."""
+        await self._pool.close()
+
+    async def __aenter__(self) -> Client:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[str, Any] | None) -> Send:
+    route = routes.route(name)
+    path = route.path if id is None else route.path.replace("{id}", routes.check_id(id, "id"))
+    headers = {"accept": "application/json"}
+    if target.key:
+        headers["authorization"] = f"Bearer {target.key}"
+    content = None
+    if route.body is not None:
+        content = json.dumps({} if body is None else to_json(body)).encode()
+        headers["content-type"] = "application/json"
+    url = target.url + routes.PREFIX + path + ("?" + urlencode(query) if query else "")
+    return Send(route.method, url, headers, content, ATTEMPT_S)
+
+
+def _may_pass(outcome: Reply | NoReply) -> bool:
+    if isinstance(outcome, NoReply):
+        return UNTRUSTED not in outcome.reason
+    return outcome.status in PASSING
+
+
+def _failure(outcome: Reply | NoReply) -> AjetError:
+    if isinstance(outcome, NoReply):
+        reason = outcome.reason
+        if UNTRUSTED in reason and "mismatch" in reason:
+            reason += ": the proxy's certificate is for other names: use one of those"
+        elif UNTRUSTED in reason:
+            reason += ": the proxy's certificate is not trusted here. Name the file of its CA in SSL_CERT_FILE"
+        return ProxyUnreachable(reason)
+    return refused(outcome)
+
+
+def refused(reply: Reply) -> AjetError:
+    """The error that an answer which acknowledges nothing stands for."""
+    try:
+        after: float | None = max(0.0, float(reply.headers["retry-after"]))
+    except (KeyError, ValueError):
+        after = None
+    return from_body(reply.status, reply.json(), retry_after=after)
+
+
+def _gave_up(failure: AjetError, send: Send, attempts: int, deadline: float) -> AjetError:
+    """The error that ends all trying: it says what was asked, how often, for how long, and what came last."""
+    tried = f"{send.method} {send.url}: {attempts} {'attempt' if attempts == 1 else 'attempts'} in {deadline:g} s"
+    if isinstance(failure, (NotReady, OverQuota)):
+        return type(failure)(
+            f"{failure.message} ({tried})", code=failure.code, param=failure.param, retry_after=failure.retry_after
+        )
+    return ProxyUnreachable(
+        f"no proxy acknowledged {tried}; the last one: {failure.message}. "
+        "Is `ajet-proxy serve` running, and is AJET_PROXY_URL the address that it printed?",
+        code="unreachable",
+    )

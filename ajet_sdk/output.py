@@ -20,7 +20,7 @@ import click
 from ajet_sdk.errors import AjetError
 
 if TYPE_CHECKING:
-    from ajet_sdk.play.episode import Episode
+    from ajet_sdk.play.blocking import Episode
 
 INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""

@@ -26,7 +26,7 @@ from ajet_sdk.text import align, columns, counted, plain
 from ajet_sdk.views import engines_by_model, team_lines
 
 if TYPE_CHECKING:
-    from ajet_sdk.client import Client
+    from ajet_sdk.blocking import Client
 
 BARS = "▁▂▃▄▅▆▇█"
 RECENT = 64

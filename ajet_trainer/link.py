@@ -32,9 +32,9 @@ import httpx
 
 from ajet_sdk import routes
 from ajet_sdk.bodies import to_json
+from ajet_sdk.client import PASSING, Reply, refused
 from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
-from ajet_sdk.operations import PASSING, Reply, refused
 from ajet_sdk.sample import Batch
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config

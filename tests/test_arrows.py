@@ -74,6 +74,20 @@ def test_each_room_knows_those_that_it_may_and_no_others(package: str, rooms: di
     assert done == set(rooms)
 
 
+@pytest.mark.parametrize("package", ["ajet_sdk", "ajet_proxy"])
+def test_no_package_has_an_import_circle(package: str) -> None:
+    """Imports in functions count, too, but not the package's own door."""
+    names = {name_of(module): module for module in modules(package)}
+    known = {
+        name: {other for other in imports(module) if other in names} - {name, package}
+        for name, module in names.items()
+    }
+    done: set[str] = set()
+    while ready := {name for name, others in known.items() if name not in done and others <= done}:
+        done |= ready
+    assert not {name: known[name] - done for name in known if name not in done}
+
+
 def test_there_is_something_to_check() -> None:
     assert len(PURE) > 5
     assert all(modules(package) for package in PACKAGES)

@@ -15,18 +15,18 @@ An episode that is discarded gives its place back, for whatever reason. A run pl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ajet_sdk import routes
+from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, NotFound
-from ajet_sdk.operations import Talk, Target, request
-from ajet_sdk.play.episode import Opened, aborting
-from ajet_sdk.play.results import RunResult
-from ajet_sdk.play.schedule import AGAIN_S, LATER, Later, Rollout, Turn, rollouts_at
+from ajet_sdk.play.episode import Opened, aborting, no_proxy
+from ajet_sdk.play.options import RunOptions, said_by
+from ajet_sdk.play.results import Progress, RunResult
+from ajet_sdk.play.schedule import AGAIN_S, LATER, Call, Later, Rollout, Turn, rollouts_at
 from ajet_sdk.play.tasks import as_part, digest
-from ajet_sdk.routes import lane_of
 
 LOOK_S = 1.0
 """What was discarded elsewhere is seen after this time at the latest."""
@@ -38,16 +38,16 @@ MAX_NAME, MAX_LANE = 120, 60
 
 @dataclass(slots=True)
 class LanePlay:
-    """The play of one lane, as the proxy last told it. `known` is when that was; `first` is the place from which on
-    nothing had been played when this run, or its program, began. `opens` counts how often this run has opened what was
-    given back, and `due` is when that may be played next. `full` says that it had no room when an episode was last
+    """The play of one lane, as the proxy last showed it: `seen`, at the time `seen_at`. `first` is the place from which
+    on nothing had been played when this run, or its program, began. `opens` counts how often this run has opened what
+    was given back, and `due` is when that may be played next. `full` says that it had no room when an episode was last
     asked for, by the id `asked`. While one `waits` for room, no other does; `waited` is when one began to."""
 
     lane: str
     play: str
     tasks: list[Any] = field(default_factory=list)
-    told: dict[str, Any] = field(default_factory=dict)
-    known: float = float("-inf")
+    seen: dict[str, Any] = field(default_factory=dict)
+    seen_at: float = float("-inf")
     first: int = 0
     over: bool = False
     full: bool = False
@@ -58,14 +58,6 @@ class LanePlay:
     due: dict[int, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Of how many `episodes` so many are `done`."""
-
-    done: int
-    episodes: int
-
-
 def no_room(lanes: Sequence[str]) -> str:
     """That `lanes` are full, in words."""
     named = ", ".join(lanes[:SHOWN]) + (" and others" if len(lanes) > SHOWN else "")
@@ -74,7 +66,7 @@ def no_room(lanes: Sequence[str]) -> str:
 
 
 def play_over(error: BaseException) -> bool:
-    """Whether the proxy says that there is no such play any more, as when another runner has finished it."""
+    """True if the proxy says that there is no such play any more, as when another runner has finished it."""
     return isinstance(error, NotFound) and error.code == "unknown_play"
 
 
@@ -83,21 +75,19 @@ class PlayedRollouts:
 
     serial: ClassVar[bool] = True
 
-    def __init__(
-        self, tasks: Iterable[Any], repeat: int, retries: int, *, play: str, epochs: int, name: Callable[[Any], str],
-        said: Callable[[Any], str], lane: str | None = None, paced: bool = True,
-    ) -> None:
-        """`name` tells what a task is called, and `said` everything that makes it this task. `lane` is that of all
-        tasks; unset, it follows from their names. Where it is `paced`, lanes are played as the proxy wants them."""
-        self._repeat, self._retries, self._epochs, self._paced = repeat, retries, epochs, paced
+    def __init__(self, tasks: Iterable[Any], options: RunOptions) -> None:
+        self._repeat, self._retries, self._epochs = options.repeat, options.retries, options.epochs
+        self._paced = not options.eval
+        """Lanes are played as the proxy wants them."""
         self._lanes: dict[str, LanePlay] = {}
         tasks = tuple(rollout.task for rollout in rollouts_at(tasks, 1))
         if not tasks:
             raise BadRequest("there is no task to play", param="tasks")
-        self.name = f"{as_part(play, MAX_NAME)}@{digest([str(repeat), str(epochs), *map(said, tasks)])}"
+        parts = [str(self._repeat), str(self._epochs), *map(said_by, tasks)]
+        self.name = f"{as_part(options.play or '', MAX_NAME)}@{digest(parts)}"
         routes.check_id(self.name, "play")
         for task in tasks:
-            kind = lane_of(name(task)) if lane is None else lane
+            kind = options.lane_of(options.name(task))
             known = self._lanes.setdefault(kind, LanePlay(kind, f"{self.name}:{as_part(kind, MAX_LANE)}"))
             known.tasks.append(task)
         self._held: list[str] = []
@@ -105,27 +95,27 @@ class PlayedRollouts:
         self._loose: list[str] = []
         self._episodes: dict[tuple[str | None, int | None], str] = {}
 
-    def begin(self, target: Target) -> Talk[Progress]:
+    async def begin(self, client: Client) -> Progress:
         """Begins to play, or goes on."""
         for lane in self._lanes.values():
             body = routes.Play(lane.play, len(lane.tasks) * self._repeat * self._epochs)
-            self._hear(lane, (yield from request(target, "play", body)).json(), target)
-            lane.first = lane.told["next"] if lane.told["next"] is not None else body.episodes
+            self._hear(lane, (await client.ask("play", body)).json(), client)
+            lane.first = lane.seen["next"] if lane.seen["next"] is not None else body.episodes
         return self.progress
 
     @property
     def progress(self) -> Progress:
-        told = [lane.told for lane in self._lanes.values()]
-        return Progress(sum(one["done"] for one in told), sum(one["episodes"] for one in told))
+        all_seen = [lane.seen for lane in self._lanes.values()]
+        return Progress(sum(one["done"] for one in all_seen), sum(one["episodes"] for one in all_seen))
 
-    def take(self, target: Target) -> Talk[Turn | Later | None]:
+    async def take(self, client: Client, call: Call) -> Turn | Later | None:
         """The place that is missing first, in the lane that is wanted most. If all such lanes are full, it waits in the
         one in which none has waited for longest. None once all are had, or have failed too often."""
-        wanted, later = (yield from self._wanted(target)), False
+        wanted, later = (await self._wanted(client)), False
         self._held, self._elsewhere = [], 0
         held: list[tuple[LanePlay, int]] = []
         for lane in self._in_order(wanted):
-            place = yield from self._missing(lane, target)
+            place = await self._missing(lane, client)
             full, lane.full = lane.full or (wanted is not None and wanted[lane.lane] <= 0), False
             if isinstance(place, int) and (full or lane.waits):
                 self._held.append(lane.lane)
@@ -134,10 +124,10 @@ class PlayedRollouts:
             if isinstance(place, int):
                 return self._turn(lane, place)
             later = later or place is LATER
-            self._elsewhere += 0 if lane.over else lane.told["opened"] - lane.told["done"]
+            self._elsewhere += 0 if lane.over else lane.seen["opened"] - lane.seen["done"]
         if held:
             lane, place = min(held, key=lambda one: one[0].waited)
-            lane.waits, lane.waited = True, target.clock()
+            lane.waits, lane.waited = True, client.clock()
             return replace(self._turn(lane, place), episode=lane.asked, waits=True)
         return LATER if later else None
 
@@ -148,11 +138,11 @@ class PlayedRollouts:
             return no_room(self._held)
         return f"others have {self._elsewhere} episodes of it open" if self._elsewhere else None
 
-    def _wanted(self, target: Target) -> Talk[Mapping[str, int] | None]:
+    async def _wanted(self, client: Client) -> Mapping[str, int] | None:
         """How many episodes each lane wants now; None if no lane is held back."""
         if not self._paced:
             return None
-        answer = (yield from request(target, "wanted")).json()
+        answer = (await client.ask("wanted")).json()
         if "lanes" not in answer:
             return None
         return {lane: int(answer["lanes"].get(lane, answer["other"])) for lane in self._lanes}
@@ -160,58 +150,58 @@ class PlayedRollouts:
     def _in_order(self, wanted: Mapping[str, int] | None) -> Sequence[LanePlay]:
         """The lanes that are not over. If no lane is held back, the one that is furthest behind is first."""
         lanes = [lane for lane in self._lanes.values() if not lane.over]
-        behind = {lane.lane: lane.told["opened"] / lane.told["episodes"] for lane in lanes}
+        behind = {lane.lane: lane.seen["opened"] / lane.seen["episodes"] for lane in lanes}
         return sorted(lanes, key=lambda lane: (-wanted[lane.lane] if wanted else 0, behind[lane.lane]))
 
-    def _missing(self, lane: LanePlay, target: Target) -> Talk[int | Later | None]:
+    async def _missing(self, lane: LanePlay, client: Client) -> int | Later | None:
         """A place to play now; None if there is none, nor will be one."""
-        if lane.known + LOOK_S <= target.clock():
-            yield from self._look(lane, target)
-        place = self._free(lane, target.clock())
-        if place is None and lane.known < target.clock():
-            yield from self._look(lane, target)
-            place = self._free(lane, target.clock())
+        if lane.seen_at + LOOK_S <= client.clock():
+            await self._look(lane, client)
+        place = self._free(lane, client.clock())
+        if place is None and lane.seen_at < client.clock():
+            await self._look(lane, client)
+            place = self._free(lane, client.clock())
         if place is not None or lane.over:
             return place
-        if lane.told["opened"] > lane.told["done"]:
+        if lane.seen["opened"] > lane.seen["done"]:
             if self._loose:
-                yield from self._abort_loose(target)
+                await self._abort_loose(client)
             return LATER
-        left = any(self._allowed(lane, one) for one in lane.told["given_back"])
+        left = any(self._allowed(lane, one) for one in lane.seen["given_back"])
         return LATER if left else None
 
     def _free(self, lane: LanePlay, now: float) -> int | None:
         if lane.over:
             return None
-        for place in lane.told["given_back"]:
+        for place in lane.seen["given_back"]:
             if self._allowed(lane, place) and lane.due.get(place, 0.0) <= now:
                 return int(place)
-        return None if lane.told["next"] is None else int(lane.told["next"])
+        return None if lane.seen["next"] is None else int(lane.seen["next"])
 
     def _allowed(self, lane: LanePlay, place: int) -> bool:
-        """Whether this run plays a place once more that was given back. What it has played itself has failed once."""
+        """True if this run plays a place once more that was given back. What it has played itself has failed once."""
         return lane.opens[place] < self._retries + (place < lane.first)
 
-    def _look(self, lane: LanePlay, target: Target) -> Talk[None]:
-        """Hears how it stands. Of the places that were given back, some are told at a time: those that this run may
+    async def _look(self, lane: LanePlay, client: Client) -> None:
+        """Asks how it stands. Of the places that were given back, some are listed at a time: those that this run may
         play are looked for behind those that it may not."""
-        query = None
+        query: dict[str, Any] = {}
         while True:
             try:
-                self._hear(lane, (yield from request(target, "get_play", id=lane.play, query=query)).json(), target)
+                self._hear(lane, (await client.ask("get_play", id=lane.play, **query)).json(), client)
             except NotFound:  # another runner has finished it
                 lane.over = True
                 return
-            told = lane.told["given_back"]
-            if not told or any(self._allowed(lane, place) for place in told):
+            listed = lane.seen["given_back"]
+            if not listed or any(self._allowed(lane, place) for place in listed):
                 return
-            query = {"after": told[-1]}
+            query = {"after": listed[-1]}
 
-    def _hear(self, lane: LanePlay, told: Any, target: Target) -> None:
+    def _hear(self, lane: LanePlay, answer: Any, client: Client) -> None:
         known = {"episodes", "opened", "done", "missing", "given_back", "next"}
-        if not isinstance(told, dict) or not known <= told.keys():
-            raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(told)[:120]}")
-        lane.told, lane.known = told, target.clock()
+        if not isinstance(answer, dict) or not known <= answer.keys():
+            raise no_proxy(client.target, answer)
+        lane.seen, lane.seen_at = answer, client.clock()
 
     def _turn(self, lane: LanePlay, place: int) -> Turn:
         task, index = divmod(place, self._repeat)
@@ -225,24 +215,24 @@ class PlayedRollouts:
     def put_back(self, turn: Turn, *, full: bool = False) -> None:
         """Another runner may have it: look again."""
         lane = self._lane(turn)
-        lane.known, lane.full, lane.waits = float("-inf"), full, False
+        lane.seen_at, lane.full, lane.waits = float("-inf"), full, False
         lane.asked = turn.episode if full else None
 
     def opened(self, turn: Turn, episode: Opened) -> None:
         lane, place = self._lane(turn), turn.place or 0
-        told, lane.waits, lane.asked = lane.told, False, None
+        seen, lane.waits, lane.asked = lane.seen, False, None
         self._episodes[turn.play, turn.place] = episode.episode
-        told["opened"] += 1
-        if place == told["next"]:
-            told["next"] = place + 1 if place + 1 < told["episodes"] else None
+        seen["opened"] += 1
+        if place == seen["next"]:
+            seen["next"] = place + 1 if place + 1 < seen["episodes"] else None
         else:
             lane.opens[place] += 1
-            told["given_back"] = [other for other in told["given_back"] if other != place]
+            seen["given_back"] = [other for other in seen["given_back"] if other != place]
 
     def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
         lane, place = self._lane(turn), turn.place or 0
         episode = self._episodes.pop((turn.play, turn.place), None)
-        lane.known = float("-inf")
+        lane.seen_at = float("-inf")
         if result.kept:
             return False
         if result.outcome == "failed" and episode is not None:
@@ -253,28 +243,28 @@ class PlayedRollouts:
 
     def forgive(self) -> None:
         for lane in self._lanes.values():
-            lane.first = lane.told["episodes"]
+            lane.first = lane.seen["episodes"]
             lane.opens.clear()
             lane.due.clear()
 
-    def _abort_loose(self, target: Target) -> Talk[None]:
+    async def _abort_loose(self, client: Client) -> None:
         """Gives up episodes of this run that could not be settled when they ended."""
         loose, self._loose = self._loose, []
         for episode in loose:
             try:
-                yield from aborting(target, episode, "its end could not be told", "infra")
+                await aborting(client, episode, "its end could not be settled", "infra")
             except AjetError:  # settled after all, or the proxy is away: its timeouts will end it
                 continue
 
-    def finish(self, target: Target) -> Talk[Progress]:
+    async def finish(self, client: Client) -> Progress:
         """Ends the plays that are whole, once nothing is open in them. Returns how far it has come."""
         for lane in self._lanes.values():
-            yield from self._look(lane, target)
+            await self._look(lane, client)
             if lane.over:
-                lane.told["done"] = lane.told["episodes"]
-            elif not lane.told["missing"] and lane.told["done"] == lane.told["episodes"]:
+                lane.seen["done"] = lane.seen["episodes"]
+            elif not lane.seen["missing"] and lane.seen["done"] == lane.seen["episodes"]:
                 try:
-                    yield from request(target, "end_play", id=lane.play)
+                    await client.ask("end_play", id=lane.play)
                 except NotFound:
                     continue
         return self.progress

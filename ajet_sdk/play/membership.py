@@ -1,7 +1,6 @@
 """A process that runs agents is a client of the proxy: it joins, shows that it is there, and leaves.
 
-If it dies, the proxy discards what it had open within seconds, and nobody waits for it. `MembershipLife` decides and
-does no I/O. `Membership` carries that out with a thread, and `ajet_sdk.aio.Membership` with a task.
+If it dies, the proxy discards what it had open within seconds, and nobody waits for it.
 
 A client that the proxy has taken for gone, as after a network that was away, joins again under its name. It does so
 without replacing anybody: another one may have taken the name in between, and then this one ends (`client_exists`).
@@ -11,20 +10,21 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk import routes
-from ajet_sdk.client import Client
+from ajet_sdk.client import DEADLINE_S, Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
-from ajet_sdk.operations import DEADLINE_S, Talk, request
 from ajet_sdk.play.episode import Opened, aborting, new_episode_id, opening
 from ajet_sdk.play.patience import Absence
+
+if TYPE_CHECKING:
+    from asyncio import Task
 
 LOG = logging.getLogger("ajet")
 LEAVE_DEADLINE_S = 2.0
@@ -47,100 +47,145 @@ def own_name(program: str) -> str:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether the proxy says that this client is gone."""
+    """True if the proxy says that this client is gone."""
     return isinstance(error, AjetError) and error.code in GONE
 
 
 def name_taken(error: BaseException) -> bool:
-    """Whether another client has taken the name of this one, which ends it."""
+    """True if another client has taken the name of this one, which ends it."""
     return isinstance(error, Conflict) and error.code == "client_exists"
 
 
-class MembershipLife:
-    """The part of a membership that does no I/O.
+class Membership:
+    """A client's membership; use it with ``async with``. It joins when it is first needed. From then on a task of the
+    event loop beats, until the block is left. So an asynchronous agent that blocks the loop for longer than the
+    client's time makes it be gone.
 
     `body` says as what to join; `revision` is asked for each episode as it is opened. ``id`` is the client's id, None
-    while it has not joined.
+    while it has not joined. `say` is called, in another thread, with words for a proxy that is away.
     """
 
     def __init__(
-        self, client: Any, body: routes.Join, revision: Revision | None = None, say: Callable[[str], None] = LOG.warning
+        self, client: Client, body: routes.Join, revision: Revision | None = None, *, owns_client: bool = False,
+        say: Callable[[str], None] = LOG.warning,
     ) -> None:
-        for name in ("name", "lane", "revision"):
-            value = getattr(body, name)
-            if value is not None and not 1 <= len(value) <= routes.MAX_CLIENT_TEXT:
-                raise BadRequest(f"{name} must have 1 to {routes.MAX_CLIENT_TEXT} characters", param=name)
+        from asyncio import Lock
+
         if body.replaces_older and body.lane is None:
             raise BadRequest("to replace what is older takes the lane in which to do so", param="lane")
         self._client, self._body, self._revision = client, body, revision or (lambda: body.revision)
+        self._owns_client, self._say = owns_client, say
+        self._absence = Absence(client.target.url, client.target.deadline)
         self.id: str | None = None
         self._next = _new_id()
         self._tries = 0
         self._failure: AjetError | None = None
         self._joined = False
-        self._absence = Absence(say, client.target.url, client.target.deadline)
+        self._lock = Lock()
+        self._beating: Task[None] | None = None
 
     @property
     def beat_s(self) -> float:
         """The time between two beats."""
         return self._body.ttl_s / BEATS
 
-    def _join(self) -> Talk[str]:
-        """Joins, or joins again; the client's id."""
+    async def join(self) -> str:
+        """Joins, unless it has; the client's id."""
+        from asyncio import ensure_future
+
+        tries, known = self._tries, self.id
+        if known is not None:
+            return known
+        async with self._lock:
+            if self.id is None:
+                with self._trying(tries):
+                    await self._join()
+                    self.id = self._next
+            if self._beating is None:
+                self._beating = ensure_future(self._beat_on())
+            return self.id
+
+    async def _join(self) -> None:
+        """Joins, or joins again, as the next id."""
         body = replace(self._body, revision=self._revision(), replaces=self._body.replaces and not self._joined)
         try:
-            yield from request(self._client.target, "join", replace(body, id=self._next))
+            await self._client.ask("join", replace(body, id=self._next))
         except Conflict as error:
             if not is_gone(error):
                 raise
             self._next = _new_id()  # an answer was lost, and then its time was over
-            yield from request(self._client.target, "join", replace(body, id=self._next))
+            await self._client.ask("join", replace(body, id=self._next))
         self._joined, self._failure = True, None
-        return self._next
 
-    def _beat(self, known: str) -> Talk[None]:
-        """Says that this client is there; goes on trying until the next beat."""
-        target = replace(self._client.target, deadline=min(self.beat_s, self._client.target.deadline))
-        yield from request(target, "beat", routes.Empty(), id=known)
+    async def open(self, body: routes.OpenEpisode) -> Opened:
+        """Opens an episode that this client plays."""
+        for left in reversed(range(OPENINGS)):
+            known = await self.join()
+            try:
+                return await self._open(known, body)
+            except AjetError as error:
+                if not is_gone(error) or not left:
+                    raise
+                self._lost(known)
+        raise AssertionError("the last opening returns or raises")
 
-    def _leave(self) -> Talk[None]:
-        """Leaves, in little time and without an error. A proxy that is away is not told: it will hear no beat."""
-        if self.id is not None and not self._absence.away:
-            target = replace(self._client.target, deadline=min(LEAVE_DEADLINE_S, self._client.target.deadline))
-            with suppress(AjetError):
-                yield from request(target, "leave", id=self.id)
-
-    def _opening(self, known: str, body: routes.OpenEpisode) -> Talk[Opened]:
+    async def _open(self, known: str, body: routes.OpenEpisode) -> Opened:
         """Opens an episode as the client `known`, and under the revision of now. That may take long. If the code has
         changed by then, the episode is given up, and another one is opened."""
-        target = self._client.target
         for left in reversed(range(OPENINGS)):
-            named = replace(body, client=known, revision=self._revision())
-            opened = yield from opening(target, named)
+            opened = await opening(self._client, replace(body, client=known, revision=self._revision()))
             if not left or opened.revision == self._revision():
                 break
             with suppress(AjetError):  # it idles out, if nothing else ends it
-                yield from aborting(target, opened.episode, CHANGED, "infra")
+                await aborting(self._client, opened.episode, CHANGED, "infra")
             if body.id is not None:
                 body = replace(body, id=new_episode_id())
         return opened
 
+    async def beat(self) -> None:
+        """Says that this client is there, and joins again if it is gone. It goes on trying until the next beat."""
+        known = await self.join()
+        try:
+            await self._client.within(self.beat_s).ask("beat", routes.Empty(), id=known)
+        except AjetError as error:
+            if not is_gone(error):
+                raise
+            self._lost(known)
+            await self.join()
+
+    async def _beat_on(self) -> None:
+        from asyncio import to_thread
+
+        while True:
+            await self._client.sleep(self.beat_s)
+            away = False
+            try:
+                await self.beat()
+            except (ProxyUnreachable, NotReady):
+                away = True
+            except AjetError:  # the next one may come through
+                pass
+            if (line := self._absence.seen(away=away)) is not None:
+                await to_thread(self._say, line)
+
+    async def leave(self) -> None:
+        """Leaves, in little time and without an error: what it has open is discarded. A proxy that is away is not
+        asked: it will hear no beat."""
+        from asyncio import gather
+
+        if self._beating is not None:
+            self._beating.cancel()
+            await gather(self._beating, return_exceptions=True)
+        if self.id is not None and not self._absence.away:
+            with suppress(AjetError):
+                await self._client.within(LEAVE_DEADLINE_S).ask("leave", id=self.id)
+        if self._owns_client:
+            await self._client.aclose()
+
     def _lost(self, known: str) -> None:
-        """The client `known` is gone, unless another thread knew it."""
+        """The client `known` is gone, unless that was known."""
         if self.id == known:
             self.id, self._next = None, _new_id()
-
-    @contextmanager
-    def _beaten(self) -> Iterator[None]:
-        """A beat, which shows whether the proxy is away. If it fails, the next one may come through."""
-        try:
-            yield
-        except (ProxyUnreachable, NotReady):
-            self._absence.missed()
-        except AjetError:
-            self._absence.heard()
-        else:
-            self._absence.heard()
 
     @contextmanager
     def _trying(self, tries: int) -> Iterator[None]:
@@ -157,111 +202,33 @@ class MembershipLife:
         finally:
             self._tries += 1
 
-
-class Membership(MembershipLife):
-    """A client's membership; use it as a context manager. It joins when it is first needed. From then on a thread
-    beats, until the block is left."""
-
-    _client: Client
-
-    def __init__(self, *args: Any, owns_client: bool = False) -> None:
-        super().__init__(*args)
-        self._owns_client = owns_client
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._beating: threading.Thread | None = None
-
-    def join(self) -> str:
-        """Joins, unless it has; the client's id."""
-        tries, known = self._tries, self.id
-        if known is not None:
-            return known
-        with self._lock:
-            if self.id is None:
-                with self._trying(tries):
-                    self.id = self._client.drive(self._join())
-            if self._beating is None:
-                self._beating = threading.Thread(target=self._beat_on, daemon=True)
-                self._beating.start()
-            return self.id
-
-    def open(self, body: routes.OpenEpisode) -> Opened:
-        """Opens an episode that this client plays."""
-        tries = 0
-        while True:
-            known, tries = self.join(), tries + 1
-            try:
-                return self._client.drive(self._opening(known, body))
-            except AjetError as error:
-                if not is_gone(error) or tries == OPENINGS:
-                    raise
-                with self._lock:
-                    self._lost(known)
-
-    def beat(self) -> None:
-        """Says that this client is there, and joins again if it is gone."""
-        known = self.join()
-        try:
-            self._client.drive(self._beat(known))
-        except AjetError as error:
-            if not is_gone(error):
-                raise
-            with self._lock:
-                self._lost(known)
-            self.join()
-
-    def leave(self) -> None:
-        """Leaves: what it has open is discarded."""
-        self._stop.set()
-        if self._beating is not None and not self._absence.away:
-            self._beating.join(LEAVE_DEADLINE_S)
-        self._client.drive(self._leave())
+    async def __aenter__(self) -> Membership:
         if self._owns_client:
-            self._client.close()
-
-    def _beat_on(self) -> None:
-        while not self._stop.wait(self.beat_s):
-            with self._beaten():
-                self.beat()
-
-    def __enter__(self) -> Membership:
+            try:
+                await self.join()
+            except BaseException:
+                await self.leave()
+                raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.leave()
+    async def __aexit__(self, *_: object) -> None:
+        await self.leave()
 
 
 def join(
     name: str | None = None, *, lane: str | None = None, revision: str | None = None, ttl_s: float = 30.0,
     replace_older: bool = False, proxy_url: str | None = None, api_key: str | None = None, deadline: float = DEADLINE_S,
 ) -> Membership:
-    """Makes this process a client of the proxy, for as long as the answer's ``with`` block lasts; `run` does so by
-    itself. Its ``id`` is what `episode` takes as ``client``.
+    """Makes this process a client of the proxy, for as long as the block of the answer lasts; `run` does so by itself.
+    Its ``id`` is what `episode` takes as ``client``.
 
-    A thread says three times in `ttl_s` seconds that it is there. Once it has been silent for so long, or has left,
-    what it has open is discarded. A client of the same `name` takes its place. `lane` is the kind of its tasks, and
-    `revision` names the code with which it plays. With `replace_older`, what waits in the lane and was played under
-    another revision is discarded.
+    It says three times in `ttl_s` seconds that it is there. Once it has been silent for so long, or has left, what it
+    has open is discarded. A client of the same `name` takes its place. `lane` is the kind of its tasks, and `revision`
+    names the code with which it plays. With `replace_older`, what waits in the lane and was played under another
+    revision is discarded.
     """
-    member = Membership(
-        Client(proxy_url, api_key, deadline=deadline),
-        routes.Join(name or own_name("python"), revision, lane, ttl_s, replaces_older=replace_older), owns_client=True,
-    )
-    try:
-        member.join()
-    except BaseException:
-        member.leave()
-        raise
-    return member
-
-
-def membership(
-    client: Any, kind: Callable[..., Any], *, program: str, name: str | None, lane: str | None,
-    replace_older: bool, revision: Revision, say: Callable[[str], None] = LOG.warning,
-) -> Any:
-    """A membership of this `kind` for what runs `program`; `name` defaults to `own_name`."""
-    body = routes.Join(own_name(program) if name is None else name, lane=lane, replaces_older=replace_older)
-    return kind(client, body, revision, say)
+    body = routes.Join(name or own_name("python"), revision, lane, ttl_s, replaces_older=replace_older)
+    return Membership(Client(proxy_url, api_key, deadline=deadline), body, owns_client=True)
 
 
 def _new_id() -> str:

@@ -20,27 +20,26 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ajet_sdk import routes
-from ajet_sdk.client import Client
+from ajet_sdk.blocking import Client, wait
+from ajet_sdk.client import Target
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.interception import Interception
-from ajet_sdk.operations import Target, request
+from ajet_sdk.play.blocking import Episode
 from ajet_sdk.play.child import Child, Limits
-from ajet_sdk.play.data_set import Progress
-from ajet_sdk.play.episode import Episode, reading
+from ajet_sdk.play.episode import reading
 from ajet_sdk.play.guardian import Guardian
-from ajet_sdk.play.membership import Membership, membership
+from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Absence, Patience
-from ajet_sdk.play.results import RunResult, RunResults
-from ajet_sdk.play.revision import is_own, of_program, shown, told
-from ajet_sdk.play.rollouts import INTERRUPTED, RETRIES, How, ProgramChanged, Rollouts, name_of, start
+from ajet_sdk.play.results import RunResults
+from ajet_sdk.play.revision import Digest, named, of_program
+from ajet_sdk.play.rollouts import INTERRUPTED, ProgramChanged, Rollouts
 from ajet_sdk.play.tasks import Line
+from ajet_sdk.play.threads import ThreadHands, carried_out, start
 from ajet_sdk.play.watching import QUICK_S, Streak, Watch
 from ajet_sdk.rewards import sources
-from ajet_sdk.rewards.decision import NoNumber, Said
-from ajet_sdk.rewards.numbers import LastNumber, read
+from ajet_sdk.rewards.decision import Ended, Fails, Source
+from ajet_sdk.rewards.numbers import LastNumber
 
-REWARD_SOURCES = ("exit-code", "stdout", "file")
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
 TASK_VARIABLE = "AJET_TASK_JSON"
 SECRETS = ("AJET_API_KEY", "AJET_ADMIN_SECRET", "AJET_UPSTREAM_KEY")
@@ -62,7 +61,8 @@ OnOutput = Callable[[Episode, str, bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run, and where its reward comes from: at most one of `reward_from` (`REWARD_SOURCES`) and `reward_cmd`.
+    """A program to run, and where its reward comes from: at most one of `reward_from` (a name in
+    `ajet_sdk.rewards.sources.NAMED`) and `reward_cmd`.
 
     `env` is added to this process's own environment, `cwd` is where it runs. With ``reward_from="file"`` the program
     finds the path of the file in ``AJET_REWARD_FILE``. `reward_cmd` is for ``sh -c``. With `interception` it gets
@@ -82,10 +82,23 @@ class Program:
             raise BadRequest(f"argv must be a list of words, not one text: [{self.argv!r}]", param="argv")
         if not self.argv:
             raise BadRequest("there is no program to run", param="argv")
-        if self.reward_from is not None and self.reward_from not in REWARD_SOURCES:
-            raise BadRequest(f"reward_from must be one of {', '.join(REWARD_SOURCES)}", param="reward_from")
+        if self.reward_from not in sources.NAMED:
+            known = ", ".join(filter(None, sources.NAMED))
+            raise BadRequest(f"reward_from must be one of {known}", param="reward_from")
         if self.reward_from is not None and self.reward_cmd is not None:
             raise BadRequest("a reward comes either from reward_from or from reward_cmd", param="reward_cmd")
+
+    @property
+    def source(self) -> Source:
+        """Where its reward comes from."""
+        return sources.NAMED[self.reward_from] if self.reward_cmd is None else sources.Graded()
+
+
+def _written(env: Mapping[str, str]) -> bytes:
+    """The file of the program's reward, where it has one and has written it."""
+    with suppress(OSError, KeyError):
+        return Path(env[REWARD_FILE_VARIABLE]).read_bytes()
+    return b""
 
 
 def reaching(env: Mapping[str, str], url: str) -> dict[str, str]:
@@ -118,8 +131,8 @@ class ProgramAgent:
         words, once, how rewards may be missed, and what the programs wait for."""
         self._program, self._client, self._on_output, self._watch_s = program, client, on_output, watch_s
         self._streak, self._code, self._say = streak, code, say
-        self._hinted, self._patience = False, Patience(say)
-        self._absence = Absence(say, client.target.url, client.target.deadline)
+        self._hinted, self._patience = False, Patience()
+        self._absence = Absence(client.target.url, client.target.deadline)
         self._changed: set[str] = set()
         self._begun: dict[str, tuple[float, Episode]] = {}
         """Programs that may still be reading their code."""
@@ -149,13 +162,13 @@ class ProgramAgent:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-"))
                 env[REWARD_FILE_VARIABLE] = str(Path(folder, "reward"))
             code, printed = self._play(env, episode)
-            ended, said = sources.gave_up(code), self._source(code, printed, env)
-        if program.reward_cmd is not None and ended is None:
+            ended = Ended(code=code, printed=printed, written=_written(env))
+        if program.reward_cmd is not None and ended.gave_up is None:
             graded, verdict = self._run(("/bin/sh", "-c", program.reward_cmd), env, episode)
-            ended, said = sources.gave_up(graded), sources.grader(verdict, graded)
-        if ended is None and isinstance(said, NoNumber) and said.hint is not None:
-            self._hint(said.hint)
-        self._client.drive(episode.settling(said, ended))
+            ended = replace(ended, graded=graded, verdict=verdict)
+        decision = wait(episode.settle(program.source, ended))
+        if isinstance(decision, Fails) and decision.hint is not None:
+            self._hint(decision.hint)
 
     def _environment(self, task: Any, episode: Episode) -> dict[str, str]:
         env = {**os.environ, **self._program.env, **episode.env(), **self._guardian.mark}
@@ -166,18 +179,6 @@ class ProgramAgent:
         if self._program.interception is not None:
             return self._program.interception.environment(env, episode.api_key)
         return reaching(env, episode.base_url)
-
-    def _source(self, code: int, printed: LastNumber, env: Mapping[str, str]) -> Said:
-        """What the program's own source of its reward says."""
-        asked = self._program.reward_from
-        if asked == "stdout":
-            return sources.lines(printed, code, sources.PRINTED)
-        if asked != "file":
-            return sources.exit_code(code, asked=asked is not None)
-        written = b""
-        with suppress(OSError):
-            written = Path(env[REWARD_FILE_VARIABLE]).read_bytes()
-        return sources.lines(read(written), code, sources.WRITTEN)
 
     def _hint(self, hint: str) -> None:
         """Says it, once in a run."""
@@ -200,9 +201,9 @@ class ProgramAgent:
         return code, printed
 
     def _calls_now(self, episode: Episode) -> int | None:
-        """How many calls the episode has made; None if the proxy is away, so that a program cannot do well."""
+        """The number of calls that the episode has made; None if the proxy is away, as no program can do well then."""
         try:
-            record = self._client.drive(reading(replace(self._client.target, deadline=0.0), episode.id, False))
+            record = wait(reading(self._client.core.but(deadline=0.0), episode.id))
         except (ProxyUnreachable, NotReady):
             return None
         return len(record.get("calls") or ())
@@ -234,7 +235,7 @@ class ProgramAgent:
         return False
 
     def _is_other(self, episode: Episode) -> bool:
-        """Whether the code is not that any more under which `episode` was opened."""
+        """True if the code is not that any more under which `episode` was opened."""
         if episode.revision is None or (found := self._code()) == episode.revision:
             return False
         with self._lock:
@@ -307,18 +308,19 @@ class ProgramAgent:
 
     def _look_at_the_proxy(self, now: float) -> None:
         """Says that the proxy is away, or after a while that requests wait for an engine, where it has none."""
-        waits = False
+        away = waits = False
         try:
-            target = replace(self._client.target, deadline=0.0 if self._absence.away else LOOK_S)
-            status = self._client.drive(request(target, "status")).json()
+            deadline = 0.0 if self._absence.away else LOOK_S
+            status = wait(self._client.core.but(deadline=deadline).ask("status")).json()
         except (ProxyUnreachable, NotReady):
-            self._absence.missed()
+            away = True
         except AjetError:
-            self._absence.heard()
+            pass
         else:
-            self._absence.heard()
             waits = bool(self._running) and _wait_for_an_engine(status)
-        self._patience.waits(None, NO_ENGINE if waits else None, now)
+        lines = self._absence.seen(away=away), self._patience.waits(None, NO_ENGINE if waits else None, now)
+        for line in filter(None, lines):
+            self._say(line)
 
     def _end_discarded(self) -> None:
         """Ends the programs whose episodes are discarded. All of them are asked after within one deadline."""
@@ -328,10 +330,9 @@ class ProgramAgent:
         for episode, child in running:
             if (left := until - time.monotonic()) <= 0:
                 break
-            target = replace(self._client.target, deadline=left)
             record: dict[str, Any] = {}
             with suppress(AjetError):
-                record = self._client.drive(reading(target, episode, False))
+                record = wait(reading(self._client.core.but(deadline=left), episode))
             if record.get("state") == "discarded":
                 with self._lock:
                     if self._running.get(episode) is child:
@@ -341,7 +342,7 @@ class ProgramAgent:
 
 
 def _wait_for_an_engine(status: Any) -> bool:
-    """Whether by the proxy's `status` requests wait, and no engine could answer them."""
+    """True if by the proxy's `status` requests wait, and no engine could answer them."""
     if not isinstance(status, dict) or not (status.get("requests") or {}).get("waiting"):
         return False
     served = [*(status.get("models") or {}).values(), status.get("any_model") or {}]
@@ -362,78 +363,51 @@ def _end_all(children: list[Child], grace: float) -> None:
 
 
 def run_program(
-    program: Program,
-    tasks: Iterable[str | Line],
-    *,
-    repeat: int = 1,
-    parallel: int = 1,
-    model: str | None = None,
-    agent: str | None = None,
-    members: Mapping[str, str] | None = None,
-    teachers: Mapping[str, str] | None = None,
-    eval: bool = False,
-    wanted: bool = False,
-    play: str | None = None,
-    epochs: int = 1,
-    retries: int = RETRIES,
-    watch: bool = False,
-    client: Client | None = None,
-    client_name: str | None = None,
-    lane: str | None = None,
-    revision: str | None = None,
-    replace_older: bool = False,
-    on_output: OnOutput | None = None,
-    on_result: Callable[[RunResult], None] | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    say: Callable[[str], None] = lambda line: None,
+    program: Program, tasks: Iterable[str | Line], *, repeat: int = 1, parallel: int = 1, watch: bool = False,
+    client: Client | None = None, on_output: OnOutput | None = None, **options: Any,
 ) -> RunResults:
-    """Runs `program` `repeat` times for each task, up to `parallel` at once; see `ajet_sdk.run` for what it returns.
+    """Runs `program` `repeat` times for each task, up to `parallel` at once; see `ajet_sdk.run`. `options` are the
+    fields of `ajet_sdk.play.options.RunOptions`.
 
     Programs' output is handed to `on_output`, or dropped. KeyboardInterrupt ends the programs that run, with all that
-    they have started, aborts their episodes, and is raised again. The revision is that of the program's file and of its
-    reward command, unless it is named.
+    they have started, aborts their episodes, and is raised again. The revision is that of the program's own file,
+    unless it is named.
 
-    With `watch`, the program is started anew whenever one of these files changes. The episodes of the old one are given
-    up, and played again. Where there is a `play` or a `watch`, a program that fails as soon as it begins ends the run,
-    or waits for the file to change. `say` is told of it in words.
+    With `watch`, the program is started anew whenever this file changes. The episodes of the old one are given up, and
+    played again. Where there is a `play` or a `watch`, a program that fails as soon as it begins ends the run, or waits
+    for the file to change.
     """
-    body = routes.OpenEpisode(None, model, agent, eval, members=members, teachers=teachers)
-    code = of_program(program.argv, program.reward_cmd, program.cwd)
-    streak = Streak(parallel, waits=watch, say=say) if watch or play is not None else None
-    if watch and not code.files:
+    how = RunOptions(repeat=repeat, parallel=parallel, **options)
+    code = of_program(program.argv, program.cwd)
+    streak = Streak(parallel, waits=watch, say=how.say) if watch or how.play is not None else None
+    if watch and code.file is None:
         raise BadRequest("the program names no file of its own, so there is nothing to watch", param="watch")
     with ExitStack() as stack:
-        own = client or stack.enter_context(Client())
-        now = told(revision, code)
-        runs = ProgramAgent(program, own, on_output, streak=streak, code=now, say=say)
+        own = client or stack.enter_context(Client(how.proxy_url, how.api_key, deadline=how.deadline))
+        revision = code if how.revision is None else named(how.revision)
+        runs = ProgramAgent(program, own, on_output, streak=streak, code=revision, say=how.say)
 
         def held() -> bool:
             return runs.never_steady() or (streak is not None and streak.held())
 
-        member = stack.enter_context(membership(
-            own, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
-            revision=now, say=lambda line: None,  # which `runs` says
-        ))  # fmt: skip
-        how = How(wanted, play, epochs, retries, (), lane, member, held, on_progress, say)
+        rollouts = Rollouts(
+            own.core, runs, tasks, how, program=code.name, revision=revision, hands=ThreadHands, held=held,
+            away=lambda line: None,  # which `runs` says
+        )  # fmt: skip
         stack.enter_context(runs)
-        rollouts = Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, how, on_stop=runs.stop)
         if watch and streak is not None:
-            stack.enter_context(_watching(program, streak, rollouts, runs, say))
-        return rollouts.run()
+            stack.enter_context(_watching(code, streak, rollouts, runs, how.say))
+        return carried_out(rollouts, how, runs.stop)
 
 
 def _watching(
-    program: Program, streak: Streak, rollouts: Rollouts, runs: ProgramAgent, say: Callable[[str], None]
+    code: Digest, streak: Streak, rollouts: Rollouts, runs: ProgramAgent, say: Callable[[str], None]
 ) -> Watch:
-    """Starts `program` anew whenever its code changes, and says which files that is."""
-    code = of_program(program.argv, program.reward_cmd, program.cwd)
-    say(f"watching {shown(code.files)}")
-    if not any(map(is_own, code.files)):
-        say("this is no file of the home folder or the current one: is the program's own code elsewhere?")
+    """Starts a program anew whenever its `code` changes, and says which file that is."""
+    say(f"watching {code.file}")
 
     def changed() -> None:
-        named = shown(code.files) if len(code.files) == 1 else f"one of {shown(code.files)}"
-        say(f"{named} has changed: the program begins anew")
+        say(f"{code.file} has changed: the program begins anew")
         streak.changed()
         rollouts.forgive()
         runs.restart()

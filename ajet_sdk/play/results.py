@@ -49,6 +49,14 @@ class RunResult:
         return self.discarded == "client_gone"
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Of how many `episodes` so many are `done`."""
+
+    done: int
+    episodes: int
+
+
 class RunResults(tuple[RunResult, ...]):
     """All rollouts, in the order in which they were begun."""
 

@@ -1,20 +1,20 @@
-"""What a run plays next. A source of rollouts is asked for a turn, and told how each one ended.
+"""The schedule of a run: a source of rollouts is asked for a turn, and hears how each one ended.
 
-Idea: a source is a few operations (see `ajet_sdk.operations`) without any I/O, so threads and asyncio share it. The
-caller asks one at a time. Where `serial`, an episode is opened before the next turn is asked for, unless it `waits`.
+The caller asks for one at a time. Where `serial`, an episode is opened before the next turn is asked for, unless it
+`waits`.
 
 A rollout that the world failed, and not the policy, is played again, but not at once: what failed it may pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol
 
+from ajet_sdk.client import Client
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.operations import Talk, Target
 from ajet_sdk.play.episode import Opened, wanting
 from ajet_sdk.play.results import RunResult
 
@@ -34,8 +34,8 @@ class Rollout:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A rollout to play now: for `model`, at a `place` of an evaluation or of a `play`, after so many `failures` of
-    this run. `episode` is the id by which it was asked for before, in vain. If it `waits`, its lane is known to be
-    full."""
+    this run. `episode` is the id by which it was asked for before, without success. If it `waits`, its lane is known
+    to be full."""
 
     rollout: Rollout
     model: str | None = None
@@ -56,23 +56,27 @@ class Later(Enum):
 LATER, AT_ONCE = Later.LATER, Later.AT_ONCE
 
 
+Call = Callable[..., Awaitable[Any]]
+"""Calls a function that the caller of the run gave, where such functions are called."""
+
+
 class Source(Protocol):
     serial: ClassVar[bool]
 
-    def take(self, target: Target) -> Talk[Turn | Later | None]:
+    async def take(self, client: Client, call: Call) -> Turn | Later | None:
         """The next turn; None at the end."""
 
     def put_back(self, turn: Turn, *, full: bool = False) -> None:
         """No episode could be opened for `turn` yet; where its lane is `full`, others come first."""
 
     def waits_for(self) -> str | None:
-        """Why the last turn that was asked for comes later, if that is nothing of this run's own."""
+        """The reason why the last turn that was asked for comes later, if that is nothing of this run's own."""
 
     def opened(self, turn: Turn, episode: Opened) -> None:
         """`turn` is being played."""
 
     def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
-        """`turn` came to `result`; returns whether it is played again. `changed` says that it was ended because its
+        """`turn` came to `result`; returns True if it is played again. `changed` says that it was ended because its
         program has changed."""
 
     def forgive(self) -> None:
@@ -97,16 +101,15 @@ class OnceRollouts:
         self._rollouts, self._retries = rollouts_at(tasks, repeat), retries
         self._again: list[tuple[float, Turn]] = []
 
-    def take(self, target: Target) -> Talk[Turn | Later | None]:
-        due = next((item for item in tuple(self._again) if item[0] <= target.clock()), None)
+    async def take(self, client: Client, call: Call) -> Turn | Later | None:
+        due = next((item for item in self._again if item[0] <= client.clock()), None)
         if due is not None:
             self._again.remove(due)
             return due[1]
-        one = next(self._rollouts, None)
+        one = await call(next, self._rollouts, None)
         if one is not None:
             return Turn(one)
         return LATER if self._again else None
-        yield  # what makes this an operation
 
     def put_back(self, turn: Turn, *, full: bool = False) -> None:
         self._again.append((0.0, turn))
@@ -144,8 +147,8 @@ class WantedRollouts:
         if not self._all:
             raise BadRequest("there is no task to play", param="tasks")
 
-    def take(self, target: Target) -> Talk[Turn | Later | None]:
-        found = yield from wanting(target, self._models, self._never)
+    async def take(self, client: Client, call: Call) -> Turn | Later | None:
+        found = await wanting(client, self._models, self._never)
         if found is None:
             return LATER
         model, place = found

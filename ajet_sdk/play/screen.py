@@ -1,4 +1,4 @@
-"""What ``ajet run`` shows: a table at the end for one task, and a line for each rollout of a data set.
+"""Shows a run on the screen: a table at the end for one task, and a line for each rollout of a data set.
 
 The lines go to standard output as the rollouts end, because a data set may take days. Whatever is not a result goes to
 standard error.
@@ -12,27 +12,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ajet_sdk.client import Client
+from ajet_sdk.blocking import Client
 from ajet_sdk.errors import AjetError
 from ajet_sdk.output import INTERRUPTED, Copies, say
-from ajet_sdk.play.data_set import Progress
 from ajet_sdk.play.program import Program, proxy_variable, run_program
-from ajet_sdk.play.results import RunResult, RunResults
-from ajet_sdk.play.revision import of_program, shown
+from ajet_sdk.play.results import Progress, RunResult, RunResults
+from ajet_sdk.play.revision import of_program
 from ajet_sdk.play.tasks import Line
 from ajet_sdk.text import plain
 from ajet_sdk.untrainable import UNTRAINABLE
 
 
 class Screen:
-    """What has been shown of a run. Of a data set (`lines`) each rollout is shown as it ends."""
+    """Remembers what has been shown of a run. Of a data set (`lines`) each rollout is shown as it ends."""
 
     def __init__(self, *, named: bool, lines: bool) -> None:
         self.copies = Copies(named=named)
         self.done: list[RunResult] = []
         self.play = ""
-        self.code = ""
-        """What the revision of a play is read from, in words."""
+        self.code: Path | None = None
+        """The file from which the revision of a play is read."""
         self.before: Progress | None = None
         self.now: Progress | None = None
         self._lines = lines
@@ -48,7 +47,7 @@ class Screen:
         return f"[{self.before.done + sum(item.kept for item in self.done)}/{self.before.episodes}] "
 
     def progress(self, found: Progress) -> None:
-        """How far the play is as the run begins, and as it ends."""
+        """Says how far the play is as the run begins, and remembers it as it ends."""
         if self.before is not None:
             self.now = found
             return
@@ -57,11 +56,11 @@ class Screen:
             say(f"{self.play} goes on where it was left: {found.done} of {found.episodes} played")
         else:
             say(f"{self.play}: {found.episodes} episodes")
-        if self.code:
+        if self.code is not None:
             say(f"the revision is that of {self.code}")
 
     def end(self) -> None:
-        """The table, or for a data set a line that sums up."""
+        """Shows the table, or for a data set a line that sums up."""
         results = RunResults(sorted(self.done, key=lambda item: item.index))
         if self.copies.lost is not None:
             say(f"some of the programs' output could not be written: {self.copies.lost}")
@@ -74,30 +73,31 @@ def result_line(item: RunResult, so_far: str) -> str:
     """One rollout of a data set in a line."""
     rewarded = item.outcome if item.reward is None else f"{item.outcome} {item.reward:g}"
     why = " ".join((item.reason or "").split())[:200]
-    told = "the world failed: " if item.infra else ""
-    more = [f"{told}{why}" if why else "", "played again" if item.again else ""]
+    whose = "the world failed: " if item.infra else ""
+    more = [f"{whose}{why}" if why else "", "played again" if item.again else ""]
     parts = [f"{item.task} #{item.index}", item.episode or "-", rewarded, f"{item.seconds:.1f} s", *filter(None, more)]
     return plain(so_far + "  ".join(parts)).replace("\n", " ")
 
 
 def play_name(program: Sequence[str], tasks: Path) -> str:
-    """What the play of a data set is called that has no name: after the program and the file."""
+    """The name of the play of a data set that was given none: after the program and the file."""
     return f"{of_program(program).name}-{tasks.name}"
 
 
-def run_and_tell(client: Client, program: Program, tasks: Sequence[str | Line], quiet: bool, **how: Any) -> int:
-    """Runs the episodes and tells of them, also of a run that was interrupted; the exit code."""
-    play = how.get("play")
-    screen = Screen(named=how["parallel"] > 1, lines=play is not None)
+def run_and_show(
+    client: Client, program: Program, tasks: Sequence[str | Line], *, quiet: bool, watch: bool, **options: Any
+) -> int:
+    """Runs the episodes and shows them, also of a run that was interrupted; the exit code."""
+    play = options["play"]
+    screen = Screen(named=options["parallel"] > 1, lines=play is not None)
     screen.play = play or ""
-    if how["revision"] is None and not how["watch"]:  # which says it itself
-        files = of_program(program.argv, program.reward_cmd, program.cwd).files
-        screen.code = shown(files) if files else "the command's text"
+    if options["revision"] is None and not watch:  # which says it itself
+        screen.code = of_program(program.argv, program.cwd).file
     try:
         run_program(
-            program, tasks, client=client, on_output=None if quiet else screen.copies, on_result=screen.result,
-            on_progress=screen.progress, say=say, **how,
-        )
+            program, tasks, client=client, watch=watch, on_output=None if quiet else screen.copies,
+            on_result=screen.result, on_progress=screen.progress, say=say, **options,
+        )  # fmt: skip
         code = _code(screen)
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -108,7 +108,7 @@ def run_and_tell(client: Client, program: Program, tasks: Sequence[str | Line], 
     screen.end()
     _explain(screen.done, program, client)
     if play is not None:
-        _tell_progress(screen)
+        _show_progress(screen)
     return code
 
 
@@ -120,8 +120,8 @@ def _code(screen: Screen) -> int:
     return 0 if found.kept or (found.rewards and not found.untrainable) else 1
 
 
-def _tell_progress(screen: Screen) -> None:
-    """What is left for the next start, if anything is."""
+def _show_progress(screen: Screen) -> None:
+    """Says what is left for the next start, if anything is."""
     if screen.before is None:
         return
     found = screen.now
@@ -133,7 +133,7 @@ def _tell_progress(screen: Screen) -> None:
 
 
 def _explain(done: Sequence[RunResult], program: Program, client: Client) -> None:
-    """Why nothing of a run, or not all of it, can be trained, as far as that is known."""
+    """Says why nothing of a run, or not all of it, can be trained, as far as that is known."""
     results = RunResults(done)
     if why := next((item.untrainable for item in results.untrainable), None):
         some = f"{len(results.untrainable)} of them cannot" if results.kept else "nothing of this run can"

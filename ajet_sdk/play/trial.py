@@ -11,15 +11,15 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
-from ajet_sdk import routes
-from ajet_sdk.client import Client
+from ajet_sdk.blocking import Client, wait
+from ajet_sdk.client import Reply, Send
 from ajet_sdk.errors import AjetError, NotReady, ProxyUnreachable
-from ajet_sdk.operations import Reply, Send, Talk
 from ajet_sdk.output import INTERRUPTED, Copies, say
-from ajet_sdk.play.episode import Episode, opening, reading
+from ajet_sdk.play.blocking import Episode
+from ajet_sdk.play.episode import opening, reading
+from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.program import Program, ProgramAgent
 from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.rollouts import result_of
@@ -67,7 +67,7 @@ class Calls:
         return "\n".join(lines)
 
     def _texts_of(self, name: str) -> tuple[str, str]:
-        """What is new in the prompt of a call, and its answer."""
+        """The texts of what is new in the prompt of a call, and of its answer."""
         calls = {str(one["call"]): one for one in self._record(tokens=True)["calls"] if one.get("complete")}
         call, before = calls[name], list(calls.values())[: list(calls).index(name)]
         prompt = call["prompt_token_ids"]
@@ -81,20 +81,16 @@ class Calls:
         target, headers = self._client.target, {"content-type": "application/json"}
         if target.key:  # and not the episode's, which opens nothing once that has ended
             headers["authorization"] = f"Bearer {target.key}"
-
-        def asking() -> Talk[str]:
-            reply = yield Send("POST", f"{target.url}/detokenize", headers, body, DETOKENIZE_S)
-            return str(reply.json()["prompt"]) if isinstance(reply, Reply) else ""
-
-        return self._client.drive(asking())
+        send = Send("POST", f"{target.url}/detokenize", headers, body, DETOKENIZE_S)
+        reply = wait(self._client.core.attempt(send))
+        return str(reply.json()["prompt"]) if isinstance(reply, Reply) else ""
 
     def _record(self, *, tokens: bool) -> dict[str, Any]:
-        target = replace(self._client.target, deadline=LOOK_DEADLINE_S)
-        return self._client.drive(reading(target, self._episode.id, tokens))
+        return wait(reading(self._client.core.but(deadline=LOOK_DEADLINE_S), self._episode.id, tokens))
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The number of tokens that both begin with."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
@@ -106,15 +102,13 @@ def _indented(label: str, text: str, *, last: bool) -> str:
     return f"  {label:>3}  " + text.replace("\n", "\n       ")
 
 
-def try_and_tell(
-    client: Client, program: Program, task: str, *, model: str | None, agent: str | None, team: Mapping[str, Any]
-) -> int:
-    """Plays one episode of `program`, and shows it; the exit code. `team` has its ``members`` and ``teachers``."""
+def try_and_show(client: Client, program: Program, task: str, options: RunOptions) -> int:
+    """Plays one episode of `program`, and shows it; the exit code."""
     copies = Copies(named=False)
     with ProgramAgent(program, client, copies, say=say) as runs:
-        hold_s = 0.0 if any(team.values()) else None  # no wait for engines that may never come
-        body = routes.OpenEpisode(task, model, agent, trial=True, hold_s=hold_s, **team)
-        episode = Episode(client, client.drive(opening(client.target, body)))
+        hold_s = 0.0 if options.members or options.teachers else None  # no wait for engines that may never come
+        body = options.opening(task=task, trial=True, hold_s=hold_s)
+        episode = Episode(client.core, wait(opening(client.core, body)))
         copies.text(f"episode {episode.id} of task {plain(task)}, policy version {episode.policy_version}")
         calls, ended = Calls(client, episode, copies.text), threading.Event()
         watcher = threading.Thread(target=_watch, args=(calls, ended), daemon=True)
@@ -128,7 +122,7 @@ def try_and_tell(
         finally:
             ended.set()
         watcher.join()
-    return _tell(client, episode, result, calls, copies)
+    return _show(client, episode, result, calls, copies)
 
 
 def _watch(calls: Calls, ended: threading.Event) -> None:
@@ -147,12 +141,12 @@ def _play(runs: ProgramAgent, task: str, episode: Episode) -> RunResult:
     return result_of(Rollout(0, task, 0), task, episode, error, 0.0)
 
 
-def _tell(client: Client, episode: Episode, result: RunResult, calls: Calls, copies: Copies) -> int:
-    """What came of it, in a few lines. A proxy that is away has been waited for already."""
+def _show(client: Client, episode: Episode, result: RunResult, calls: Calls, copies: Copies) -> int:
+    """Shows what came of it, in a few lines. A proxy that is away has been waited for already."""
     record: Mapping[str, Any] = {}
     with suppress(ProxyUnreachable, NotReady):
         calls.look()
-        record = client.drive(reading(replace(client.target, deadline=LOOK_DEADLINE_S), episode.id, False))
+        record = wait(reading(client.core.but(deadline=LOOK_DEADLINE_S), episode.id))
     all_calls = record.get("calls") or []
     whole = [one for one in all_calls if one.get("complete")]
     sampled = sum(int(one.get("sampled_tokens", 0)) for one in whole)

@@ -1,4 +1,4 @@
-"""Whether an exception is the world's failure: somebody could not be reached, or failed to answer.
+"""Tells whose failure an exception is. It is the world's if somebody could not be reached, or failed to answer.
 
 Idea: the agent's client is anybody's. So its exceptions are known by the status that they keep and by the names of
 their classes, and no client is imported. One that says nothing is known by its cause, and a group by what is in it. An
@@ -35,8 +35,20 @@ class WorldFailed(Exception):
     """The world failed, and not the agent: the episode is given up, and never trained."""
 
 
+class Interrupted(BaseException):
+    """The run was interrupted, and its episode is given up."""
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception as an abort's reason: its type and the first 500 characters of its text."""
+    text = str(error).strip().encode("utf-8", "replace").decode()
+    if text and isinstance(error, (WorldFailed, Interrupted)):
+        return text[:500]
+    return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
+
+
 def of_the_world(error: BaseException, infra: tuple[type[BaseException], ...] = ()) -> bool:
-    """Whether the world failed, and not the agent. Exceptions of the classes `infra` say so too."""
+    """True if the world failed, and not the agent. Exceptions of the classes `infra` say so too."""
     return _says(error, (WorldFailed, *infra), []) is True
 
 
@@ -56,7 +68,7 @@ def _says(error: BaseException, infra: tuple[type[BaseException], ...], seen: li
 
 
 def _by_itself(error: BaseException, inside: Collection[bool | None]) -> bool | None:
-    """What `error` tells, where what is `inside` it tells so much."""
+    """The word of `error` alone, where those `inside` it say so much."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if getattr(error, "errno", None) in NO_WAY:
         return True

@@ -1,4 +1,4 @@
-"""Whether an episode counts, and what it earns, from three facts: what was given, how it ended, what went unanswered.
+"""Decides if an episode counts, and what it earns: from what was given, how it ended, and what went unanswered.
 
 The rule: a failure of the world is never trained as the policy's, and a reward that somebody gave stands. What the
 episode would have earned decides nothing: else successes would be kept, failures played again, and every mean too high.
@@ -8,10 +8,15 @@ So no decision here reads a reward's value. It hands the value on, or not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
+from ajet_sdk.rewards.blame import of_the_world, reason_of
+from ajet_sdk.rewards.numbers import LastNumber
+
+TEMPORARY = 75
+"""The exit code of a program that the world failed: ``EX_TEMPFAIL`` of sysexits.h."""
 WORLD_ENDS = ("client_gone",)
 """Reasons of the proxy to discard an episode that are nobody's failure who plays."""
 UNREWARDED = "left without a reward"
@@ -20,7 +25,7 @@ SHOWN = 3
 
 
 class Given(Enum):
-    """What was given to the episode before it is decided, by the agent itself, a header or anybody else."""
+    """A reward that was given to the episode before it is decided, by the agent itself, a header or anybody else."""
 
     NOTHING = "nothing"
     STEPS = "rewards that are not final"
@@ -38,7 +43,7 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """What the source of the reward says. As a `fallback` it counts only if nothing was given."""
+    """A reward by its source. As a `fallback` it counts only if nothing was given."""
 
     value: float
     fallback: bool = False
@@ -58,6 +63,39 @@ Said = Number | NoNumber
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """How an episode was played to its end.
+
+    `record` is the proxy's, with its calls. A program ended with exit code `code`; what it `printed` and has `written`
+    to its file are read for numbers, and so is the `verdict` of its grader, which ended with `graded`. A function, or
+    whoever played otherwise, raised `error`, of which the classes `infra` are the world's.
+    """
+
+    record: Mapping[str, Any] = field(default_factory=dict)
+    code: int | None = None
+    printed: LastNumber = field(default_factory=LastNumber)
+    written: bytes = b""
+    graded: int | None = None
+    verdict: LastNumber = field(default_factory=LastNumber)
+    error: BaseException | None = None
+    infra: tuple[type[BaseException], ...] = ()
+
+    @property
+    def gave_up(self) -> GaveUp | None:
+        """The agent's own word that it did not come to its end, if it gave one."""
+        if self.error is not None:
+            return GaveUp(reason_of(self.error), of_the_world(self.error, self.infra))
+        return GaveUp(f"exit code {TEMPORARY}", world=True) if TEMPORARY in (self.code, self.graded) else None
+
+
+class Source(Protocol):
+    """Where a reward comes from. It is asked once for each episode that came to its end."""
+
+    async def reward(self, ended: Ended) -> Said:
+        """The reward that an episode earns which ended so."""
+
+
+@dataclass(frozen=True, slots=True)
 class Earns:
     """The episode gets this final reward."""
 
@@ -71,16 +109,28 @@ class Stands:
 
 @dataclass(frozen=True, slots=True)
 class Fails:
-    """The episode is given up. It is played again if the `world` failed."""
+    """The episode is given up. It is played again if the `world` failed. `hint` is what the user should know if that
+    happens again and again."""
 
     reason: str
     world: bool = False
+    hint: str | None = None
+
+
+async def decided(source: Source | None, ended: Ended, failed: str | None = None) -> Earns | Stands | Fails:
+    """Decides what becomes of an episode that ended so. Without a `source` it has the rewards that were given. `failed`
+    says in words how its program failed."""
+    unanswered, gave_up = unanswered_in(ended.record), ended.gave_up
+    if unanswered is not None and failed is not None and gave_up is None:
+        unanswered = f"{failed}; {unanswered}"
+    said = None if source is None or gave_up is not None else await source.reward(ended)
+    return decide(given_to(ended.record), unanswered, gave_up, said)
 
 
 def decide(
     given: Given, unanswered: str | None, ended: GaveUp | None = None, said: Said | None = None
 ) -> Earns | Stands | Fails:
-    """What becomes of an episode.
+    """Decides what becomes of an episode.
 
     `unanswered` says in words which attempts at the model were lost to the world. `said` is what the source of its
     reward says; None, if it has no source besides what was `given`.
@@ -94,31 +144,32 @@ def decide(
         return Stands()
     if given is Given.STEPS and ended is None and said is None:
         return Stands()
+    hint = said.hint if isinstance(said, NoNumber) else None
     if world:
-        return Fails("; ".join(world), world=True)
+        return Fails("; ".join(world), world=True, hint=hint)
     if ended is not None:
         return Fails(ended.reason)
     if said is None:
         return Fails(UNREWARDED)
-    return Earns(said.value) if isinstance(said, Number) else Fails(said.reason)
+    return Earns(said.value) if isinstance(said, Number) else Fails(said.reason, hint=hint)
 
 
 def given_to(record: Mapping[str, Any]) -> Given:
-    """What was given to the episode with this record."""
+    """Reads what was given to the episode with this record."""
     if record.get("state") == "open":
         return Given.STEPS if record.get("rewards") else Given.NOTHING
     return Given.END if record.get("state") == "discarded" else Given.FINAL
 
 
 def unanswered_in(record: Mapping[str, Any]) -> str | None:
-    """Which attempts at the model were lost to the world, in words; None if there are none."""
+    """The attempts at the model that were lost to the world, in words; None if there are none."""
     reasons = list(dict.fromkeys(str(one.get("reason")) for one in record.get("unanswered") or ()))
     more = " and others" if len(reasons) > SHOWN else ""
     return f"the model never answered ({', '.join(reasons[:SHOWN])}{more})" if reasons else None
 
 
 def lost_to_the_world(record: Mapping[str, Any]) -> bool:
-    """Whether it is the world's failure that the episode with this record was discarded."""
+    """True if it is the world's failure that the episode with this record was discarded."""
     if record.get("reason") == "aborted":
         return record.get("cause") == "infra"
     return record.get("reason") in WORLD_ENDS or bool(record.get("unanswered"))

@@ -8,8 +8,11 @@ reward.
 
 from __future__ import annotations
 
+import math
 import re
+from typing import Any
 
+from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import MAX_REWARD
 
 _COLOR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -52,7 +55,7 @@ class LastNumber:
 
 
 def read(text: bytes) -> LastNumber:
-    """What `text` says in all its lines."""
+    """Reads all lines of `text`."""
     reader = LastNumber()
     for line in text.splitlines(keepends=True):
         reader.feed(line)
@@ -71,8 +74,8 @@ def _usable(value: float) -> float | None:
 
 
 def _behind_a_sign(text: str) -> float | None:
-    """What `text` ends in after its last ``:`` or ``=``. A time, a ratio, an address, a line of a file and a comparison
-    are no name."""
+    """The number that `text` ends in after its last ``:`` or ``=``. A time, a ratio, an address, a line of a
+    file and a comparison are no name."""
     at = max(text.rfind(":"), text.rfind("="))
     name, number = text[: max(at, 0)], text[at + 1 :]
     if not name.strip() or name[-1] in OTHER_SIGNS or _float(name) is not None or _ANOTHER.search(_TIME.sub("", name)):
@@ -82,3 +85,15 @@ def _behind_a_sign(text: str) -> float | None:
     word = name.split()[-1]
     is_place = text[at] == ":" and _PLACE.fullmatch(word)
     return _float(number) if _WORD.fullmatch(word) and not is_place else None
+
+
+def finite(value: Any) -> float:
+    """`value` (a number, or what converts to one, such as a numpy scalar or a bool) as a finite float."""
+    try:
+        number = float(value) if not isinstance(value, (str, bytes)) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= MAX_REWARD:
+        most = f"a finite number of at most {MAX_REWARD:g}"
+        raise BadRequest(f"a reward must be {most}, not {repr(value)[:80]}", param="value")
+    return number

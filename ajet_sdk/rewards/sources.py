@@ -1,4 +1,4 @@
-"""What each source of a program's reward says: its exit code, its output, a file, or the command that grades it.
+"""The sources of a reward: what a function returned, a program's exit code, its output, its file, or its grader.
 
 Numbers are read alike everywhere. A program's output has many, so there a line counts only if it is a number. So it is
 with a grader that failed, since what it printed last is rarely its verdict.
@@ -7,65 +7,97 @@ with a grader that failed, since what it printed last is rarely its verdict.
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 
-from ajet_sdk.rewards.decision import GaveUp, NoNumber, Number, Said
-from ajet_sdk.rewards.numbers import LastNumber
+from ajet_sdk.rewards.decision import Ended, NoNumber, Number, Said, Source
+from ajet_sdk.rewards.numbers import LastNumber, read
 
-TEMPORARY = 75
-"""The exit code of a program that the world failed: ``EX_TEMPFAIL`` of sysexits.h."""
 PRINTED, WRITTEN = "no line of its output is a number", "no line of the file that AJET_REWARD_FILE names is a number"
 ONLY = "only successes are trained"
 SHOWN = 80
 
 
-def gave_up(*codes: int) -> GaveUp | None:
-    """What the exit codes of a program and its grader say of the world, if they do."""
-    return GaveUp(describe(TEMPORARY), world=True) if TEMPORARY in codes else None
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The number that a function returned."""
+
+    value: float
+
+    async def reward(self, ended: Ended) -> Said:
+        return Number(self.value)
 
 
-def exit_code(code: int, *, asked: bool) -> Said:
+@dataclass(frozen=True, slots=True)
+class ExitCode:
     """1.0 for success, else 0.0. Unless it was `asked` for, it counts only if nothing was given."""
-    return Number(1.0 if code == 0 else 0.0, fallback=not asked)
+
+    asked: bool = False
+
+    async def reward(self, ended: Ended) -> Said:
+        return Number(1.0 if ended.code == 0 else 0.0, fallback=not self.asked)
 
 
-def lines(read: LastNumber, code: int, lacking: str) -> Said:
+class Printed:
+    """The last line of the program's output that is a number."""
+
+    async def reward(self, ended: Ended) -> Said:
+        return _line(ended.printed, ended.code, PRINTED)
+
+
+class Written:
+    """The last line of the program's file that is a number."""
+
+    async def reward(self, ended: Ended) -> Said:
+        return _line(read(ended.written), ended.code, WRITTEN)
+
+
+class Graded:
+    """The verdict of a command that ran after the program."""
+
+    async def reward(self, ended: Ended) -> Said:
+        found, code = ended.verdict, ended.graded
+        value = found.named if code == 0 else found.value
+        if value is not None:
+            return Number(value)
+        if code == 0:
+            hint = (
+                "the reward command printed no number, so its episode is not trained. If that is how it says that the "
+                f"work is wrong, {ONLY}: have it print 0 then"
+            )
+            lacking = "the reward command must print a number alone, or as in 'score: 0.5'"
+            return NoNumber(f"{lacking}{_last(found)}", hint=hint)
+        failed = f"the reward command failed ({describe(code)}) without a line that is a number"
+        hint = (
+            f"{failed}, so its episode is not trained, but played again. If that is how it says that the work is "
+            f"wrong, {ONLY}: add || echo 0"
+        )
+        return NoNumber(f"{failed}{_last(found)}", grader=True, hint=hint)
+
+
+NAMED: dict[str | None, Source] = {
+    None: ExitCode(), "exit-code": ExitCode(asked=True), "stdout": Printed(), "file": Written(),
+}  # fmt: skip
+"""The sources by the names under which a program's user asks for them."""
+
+
+def _line(found: LastNumber, code: int | None, lacking: str) -> Said:
     """The last line that is a number, of a program that ended with `code`. `lacking` says that there is none."""
-    if read.value is not None:
-        return Number(read.value)
+    if found.value is not None:
+        return Number(found.value)
     hint = (
         f"a program that ended with {describe(code)} gave no number, so its episode is not trained. If that is how it "
         f"fails at its task, {ONLY}: have it give 0 then"
     )
-    return NoNumber(f"{lacking} ({describe(code)}){_last(read)}", hint=hint)
+    return NoNumber(f"{lacking} ({describe(code)}){_last(found)}", hint=hint)
 
 
-def grader(read: LastNumber, code: int) -> Said:
-    """What a grader printed that ended with `code`."""
-    value = read.named if code == 0 else read.value
-    if value is not None:
-        return Number(value)
-    if code == 0:
-        hint = (
-            "the reward command printed no number, so its episode is not trained. If that is how it says that the work "
-            f"is wrong, {ONLY}: have it print 0 then"
-        )
-        told = f"the reward command must print a number alone, or as in 'score: 0.5'{_last(read)}"
-        return NoNumber(told, hint=hint)
-    failed = f"the reward command failed ({describe(code)}) without a line that is a number"
-    hint = (
-        f"{failed}, so its episode is not trained, but played again. If that is how it says that the work is wrong, "
-        f"{ONLY}: add || echo 0"
-    )
-    return NoNumber(f"{failed}{_last(read)}", grader=True, hint=hint)
+def _last(found: LastNumber) -> str:
+    return f"; its last line is {found.last[:SHOWN]!r}" if found.last else ""
 
 
-def _last(read: LastNumber) -> str:
-    return f"; its last line is {read.last[:SHOWN]!r}" if read.last else ""
-
-
-def describe(code: int) -> str:
+def describe(code: int | None) -> str:
     """An exit code in words: ``exit code 3``, ``killed by SIGSEGV``."""
-    if code >= 0:
+    if code is None or code >= 0:
         return f"exit code {code}"
     try:
         return f"killed by {signal.Signals(-code).name}"

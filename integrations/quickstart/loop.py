@@ -13,11 +13,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ajet_sdk.client import Client
+from ajet_sdk import Client
 from ajet_trainer.progress import timed
 from integrations.quickstart import screen as show
 from integrations.quickstart.figures import PARTS
@@ -49,7 +48,7 @@ class Loop:
         self.plan, self.folder, self.model, self.screen = plan, folder, model, screen
         self.port = free_port()
         self.proxy = Client(f"http://127.0.0.1:{self.port}", deadline=PROXY_ANSWER_S)
-        self.proxy.target = replace(self.proxy.target, key=None)  # it has no secrets, and gets no key of this shell's
+        self.proxy.core = self.proxy.core.but(key=None)  # it has no secrets, and gets no key of this shell's
         self.metrics: list[dict[str, Any]] = []
         self.status: dict[str, Any] = {}
         self.episodes: list[dict[str, Any]] = []

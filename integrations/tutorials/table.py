@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import fmean
 
-from ajet_sdk.client import Client
+from ajet_sdk import Client
 
 PLAYED = ("sealed", "ready", "leased", "trained")
 

@@ -14,15 +14,17 @@ from typing import Any
 
 import openai
 
-from ajet_sdk.client import Client
+from ajet_sdk.blocking import Client, wait
 from ajet_sdk.errors import AjetError, from_body
-from ajet_sdk.operations import Talk
-from ajet_sdk.play.data_set import PlayedRollouts, Progress
-from ajet_sdk.play.episode import Episode
+from ajet_sdk.play.blocking import Episode
+from ajet_sdk.play.data_set import PlayedRollouts
 from ajet_sdk.play.membership import Membership
-from ajet_sdk.play.rollouts import How, Rollouts, name_of
+from ajet_sdk.play.options import RunOptions
+from ajet_sdk.play.results import Progress
+from ajet_sdk.play.rollouts import Rollouts
+from ajet_sdk.play.threads import ThreadHands
 from ajet_sdk.rewards.blame import WorldFailed
-from ajet_sdk.routes import Join, OpenEpisode
+from ajet_sdk.routes import Join
 from tests.faults.agent import MEMBERS, PATIENCE_S, Agent
 from tests.faults.notes import Notes
 
@@ -68,9 +70,9 @@ class Noted(Membership):
 
     notes: Notes
 
-    def _join(self) -> Talk[str]:
+    async def _join(self) -> None:
         self.notes.add("joins", client=self._next, ttl_s=self._body.ttl_s)
-        return super()._join()
+        await super()._join()
 
 
 class Kept(Rollouts):
@@ -78,8 +80,8 @@ class Kept(Rollouts):
 
     source: PlayedRollouts
 
-    def __init__(self, *plan: Any) -> None:
-        super().__init__(*plan)
+    def __init__(self, *plan: Any, **more: Any) -> None:
+        super().__init__(*plan, **more)
         self.source.finish = self.source.begin  # type: ignore[method-assign]
 
 
@@ -100,18 +102,21 @@ def run(url: str, name: str, client_name: str, notes: Path, stop: Path, revision
         return progress
 
     with Client(url, deadline=PATIENCE_S) as client:
-        member = Noted(client, Join(client_name, ttl_s=TTL_S), lambda: revision.read_text())
+        member = Noted(client.core, Join(client_name, ttl_s=TTL_S), lambda: revision.read_text())
         member.notes = player.notes
         try:
-            with member:
-                done = [int(path.name) for path in whole.iterdir()]
-                for number in count(max(done, default=0)):
-                    for again in range(max(0, number - 1), number + 1):
-                        how = How(play=f"storm{again}", member=member, held=held, on_progress=told(again))
-                        opened = OpenEpisode(None, members=MEMBERS)
-                        Kept(client, player, TASKS, REPEAT, 1, opened, name_of, None, how).run()
+            done = [int(path.name) for path in whole.iterdir()]
+            for number in count(max(done, default=0)):
+                for again in range(max(0, number - 1), number + 1):
+                    options = RunOptions(
+                        play=f"storm{again}", repeat=REPEAT, parallel=1, members=MEMBERS, on_progress=told(again)
+                    )
+                    run = Kept(client.core, player, TASKS, options, hands=ThreadHands, held=held, member=member)
+                    wait(run.run())
         except Stopped:
             pass
         except AjetError as error:
             player.notes.add("failed", why=repr(error)[:500])
             sys.exit(1)
+        finally:
+            wait(member.leave())

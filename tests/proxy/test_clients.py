@@ -16,6 +16,7 @@ import pytest
 
 import ajet_sdk
 from ajet_proxy.core.identity.keys import Claims
+from ajet_sdk import aio
 from ajet_sdk.play.membership import Membership
 from ajet_sdk.routes import Join, OpenEpisode
 from tests.kit.engine_stub import EngineStub
@@ -177,21 +178,21 @@ def test_after_kill_9_of_the_daemon_a_player_that_lives_goes_on(engine: str, tmp
 class Cut(Membership):
     """A client whose beats do not arrive."""
 
-    def _beat_on(self) -> None:
+    async def _beat_on(self) -> None:
         """Nothing is sent."""
 
 
-def test_a_client_that_was_cut_off_comes_back_under_its_name(engine: str, tmp_path: Path) -> None:
-    with ProxyProcess(engine, tmp_path / "data") as proxy, Rig(proxy.url) as rig, ajet_sdk.Client(proxy.url) as client:
-        with Cut(client, Join("player", ttl_s=0.5)) as member:
-            first = member.open(OpenEpisode("t"))
+async def test_a_client_that_was_cut_off_comes_back_under_its_name(engine: str, tmp_path: Path) -> None:
+    with ProxyProcess(engine, tmp_path / "data") as proxy, Rig(proxy.url) as rig:
+        async with aio.Client(proxy.url) as client, Cut(client, Join("player", ttl_s=0.5)) as member:
+            first = await member.open(OpenEpisode("t"))
             until(lambda: rig.record(first.episode)["state"] == "discarded")
-            second = member.open(OpenEpisode("t"))
+            second = await member.open(OpenEpisode("t"))
             assert rig.record(second.episode)["client"] == member.id != rig.record(first.episode)["client"]
             other = rig.post("/clients", {"name": "player", "ttl_s": 600}).json()["client"]
             assert rig.record(second.episode)["reason"] == "client_gone"
             with pytest.raises(ajet_sdk.errors.Conflict) as caught:
-                member.open(OpenEpisode("t"))
+                await member.open(OpenEpisode("t"))
             assert caught.value.code == "client_exists"
         assert [one["name"] for one in rig.get("/clients").json()["clients"] if one["state"] == "joined"] == ["player"]
         assert rig.post(f"/clients/{other}/beat").is_success

@@ -13,11 +13,15 @@ import pytest
 
 import ajet_sdk
 from ajet_proxy.io.runtime import clock
+from ajet_sdk import aio
+from ajet_sdk.blocking import wait
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.play.membership import Membership
+from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.results import RunResults
-from ajet_sdk.play.rollouts import How, Rollouts, name_of
-from ajet_sdk.routes import Join, OpenEpisode
+from ajet_sdk.play.rollouts import Rollouts
+from ajet_sdk.play.threads import ThreadHands
+from ajet_sdk.routes import Join
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
@@ -139,7 +143,7 @@ async def test_a_lane_that_never_plays_holds_up_nobody_and_owes_at_most_a_batch(
 class Cut(Membership):
     """A client whose beats do not arrive for a while."""
 
-    def _beat_on(self) -> None:
+    async def _beat_on(self) -> None:
         """Nothing is sent."""
 
 
@@ -156,12 +160,13 @@ async def test_what_a_client_played_that_was_cut_off_is_played_again(client: Cli
             httpx.post(f"{episode.base_url}/chat/completions", json=CHAT, headers=headers, trust_env=False)
         return 1.0
 
-    def play() -> RunResults:
-        with ajet_sdk.Client(client.app.url) as own, Cut(own, Join("player", ttl_s=0.5)) as member:
-            how = How(play="d", member=member)
-            return Rollouts(own, agent, ["t"], 1, 1, OpenEpisode(None), name_of, None, how).run()
+    async def play(own: aio.Client) -> RunResults:
+        async with Cut(own, Join("player", ttl_s=0.5)) as member:
+            options = RunOptions(repeat=1, play="d")
+            return await Rollouts(own, agent, ["t"], options, hands=ThreadHands, member=member).run()
 
-    results = await asyncio.to_thread(play)
+    with ajet_sdk.Client(client.app.url) as blocking:
+        results = await asyncio.to_thread(wait, play(blocking.core))
     assert [(item.infra, item.again, item.kept) for item in results] == [(True, True, False), (False, False, True)]
     records = [(await client.control("GET", f"/episodes/{one}")).json for one in tried]
     assert records[0]["reason"] == "client_gone" and records[0]["client"] != records[1]["client"]

@@ -9,37 +9,34 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import ajet_sdk
 from ajet_sdk import Client, aio, errors
-from ajet_sdk.operations import NoReply, Sleep, Target
+from ajet_sdk.client import NoReply
 from ajet_sdk.play import program as runner
 from ajet_sdk.play.child import Child
-from ajet_sdk.play.episode import Opened
+from ajet_sdk.play.episode import EpisodeLife, Opened
 from ajet_sdk.play.patience import Absence
 from ajet_sdk.play.program import Program, ProgramAgent
 from tests.kit.control_stub import ControlStub
 from tests.kit.proxy_process import ProxyProcess
 from tests.sdk.test_guardian import AJET, alive, begun, until
+from tests.sdk.test_operations import Script
 
 AGENT = 'echo $$ >> "$PIDS"; echo hello; exec sleep 300'
 
 
 def test_an_absence_is_told_once_and_its_end_too() -> None:
-    lines: list[str] = []
-    absence = Absence(lines.append, "http://p", 600.0)
-    for one in (absence.heard, absence.missed, absence.missed, absence.heard, absence.heard):
-        one()
-    assert lines == [
-        "waiting up to 600 s for the proxy at http://p: it does not answer any more",
-        "the proxy at http://p answers again",
-    ]
+    absence = Absence("http://p", 600.0)
+    assert [absence.seen(away=away) for away in (False, True, True, False, False)] == [
+        None, "waiting up to 600 s for the proxy at http://p: it does not answer any more",
+        None, "the proxy at http://p answers again", None,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [("run", "--task", "t"), ("try",)])
@@ -103,16 +100,9 @@ async def test_a_client_says_that_the_proxy_is_away_and_back(
 
 @pytest.mark.parametrize(("error", "seconds"), [(KeyboardInterrupt(), 3.0), (ValueError(), 10.0)])
 def test_who_is_interrupted_tells_a_proxy_that_is_away_for_little_time(error: BaseException, seconds: float) -> None:
-    now = 0.0
-    target = Target("http://127.0.0.1:1", clock=lambda: now, chance=lambda: 0.0)
-    one = ajet_sdk.Episode(SimpleNamespace(target=target), Opened("ep", "", "", 0))
-    talk: Any = one._leave(error)
-    outcome: Any = None
-    with suppress(StopIteration):
-        while True:
-            effect = talk.send(outcome)
-            now, outcome = (now + effect.seconds, None) if isinstance(effect, Sleep) else (now, NoReply("refused"))
-    assert now == pytest.approx(seconds, abs=0.01)
+    script = Script([NoReply("refused")])
+    asyncio.run(EpisodeLife(script, Opened("ep", "", "", 0)).leave(error))
+    assert script.now - 1000 == pytest.approx(seconds, abs=0.01)
 
 
 class _Episode:
@@ -129,8 +119,9 @@ def test_a_round_of_looks_has_one_deadline_and_all_are_ended_together(monkeypatc
     children: dict[str, Any] = {f"ep-{number}": object() for number in range(50)}
     agent._running = children
 
-    def drive(talk: Any) -> dict[str, str]:
-        asked.append(talk)
+    def wait(asking: Any) -> dict[str, str]:
+        asking.close()
+        asked.append(asking)
         if len(asked) > 1:
             time.sleep(0.2)
             raise errors.ProxyUnreachable("it hangs")
@@ -140,7 +131,7 @@ def test_a_round_of_looks_has_one_deadline_and_all_are_ended_together(monkeypatc
         assert found == [children["ep-0"]] and grace == runner.END_GRACE_S
         ended.set()
 
-    monkeypatch.setattr(agent._client, "drive", drive)
+    monkeypatch.setattr(runner, "wait", wait)
     monkeypatch.setattr(runner, "_end_all", end)
     agent._end_discarded()
     assert ended.is_set() and 2 <= len(asked) <= 4 and agent._lost == {"ep-0": "idle"}

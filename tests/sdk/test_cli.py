@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk import Client, __version__, cli
+from ajet_sdk.play import commands
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.ports import free_port
@@ -249,7 +250,7 @@ def test_run_waits_for_a_proxy_that_is_starting(ajet: Ajet) -> None:
 
 
 def test_run_without_a_proxy_opens_nothing(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "AWAIT_PROXY_S", 0.3)
+    monkeypatch.setattr(commands, "AWAIT_PROXY_S", 0.3)
     code, out, err = ajet("run", "--proxy", f"http://127.0.0.1:{free_port()}", "--task", "t", "--", "true")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith("ajet: no proxy acknowledged GET")

@@ -1,4 +1,4 @@
-"""Both clients against the same stub: connections, faults, and the same requests from both."""
+"""Both faces of the client: connections, threads, forks, and faults."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import httpx
 import pytest
 
 from ajet_sdk import Client, aio, errors, routes
-from ajet_sdk.client import connected
-from ajet_sdk.operations import Reply, Target
+from ajet_sdk.client import Reply, Target, connected
 from tests.kit.certificates import Authority
 from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
 from tests.kit.ports import free_port
@@ -94,18 +93,6 @@ def test_a_proxy_that_comes_up_late(face: str) -> None:
     finally:
         timer.join()
         late.__exit__(None, None, None)
-
-
-def test_both_faces_say_the_same(stub: ControlStub) -> None:
-    for face in ("sync", "aio"):
-        ask(face, stub.url, "open_episode", routes.OpenEpisode(task="t", metadata={"a": [1]}), key="ajet-k")
-    first, second = stub.heard
-    assert (first.method, first.path, first.body) == (second.method, second.path, second.body)
-    volatile = {"user-agent"}
-    assert {k: v for k, v in first.headers.items() if k not in volatile} == {
-        k: v for k, v in second.headers.items() if k not in volatile
-    }
-    assert first.headers["authorization"] == "Bearer ajet-k"
 
 
 def test_many_threads_share_a_client(stub: ControlStub) -> None:

@@ -1,9 +1,8 @@
-"""What runs agents is a client: it joins, beats, leaves, and comes back; on both faces."""
+"""A process that runs agents is a client: it joins, beats, leaves, and comes back; on both faces."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import ajet_sdk
 from ajet_sdk import aio, errors, routes
 from ajet_sdk.client import Client
-from ajet_sdk.operations import Send
 from ajet_sdk.play import membership as clients
 from ajet_sdk.play.membership import Membership, own_name
 from ajet_sdk.play.program import Program, run_program
@@ -101,15 +99,13 @@ async def test_without_a_proxy_every_rollout_fails_and_all_wait_together(
 ) -> None:
     monkeypatch.setenv("AJET_PROXY_URL", f"http://127.0.0.1:{free_port()}")
     tries: list[str] = []
-    kind: Any = ajet_sdk.Client if face.name == "sync" else aio.Client
-    perform = kind._perform
+    attempt = Client.attempt
 
-    def counted(self: Any, effect: Any) -> Any:
-        if isinstance(effect, Send):
-            tries.append(effect.url)
-        return perform(self, effect)
+    async def counted(self: Any, send: Any) -> Any:
+        tries.append(send.url)
+        return await attempt(self, send)
 
-    monkeypatch.setattr(kind, "_perform", counted)
+    monkeypatch.setattr(Client, "attempt", counted)
     results = await face.run(rewarding, ["a"], repeat=4, parallel=4, deadline=0.0)
     assert [item.outcome for item in results] == ["failed"] * 4
     assert len(tries) <= 4 and {url.rpartition("/")[2] for url in tries} == {"clients"}
@@ -144,7 +140,7 @@ async def test_a_client_whose_name_another_has_taken_ends(face: Any, stub: Contr
         played.append(task)
         if task == "b":
             forget(stub)
-            with Client() as other:
+            with ajet_sdk.Client() as other:
                 other.ask("join", routes.Join("mine"))
         return 1.0
 
@@ -195,9 +191,7 @@ async def until(holds: Any) -> None:
 
 
 async def test_it_beats_by_itself_and_notices_when_it_is_gone(stub: ControlStub) -> None:
-    body = routes.Join("mine", ttl_s=0.03)
-    with Client() as client, Membership(client, body) as member:
-        member.join()
+    with ajet_sdk.join("mine", ttl_s=0.03) as member:
         await until(lambda: joined(stub)[0]["beats"] > 1)
         forget(stub)
         await until(lambda: len(joined(stub)) == 2 and joined(stub)[1]["beats"] > 0)
@@ -211,23 +205,15 @@ async def test_it_beats_by_itself_and_notices_when_it_is_gone(stub: ControlStub)
     assert joined(stub)[3]["state"] == "gone"
 
 
-async def test_a_beat_that_gets_no_answer_is_no_end(stub: ControlStub) -> None:
-    for member in (clients.join("a", ttl_s=1000.0), aio.join("b", ttl_s=1000.0)):
-        async def once(found: Any = member) -> None:
-            done = found.beat()
-            if done is not None:
-                await done
-
-        await once()
+def test_a_beat_that_gets_no_answer_is_no_end(stub: ControlStub) -> None:
+    with ajet_sdk.join("a", ttl_s=1000.0) as member:
+        member.beat()
         stub.faults.append(Say(403))
         with pytest.raises(errors.AjetError):
-            await once()
-        await once()
+            member.beat()
+        member.beat()
         assert joined(stub)[-1]["beats"] == 2
-        done = member.leave()
-        if done is not None:
-            await done
-    assert [one["state"] for one in joined(stub)] == ["gone", "gone"]
+    assert joined(stub)[-1]["state"] == "gone"
 
 
 def test_joining_by_hand(stub: ControlStub) -> None:
@@ -240,25 +226,21 @@ def test_joining_by_hand(stub: ControlStub) -> None:
         ajet_sdk.join()
 
 
-def test_an_id_whose_answer_was_lost_for_its_whole_time_is_given_up(stub: ControlStub) -> None:
-    with Client(deadline=0.0) as client:
+async def test_an_id_whose_answer_was_lost_for_its_whole_time_is_given_up(stub: ControlStub) -> None:
+    async with Client(deadline=0.0) as client:
         member = Membership(client, routes.Join("mine"))
         stub.faults.append("lose")
         with pytest.raises(errors.ProxyUnreachable):
-            member.join()
+            await member.join()
         forget(stub)
-        member.join()
+        await member.join()
         assert [one["state"] for one in joined(stub)] == ["gone", "joined"]
-        member.leave()
+        await member.leave()
 
 
-def test_many_threads_join_once(stub: ControlStub) -> None:
-    with Client() as client, Membership(client, routes.Join("mine")) as member:
-        threads = [threading.Thread(target=member.open, args=(routes.OpenEpisode(),)) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+async def test_many_openings_join_once(stub: ControlStub) -> None:
+    async with Client() as client, Membership(client, routes.Join("mine")) as member:
+        await asyncio.gather(*(member.open(routes.OpenEpisode()) for _ in range(16)))
     assert (len(joined(stub)), len(stub.episodes)) == (1, 16)
 
 

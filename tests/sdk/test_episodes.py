@@ -9,7 +9,9 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import errors
-from ajet_sdk.play.episode import Outcome, current_episode, finite, reason_of
+from ajet_sdk.play.episode import Outcome, current_episode
+from ajet_sdk.rewards.blame import reason_of
+from ajet_sdk.rewards.numbers import finite
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
 from tests.kit.ports import free_port

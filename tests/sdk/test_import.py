@@ -28,7 +28,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 
 def test_not_even_the_functions_load_httpx_before_a_request() -> None:
-    loaded = loaded_by("import ajet_sdk; ajet_sdk.reward, ajet_sdk.episode, ajet_sdk.run, ajet_sdk.Client('http://p')")
+    loaded = loaded_by("import ajet_sdk; ajet_sdk.reward, ajet_sdk.episode, ajet_sdk.join, ajet_sdk.Client('http://p')")
     assert not {"httpx", "click", "msgpack", "asyncio"} & loaded
 
 
@@ -36,7 +36,7 @@ def test_help_loads_click_and_little_else() -> None:
     loaded = loaded_by("import ajet_sdk.cli")
     assert "click" in loaded
     assert {name for name in loaded if name.startswith("ajet")} == {
-        "ajet_sdk", "ajet_sdk.cli", "ajet_sdk.errors", "ajet_sdk.output",
+        "ajet_sdk", "ajet_sdk.cli", "ajet_sdk.commands", "ajet_sdk.errors", "ajet_sdk.output",
     }
     assert "httpx" not in loaded
 

@@ -15,10 +15,10 @@ from ajet_sdk import aio, errors
 from ajet_sdk.play import data_set as plays
 from ajet_sdk.play import patience, rollouts
 from ajet_sdk.play import schedule as turns
-from ajet_sdk.play.data_set import PlayedRollouts, Progress
-from ajet_sdk.play.episode import Opened
-from ajet_sdk.play.results import RunResult
-from ajet_sdk.play.rollouts import How, said_by
+from ajet_sdk.play.data_set import PlayedRollouts
+from ajet_sdk.play.episode import Opened, aborting, opening
+from ajet_sdk.play.options import RunOptions
+from ajet_sdk.play.results import Progress, RunResult
 from ajet_sdk.play.schedule import LATER
 from ajet_sdk.rewards.blame import WorldFailed
 from tests.kit.control_stub import ControlStub, Say
@@ -29,8 +29,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
     with ControlStub() as running:
         monkeypatch.setenv("AJET_PROXY_URL", running.url)
         monkeypatch.delenv("AJET_API_KEY", raising=False)
-        for module in (rollouts, aio):
-            monkeypatch.setattr(module, "WANTED_S", 0.01)
+        monkeypatch.setattr(rollouts, "WANTED_S", 0.01)
         for module in (plays, turns):
             monkeypatch.setattr(module, "AGAIN_S", 0.01)
         monkeypatch.setattr(plays, "LOOK_S", 0.01)
@@ -55,9 +54,6 @@ async def test_a_data_set_is_played_epoch_by_epoch(face: Any, stub: ControlStub,
     assert not stub.plays, "it is whole, and ends"
 
 
-OPEN = ajet_sdk.routes.OpenEpisode(None)  # type: ignore[attr-defined]
-
-
 class Killed(BaseException):
     """What the callback of a run raises, to end it as a kill does: nothing more is played."""
 
@@ -80,10 +76,10 @@ async def test_what_was_open_as_a_run_was_killed_is_waited_for(face: Any, stub: 
     """Until the proxy discards it, or another run ends it."""
     for number in range(3):
         stub.plays = {}
-        with ajet_sdk.Client() as client:
+        async with aio.Client() as client:
             played = source(["a", "b"])
-            client.drive(played.begin(client.target))
-            orphan = client.drive(rollouts.opening(client.target, body_of(client.drive(played.take(client.target)))))
+            await played.begin(client)
+            orphan = await opening(client, body_of(await played.take(client, called)))
         running = asyncio.ensure_future(
             face.run(one, ["a", "b"], repeat=1, play="d") if face.name == "aio"
             else asyncio.to_thread(asyncio.run, face.run(one, ["a", "b"], repeat=1, play="d"))
@@ -95,8 +91,13 @@ async def test_what_was_open_as_a_run_was_killed_is_waited_for(face: Any, stub: 
         assert sorted(item.task for item in results) == ["a", "b"]
 
 
-def source(tasks: Any, repeat: int = 1, retries: int = 2, **how: Any) -> PlayedRollouts:
-    return PlayedRollouts(tasks, repeat, retries, **{"play": "d", "epochs": 1, "name": str, "said": said_by, **how})
+def source(tasks: Any, **how: Any) -> PlayedRollouts:
+    return PlayedRollouts(tasks, RunOptions(**{"play": "d", "repeat": 1, **how}))
+
+
+async def called(function: Any, *args: Any) -> Any:
+    """Calls what the caller of a run gave."""
+    return function(*args)
 
 
 def body_of(turn: Any) -> ajet_sdk.routes.OpenEpisode:  # type: ignore[name-defined]
@@ -331,23 +332,23 @@ async def test_a_run_says_what_it_waits_for(
     ]
 
 
-def test_what_a_play_waits_for(stub: ControlStub) -> None:
+async def test_what_a_play_waits_for(stub: ControlStub) -> None:
     stub.lanes = {"a": 0, "b": 0, "c": 0, "d": 0}
-    with ajet_sdk.Client() as client:
-        played, target = source([f"{lane}/1" for lane in "abcd"]), client.target
-        client.drive(played.begin(target))
-        turns = [client.drive(played.take(target)) for _ in "abcd"]
-        assert [turn.waits and turn.rollout.task for turn in turns] == ["a/1", "b/1", "c/1", "d/1"]
-        assert client.drive(played.take(target)) is LATER
+    async with aio.Client() as client:
+        played = source([f"{lane}/1" for lane in "abcd"])
+        await played.begin(client)
+        taken: list[Any] = [await played.take(client, called) for _ in "abcd"]
+        assert [turn.waits and turn.rollout.task for turn in taken] == ["a/1", "b/1", "c/1", "d/1"]
+        assert await played.take(client, called) is LATER
         assert (played.waits_for() or "").startswith("lanes a, b, c and others have as many episodes open")
         stub.lanes = {"": 1}
-        for waits in turns:
+        for waits in taken:
             played.put_back(waits)
         for _ in range(4):
-            turn: Any = client.drive(played.take(target))
-            client.drive(rollouts.opening(target, body_of(turn)))
+            turn: Any = await played.take(client, called)
+            await opening(client, body_of(turn))
             played.put_back(turn)
-        assert client.drive(played.take(target)) is LATER
+        assert await played.take(client, called) is LATER
         assert played.waits_for() == "others have 4 episodes of it open"
         played.opened(turn, Opened("own", "", "", 0))
         assert played.waits_for() is None
@@ -377,15 +378,7 @@ async def test_a_play_that_another_run_finishes_ends_this_one_well(face: Any, st
 
         stub.episodes.clear()
         stub.answer = finishing  # type: ignore[method-assign]
-        rolled = How(play="d", on_progress=told.append)
-        if face.name == "sync":
-            with ajet_sdk.Client() as client:
-                rollouts.Rollouts(
-                    client, lambda task, episode: 1.0, [*"abcdef"], 1, 1, OPEN, str, None, rolled
-                ).run()
-        else:
-            async with aio.Client() as its:
-                await aio.Rollouts(its, one, [*"abcdef"], 1, 1, OPEN, str, None, rolled).run()
+        await face.run(one, [*"abcdef"], repeat=1, parallel=1, play="d", on_progress=told.append)
         stub.answer = answer  # type: ignore[method-assign]
         assert finished and told[-1] == Progress(6, 6), heard_by
 
@@ -429,7 +422,7 @@ async def test_a_play_needs_tasks(face: Any, stub: ControlStub) -> None:
 
 def test_the_name_of_a_play_tells_its_tasks_and_how_often_they_are_played() -> None:
     names = {
-        source(tasks, repeat, epochs=epochs).name
+        source(tasks, repeat=repeat, epochs=epochs).name
         for tasks, repeat, epochs in ((["a"], 1, 1), (["b"], 1, 1), (["a"], 2, 1), (["a"], 1, 2), (["a", "b"], 1, 1))
     }
     assert len(names) == 5
@@ -440,61 +433,55 @@ def test_the_name_of_a_play_tells_its_tasks_and_how_often_they_are_played() -> N
 
 def test_tasks_that_are_no_text_have_a_digest_too() -> None:
     one, two = ({"task": "t", "seed": number} for number in (1, 2))
-    assert source([one], name=rollouts.name_of).name != source([two], name=rollouts.name_of).name
+    assert source([one]).name != source([two]).name
 
 
-def test_a_lane_that_is_given_holds_all_tasks(stub: ControlStub) -> None:
-    with ajet_sdk.Client() as client:
-        client.drive(source(["math/1", "code/1"], lane="terminal").begin(client.target))
-    assert [name.partition(":")[2] for name in stub.plays] == ["terminal"]
-    with ajet_sdk.Client() as client:
-        client.drive(source(["mäth/1"]).begin(client.target))
+async def test_a_lane_that_is_given_holds_all_tasks(stub: ControlStub) -> None:
+    async with aio.Client() as client:
+        await source(["math/1", "code/1"], lane="terminal").begin(client)
+        assert [name.partition(":")[2] for name in stub.plays] == ["terminal"]
+        await source(["mäth/1"]).begin(client)
     assert [name.partition(":")[2] for name in stub.plays][1].startswith("m-th-")
 
 
-def test_an_answer_that_is_no_play_is_no_proxy(stub: ControlStub) -> None:
+async def test_an_answer_that_is_no_play_is_no_proxy(stub: ControlStub) -> None:
     stub.faults.append(Say(200, {"anything": 1}))
-    with ajet_sdk.Client() as client, pytest.raises(errors.AjetError, match="is not an ajet proxy"):
-        client.drive(source(["a"]).begin(client.target))
+    async with aio.Client() as client:
+        with pytest.raises(errors.AjetError, match="is not an ajet proxy"):
+            await source(["a"]).begin(client)
 
 
-def test_a_program_that_has_changed_may_try_all_that_failed(stub: ControlStub) -> None:
-    with ajet_sdk.Client() as client:
-        played, target = source(["a"], retries=0), client.target
-        client.drive(played.begin(target))
+async def test_a_program_that_has_changed_may_try_all_that_failed(stub: ControlStub) -> None:
+    async with aio.Client() as client:
+        played = source(["a"], retries=0)
+        await played.begin(client)
         for again in (False, True):
-            turn: Any = client.drive(played.take(target))
-            episode = client.drive(rollouts.opening(target, body_of(turn)))
+            turn: Any = await played.take(client, called)
+            episode = await opening(client, body_of(turn))
             played.opened(turn, episode)
-            client.drive(rollouts.aborting(target, episode.episode, "no idea"))
+            await aborting(client, episode.episode, "no idea")
             failed = RunResult("a", 0, episode.episode, "aborted", None, "no idea", 0.0)
             assert played.ended(turn, failed, 0.0, changed=False) is False, again
-            assert client.drive(played.take(target)) is None
+            assert await played.take(client, called) is None
             played.forgive()
-        turn = client.drive(played.take(target))
+        turn = await played.take(client, called)
         played.opened(turn, Opened("other", "", "", 0))
         assert played.ended(turn, failed, 0.0, changed=True) is True
 
 
-def test_an_episode_whose_end_could_not_be_told_is_given_up_before_the_end(stub: ControlStub) -> None:
-    with ajet_sdk.Client() as client:
-        played, target = source(["a", "b"]), client.target
-        client.drive(played.begin(target))
+async def test_an_episode_whose_end_could_not_be_settled_is_given_up_before_the_end(stub: ControlStub) -> None:
+    async with aio.Client() as client:
+        played = source(["a", "b"])
+        await played.begin(client)
         for name in ("failed", "settled after all"):
-            turn: Any = client.drive(played.take(target))
-            episode = client.drive(rollouts.opening(target, body_of(turn)))
+            turn: Any = await played.take(client, called)
+            episode = await opening(client, body_of(turn))
             played.opened(turn, episode)
             if name != "failed":
                 stub.episodes[episode.episode]["state"] = "leased"
             lost = RunResult("a", 0, episode.episode, "failed", None, "away", 0.0, infra=True)
             assert played.ended(turn, lost, 0.0, changed=False)
-        assert client.drive(played.take(target)) is LATER
+        assert await played.take(client, called) is LATER
         assert [record["state"] for record in stub.episodes.values()] == ["discarded", "leased"]
-        again: Any = client.drive(played.take(target))
+        again: Any = await played.take(client, called)
         assert again.place == 0
-
-
-def test_how_a_run_goes_without_arguments() -> None:
-    how = How()
-    assert not how.held()
-    how.on_progress(Progress(0, 1))

@@ -17,9 +17,7 @@ import ajet_sdk
 from ajet_sdk import aio, errors
 from ajet_sdk.play import rollouts
 from ajet_sdk.play.results import RunResult
-from ajet_sdk.play.rollouts import Rollouts, RolloutsPlan, name_of
 from ajet_sdk.play.schedule import rollouts_at
-from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.ports import free_port
 
@@ -174,12 +172,6 @@ async def test_counts_are_positive(face: Any, stub: ControlStub, counts: dict[st
         await face.run(agent, ["a"], **counts)
 
 
-@pytest.mark.parametrize(("tasks", "workers"), [(["a", "b"], 4), ([], 1), (iter("a"), 9)])
-def test_no_worker_is_without_work_where_that_can_be_known(tasks: Any, workers: int) -> None:
-    plan = RolloutsPlan(None, print, tasks, 2, 9, OpenEpisode(), str, None)
-    assert plan._parallel == workers
-
-
 async def test_any_number_may_run_at_once(face: Any, stub: ControlStub) -> None:
     async def agent(task: str, episode: Any) -> float:
         return 1.0
@@ -202,96 +194,87 @@ def test_tasks_may_be_endless(stub: ControlStub) -> None:
     assert [attempt.task for attempt in itertools.islice(rollouts_at(itertools.count(), 2), 4)] == [0, 0, 1, 1]
 
 
-def test_stopping_aborts_what_is_open_and_begins_no_more(
-    stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+def interrupt(when: threading.Semaphore, count: int = 1) -> None:
+    """Presses Ctrl-C once that was released so often."""
+
+    def press() -> None:
+        if all(when.acquire(timeout=20) for _ in range(count)):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+
+
+def test_an_interrupt_aborts_what_is_open_and_begins_no_more(
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ajet_sdk.play.rollouts.STOP_DEADLINE_S", 1.0)  # its agents do not end within it
-    started, go_on = threading.Semaphore(0), threading.Event()
-    stopped: list[bool] = []
+    started, go_on, seen = threading.Semaphore(0), threading.Event(), list[RunResult]()
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
         started.release()
-        go_on.wait(20)
+        go_on.wait(60)
         return 1.0
 
-    with ajet_sdk.Client() as client:
-        rollouts = Rollouts(
-            client, agent, itertools.count(), 1, 3, OpenEpisode(), name_of, None, on_stop=lambda: stopped.append(True)
-        )
-        for _ in range(3):
-            rollouts._begin()
-        for _ in range(3):
-            assert started.acquire(timeout=10)
-        rollouts.stop()
-        assert stopped == [True]
-        details = [(record["state"], record["detail"]) for record in stub.episodes.values()]
-        assert details == [("discarded", "the run was interrupted")] * 3
-        go_on.set()
-        for thread, _ in rollouts._workers:
-            thread.join(10)
-        assert [item.outcome for item in rollouts.results] == ["aborted"] * 3  # too late for their rewards
+    interrupt(started, 3)
+    with pytest.raises(KeyboardInterrupt):
+        ajet_sdk.run(agent, itertools.count(), 1, 3, on_result=seen.append)
+    go_on.set()
+    details = [(record["state"], record["detail"]) for record in stub.episodes.values()]
+    assert details == [("discarded", "the run was interrupted")] * 3
+    assert [(item.outcome, item.reason) for item in seen] == [("aborted", "the run was interrupted")] * 3
+    assert caplog.messages == ["interrupted: aborting the open episodes"]
 
 
-def test_an_interrupted_run_has_the_results_of_workers_that_end_soon(stub: ControlStub) -> None:
-    begun, stopped = threading.Event(), threading.Event()
+def test_a_second_interrupt_is_not_waited_for(stub: ControlStub) -> None:
+    started, pressed = threading.Semaphore(0), threading.Semaphore(0)
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
-        begun.set()
-        stopped.wait(20)
-        time.sleep(0.3)
+        stub.faults.extend([DROP] * 10_000)
+        started.release()
+        threading.Event().wait(60)
         return 1.0
 
-    def interrupt() -> None:
-        if begun.wait(20):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    with ajet_sdk.Client() as client:
-        rollouts = Rollouts(client, agent, ["t"], 2, 1, OpenEpisode(), name_of, None, on_stop=stopped.set)
-        threading.Thread(target=interrupt, daemon=True).start()
-        with pytest.raises(KeyboardInterrupt):
-            rollouts.run()
-        assert [item.outcome for item in rollouts.results] == ["aborted"]
+    interrupt(started)
+    interrupt(pressed)
+    with pytest.raises(KeyboardInterrupt):
+        ajet_sdk.run(agent, ["t"], 1, say=lambda line: pressed.release(), deadline=300.0)
+    stub.faults.clear()
 
 
 def test_a_signal_that_wakes_no_wait_is_heard_all_the_same(stub: ControlStub) -> None:
-    stopped = threading.Event()
     in_time: list[bool] = []
+    interrupted = threading.Event()
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # the thread that waits for the run is not woken
-        in_time.append(stopped.wait(20))
+        in_time.append(interrupted.wait(20))
         return 1.0
 
-    with ajet_sdk.Client() as client:
-        rollouts = Rollouts(client, agent, ["t"], 1, 1, OpenEpisode(), name_of, None, on_stop=stopped.set)
-        with pytest.raises(KeyboardInterrupt):
-            rollouts.run()
+    with pytest.raises(KeyboardInterrupt):
+        ajet_sdk.run(agent, ["t"], 1, say=lambda line: interrupted.set())
     assert in_time == [True]
 
 
-def test_an_interrupt_with_no_proxy_waits_for_it_once(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet_sdk.play.rollouts.STOP_DEADLINE_S", 0.5)
-    release = threading.Event()
+def test_an_interrupt_with_no_proxy_says_that_nobody_knows_what_became_of_it(
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_sdk.play.episode.STOP_DEADLINE_S", 0.5)
+    started, seen = threading.Semaphore(0), list[RunResult]()
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
-        release.wait(20)
+        started.release()
+        threading.Event().wait(60)
         return 1.0
 
-    with ajet_sdk.Client(deadline=1.0) as client:
-        rollouts = Rollouts(client, agent, ["t"], 8, 8, OpenEpisode(), name_of, None)
-        for _ in range(8):
-            rollouts._begin()
-        until = time.monotonic() + 10
-        while len(rollouts._open) < 8 and time.monotonic() < until:
-            time.sleep(0.01)
-        stub.faults.extend([DROP] * 10_000)
-        rollouts.stop()
-        asked = {heard.path for heard in stub.heard if heard.path.endswith("/abort")}
-        assert len(asked) == 1
-        stub.faults.clear()
-        release.set()
-        for thread, _ in rollouts._workers:
-            thread.join(20)
+    interrupt(started, 8)
+    with pytest.raises(KeyboardInterrupt):
+        ajet_sdk.run(
+            agent, ["t"], 8, 8, on_result=seen.append, say=lambda line: stub.faults.extend([DROP] * 10_000)
+        )
+    stub.faults.clear()
+    assert {(item.outcome, item.reason) for item in seen} == {
+        ("failed", "the run was interrupted, and the proxy did not say what becomes of this")
+    }
 
 
 async def test_what_an_agent_cancels_itself_is_no_end_of_the_run(stub: ControlStub) -> None:
@@ -358,7 +341,7 @@ async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert len(stub.episodes) == 3
-    assert {record["detail"] for record in stub.episodes.values()} == {"CancelledError"}
+    assert {record["detail"] for record in stub.episodes.values()} == {"the run was interrupted"}
 
 
 # ---- what a trainer wants
@@ -367,8 +350,7 @@ async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wanted is seen at once."""
-    for module in (rollouts, aio):
-        monkeypatch.setattr(module, "WANTED_S", 0.01)
+    monkeypatch.setattr(rollouts, "WANTED_S", 0.01)
 
 
 async def one(task: Any, episode: Any) -> float:
@@ -445,8 +427,7 @@ async def test_an_agent_that_fails_ends_no_evaluation_and_is_tried_again_slowly(
 ) -> None:
     stub.evaluations.append({"m": 3})
     seen: list[RunResult] = []
-    for module in (rollouts, aio):
-        monkeypatch.setattr(module, "WANTED_S", 0.2)
+    monkeypatch.setattr(rollouts, "WANTED_S", 0.2)
 
     async def fails(task: Any, episode: Any) -> float:
         raise RuntimeError("no idea")

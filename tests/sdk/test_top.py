@@ -13,13 +13,14 @@ import subprocess
 import sys
 import termios
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_sdk.client import Client
+from ajet_sdk import Client
 from ajet_sdk.text import columns
 from ajet_sdk.top import BARS, Poll, Rates, age, fit, recent_mean, screenful, sparkline, watch
 from tests.kit.control_stub import DROP, ControlStub
@@ -142,7 +143,7 @@ def test_means_and_ages() -> None:
 
 def test_rates_are_made_of_two_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     at, tokens = 0.0, 100
-    monkeypatch.setattr("time.monotonic", lambda: at)
+    monkeypatch.setattr("ajet_sdk.top.time", SimpleNamespace(monotonic=lambda: at))
     with ControlStub() as stub, Client(stub.url) as client:
         stub.status = lambda: STATUS | {"tokens": {"generated": tokens}}  # type: ignore[method-assign]
         poll = Poll(client)

@@ -16,7 +16,7 @@ def test_each_change_is_told_once(tmp_path: Path) -> None:
     path = tmp_path / "agent.py"
     path.write_text("one")
     changed = threading.Semaphore(0)
-    with Watch(Digest([path]), changed.release, look_s=0.02):
+    with Watch(Digest(path), changed.release, look_s=0.02):
         path.touch()
         assert not changed.acquire(timeout=0.3), "what it says is as before"
         for text in ("two", "three"):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ajet_sdk.rewards import sources
 from ajet_sdk.rewards.decision import (
     Earns,
+    Ended,
     Fails,
     GaveUp,
     Given,
@@ -21,6 +22,7 @@ from ajet_sdk.rewards.decision import (
     Said,
     Stands,
     decide,
+    decided,
     given_to,
     lost_to_the_world,
     unanswered_in,
@@ -137,15 +139,39 @@ def test_whose_failure_it_is_that_an_episode_was_discarded(record: dict[str, Any
     assert lost_to_the_world(record) is world
 
 
-def test_the_sources_of_a_program() -> None:
-    assert [sources.exit_code(code, asked=False) for code in (0, 1, -9)] == [
-        Number(value, fallback=True) for value in (1.0, 0.0, 0.0)
-    ]
-    assert sources.exit_code(0, asked=True) == Number(1.0)
-    assert [sources.gave_up(*codes) for codes in ((0,), (1, -9), ())] == [None] * 3
-    assert sources.gave_up(0, 75) == GaveUp("exit code 75", world=True)
-    for code in (0, 1, -9):
-        assert sources.lines(read(b"0.5\n"), code, "") == sources.grader(read(b"0.5"), code) == Number(0.5)
-    assert sources.grader(read(b"score: 0.5"), 0) == Number(0.5)
-    for said in (sources.grader(read(b"score: 0.5"), 1), sources.lines(read(b"score: 0.5"), 0, "nothing")):
-        assert isinstance(said, NoNumber)
+@pytest.mark.parametrize(
+    ("asked", "ended", "said"),
+    [
+        *((None, Ended(code=code), Number(value, fallback=True)) for code, value in ((0, 1.0), (1, 0.0), (-9, 0.0))),
+        ("exit-code", Ended(code=0), Number(1.0)),
+        *(("stdout", Ended(code=code, printed=read(b"0.5\n")), Number(0.5)) for code in (0, 1, -9)),
+        *(("file", Ended(code=code, written=b"0.5"), Number(0.5)) for code in (0, 1, -9)),
+        ("stdout", Ended(code=0, printed=read(b"score: 0.5")), None),
+        *(("grader", Ended(code=1, graded=code, verdict=read(b"0.5")), Number(0.5)) for code in (0, 1, -9)),
+        ("grader", Ended(graded=0, verdict=read(b"score: 0.5")), Number(0.5)),
+        ("grader", Ended(graded=1, verdict=read(b"score: 0.5")), None),
+    ],
+)
+async def test_the_sources_of_a_program(asked: str | None, ended: Ended, said: Said | None) -> None:
+    source = sources.Graded() if asked == "grader" else sources.NAMED[asked]
+    found = await source.reward(ended)
+    assert found == said if said is not None else isinstance(found, NoNumber)
+
+
+def test_who_gave_up() -> None:
+    assert [Ended(code=code, graded=graded).gave_up for code, graded in ((0, None), (1, -9), (None, 1))] == [None] * 3
+    assert Ended(code=0, graded=75).gave_up == Ended(code=75).gave_up == GaveUp("exit code 75", world=True)
+    assert Ended(error=ValueError("no")).gave_up == GaveUp("ValueError: no", world=False)
+    assert Ended(error=ValueError("no"), infra=(ValueError,)).gave_up == GaveUp("ValueError: no", world=True)
+
+
+async def test_a_source_sees_how_the_episode_was_played_and_is_not_asked_of_one_that_was_given_up() -> None:
+    class Judge:
+        async def reward(self, ended: Ended) -> Said:
+            return Number(float(len(ended.record["calls"])))
+
+    record = {"state": "open", "calls": [{}, {}]}
+    assert await decided(Judge(), Ended(record)) == Earns(2.0)
+    assert await decided(Judge(), Ended({"state": "open"}, code=75)) == Fails("exit code 75", world=True)
+    lost = {**record, "unanswered": [{"reason": "engine_error"}]}
+    assert await decided(Judge(), Ended(lost), "exit code 3") == Fails(f"exit code 3; {LOST}", world=True)

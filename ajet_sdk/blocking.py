@@ -1,0 +1,206 @@
+"""Carries the asynchronous core out for a caller that blocks: on one event loop, in a thread of its own.
+
+Idea: whoever calls waits for the loop's thread, and runs nothing of the core itself. So the blocking face works in any
+thread, also in one that runs an event loop of its own, and heartbeats go on while an agent blocks.
+
+- An interrupt (Ctrl-C) of a caller that waits cancels what it waits for, and waits until that has ended. A second one
+  is not waited for.
+- A fork stops the loop for a moment, so that a process is forked with as few threads as it has without the SDK. The
+  child begins a loop of its own when it first needs one.
+- The thread is a daemon: it keeps no program alive. While the interpreter ends (`atexit`) no thread can be begun, and
+  then the loop runs in the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ajet_sdk import client
+from ajet_sdk.client import DEADLINE_S, Reply, Target
+
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+
+    import httpx
+
+P = ParamSpec("P")
+T = TypeVar("T")
+HEARD_S = 1.0
+"""A signal that comes as a wait begins, or to another thread, wakes no wait: it is heard when that ends."""
+
+
+def nothing() -> None:
+    """Does nothing."""
+
+
+class LoopThread:
+    """An event loop in a thread of its own, begun when it is first needed."""
+
+    def __init__(self) -> None:
+        self._begin_anew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=self._pause, after_in_parent=self._go_on, after_in_child=self._begin_anew,
+            )  # fmt: skip
+
+    def _begin_anew(self) -> None:
+        self._inherited = getattr(self, "_loop", None)
+        """The loop of the parent process. It is kept, because its end would close what the parent still uses."""
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> tuple[asyncio.Task[Any], concurrent.futures.Future[T]]:
+        """Begins to carry `coroutine` out: its task, and what comes of it."""
+        import concurrent.futures
+
+        ended: concurrent.futures.Future[T] = concurrent.futures.Future()
+        begun: concurrent.futures.Future[asyncio.Task[Any]] = concurrent.futures.Future()
+        with self._lock:
+            loop = self._loop = self._loop or _new_loop()
+            if self._thread is None:
+                self._start(loop)
+            loop.call_soon_threadsafe(lambda: begun.set_result(loop.create_task(_carried_out(coroutine, ended))))
+        return begun.result(), ended
+
+    def here(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Carries `coroutine` out in this thread, where no other one can be begun."""
+        with self._lock:
+            self._loop = self._loop or _new_loop()
+            return self._loop.run_until_complete(coroutine)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        thread = threading.Thread(target=loop.run_forever, name="ajet", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def _pause(self) -> None:
+        """Ends the thread, and leaves the loop as it is; nothing is begun until `_go_on`."""
+        self._lock.acquire()
+        if self._thread is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._thread = None
+
+    def _go_on(self) -> None:
+        """Goes on with what the loop had to do, if it had anything."""
+        if self._loop is not None:
+            from asyncio import all_tasks
+
+            if all_tasks(self._loop):
+                self._start(self._loop)
+        self._lock.release()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    import asyncio
+    import socket
+
+    class Loop(asyncio.SelectorEventLoop):
+        """Asks for addresses by itself, where no thread can be begun that does."""
+
+        async def getaddrinfo(self, *args: Any, **more: Any) -> Any:
+            try:
+                return await super().getaddrinfo(*args, **more)
+            except RuntimeError:
+                return socket.getaddrinfo(*args, **more)
+
+    return Loop()
+
+
+async def _carried_out(coroutine: Coroutine[Any, Any, T], ended: concurrent.futures.Future[T]) -> None:
+    """Carries `coroutine` out. Whatever it raises is for the caller alone: nothing of it ends the loop."""
+    try:
+        ended.set_result(await coroutine)
+    except BaseException as error:
+        ended.set_exception(error)
+
+
+LOOP = LoopThread()
+
+
+def wait(coroutine: Coroutine[Any, Any, T], interrupted: Callable[[], None] = nothing) -> T:
+    """Has `coroutine` carried out by the loop, and returns or raises what comes of it. `interrupted` is called by this
+    thread on an interrupt, before what runs is cancelled."""
+    try:
+        task, ended = LOOP.begin(coroutine)
+    except RuntimeError:
+        return LOOP.here(coroutine)
+    try:
+        _until(ended)
+    except BaseException:
+        if not ended.done():
+            try:
+                interrupted()
+            finally:
+                task.get_loop().call_soon_threadsafe(task.cancel)
+            _until(ended)
+        raise
+    return ended.result()
+
+
+def _until(ended: concurrent.futures.Future[Any]) -> None:
+    """Waits for an end, and wakes up now and then to hear signals."""
+    from concurrent.futures import wait as wait_for
+
+    while not wait_for([ended], HEARD_S).done:
+        pass
+
+
+def shown_as(operation: Callable[..., Any], method: Callable[P, T], skipped: int = 0) -> Callable[P, T]:
+    """`method` with the name, docstring and parameters of the `operation` that it carries out. The first `skipped`
+    parameters are left out."""
+    found = signature(operation)
+    method.__name__ = method.__qualname__ = operation.__name__.removeprefix("_").removesuffix("_own")
+    method.__doc__ = operation.__doc__
+    parameters = list(found.parameters.values())[skipped:]
+    method.__signature__ = found.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return method
+
+
+def blocking(operation: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """The function that carries `operation` out and waits for it."""
+
+    def function(*args: P.args, **more: P.kwargs) -> T:
+        return wait(operation(*args, **more))
+
+    return shown_as(operation, function)
+
+
+class Client:
+    """A connection to one proxy's control plane. Threads may share it, and it survives a fork.
+
+    `proxy_url` and `api_key` default to the environment's (see `Target.resolve`). `deadline`, in seconds, bounds how
+    long each operation may try to be acknowledged. A client that was closed makes new connections if it is used again.
+    """
+
+    def __init__(
+        self, proxy_url: str | None = None, api_key: str | None = None, *, deadline: float = DEADLINE_S,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.core = client.Client(proxy_url, api_key, deadline=deadline, transport=transport)
+
+    @property
+    def target(self) -> Target:
+        """Where the proxy is."""
+        return self.core.target
+
+    def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
+        """The acknowledged answer of the route called `name` in `ajet_sdk.routes.ROUTES`; `body` is its dataclass."""
+        return wait(self.core.ask(name, body, id=id, **query))
+
+    def close(self) -> None:
+        """Lets go of the connections."""
+        if self.core.used:
+            wait(self.core.aclose())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

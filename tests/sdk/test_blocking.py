@@ -1,0 +1,108 @@
+"""The blocking face: on a loop in a thread of its own, for callers of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+import ajet_sdk
+from ajet_sdk.blocking import wait
+from tests.kit.control_stub import ControlStub
+
+EXIT = """
+import atexit, sys
+import ajet_sdk
+
+def end():
+    with ajet_sdk.episode("t", proxy_url=sys.argv[1]) as episode:
+        episode.reward(0.5)
+    print(episode.outcome.reward)
+
+if len(sys.argv) > 2:
+    ajet_sdk.Client(sys.argv[1]).ask("status")  # the loop has begun
+atexit.register(end)
+"""
+FORK = """
+import os, sys
+import ajet_sdk
+
+with ajet_sdk.episode("t", proxy_url=sys.argv[1]) as episode:
+    if os.fork() == 0:
+        episode.reward(0.5, final=False)
+        os._exit(0)
+    os.wait()
+    episode.reward(0.25)
+print(episode.outcome.reward)
+"""
+
+
+def said_by(code: str, *argv: str) -> str:
+    """The output of a fresh interpreter to which warnings are errors."""
+    command = [sys.executable, "-W", "error", "-c", code, *argv]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize("before", [(), ("before",)])
+def test_it_works_while_the_interpreter_ends(stub: ControlStub, before: tuple[str, ...]) -> None:
+    for url in (stub.url, stub.url.replace("127.0.0.1", "localhost")):
+        assert said_by(EXIT, url, *before) == "0.5\n"
+
+
+def test_a_fork_is_shared_without_a_warning(stub: ControlStub) -> None:
+    assert said_by(FORK, stub.url) == "0.75\n"
+
+
+async def test_it_works_in_a_thread_that_runs_an_event_loop(stub: ControlStub) -> None:
+    with ajet_sdk.episode("t") as episode:
+        episode.reward(0.5)
+    assert len(ajet_sdk.run(lambda task, episode: 1.0, ["a"], repeat=2).rewards) == 2
+
+
+def test_each_worker_is_a_thread_that_keeps_what_is_its_own(stub: ControlStub) -> None:
+    local, variable = threading.local(), contextvars.ContextVar("variable", default="new")
+    seen: list[tuple[int, str]] = []
+
+    def agent(task: str, episode: ajet_sdk.Episode) -> float:
+        local.count = getattr(local, "count", 0) + 1
+        seen.append((local.count, variable.get()))
+        variable.set("known")
+        return 1.0
+
+    variable.set("the caller's")
+    ajet_sdk.run(agent, ["a"], repeat=3, parallel=1)
+    assert seen == [(1, "new"), (2, "known"), (3, "known")]
+
+
+@pytest.mark.parametrize("error", [StopIteration("end"), SystemExit(3), TimeoutError("late"), asyncio.CancelledError()])
+def test_whatever_a_blocking_agent_raises_is_its_result(stub: ControlStub, error: BaseException) -> None:
+    def agent(task: str, episode: Any) -> float:
+        raise error
+
+    (item,) = ajet_sdk.run(agent, ["a"], repeat=1)
+    assert (item.outcome, (item.reason or "").partition(":")[0]) == ("aborted", type(error).__name__)
+
+
+def test_what_is_raised_reaches_who_waits_with_its_traceback() -> None:
+    async def fails() -> None:
+        raise KeyError("deep")
+
+    with pytest.raises(KeyError, match="deep") as caught:
+        wait(fails())
+    assert caught.traceback[-1].name == "fails"
+
+
+def test_a_callback_may_use_the_sdk(stub: ControlStub) -> None:
+    states: list[str] = []
+
+    def look(result: ajet_sdk.RunResult) -> None:
+        with ajet_sdk.Client() as client:
+            states.append(client.ask("get_episode", id=result.episode).json()["state"])
+
+    ajet_sdk.run(lambda task, episode: 1.0, ["a"], repeat=2, on_result=look)
+    assert states == ["ready"] * 2
