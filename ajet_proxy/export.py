@@ -21,6 +21,7 @@ from ajet_proxy.core.trajectory.samples import samples_of
 from ajet_proxy.io.storage.archive import ArchiveFile
 from ajet_proxy.offline import By, read_state, tree_row
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.rounding import slack
 from ajet_sdk.sample import Sample, canonical
 
 FORMS = ("samples", "sft", "preferences")
@@ -29,14 +30,16 @@ ROWS_AT_ONCE = 500
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
-    """Which samples: of episodes in one of ``states``, of ``task``, with at least ``min_reward``."""
+    """Which samples: of episodes in one of ``states``, of ``task``, with at least ``min_reward`` but for the rounding
+    of sums."""
 
     states: tuple[str, ...] = ("ready", "leased", "trained")
     task: str | None = None
     min_reward: float | None = None
 
     def takes(self, sample: Sample) -> bool:
-        return self.min_reward is None or (sample.reward is not None and sample.reward >= self.min_reward)
+        least, reward = self.min_reward, sample.reward
+        return least is None or (reward is not None and least - reward <= slack((abs(least),)))
 
 
 def rows(
@@ -61,7 +64,7 @@ def _pairs(state: State, episodes: Iterable[Episode], choice: Choice) -> Iterato
     places = [
         known for episode in episodes
         for number, sample in enumerate(_of(episode)) if choice.takes(sample)
-        if (known := place(sample, number)) is not None
+        if (known := place(sample, number, (one.value for one in episode.rewards.values()))) is not None
     ]
     for better, worse in pairs(places):
         chosen, rejected = (_of(episode) for episode in map(state.find, (better.episode, worse.episode)))

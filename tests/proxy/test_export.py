@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import sqlite3
 from pathlib import Path
@@ -67,7 +68,9 @@ def test_samples_are_those_that_were_delivered(data: Path) -> None:
 
 
 def test_what_is_exported_can_be_chosen(data: Path) -> None:
-    assert [row["reward"] for row in exported(data, "--task", "t1", "--min-reward", "2")] == [2.0, 3.0]
+    for least in ("2", repr(math.fsum([0.1] * 3) + 1.7), "2.000000000001"):  # but for the rounding of sums
+        assert [row["reward"] for row in exported(data, "--task", "t1", "--min-reward", least)] == [2.0, 3.0]
+    assert [row["reward"] for row in exported(data, "--task", "t1", "--min-reward", "2.00000001")] == [3.0]
     assert [row["task"] for row in exported(data, "--state", "recorded")] == ["only recorded"]
     assert len(exported(data, "--state", "ready")) == 1
 

@@ -4,9 +4,9 @@ Both hold token ids, because ids are what was sampled; text would need to be tok
 Hugging Face's trainers read: ``input_ids`` and ``labels``, where `NO_LABEL` stands for tokens that are not learnt;
 ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``.
 
-A pair is two samples of one task, model and agent that begin with the same prompt and earned different rewards. The
-best is paired with the worst, the next best with the next worst, and so on inwards. Two that say the same are no pair.
-Planning needs only each sample's `Place`.
+A pair is two samples of one task, model and agent that begin with the same prompt and earned different rewards, by more
+than the rounding of sums (`ajet_sdk.rounding`). The best is paired with the worst, the next best with the next worst,
+and so on inwards. Two that say the same are no pair. Planning needs only each sample's `Place`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,32 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ajet_proxy.core.trajectory.call import prompt_hash
+from ajet_sdk.rounding import differ, magnitude, slack
 from ajet_sdk.sample import Sample
 
 NO_LABEL = -100
 
 
 class Place(NamedTuple):
-    """A sample's name, and all that decides with which others it can be paired."""
+    """A sample's name, and all that decides with which others it can be paired. ``size`` is how large the numbers are
+    that its reward was added up from."""
 
     episode: str
     number: int
     reward: float
     kind: tuple[str, str, str, str]
     answer: str
+    size: float = 0.0
 
 
-def place(sample: Sample, number: int) -> Place | None:
-    """The `Place` of `sample`, whose number within its episode is `number`; None if nobody rewarded it."""
+def place(sample: Sample, number: int, given: Iterable[float] = ()) -> Place | None:
+    """The `Place` of `sample`, whose number within its episode is `number`; None if nobody rewarded it. Its episode was
+    `given` these rewards."""
     if sample.reward is None:
         return None
     start = prompt_length(sample)
     kind = (sample.task, sample.model, sample.agent, prompt_hash(sample.token_ids[:start]))
-    return Place(sample.episode, number, sample.reward, kind, prompt_hash(sample.token_ids[start:]))
+    return Place(sample.episode, number, sample.reward, kind, prompt_hash(sample.token_ids[start:]), magnitude(given))
 
 
 def prompt_length(sample: Sample) -> int:
@@ -60,10 +64,14 @@ def pairs(places: Iterable[Place]) -> Iterator[tuple[Place, Place]]:
         kinds.setdefault(known.kind, []).append(known)
     for group in kinds.values():
         ordered = deque(sorted(group, key=lambda known: -known.reward))
-        while len(ordered) > 1 and ordered[0].reward > ordered[-1].reward:
+        while len(ordered) > 1 and _differ(ordered[0], ordered[-1]):
             better = ordered.popleft()
             if better.answer != ordered[-1].answer:
                 yield better, ordered.pop()
+
+
+def _differ(one: Place, other: Place) -> bool:
+    return differ((one.reward, other.reward), slack((one.size, other.size)))
 
 
 def preference_row(chosen: Sample, rejected: Sample) -> dict[str, Any]:

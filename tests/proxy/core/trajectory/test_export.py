@@ -70,6 +70,20 @@ def test_the_same_answer_is_not_better_than_itself() -> None:
     assert list(pairs([*places, middle._replace(reward=0.5)])) == [(middle._replace(reward=0.5), places[1])]
 
 
+def test_what_rounding_left_of_a_sum_is_not_better() -> None:
+    one, other = sample_of(3, episode="a", reward=0.1 + 0.1 + 0.1), sample_of(4, episode="b", reward=0.3)
+    large, small, off = (1e6, 0.3, -1e6), (0.3,), 1e6 + 0.3 - 1e6
+    for rewards, told, number in (
+        ((one.reward, other.reward), ((0.1, 0.1, 0.1), (0.3,)), 0), ((0.3, off), (small, large), 0),
+        ((0.3, off), (small, small), 1),
+    ):
+        places = [
+            known for sample, reward, values in zip((one, other), rewards, told, strict=True)
+            if (known := place(replace(sample, reward=reward), 0, values)) is not None
+        ]
+        assert len(list(pairs(places))) == number
+
+
 def test_a_pair_is_a_prompt_and_two_answers() -> None:
     good, bad = sample_of(3, 4, episode="good"), sample_of(5, episode="bad", reward=0.0)
     assert preference_row(good, bad) == {
