@@ -1,4 +1,4 @@
-"""What can be the address of a proxy or an engine, and a key for it: what every library on the way takes.
+"""Checks addresses of proxies and engines, and keys for them, so that every library on the way takes them.
 
 `urllib.parse.urlsplit` takes nearly anything, and what it lets pass fails later, in a library's own words, at a place
 that knows nothing of settings. Hosts are names (RFC 1123, with underscores; international ones in their ASCII form) or
@@ -40,5 +40,5 @@ def server(url: str) -> tuple[str, int] | None:
 
 
 def is_key(text: str) -> bool:
-    """Whether a header can carry `text` behind ``Bearer`` (RFC 6750 allows less)."""
+    """True if a header can carry `text` behind ``Bearer`` (RFC 6750 allows less)."""
     return text.isascii() and text.isprintable() and " " not in text

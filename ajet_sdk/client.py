@@ -18,9 +18,9 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from ajet_sdk import routes
@@ -31,13 +31,12 @@ from ajet_sdk.errors import AjetError, BadRequest, NotReady, OverQuota, ProxyUnr
 if TYPE_CHECKING:
     import httpx
 
-H = TypeVar("H")
 MAX_CONNECTIONS = 256
 DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
 DEADLINE_S = 60.0
-"""How long an operation goes on trying to be acknowledged."""
+"""An operation goes on trying for so long to be acknowledged."""
 ATTEMPT_S = 30.0
-"""How long one request waits for a connection, and then for its answer."""
+"""One request waits so long for a connection, and then for its answer."""
 LANE_FULL = "lane_full"
 """The code by which a proxy refuses an episode that is too far ahead of training."""
 NO_ENGINE = "no_engine"
@@ -129,7 +128,7 @@ class NoReply:
     reason: str
 
 
-def connected(kind: Callable[..., H], target: Target, transport: Any = None) -> H:
+def connected(target: Target, transport: Any = None) -> httpx.AsyncClient:
     """A client of httpx for `target`; `BadRequest` for what the environment names and httpx cannot use.
 
     It has no TLS set-up for plain HTTP. To this machine it takes no proxy of the environment, and then httpx would not
@@ -140,20 +139,11 @@ def connected(kind: Callable[..., H], target: Target, transport: Any = None) -> 
     limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=64, keepalive_expiry=15.0)
     try:
         verify = httpx.create_ssl_context() if target.url.startswith("https:") else False
-        return kind(transport=transport, verify=verify, trust_env=not target.local, limits=limits)
+        return httpx.AsyncClient(transport=transport, verify=verify, trust_env=not target.local, limits=limits)
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         raise BadRequest(f"the environment's HTTP proxy cannot be used: {error}", param="HTTP_PROXY") from error
     except OSError as error:
         raise BadRequest(f"the file that SSL_CERT_FILE names cannot be used: {error}", param="SSL_CERT_FILE") from error
-
-
-def no_reply(target: Target, error: Exception) -> NoReply:
-    """What came of a request that raised `error`; `BadRequest` if the URL itself is at fault."""
-    import httpx
-
-    if isinstance(error, httpx.RequestError):
-        return NoReply(f"{type(error).__name__}: {error}")
-    raise BadRequest(f"{target.url} cannot be asked: {error}", param="AJET_PROXY_URL") from error
 
 
 class _Pool:
@@ -171,9 +161,7 @@ class _Pool:
 
     def connections(self, target: Target) -> httpx.AsyncClient:
         """The connections, made when they are first needed."""
-        import httpx
-
-        http = self.made or connected(httpx.AsyncClient, target, self._transport)
+        http = self.made or connected(target, self._transport)
         self._process, self._http = os.getpid(), http
         return http
 

@@ -1,4 +1,4 @@
-"""What the commands of ``ajet`` share: their checks of words, the proxy option, and the client.
+"""Helpers of the commands of ``ajet``: checks of words, the proxy option, and the client.
 
 Only click is loaded here; the rest of the SDK is loaded by the command that needs it.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 PROXY_HELP = "The proxy's address.  [default: AJET_PROXY_URL, else http://127.0.0.1:8484]"
 LOOK_S = 5.0
-"""How long a command that only looks waits for a proxy; one that changes something waits for `DEADLINE_S`."""
+"""A command that only looks waits so long for a proxy; one that changes something waits for `DEADLINE_S`."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def usage() -> Iterator[None]:
 
 
 def episode_id(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    """Refuses what can name no episode."""
+    """Refuses a word that cannot be the name of an episode."""
     from ajet_sdk.routes import check_id
 
     with usage():
@@ -40,7 +40,7 @@ def episode_id(_context: click.Context, _option: click.Parameter, value: str | N
 
 
 def text(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    """Refuses bytes that are no text in this locale."""
+    """Refuses bytes that are not text in this locale."""
     try:
         (value or "").encode()
     except UnicodeEncodeError:
@@ -49,7 +49,7 @@ def text(_context: click.Context, _option: click.Parameter, value: str | None) -
 
 
 def label(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Refuses what a client cannot say of itself."""
+    """Refuses a word that is too long, or too short, to describe a client."""
     from ajet_sdk.routes import MAX_CLIENT_TEXT
 
     if value is not None and not 1 <= len(value) <= MAX_CLIENT_TEXT:

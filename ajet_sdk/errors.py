@@ -32,7 +32,7 @@ class AjetError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
     exit_code: ClassVar[int] = 1
-    """What a command ends with that fails by it."""
+    """The exit code of a command that fails by it."""
 
     def __init__(
         self, message: str, *, code: str | None = None, param: str | None = None, retry_after: float | None = None
@@ -112,7 +112,7 @@ _KINDS: list[type[AjetError]] = AjetError.__subclasses__()
 """Those that a proxy answers with: `ProxyUnreachable` comes after them."""
 _TYPES = {AjetError.type} | {kind.type for kind in _KINDS}
 _ELSEWHERE = (200, 301, 302, 307, 308, 404, 405)
-"""What other servers answer to a control route."""
+"""Answers of other servers to a control route."""
 _BY_STATUS = {kind.status: kind for kind in _KINDS}
 
 

@@ -37,7 +37,7 @@ MAX_TOKENS = 1 << 27
 FIELDS = ("version", "batch", "lease_until", "policy_version", "groups")
 """The first level of a frame."""
 OF_EPISODE = ("episode", "task", "model")
-"""What a sample's episode says of it."""
+"""The fields of a sample that its episode has."""
 WHERE_SET = ("uncertain_tokens", "sampling")
 
 
@@ -95,8 +95,8 @@ def _fields(record: Any) -> dict[str, Any]:
 def _group(group: Group) -> dict[str, Any]:
     samples = [sample for episode in group.compared for sample in episode.samples]
     tokens, runs, ends = plant([pack("i", sample.token_ids) for sample in samples])
-    told = iter(list(map(_sample, samples, ends)))
-    episodes = [_fields(one) | {"samples": [next(told) for _ in one.samples]} for one in group.compared]
+    packed = iter(list(map(_sample, samples, ends)))
+    episodes = [_fields(one) | {"samples": [next(packed) for _ in one.samples]} for one in group.compared]
     for body in episodes:
         del body["fault"]
     mine, earlier = episodes[: len(group.episodes)], episodes[len(group.episodes) :]
@@ -153,7 +153,7 @@ def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES, lenient: bool
 
 
 def _fault(data: bytes) -> str:
-    """What is wrong with a frame that cannot be unpacked; if it is cut off, the fields of its first level it lacks."""
+    """The fault of a frame that cannot be unpacked; if it is cut off, the fields of its first level it lacks."""
     unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=len(data) or 1)
     unpacker.feed(data)
     lacking = list(FIELDS)
@@ -217,8 +217,8 @@ class _Groups:
         except FrameError as error:
             fault = error
         found.body.setdefault("earlier", [])
-        told = [[self._episode(one, fault) for one in found.get(name, list)] for name in ("episodes", "earlier")]
-        return Group(found.get("task", str), *map(tuple, told))
+        read = [[self._episode(one, fault) for one in found.get(name, list)] for name in ("episodes", "earlier")]
+        return Group(found.get("task", str), *map(tuple, read))
 
     def _episode(self, body: Any, fault: FrameError | None) -> BatchEpisode:
         """An episode of a group that has a `fault`, or has none."""

@@ -32,7 +32,7 @@ USUAL = (
 )
 BASE_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL")
 BY_THEMSELVES = ("transparent", "local")
-"""Kinds of interception to which a program comes without being told of a proxy."""
+"""Kinds of interception to which a program comes without knowing of a proxy."""
 REPLACED = (*TRUST_VARIABLES, "DENO_CERT")
 NODE_PRELOAD = Path(__file__).with_name("intercepted.cjs")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -40,7 +40,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Interception:
-    """How a program is intercepted.
+    """The interception of a program.
 
     `url` is the HTTPS proxy (None: connections are caught without one), `hosts` are those whose requests are captured,
     `home` is the daemon's host. `ca` is the file with the daemon's CA, `trusted` the one with all certificates.
@@ -67,20 +67,20 @@ class Interception:
         return out
 
     def _direct(self, env: Mapping[str, str]) -> str:
-        """What goes without a proxy: the daemon, this machine, and what did already, except for hosts to intercept."""
+        """The hosts without a proxy: the daemon, this machine, and those before, except for hosts to intercept."""
         before = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")
         kept = [entry.strip() for entry in before if entry.strip() and not self._covers(entry.strip())]
         return ",".join(dict.fromkeys((*LOOPBACK, self.home, *kept)))
 
     def _covers(self, entry: str) -> bool:
-        """Whether an entry of NO_PROXY would let a listed host go its own way."""
+        """True if an entry of NO_PROXY would let a listed host go its own way."""
         domain = entry.lower().partition(":")[0].lstrip("*.")
         return any(host == domain or host.endswith(f".{domain}") or not domain for host in self.hosts)
 
 
 @contextmanager
 def intercepting(client: Client) -> Iterator[Interception]:
-    """How `client`'s daemon intercepts; its certificates are there as long as the context is open.
+    """Asks `client`'s daemon for its interception; its certificates are there as long as the context is open.
 
     `NotFound` if it does not intercept, or only in ways that a program's environment cannot lead to.
     """
@@ -103,7 +103,7 @@ def bundle(ca: bytes, environ: Mapping[str, str]) -> bytes:
 
 
 def system_certificates(environ: Mapping[str, str]) -> bytes:
-    """What `environ` says to trust, else the machine's bundle, else certifi's; `NotFound` if there is none."""
+    """The certificates that `environ` names, else the machine's bundle, else certifi's; `NotFound` if there is none."""
     paths = ssl.get_default_verify_paths()
     named = [environ.get(name) for name in TRUST_VARIABLES]
     for candidate in (*named, paths.cafile, paths.openssl_cafile, *USUAL):

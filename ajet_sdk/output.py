@@ -1,5 +1,5 @@
-"""What commands write, to standard streams that may be closed, full, or of an encoding that holds few characters; and
-how they end.
+"""Writes for commands, to standard streams that may be closed, full, or of an encoding that holds few characters; and
+ends them.
 
 Invariant: no episode suffers for what cannot be shown of it. A user's fault always ends in one line on standard error,
 and never in a traceback: exit 2 for bad usage, 1 for failure.
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ajet_sdk.play.blocking import Episode
 
 INTERRUPTED = 130
-"""What a shell reports for a command that Ctrl-C ended."""
+"""The exit code of a command that Ctrl-C ended, as a shell reports it."""
 
 
 class OnceCommand(click.Command):
-    """A command that refuses a second value for an option that takes one: which of them is meant, nobody knows."""
+    """A command that refuses a second value for an option that takes one, since it is unclear which is meant."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(list(args))
@@ -72,7 +72,7 @@ def run_command(
 
 
 def _line_of(error: Exception, name: str, part: str) -> str | None:
-    """What is said of a fault that every command may have; None for a bug of ours."""
+    """The line for a fault that every command may have; None for a bug of ours."""
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else name
         return f"{name}: {error.format_message()} (see '{path} --help')"

@@ -1,4 +1,4 @@
-"""Whether rewards are equal: one definition for the daemon, which leases groups, and the trainer, which compares.
+"""The equality of rewards: one definition for the daemon, which leases groups, and the trainer, which compares.
 
 A reward is a sum of doubles, and each order of summing has its own rounding: 0.1 + 0.1 + 0.1 is not 0.3. What two sums
 differ by for that reason says nothing about the policy. A sum of n doubles is off by at most ``n * 2^-53`` of the sum
@@ -17,7 +17,7 @@ ROUNDING = 1e-12
 
 
 def magnitude(given: Iterable[float]) -> float:
-    """How large the numbers are that a reward was added up from."""
+    """The size of the numbers that a reward was added up from."""
     return math.fsum(map(abs, given))
 
 
@@ -27,7 +27,7 @@ def slack(magnitudes: Iterable[float]) -> float:
 
 
 def differ(values: Sequence[float], by: float) -> bool:
-    """Whether two of `values` are further apart than `by`."""
+    """True if two of `values` are further apart than `by`."""
     return max(values) - min(values) > by
 
 

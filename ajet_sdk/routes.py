@@ -126,8 +126,8 @@ def check_upstreams(urls: Sequence[str], name: str = "upstreams") -> None:
 
 def check_agents(models: Mapping[str, str], name: str) -> None:
     """Raises `BadRequest` for agents that have no name or no model."""
-    for told in (*models, *models.values()):
-        check_length(told, name, 1, MAX_LABEL)
+    for one in (*models, *models.values()):
+        check_length(one, name, 1, MAX_LABEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class OpenEpisode(Body):
     teachers: Mapping[str, str] | None = checked(check_agents, None)
 
     def __post_init__(self) -> None:
-        """Also refuses a team in which members and teachers cannot be told apart."""
+        """Also refuses a team in which members and teachers cannot be distinguished."""
         Body.__post_init__(self)
         members = self.members or {}
         for name, model in (self.teachers or {}).items():

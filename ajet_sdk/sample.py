@@ -25,13 +25,13 @@ LOGPROB_SLACK = 1e-3
 PolicySpans = tuple[tuple[int, int], ...]
 """Runs of ``(policy version, number of sampled tokens)``, in order."""
 Sampling = Mapping[str, Any]
-"""How tokens were sampled, in effect (contract §6.1): vLLM's own names with their values."""
+"""The sampling of tokens, in effect (contract §6.1): vLLM's own names with their values."""
 SamplingSpans = tuple[tuple[Sampling | None, int], ...]
 """Runs of ``(sampling, number of sampled tokens)``, in order; None is not known."""
 
 
 def are_logprobs(values: Sequence[float]) -> bool:
-    """Whether `values` can be logprobs, as the 32-bit floats that a trainer gets: finite, and above 0 by no more than
+    """True if `values` can be logprobs, as the 32-bit floats that a trainer gets: finite, and above 0 by no more than
     rounding makes. (vLLM tells -inf as -9999.)"""
     narrow = array("f", values)
     return math.isfinite(sum(narrow)) and max(narrow, default=0.0) <= LOGPROB_SLACK
@@ -131,14 +131,14 @@ class Call:
     identified_by: str | None = None
     altered: tuple[str, ...] = ()
     continuity: str | None = None
-    """Whether the engine read the exact ids of the conversation before it, or why not; None where nothing was tried."""
+    """True if the engine read the exact ids of the conversation before it, else the reason; None if nothing was tried."""
     version_uncertain: bool = False
-    """Whether weights changed during the call and nobody knows for sure which token came from which."""
+    """True if weights changed during the call and nobody knows for sure which token came from which."""
     same_text: tuple[str, int] | None = None
     """A call and a number: so many tokens at the beginning of the prompt are, as text, what that call read and sampled,
     and are other tokens."""
     sampling: Sampling | None = None
-    """How its tokens were sampled, in effect; None where that is not known."""
+    """The sampling of its tokens, in effect; None where that is not known."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -249,7 +249,7 @@ class Sample:
 _UNSET: Mapping[str, tuple[Any, ...]] = {
     "broken_by": (None,), "repaired_tokens": (0,), "uncertain_tokens": (0,), "sampling": ([],),
 }
-"""What the fields hold that are left out then."""
+"""The values of the fields that are left out then."""
 
 
 def _listed(value: Any) -> Any:
@@ -263,7 +263,7 @@ def _listed(value: Any) -> Any:
 class BatchEpisode:
     """One episode of a leased group: its reward (a finite float) and its samples, in the order of their first call.
 
-    With a ``fault`` the frame told something that is none. Then this says what, and the rest is empty.
+    With a ``fault`` the frame held something that is none. Then this says what, and the rest is empty.
     """
 
     episode: str

@@ -25,7 +25,7 @@ from ajet_sdk.errors import BadRequest
 FILE, ENVIRONMENT, COMMAND_LINE = "file", "environment", "command line"
 ANYWHERE = (FILE, ENVIRONMENT, COMMAND_LINE)
 PATHS = ("FILE", "DIR")
-"""What help calls a setting that is a path: ``~`` in one is a home directory."""
+"""The words of help for a setting that is a path: ``~`` in one is a home directory."""
 KINDS: dict[type, str] = {
     tuple: "a list of strings", bool: "true or false", int: "an integer", float: "a number", str: "a string",
 }  # fmt: skip
@@ -41,8 +41,9 @@ class ConfigError(BadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting. A number must be above 0, or with `zero` at least 0; `convert` reads what is none of `KINDS`, and
-    raises `ValueError`. `Settings` fills in what the field itself says: its name, kind and default."""
+    """One setting: its documentation, and the values that it takes. A number must be above 0, or with `zero` at least
+    0. `convert` reads a value of a kind that is not in `KINDS`, or raises `ValueError`. `Settings` takes name, kind and
+    default from the field itself."""
 
     doc: str
     metavar: str | None = None
@@ -77,7 +78,7 @@ class Option:
         return value
 
     def _fault(self, value: Any) -> str | None:
-        """What is wrong with a value of the right kind."""
+        """The fault of a value of the right kind, in words."""
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}, not {value!r}"
         if type(value) in (int, float):
@@ -201,7 +202,7 @@ def read_toml(path: str) -> dict[str, Any]:
 
 
 def toml(text: str) -> dict[str, Any]:
-    """What a TOML document says; `ValueError` if it is none."""
+    """Reads a TOML document; `ValueError` if it is none."""
     if sys.version_info >= (3, 11):
         from tomllib import loads
     else:

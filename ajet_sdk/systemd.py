@@ -1,4 +1,4 @@
-"""What the units of daemon and trainer have in common: how words are written in them, and where they go."""
+"""Helpers for the systemd units of daemon and trainer: the writing of words in them, and their place."""
 
 from __future__ import annotations
 

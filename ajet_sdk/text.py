@@ -8,7 +8,7 @@ from unicodedata import combining, east_asian_width
 
 
 def counted(items: Sequence[Any], word: str) -> str:
-    """How many there are: ``1 call``, ``2 calls``."""
+    """Their number, with the word: ``1 call``, ``2 calls``."""
     return f"{len(items)} {word}" if len(items) == 1 else f"{len(items)} {word}s"
 
 
@@ -28,7 +28,7 @@ def plain(text: str) -> str:
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal `text` takes: wide characters take two, what stands above others none."""
+    """The columns of a terminal that `text` takes: wide characters take two, what stands above others none."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)

@@ -38,7 +38,7 @@ ENTER, LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 Lines = list[tuple[str, str]]
 """Each with its style."""
 Drawing = Callable[[int, int], Lines]
-"""What is on a screen of so many columns and lines."""
+"""Draws a screen of so many columns and lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ def age(seconds: float) -> str:
 
 
 class Poll:
-    """What the proxy says from time to time, and the rates per second that follow."""
+    """Asks the proxy from time to time, and computes the rates per second."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -2,8 +2,8 @@
 
 Idea: a node is one distinct beginning of a text, and its token is the last of that beginning. Nodes are in depth-first
 order, so most are children of the node before them. A `Run` is a stretch of such nodes; it says how long it is, and
-whose child its first node is (-1: nobody's). A text is told by the node of its last token: its tokens are the path from
-the root. The empty text ends at -1.
+whose child its first node is (-1: nobody's). A text is given by the node of its last token: its tokens are the path
+from the root. The empty text ends at -1.
 
 Sorted texts are a trie already: of each, the part that it shares with the one before it is there. So planting costs a
 sort of byte strings, and a path costs the runs that it goes through.
@@ -20,11 +20,11 @@ from collections.abc import Sequence
 WIDTH = 4
 """Bytes of a packed token id."""
 Run = tuple[int, int]
-"""How many nodes, and the parent of the first."""
+"""The number of nodes, and the parent of the first."""
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """How many leading tokens `a` and `b` share."""
+    """Counts the leading tokens that `a` and `b` share."""
     low, high = 0, min(len(a), len(b)) // WIDTH
     if a[: high * WIDTH] == b[: high * WIDTH]:
         return high
@@ -62,7 +62,7 @@ def plant(texts: Sequence[bytes]) -> tuple[bytes, list[Run], list[int]]:
 
 
 class Tree:
-    """A tree that was told by the tokens of its nodes and by its runs. `ValueError` says where they are none."""
+    """A tree, given by the tokens of its nodes and by its runs. `ValueError` says where they are none."""
 
     def __init__(self, tokens: tuple[int, ...], runs: Sequence[Run]) -> None:
         self._tokens = tokens
@@ -83,7 +83,7 @@ class Tree:
         self._refuse_twins()
 
     def length(self, end: int) -> int:
-        """How many tokens the path to a node has; `ValueError` if there is no such node."""
+        """Counts the tokens of the path to a node; `ValueError` if there is no such node."""
         if not -1 <= end < len(self._tokens):
             raise ValueError(f"end {end} is none of the tree's {len(self._tokens)} nodes, nor -1")
         return self._depth(end)

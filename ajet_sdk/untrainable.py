@@ -1,4 +1,4 @@
-"""Why calls cannot be trained although a model answered: their engine does not tell what it sampled; and what helps."""
+"""Reasons why calls cannot be trained although a model answered: their engine does not report what it sampled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ GIVES_LOGPROBS = "start vLLM without --max-logprobs 0"
 
 
 class Untrainable(NamedTuple):
-    """What an engine does that is such a reason, and what to do about it."""
+    """A fault of an engine that is such a reason, and its remedy."""
 
     fault: str
     remedy: str

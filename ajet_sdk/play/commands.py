@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 AWAIT_PROXY_S = 60.0
 RUN_S = 600.0
-"""How long `ajet run` waits for one that went away: by then programs have worked for their rewards."""
+"""`ajet run` waits so long for a proxy that went away: by then programs have worked for their rewards."""
 
 
 def models(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

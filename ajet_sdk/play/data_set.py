@@ -29,7 +29,7 @@ from ajet_sdk.play.schedule import AGAIN_S, LATER, Call, Later, Rollout, Turn, r
 from ajet_sdk.play.tasks import as_part, digest
 
 LOOK_S = 1.0
-"""What was discarded elsewhere is seen after this time at the latest."""
+"""An episode that was discarded elsewhere is seen after this time at the latest."""
 SHOWN = 3
 """At most so many lanes are named in one line."""
 MAX_NAME, MAX_LANE = 120, 60
@@ -139,7 +139,7 @@ class PlayedRollouts:
         return f"others have {self._elsewhere} episodes of it open" if self._elsewhere else None
 
     async def _wanted(self, client: Client) -> Mapping[str, int] | None:
-        """How many episodes each lane wants now; None if no lane is held back."""
+        """The number of episodes that each lane wants now; None if no lane is held back."""
         if not self._paced:
             return None
         answer = (await client.ask("wanted")).json()

@@ -29,9 +29,9 @@ E = TypeVar("E", bound="EpisodeLife")
 PLAYED = Ended()
 """An agent came to its end, and said no more of it."""
 ABORT_DEADLINE_S, STOP_DEADLINE_S = 10.0, 3.0
-"""How long an abort on the way out of an exception, or of an interrupt, may try to be acknowledged."""
+"""An abort on the way out of an exception, or of an interrupt, may try so long to be acknowledged."""
 REST_S, LOOK_S = 5.0, 0.1
-"""A call whose client has left ends soon. It is waited for so long, since only then it is known who failed."""
+"""Seconds to wait for calls whose client has left, because only their end shows who failed; and between two looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an episode ended: its reward (None: none), or why it was given up (None: it was not).
+    """The end of an episode: its reward (None: none), or why it was given up (None: it was not).
 
     `discarded` is the proxy's reason for not keeping an episode that nobody aborted. ``incomplete_call`` says that it
     has its reward, and no whole call to a model; `lost` then says why its calls were lost. `infra` says that the world
@@ -163,18 +163,18 @@ class EpisodeLife:
         self.infra: tuple[type[BaseException], ...] = ()
         """Exceptions of these are the world's failure too, and not the agent's."""
         self.outcome: Outcome | None = None
-        """How the episode ended, as far as the proxy has acknowledged it to this object; None while it is open."""
+        """The end of the episode, as far as the proxy has acknowledged it to this object; None while it is open."""
         self.id, self.task = opened.episode, opened.task
         self.base_url = opened.base_url
-        """What OpenAI clients call ``base_url``: ends in ``/v1``."""
+        """The ``base_url`` of OpenAI clients, which ends in ``/v1``."""
         self.api_key = opened.api_key
         """The key of this one episode."""
         self.policy_version = opened.policy_version
         """The policy version that served when the episode was opened."""
         self.revision = opened.revision
-        """The code with which it is played, as the proxy was told; None: it was not."""
+        """The code with which it is played, as the proxy knows it; None if it does not."""
         self.program_failed: str | None = None
-        """How the program that played it failed, in words: ``exit code 3``."""
+        """The failure of the program that played it, in words: ``exit code 3``."""
 
     def env(self) -> dict[str, str]:
         """The variables that let a program in any language find its model and its episode (contract §3.5)."""
@@ -318,7 +318,7 @@ class Episode(EpisodeLife):
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
-    """How an episode with this record ended."""
+    """The end of an episode with this record."""
     reason, reward, world = record.get("reason"), record.get("reward"), lost_to_the_world(record)
     if record.get("state") != "discarded":
         return Outcome(reward=reward)

@@ -18,7 +18,7 @@ from contextlib import suppress
 ROUNDS, QUIET, PAUSE_S = 100, 5, 0.1
 """Looks at most, looks that must find nothing one after another, and the time between two."""
 MARK = "AJET_RUN_"
-"""How the name of the variable begins."""
+"""The beginning of the name of the variable."""
 GOODBYE = b"."
 GOODBYE_S = 5.0
 

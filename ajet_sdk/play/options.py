@@ -45,7 +45,7 @@ def no_progress(progress: Progress) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a run goes through its tasks.
+    """The way in which a run goes through its tasks.
 
     `repeat` episodes of each task are played, up to `parallel` at once. `name` turns a task into its name. `model`,
     `members`, `teachers` and `eval` are those of `ajet_sdk.episode`; `agent_name` is the agent's name in the records.
@@ -67,8 +67,8 @@ class RunOptions:
     file. With `replace_older`, what waits in the lane and was played under another revision is discarded.
 
     `on_result` is called as each rollout ends, by the thread that ran it, and `on_progress` with how far a play is, at
-    its beginning and its end. `say` is told in words what the run waits for. `proxy_url` and `api_key` default to the
-    environment's, and `deadline` is how long an operation may try to be acknowledged.
+    its beginning and its end. `say` is called with words for what the run waits for. `proxy_url` and `api_key` default
+    to the environment's, and `deadline` is how long an operation may try to be acknowledged.
     """
 
     repeat: int = 8

@@ -1,7 +1,7 @@
 """Runs an unmodified program, in any language, once per episode: the agent behind ``ajet run``.
 
-The program is told where its model is by environment variables alone. What it earns then, and whether the world failed
-and not the program, is decided by `ajet_sdk.rewards`.
+The program finds its model by environment variables alone. `ajet_sdk.rewards` decides what it earns then, and if the
+world failed and not the program.
 
 If the proxy has meanwhile discarded a program's episode (it idled out, or ran too long), the program is ended. So one
 that hangs does not hold its place forever. If this process is killed, `ajet_sdk.play.guardian` ends the programs.
@@ -46,9 +46,9 @@ SECRETS = ("AJET_API_KEY", "AJET_ADMIN_SECRET", "AJET_UPSTREAM_KEY")
 """Variables of this process, or of a proxy started by the same shell, that no program gets."""
 END_GRACE_S = 5.0
 CHANGE_GRACE_S = 2.0
-"""How long a program may take to end that has changed."""
+"""A program that has changed may take so long to end."""
 MOST_OTHERS = 5
-"""So many revisions in a row that nothing was played under say that the program changes its own code."""
+"""After so many revisions in a row under which nothing was played, the program is taken to change its own code."""
 WATCH_S, ENGINE_S, LOOK_S = 10.0, 5.0, 4.0
 NO_ENGINE = (
     "the daemon has no engine yet, and requests wait for one. Name it (ajet-proxy serve --upstream URL), or start a "
@@ -126,8 +126,8 @@ class ProgramAgent:
         streak: Streak | None = None, code: Callable[[], str | None] = lambda: None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`streak` is told how each program began. `code` tells the revision of now; None: that is not known. An
-        episode whose program may have begun with another one than it was opened under is given up. `say` is told in
+        """`streak` counts how the programs begin. `code` tells the revision of now; None: that is not known. An
+        episode whose program may have begun with another one than it was opened under is given up. `say` is called with
         words, once, how rewards may be missed, and what the programs wait for."""
         self._program, self._client, self._on_output, self._watch_s = program, client, on_output, watch_s
         self._streak, self._code, self._say = streak, code, say

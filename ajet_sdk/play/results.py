@@ -1,4 +1,4 @@
-"""What came of running an agent: one `RunResult` for each rollout, and the table of them.
+"""The results of running an agent: one `RunResult` for each rollout, and the table of them.
 
 A rollout ends in one of three ways. ``rewarded``: the proxy has acknowledged its reward. ``aborted``: it was given up,
 by the agent's own wish or by its exception. ``failed``: it could not be opened or settled, so the proxy's timeouts will
@@ -40,12 +40,12 @@ class RunResult:
 
     @property
     def kept(self) -> bool:
-        """Whether the proxy keeps it: to be trained, or as an evaluation."""
+        """True if the proxy keeps it: to be trained, or as an evaluation."""
         return self.ok and self.discarded is None
 
     @property
     def client_gone(self) -> bool:
-        """Whether it failed because the proxy took this client for gone. Neither agent nor reward is at fault."""
+        """True if it failed because the proxy took this client for gone. Neither agent nor reward is at fault."""
         return self.discarded == "client_gone"
 
 
@@ -101,7 +101,7 @@ class RunResults(tuple[RunResult, ...]):
         return f"{align(rows)}\n{self.summary()}"
 
     def summary(self) -> str:
-        """How many rollouts came to what, in a line. Failures of the world are counted apart."""
+        """Counts the rollouts by their outcomes, in a line. Failures of the world are counted apart."""
         counts = Counter(item.outcome for item in self if not item.infra)
         parts = [f"{counts[outcome]} {outcome}" for outcome in ("rewarded", "aborted", "failed") if counts[outcome]]
         if lost := Counter(item.discarded for item in self if item.ok and item.discarded and item.untrainable is None):

@@ -45,9 +45,9 @@ from ajet_sdk.untrainable import untrainable_in
 
 INTERRUPTED = "the run was interrupted"
 WANTED_S = 1.0
-"""How long it may take until it is seen that episodes are wanted. One that failed is wanted again, but not sooner."""
+"""It may take so long until it is seen that episodes are wanted. One that failed is wanted again, but not sooner."""
 HOLD_S = 15.0
-"""How long the proxy may hold an episode for which there is no room. That of a play is refused at once, while another
+"""The proxy may hold an episode so long for which there is no room. That of a play is refused at once, while another
 lane may have some."""
 
 Agent = Callable[[Any, Episode], Awaitable[Any]]
@@ -303,7 +303,7 @@ class Rollouts:
     async def _later(
         self, hands: Hands, turn: Turn, body: routes.OpenEpisode, caught: BaseException, started: float
     ) -> Later | None:
-        """When an episode that could not be opened will be asked for again, if it will. Raises what ends the run.
+        """Decides if an episode that could not be opened will be asked for again, and when. Raises what ends the run.
         `started` is when it was asked for."""
         if name_taken(caught):
             raise caught

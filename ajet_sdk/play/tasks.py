@@ -3,7 +3,7 @@
 A file whose name ends in ``.jsonl``, ``.ndjson`` or ``.json``, or whose first line begins with ``{``, has one JSON
 object, text or integer on each line. Any other file has one text on each line. Blank lines are left out.
 
-Idea: a line that cannot be used is never skipped. All of them are told, each with its number, and then nothing is
+Idea: a line that cannot be used is never skipped. All of them are named, each with its number, and then nothing is
 played.
 """
 
@@ -30,7 +30,7 @@ MAX_NAME = 1000
 JSON_NAMES = (".jsonl", ".ndjson", ".json")
 _PART = re.compile(r"[^A-Za-z0-9._-]+")
 _BEFORE = re.compile(rf"\A(?:{KEY_PREFIX}|[^A-Za-z0-9])+")
-"""What no name of a play begins with: `ajet_sdk.routes.check_id`."""
+"""Characters with which no name of a play begins: `ajet_sdk.routes.check_id`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The file of a program that changes while the program is run, and programs that fail as soon as they begin.
 
-Idea: a file is looked at twice a second. When it has changed, and then stays as it is for a moment, who asked for it is
-told once. Programs that fail at once, one after the other and without a call to a model, are most likely broken. Going
-on would only burn tasks.
+Idea: a file is looked at twice a second. When it has changed, and then stays as it is for a moment, a callback is
+called once. Programs that fail at once, one after the other and without a call to a model, are most likely broken.
+Going on would only burn tasks.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Streak:
             self._failed = 0
 
     def held(self) -> bool:
-        """Whether nothing may begin; `AjetError` if that will not change."""
+        """True if nothing may begin; `AjetError` if that will not change."""
         if self._failed < self._most:
             return False
         if not self._waits:

@@ -1,5 +1,5 @@
-"""Who failed, and what an episode earns: decided here alone, for programs and for functions, by threads and by asyncio.
+"""The sources of rewards, and the decision who failed and what an episode earns. It is made here alone.
 
-Nothing in this package does I/O. `decision` decides, `numbers` reads what programs and graders print, `blame` tells
-whose failure an exception is.
+Nothing in this package does I/O. `sources` has where a reward may come from, each as a `decision.Source`, and `decision`
+decides. `numbers` reads what programs and graders print, `blame` tells whose failure an exception is.
 """

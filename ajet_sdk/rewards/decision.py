@@ -64,7 +64,7 @@ Said = Number | NoNumber
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an episode was played to its end.
+    """The end of an episode, as it was played.
 
     `record` is the proxy's, with its calls. A program ended with exit code `code`; what it `printed` and has `written`
     to its file are read for numbers, and so is the `verdict` of its grader, which ended with `graded`. A function, or
@@ -104,7 +104,7 @@ class Earns:
 
 @dataclass(frozen=True, slots=True)
 class Stands:
-    """What was given is what the episode has."""
+    """The episode has what was given to it."""
 
 
 @dataclass(frozen=True, slots=True)

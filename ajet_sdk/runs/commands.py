@@ -18,7 +18,7 @@ from ajet_sdk.settings import read_toml, toml
 
 FOLLOW_S = 1.0
 SHOWN = ("reward_mean", "reward_std", "lr", "pg_loss", "staleness_mean")
-"""What a line of metrics shows of a step."""
+"""The figures of a step in a line of metrics."""
 
 
 def run_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -147,7 +147,7 @@ def metrics(run: str, follow: bool, as_json: bool, proxy: str | None) -> None:
 def lines(
     client: Client, route: str, run: str, follow: bool, pause: Callable[[float], None] = time.sleep
 ) -> Iterator[Any]:
-    """The lines that the daemon has; with `follow` those that come, too. A run that goes back is told again from
+    """The lines that the daemon has; with `follow` those that come, too. A run that goes back is shown again from
     there."""
     place = None
     while True:

@@ -105,11 +105,11 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The keys in which two flat configurations differ. True is no 1, and 1 is no 1.0."""
     missing = object()
 
-    def told(value: Any) -> Any:
+    def compared(value: Any) -> Any:
         return value if value is missing else json.dumps(value)
 
     keys = sorted(before.keys() | after.keys())
-    return [key for key in keys if told(before.get(key, missing)) != told(after.get(key, missing))]
+    return [key for key in keys if compared(before.get(key, missing)) != compared(after.get(key, missing))]
 
 
 def restarts(keys: Sequence[str]) -> list[str]:

@@ -138,13 +138,20 @@ def test_no_proxy_of_the_environment_stands_before_this_machine(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     assert ask(face, stub.url, "status", deadline=1.0).status == 200
-    assert connected(dict, Target("http://proxy.example"))["trust_env"]
+    assert how(monkeypatch, "http://proxy.example")["trust_env"]
 
 
-def test_tls_is_verified_where_there_is_any() -> None:
+def how(monkeypatch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+    """The options of the connections to a proxy."""
+    with monkeypatch.context() as patch:
+        patch.setattr(httpx, "AsyncClient", dict)
+        return connected(Target(url))  # type: ignore[return-value]
+
+
+def test_tls_is_verified_where_there_is_any(monkeypatch: pytest.MonkeyPatch) -> None:
     for url in ("https://proxy.example", "https://127.0.0.1:1"):
-        assert connected(dict, Target(url))["verify"].verify_mode is ssl.CERT_REQUIRED
-    assert connected(dict, Target("http://127.0.0.1:1"))["verify"] is False
+        assert how(monkeypatch, url)["verify"].verify_mode is ssl.CERT_REQUIRED
+    assert how(monkeypatch, "http://127.0.0.1:1")["verify"] is False
 
 
 def test_a_ca_of_ones_own_is_named_in_the_environment(
