@@ -131,7 +131,7 @@ class Call:
     identified_by: str | None = None
     altered: tuple[str, ...] = ()
     continuity: str | None = None
-    """True if the engine read the exact ids of the conversation before it, else the reason; None if nothing was tried."""
+    """The engine read the exact ids of the conversation before it, or the reason why not; None if nothing was tried."""
     version_uncertain: bool = False
     """True if weights changed during the call and nobody knows for sure which token came from which."""
     same_text: tuple[str, int] | None = None

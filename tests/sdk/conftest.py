@@ -1,24 +1,17 @@
-"""Both faces of the SDK, its command in this process, and a scripted engine."""
+"""A proxy that answers the control routes, the command in this process, and a scripted engine."""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from ajet_sdk import cli
 from tests.kit.control_stub import ControlStub
-from tests.sdk.faces import FACES
 
 Ajet = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(params=FACES, ids=lambda face: face.name)
-def face(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.fixture

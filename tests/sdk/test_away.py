@@ -9,14 +9,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ajet_sdk
-from ajet_sdk import Client, aio, errors
+from ajet_sdk import Client, errors
 from ajet_sdk.client import NoReply
 from ajet_sdk.play import program as runner
 from ajet_sdk.play.child import Child
@@ -85,17 +84,13 @@ def test_an_interrupt_of_who_waits_ends_the_program_at_once(monkeypatch: pytest.
     assert time.monotonic() - began < 200 and not alive(*begun(pids, 1))
 
 
-async def test_a_client_says_that_the_proxy_is_away_and_back(
-    engine: str, tmp_path: Path, face: Any, caplog: pytest.LogCaptureFixture
+def test_a_client_says_that_the_proxy_is_away_and_back(
+    engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ProxyProcess(engine, tmp_path / "data") as proxy:
-        join = ajet_sdk.join if face.name == "sync" else aio.join
-        async with AsyncExitStack() as stack:
-            joined: Any = join("me", ttl_s=0.9, proxy_url=proxy.url)
-            stack.enter_context(joined) if face.name == "sync" else await stack.enter_async_context(joined)
-            for move, said in ((proxy.kill, "does not answer any more"), (proxy.start, "answers again")):
-                await asyncio.to_thread(move)
-                assert await asyncio.to_thread(until, lambda: said in caplog.text)  # noqa: B023
+    with ProxyProcess(engine, tmp_path / "data") as proxy, ajet_sdk.join("me", ttl_s=0.9, proxy_url=proxy.url):
+        for move, said in ((proxy.kill, "does not answer any more"), (proxy.start, "answers again")):
+            move()
+            assert until(lambda: said in caplog.text)  # noqa: B023
 
 
 @pytest.mark.parametrize(("error", "seconds"), [(KeyboardInterrupt(), 3.0), (ValueError(), 10.0)])

@@ -7,6 +7,7 @@ import contextvars
 import subprocess
 import sys
 import threading
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -46,6 +47,37 @@ def said_by(code: str, *argv: str) -> str:
     """The output of a fresh interpreter to which warnings are errors."""
     command = [sys.executable, "-W", "error", "-c", code, *argv]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_everything_of_an_episode(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ajet_sdk.episode("t", model="m") as episode:
+        episode.heartbeat()
+        episode.reward(0.25, final=False)
+        for name, value in episode.env().items():
+            monkeypatch.setenv(name, value)
+        ajet_sdk.reward(0.5, final=False)
+        assert episode.record(tokens=True)["state"] == "open"
+        episode.seal()
+    assert (stub.episodes["ep-0"]["state"], stub.episodes["ep-0"]["reward"]) == ("ready", 0.75)
+    with pytest.raises(ZeroDivisionError), ajet_sdk.episode("t"):
+        raise ZeroDivisionError("no")
+    assert stub.episodes["ep-1"]["detail"] == "ZeroDivisionError: no"
+    episode = ajet_sdk.episode("t")
+    episode.abort("enough", cause="infra")
+    episode.close()
+    assert (stub.episodes["ep-2"]["detail"], stub.episodes["ep-2"]["cause"]) == ("enough", "infra")
+    episode = ajet_sdk.episode("t")
+    monkeypatch.setenv("AJET_EPISODE", episode.id)
+    ajet_sdk.abort("lost interest")
+    episode.close()
+    assert stub.episodes["ep-3"]["detail"] == "lost interest"
+
+
+def test_what_a_function_shows_of_itself() -> None:
+    assert list(signature(ajet_sdk.Episode.reward).parameters)[:3] == ["self", "value", "call"]
+    named = (ajet_sdk.Episode.seal, ajet_sdk.reward, ajet_sdk.join)
+    assert [one.__name__ for one in named] == ["seal", "reward", "join"]
+    assert (ajet_sdk.episode.__doc__ or "").startswith("Opens an episode")
 
 
 @pytest.mark.parametrize("before", [(), ("before",)])

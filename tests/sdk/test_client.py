@@ -1,4 +1,4 @@
-"""Both faces of the client: connections, threads, forks, and faults."""
+"""The client: connections, threads, forks, and faults."""
 
 from __future__ import annotations
 
@@ -29,56 +29,44 @@ def stub() -> Iterator[ControlStub]:
         yield running
 
 
-def ask(face: str, url: str, *args: Any, key: str | None = None, deadline: float = 10.0, **more: Any) -> Reply:
-    """One request from the blocking or the async client."""
-    if face == "sync":
-        with Client(url, key, deadline=deadline) as client:
-            return client.ask(*args, **more)
-
-    async def go() -> Reply:
-        async with aio.Client(url, key, deadline=deadline) as client:
-            return await client.ask(*args, **more)
-
-    return asyncio.run(go())
+def ask(url: str, *args: Any, key: str | None = None, deadline: float = 10.0, **more: Any) -> Reply:
+    """One request."""
+    with Client(url, key, deadline=deadline) as client:
+        return client.ask(*args, **more)
 
 
-@pytest.fixture(params=["sync", "aio"])
-def face(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def test_an_answer(face: str, stub: ControlStub) -> None:
-    assert ask(face, stub.url, "status").json()["episodes"]["opened"] == 0
-    opened = ask(face, stub.url, "open_episode", routes.OpenEpisode(task="t")).json()
-    record = ask(face, stub.url, "get_episode", id=opened["episode"], tokens=1).json()
+def test_an_answer(stub: ControlStub) -> None:
+    assert ask(stub.url, "status").json()["episodes"]["opened"] == 0
+    opened = ask(stub.url, "open_episode", routes.OpenEpisode(task="t")).json()
+    record = ask(stub.url, "get_episode", id=opened["episode"], tokens=1).json()
     assert record["task"] == "t"
     assert stub.heard[-1].path.endswith("?tokens=1")
 
 
 @pytest.mark.parametrize("fault", [DROP, LOSE, Say(503, {}, {"Retry-After": "0.2"}), Say(502, "<html>")])
-def test_faults_that_pass(face: str, stub: ControlStub, fault: str | Say) -> None:
+def test_faults_that_pass(stub: ControlStub, fault: str | Say) -> None:
     stub.faults.extend([fault, fault])
     began = time.monotonic()
-    assert ask(face, stub.url, "status").status == 200
+    assert ask(stub.url, "status").status == 200
     assert len(stub.heard) == 3
     assert time.monotonic() - began > (0.4 if isinstance(fault, Say) and fault.headers else 0.2)
 
 
-def test_a_refusal(face: str, stub: ControlStub) -> None:
+def test_a_refusal(stub: ControlStub) -> None:
     with pytest.raises(errors.NotFound, match="no such episode") as caught:
-        ask(face, stub.url, "get_episode", id="ep-none")
+        ask(stub.url, "get_episode", id="ep-none")
     assert caught.value.code == "episode_not_found"
     assert len(stub.heard) == 1
 
 
-def test_nobody_there(face: str) -> None:
+def test_nobody_there() -> None:
     began = time.monotonic()
     with pytest.raises(errors.ProxyUnreachable, match="serve"):
-        ask(face, f"http://127.0.0.1:{free_port()}", "status", deadline=0.5)
+        ask(f"http://127.0.0.1:{free_port()}", "status", deadline=0.5)
     assert 0.5 <= time.monotonic() - began < 20
 
 
-def test_a_proxy_that_comes_up_late(face: str) -> None:
+def test_a_proxy_that_comes_up_late() -> None:
     port = free_port()
     late = ControlStub.__new__(ControlStub)
 
@@ -89,7 +77,7 @@ def test_a_proxy_that_comes_up_late(face: str) -> None:
     timer = threading.Timer(0.5, come_up)
     timer.start()
     try:
-        assert ask(face, f"http://127.0.0.1:{port}", "status").status == 200
+        assert ask(f"http://127.0.0.1:{port}", "status").status == 200
     finally:
         timer.join()
         late.__exit__(None, None, None)
@@ -134,10 +122,10 @@ def test_a_closed_client_can_be_used_again(stub: ControlStub) -> None:
 
 
 def test_no_proxy_of_the_environment_stands_before_this_machine(
-    monkeypatch: pytest.MonkeyPatch, face: str, stub: ControlStub
+    monkeypatch: pytest.MonkeyPatch, stub: ControlStub
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
-    assert ask(face, stub.url, "status", deadline=1.0).status == 200
+    assert ask(stub.url, "status", deadline=1.0).status == 200
     assert how(monkeypatch, "http://proxy.example")["trust_env"]
 
 
@@ -155,7 +143,7 @@ def test_tls_is_verified_where_there_is_any(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_ca_of_ones_own_is_named_in_the_environment(
-    face: str, stub: ControlStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stub: ControlStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path)
     pair = authority.sign("proxy")
@@ -165,12 +153,12 @@ def test_a_ca_of_ones_own_is_named_in_the_environment(
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     url, began = stub.url.replace("http:", "https:"), time.monotonic()
     with pytest.raises(errors.ProxyUnreachable, match=r"not trusted here\. Name the file of its CA in SSL_CERT_FILE"):
-        ask(face, url, "status", deadline=60.0)
+        ask(url, "status", deadline=60.0)
     assert time.monotonic() - began < 20, "what no waiting changes was waited for"
     monkeypatch.setenv("SSL_CERT_FILE", authority.file)
-    assert ask(face, url, "status").status == 200
+    assert ask(url, "status").status == 200
     with pytest.raises(errors.ProxyUnreachable, match="is for other names: use one of those"):
-        ask(face, url.replace("127.0.0.1", "localhost"), "status", deadline=60.0)
+        ask(url.replace("127.0.0.1", "localhost"), "status", deadline=60.0)
 
 
 def test_a_transport_of_the_tests() -> None:

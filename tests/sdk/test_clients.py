@@ -1,4 +1,4 @@
-"""A process that runs agents is a client: it joins, beats, leaves, and comes back; on both faces."""
+"""A process that runs agents is a client: it joins, beats, leaves, and comes back."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ async def rewarding(_task: Any, _episode: Any) -> float:
     return 1.0
 
 
-async def test_a_run_joins_and_leaves_and_its_episodes_say_who_plays_what(face: Any, stub: ControlStub) -> None:
-    results = await face.run(rewarding, ["a", "b"], repeat=2, client_name="mine", lane="math", revision="r1")
+async def test_a_run_joins_and_leaves_and_its_episodes_say_who_plays_what(stub: ControlStub) -> None:
+    results = await aio.run(rewarding, ["a", "b"], repeat=2, client_name="mine", lane="math", revision="r1")
     assert len(results.rewards) == 4
     (client,) = joined(stub)
     assert (client["name"], client["lane"], client["revision"], client["state"]) == ("mine", "math", "r1", "gone")
@@ -56,11 +56,9 @@ async def test_a_run_joins_and_leaves_and_its_episodes_say_who_plays_what(face: 
     assert stub.count("DELETE", client["client"]) == 1
 
 
-async def test_unnamed_runs_never_share_a_name_and_their_revision_is_of_the_agents_file(
-    face: Any, stub: ControlStub
-) -> None:
+async def test_unnamed_runs_never_share_a_name_and_their_revision_is_of_the_agents_file(stub: ControlStub) -> None:
     for _ in range(2):
-        await face.run(rewarding, ["a"], repeat=1)
+        await aio.run(rewarding, ["a"], repeat=1)
     first, second = joined(stub)
     assert first["name"] != second["name"]
     assert [one["state"] for one in joined(stub)] == ["gone", "gone"]
@@ -68,7 +66,7 @@ async def test_unnamed_runs_never_share_a_name_and_their_revision_is_of_the_agen
 
 
 async def test_a_function_that_is_loaded_stays_what_it_is_though_its_file_changes(
-    face: Any, stub: ControlStub, tmp_path: Path
+    stub: ControlStub, tmp_path: Path
 ) -> None:
     path = tmp_path / "player.py"
     path.write_text("async def agent(task, episode):\n    return 1.0\n")
@@ -82,21 +80,19 @@ async def test_a_function_that_is_loaded_stays_what_it_is_though_its_file_change
     edited.__wrapped__ = loaded["agent"]  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ajet_sdk.play.rollouts.of_agent", lambda agent: of_agent(edited))
-        await face.run(edited, ["a", "b"], repeat=2, parallel=1)
+        await aio.run(edited, ["a", "b"], repeat=2, parallel=1)
     (revision,) = {one["revision"] for one in stub.episodes.values()}
     assert revision != of_agent(edited)()
 
 
-async def test_joining_is_tried_again_as_long_as_opening_is(face: Any, stub: ControlStub) -> None:
+async def test_joining_is_tried_again_as_long_as_opening_is(stub: ControlStub) -> None:
     stub.faults.extend([Say(503), "lose", "drop"])
-    results = await face.run(rewarding, ["a"], repeat=2, parallel=1)
+    results = await aio.run(rewarding, ["a"], repeat=2, parallel=1)
     assert len(results.rewards) == 2
     assert len(joined(stub)) == 1
 
 
-async def test_without_a_proxy_every_rollout_fails_and_all_wait_together(
-    face: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_proxy_every_rollout_fails_and_all_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AJET_PROXY_URL", f"http://127.0.0.1:{free_port()}")
     tries: list[str] = []
     attempt = Client.attempt
@@ -106,13 +102,13 @@ async def test_without_a_proxy_every_rollout_fails_and_all_wait_together(
         return await attempt(self, send)
 
     monkeypatch.setattr(Client, "attempt", counted)
-    results = await face.run(rewarding, ["a"], repeat=4, parallel=4, deadline=0.0)
+    results = await aio.run(rewarding, ["a"], repeat=4, parallel=4, deadline=0.0)
     assert [item.outcome for item in results] == ["failed"] * 4
     assert len(tries) <= 4 and {url.rpartition("/")[2] for url in tries} == {"clients"}
 
 
 async def test_a_client_that_was_taken_for_gone_joins_again_and_its_rollout_is_the_worlds_failure(
-    face: Any, stub: ControlStub
+    stub: ControlStub
 ) -> None:
     async def agent(task: str, _episode: Any) -> float:
         if task == "away" and not gone:
@@ -121,7 +117,7 @@ async def test_a_client_that_was_taken_for_gone_joins_again_and_its_rollout_is_t
         return 1.0
 
     gone: list[str] = []
-    results = await face.run(agent, ["before", "away", "after"], repeat=1, parallel=1)
+    results = await aio.run(agent, ["before", "away", "after"], repeat=1, parallel=1)
     assert [(item.task, item.ok, item.client_gone, item.infra, item.again) for item in results] == [
         ("before", True, False, False, False), ("away", False, True, True, True),
         ("after", True, False, False, False), ("away", True, False, False, False),
@@ -133,7 +129,7 @@ async def test_a_client_that_was_taken_for_gone_joins_again_and_its_rollout_is_t
     assert [one["client"] for one in stub.episodes.values()] == [first["client"]] * 2 + [second["client"]] * 2
 
 
-async def test_a_client_whose_name_another_has_taken_ends(face: Any, stub: ControlStub) -> None:
+async def test_a_client_whose_name_another_has_taken_ends(stub: ControlStub) -> None:
     played: list[str] = []
 
     async def agent(task: str, _episode: Any) -> float:
@@ -145,12 +141,12 @@ async def test_a_client_whose_name_another_has_taken_ends(face: Any, stub: Contr
         return 1.0
 
     with pytest.raises(errors.Conflict) as caught:
-        await face.run(agent, [*"abcdefgh"], repeat=1, parallel=1, client_name="mine")
+        await aio.run(agent, [*"abcdefgh"], repeat=1, parallel=1, client_name="mine")
     assert caught.value.code == "client_exists"
     assert played == ["a", "b"]
 
 
-async def test_one_that_is_gone_however_often_it_joins_is_no_endless_loop(face: Any, stub: ControlStub) -> None:
+async def test_one_that_is_gone_however_often_it_joins_is_no_endless_loop(stub: ControlStub) -> None:
     opened: list[Any] = []
 
     def gone(body: routes.OpenEpisode) -> dict[str, Any]:
@@ -159,7 +155,7 @@ async def test_one_that_is_gone_however_often_it_joins_is_no_endless_loop(face: 
         raise errors.Conflict("it is gone", code="client_gone")
 
     stub._open = gone  # type: ignore[method-assign]
-    results = await face.run(rewarding, ["a"], repeat=1)
+    results = await aio.run(rewarding, ["a"], repeat=1)
     assert [item.outcome for item in results] == ["failed"]
     assert len(set(opened)) == clients.OPENINGS
 
@@ -169,16 +165,16 @@ async def test_one_that_is_gone_however_often_it_joins_is_no_endless_loop(face: 
     [({"client_name": ""}, "name"), ({"lane": "x" * 201}, "lane"), ({"replace_older": True}, "lane")],
 )
 async def test_what_no_client_can_be_is_refused_before_anything_begins(
-    face: Any, stub: ControlStub, given: Any, param: str
+    stub: ControlStub, given: Any, param: str
 ) -> None:
     with pytest.raises(errors.BadRequest) as caught:
-        await face.run(rewarding, ["a"], **given)
+        await aio.run(rewarding, ["a"], **given)
     assert caught.value.param == param
     assert not stub.heard
 
 
-async def test_older_revisions_are_replaced_if_that_is_said(face: Any, stub: ControlStub) -> None:
-    await face.run(rewarding, ["a"], repeat=1, lane="math", replace_older=True)
+async def test_older_revisions_are_replaced_if_that_is_said(stub: ControlStub) -> None:
+    await aio.run(rewarding, ["a"], repeat=1, lane="math", replace_older=True)
     assert joined(stub)[0]["replaces_older"]
 
 

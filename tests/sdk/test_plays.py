@@ -1,4 +1,4 @@
-"""Data sets that are played from the ledger, on both faces: what is missing, what is played again, and whose turn."""
+"""Data sets that are played from the ledger: what is missing, what is played again, and whose turn."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def kept(stub: ControlStub) -> Counter[str]:
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-async def test_a_data_set_is_played_epoch_by_epoch(face: Any, stub: ControlStub, parallel: int) -> None:
-    results = await face.run(one, ["a", "b"], repeat=2, parallel=parallel, play="d", epochs=2)
+async def test_a_data_set_is_played_epoch_by_epoch(stub: ControlStub, parallel: int) -> None:
+    results = await aio.run(one, ["a", "b"], repeat=2, parallel=parallel, play="d", epochs=2)
     assert [record["task"] for record in stub.episodes.values()] == [*"aabbaabb"]
     assert [record["place"] for record in stub.episodes.values()] == list(range(8))
     assert sorted((item.task, item.index) for item in results) == [(task, index) for task in "ab" for index in range(4)]
@@ -58,21 +58,21 @@ class Killed(BaseException):
     """What the callback of a run raises, to end it as a kill does: nothing more is played."""
 
 
-async def test_the_next_run_plays_exactly_what_is_missing(face: Any, stub: ControlStub) -> None:
+async def test_the_next_run_plays_exactly_what_is_missing(stub: ControlStub) -> None:
     def killed(result: RunResult) -> None:
         if len(kept(stub)) == 2:
             raise Killed
 
     tasks = [f"t{number}" for number in range(5)]
     with pytest.raises(Killed):
-        await face.run(one, tasks, repeat=1, parallel=1, play="d", on_result=killed)
+        await aio.run(one, tasks, repeat=1, parallel=1, play="d", on_result=killed)
     (play,) = stub.plays.values()
     assert play.opened == 2
-    await face.run(one, tasks, repeat=1, parallel=2, play="d")
+    await aio.run(one, tasks, repeat=1, parallel=2, play="d")
     assert kept(stub) == dict.fromkeys(tasks, 1) and len(stub.episodes) == 5
 
 
-async def test_what_was_open_as_a_run_was_killed_is_waited_for(face: Any, stub: ControlStub) -> None:
+async def test_what_was_open_as_a_run_was_killed_is_waited_for(stub: ControlStub) -> None:
     """Until the proxy discards it, or another run ends it."""
     for number in range(3):
         stub.plays = {}
@@ -80,10 +80,7 @@ async def test_what_was_open_as_a_run_was_killed_is_waited_for(face: Any, stub: 
             played = source(["a", "b"])
             await played.begin(client)
             orphan = await opening(client, body_of(await played.take(client, called)))
-        running = asyncio.ensure_future(
-            face.run(one, ["a", "b"], repeat=1, play="d") if face.name == "aio"
-            else asyncio.to_thread(asyncio.run, face.run(one, ["a", "b"], repeat=1, play="d"))
-        )
+        running = asyncio.ensure_future(aio.run(one, ["a", "b"], repeat=1, play="d"))
         while stub.count("GET", ":default") < 5 * (number + 1):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         stub.discard(orphan.episode, "idle_timeout")
@@ -104,7 +101,7 @@ def body_of(turn: Any) -> ajet_sdk.routes.OpenEpisode:  # type: ignore[name-defi
     return ajet_sdk.routes.OpenEpisode(turn.rollout.task, place=turn.place, play=turn.play)  # type: ignore[attr-defined]
 
 
-async def test_whatever_discards_a_rollout_it_is_played_again_a_few_times(face: Any, stub: ControlStub) -> None:
+async def test_whatever_discards_a_rollout_it_is_played_again_a_few_times(stub: ControlStub) -> None:
     tried: Counter[str] = Counter()
 
     async def agent(task: str, episode: Any) -> float:
@@ -113,19 +110,19 @@ async def test_whatever_discards_a_rollout_it_is_played_again_a_few_times(face: 
             raise RuntimeError("no idea")
         return 1.0
 
-    results = await face.run(agent, ["late", "never", "fine"], repeat=1, parallel=2, play="d", retries=2)
+    results = await aio.run(agent, ["late", "never", "fine"], repeat=1, parallel=2, play="d", retries=2)
     assert tried == {"late": 3, "never": 3, "fine": 1}
     assert [(item.task, item.again) for item in results if not item.ok].count(("never", True)) == 2
     assert [item.task for item in results.failures] == ["never"]
     (play,) = stub.plays.values()
     assert (play.missing, play.given_back) == (1, [1]), "it is left for the next start"
     tried["late"], tried["fine"] = 9, 9
-    assert [item.task for item in await face.run(agent, ["late", "never", "fine"], repeat=1, play="d", retries=0)] == [
+    assert [item.task for item in await aio.run(agent, ["late", "never", "fine"], repeat=1, play="d", retries=0)] == [
         "never"
     ]
 
 
-async def test_many_that_always_fail_hide_none_that_failed_once(face: Any, stub: ControlStub) -> None:
+async def test_many_that_always_fail_hide_none_that_failed_once(stub: ControlStub) -> None:
     tried: Counter[str] = Counter()
 
     async def agent(task: str, episode: Any) -> float:
@@ -135,13 +132,13 @@ async def test_many_that_always_fail_hide_none_that_failed_once(face: Any, stub:
         return 1.0
 
     tasks = [f"never {number}" for number in range(107)]
-    await face.run(agent, [*tasks, "late"], repeat=1, parallel=4, play="d", retries=1)
+    await aio.run(agent, [*tasks, "late"], repeat=1, parallel=4, play="d", retries=1)
     assert tried == {**dict.fromkeys(tasks, 2), "late": 2}
     (play,) = stub.plays.values()
     assert play.given_back == list(range(107))
 
 
-async def test_failures_of_the_world_are_given_up_as_such_and_counted_apart(face: Any, stub: ControlStub) -> None:
+async def test_failures_of_the_world_are_given_up_as_such_and_counted_apart(stub: ControlStub) -> None:
     tried: Counter[str] = Counter()
 
     async def agent(task: str, episode: Any) -> float | None:
@@ -156,7 +153,7 @@ async def test_failures_of_the_world_are_given_up_as_such_and_counted_apart(face
         return 1.0
 
     tasks = ["away", "says so", "its own"]
-    results = await face.run(agent, tasks, repeat=1, parallel=1, infra=(ConnectionError,))
+    results = await aio.run(agent, tasks, repeat=1, parallel=1, infra=(ConnectionError,))
     assert tried == {"away": 3, "says so": 2, "its own": 1}
     causes = Counter((record["task"], record.get("cause")) for record in stub.episodes.values())
     assert causes == {
@@ -168,11 +165,11 @@ async def test_failures_of_the_world_are_given_up_as_such_and_counted_apart(face
     assert [item.task for item in results.failures] == ["its own"]
 
 
-async def test_what_the_world_goes_on_failing_is_given_up(face: Any, stub: ControlStub) -> None:
+async def test_what_the_world_goes_on_failing_is_given_up(stub: ControlStub) -> None:
     async def agent(task: str, episode: Any) -> float:
         raise WorldFailed("exit code 75")
 
-    results = await face.run(agent, ["a"], repeat=1, retries=1)
+    results = await aio.run(agent, ["a"], repeat=1, retries=1)
     assert [(item.infra, item.again, item.reason) for item in results] == [
         (True, True, "exit code 75"), (True, False, "exit code 75"),
     ]  # fmt: skip
@@ -181,7 +178,7 @@ async def test_what_the_world_goes_on_failing_is_given_up(face: Any, stub: Contr
 
 
 @pytest.mark.parametrize("play", [None, "d"])
-async def test_an_episode_that_is_held_back_is_no_failure(face: Any, stub: ControlStub, play: str | None) -> None:
+async def test_an_episode_that_is_held_back_is_no_failure(stub: ControlStub, play: str | None) -> None:
     """However long it takes."""
     answer = stub.answer
 
@@ -191,11 +188,11 @@ async def test_an_episode_that_is_held_back_is_no_failure(face: Any, stub: Contr
         return answer(heard)
 
     stub.answer = holding  # type: ignore[method-assign]
-    results = await face.run(one, ["a"], repeat=1, deadline=0.01, play=play)
+    results = await aio.run(one, ["a"], repeat=1, deadline=0.01, play=play)
     assert [item.ok for item in results] == [True]
 
 
-async def test_a_proxy_that_refuses_ends_a_play(face: Any, stub: ControlStub) -> None:
+async def test_a_proxy_that_refuses_ends_a_play(stub: ControlStub) -> None:
     """Its ledger is the cursor: without it nothing is known."""
     answer = stub.answer
 
@@ -206,28 +203,24 @@ async def test_a_proxy_that_refuses_ends_a_play(face: Any, stub: ControlStub) ->
 
     stub.answer = refusing  # type: ignore[method-assign]
     with pytest.raises(errors.Forbidden):
-        await face.run(one, ["a", "b"], repeat=1, play="d")
+        await aio.run(one, ["a", "b"], repeat=1, play="d")
 
 
-async def test_lanes_are_played_in_turn_and_the_one_of_which_most_is_wanted_first(
-    face: Any, stub: ControlStub
-) -> None:
+async def test_lanes_are_played_in_turn_and_the_one_of_which_most_is_wanted_first(stub: ControlStub) -> None:
     tasks = ["math/1", "math/2", "code/1", "code/2", "plain"]
-    await face.run(one, tasks, repeat=1, parallel=1, play="d")
+    await aio.run(one, tasks, repeat=1, parallel=1, play="d")
     assert [record["task"] for record in stub.episodes.values()][:3] == ["math/1", "code/1", "plain"]
     assert kept(stub) == dict.fromkeys(tasks, 1)
     stub.episodes.clear()
     stub.lanes = {"math": 1, "code": 5}
-    await face.run(one, tasks, repeat=1, parallel=1, play="d")
+    await aio.run(one, tasks, repeat=1, parallel=1, play="d")
     assert [record["task"] for record in stub.episodes.values()] == ["code/1", "code/2", "math/1", "plain", "math/2"]
 
 
-async def test_a_lane_of_which_nothing_is_wanted_waits(face: Any, stub: ControlStub) -> None:
+async def test_a_lane_of_which_nothing_is_wanted_waits(stub: ControlStub) -> None:
     stub.lanes, answer = {"math": 0, "code": 1}, stub.answer
     full(stub, "math")
-    running = asyncio.ensure_future(
-        asyncio.to_thread(asyncio.run, face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
-    )
+    running = asyncio.ensure_future(aio.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
     while stub.count("GET", "/wanted") < 5:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert kept(stub) == {"code/1": 1}
@@ -236,15 +229,11 @@ async def test_a_lane_of_which_nothing_is_wanted_waits(face: Any, stub: ControlS
     assert kept(stub) == {"code/1": 1, "math/1": 1}
 
 
-async def test_what_finds_all_lanes_full_waits_in_one_after_the_other_as_long_as_any_run(
-    face: Any, stub: ControlStub
-) -> None:
+async def test_what_finds_all_lanes_full_waits_in_one_after_the_other_as_long_as_any_run(stub: ControlStub) -> None:
     """By the same id in the same lane, by which the proxy knows who came first."""
     stub.lanes, answer = {"math": 0, "code": 0}, stub.answer
     full(stub, "math", "code")
-    running = asyncio.ensure_future(
-        asyncio.to_thread(asyncio.run, face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
-    )
+    running = asyncio.ensure_future(aio.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
     while stub.count("POST", "/episodes") < 5:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     stub.answer = answer  # type: ignore[method-assign]
@@ -255,7 +244,7 @@ async def test_what_finds_all_lanes_full_waits_in_one_after_the_other_as_long_as
     assert [body["id"] for body in asked[:2]] == [body["id"] for body in asked[2:4]]
 
 
-async def test_one_waits_in_a_full_lane_while_others_look_elsewhere(face: Any, stub: ControlStub) -> None:
+async def test_one_waits_in_a_full_lane_while_others_look_elsewhere(stub: ControlStub) -> None:
     stub.lanes, answer, released = {"math": 0, "code": 9}, stub.answer, threading.Event()
 
     def holding(heard: Any) -> Say:
@@ -267,19 +256,19 @@ async def test_one_waits_in_a_full_lane_while_others_look_elsewhere(face: Any, s
 
     stub.answer = holding  # type: ignore[method-assign]
     tasks = ["math/1", "math/2", *(f"code/{number}" for number in range(7))]
-    await face.run(one, tasks, repeat=1, parallel=2, play="d")
+    await aio.run(one, tasks, repeat=1, parallel=2, play="d")
     assert kept(stub) == dict.fromkeys(tasks, 1)
 
 
-async def test_a_lane_that_is_not_named_is_one_of_the_others(face: Any, stub: ControlStub) -> None:
+async def test_a_lane_that_is_not_named_is_one_of_the_others(stub: ControlStub) -> None:
     stub.lanes = {"math": 1, "": 3}
-    await face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d")
+    await aio.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d")
     assert [record["task"] for record in stub.episodes.values()] == ["code/1", "math/1"]
 
 
-async def test_an_evaluation_is_held_back_by_no_lane(face: Any, stub: ControlStub) -> None:
+async def test_an_evaluation_is_held_back_by_no_lane(stub: ControlStub) -> None:
     stub.lanes = {"math": 0, "": 0}
-    await face.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d", eval=True)
+    await aio.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d", eval=True)
     assert len(stub.episodes) == 2 and not stub.count("GET", "/wanted")
 
 
@@ -295,14 +284,12 @@ def full(stub: ControlStub, *lanes: str) -> None:
     stub.answer = refusing  # type: ignore[method-assign]
 
 
-async def test_a_lane_that_is_full_holds_no_other_up(face: Any, stub: ControlStub) -> None:
+async def test_a_lane_that_is_full_holds_no_other_up(stub: ControlStub) -> None:
     """Also where the proxy said before that it is wanted."""
     stub.lanes, answer = {"math": 5, "code": 1}, stub.answer
     full(stub, "math")
     running = asyncio.ensure_future(
-        asyncio.to_thread(
-            asyncio.run, face.run(one, ["math/1", "code/1", "code/2"], repeat=1, parallel=1, play="d")
-        )
+        aio.run(one, ["math/1", "code/1", "code/2"], repeat=1, parallel=1, play="d")
     )
     while kept(stub) != {"code/1": 1, "code/2": 1}:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -315,14 +302,12 @@ async def test_a_lane_that_is_full_holds_no_other_up(face: Any, stub: ControlStu
 
 @pytest.mark.parametrize("play", [None, "d"])
 async def test_a_run_says_what_it_waits_for(
-    face: Any, stub: ControlStub, play: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    stub: ControlStub, play: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "LONG_S", 0.05)
     answer = stub.answer
     full(stub, "math")
-    running = asyncio.ensure_future(
-        asyncio.to_thread(asyncio.run, face.run(one, ["math/1"], repeat=1, parallel=2, play=play))
-    )
+    running = asyncio.ensure_future(aio.run(one, ["math/1"], repeat=1, parallel=2, play=play))
     while not caplog.messages:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     stub.answer = answer  # type: ignore[method-assign]
@@ -354,16 +339,13 @@ async def test_what_a_play_waits_for(stub: ControlStub) -> None:
         assert played.waits_for() is None
 
 
-async def test_two_runs_share_a_play(face: Any, stub: ControlStub) -> None:
+async def test_two_runs_share_a_play(stub: ControlStub) -> None:
     tasks = [f"t{number}" for number in range(20)]
-    both = [
-        asyncio.to_thread(asyncio.run, face.run(one, tasks, repeat=1, parallel=3, play="d")) for _ in range(2)
-    ]
-    await asyncio.gather(*both)
+    await asyncio.gather(*(aio.run(one, tasks, repeat=1, parallel=3, play="d") for _ in range(2)))
     assert kept(stub) == dict.fromkeys(tasks, 1) and not stub.plays
 
 
-async def test_a_play_that_another_run_finishes_ends_this_one_well(face: Any, stub: ControlStub) -> None:
+async def test_a_play_that_another_run_finishes_ends_this_one_well(stub: ControlStub) -> None:
     """Whether this one hears of it as it looks, or as it opens an episode."""
     for heard_by in ("/d@", "/episodes"):
         stub.plays, stub.lanes = {}, {}
@@ -378,12 +360,12 @@ async def test_a_play_that_another_run_finishes_ends_this_one_well(face: Any, st
 
         stub.episodes.clear()
         stub.answer = finishing  # type: ignore[method-assign]
-        await face.run(one, [*"abcdef"], repeat=1, parallel=1, play="d", on_progress=told.append)
+        await aio.run(one, [*"abcdef"], repeat=1, parallel=1, play="d", on_progress=told.append)
         stub.answer = answer  # type: ignore[method-assign]
         assert finished and told[-1] == Progress(6, 6), heard_by
 
 
-async def test_an_opening_whose_answer_is_lost_is_asked_for_under_the_same_name(face: Any, stub: ControlStub) -> None:
+async def test_an_opening_whose_answer_is_lost_is_asked_for_under_the_same_name(stub: ControlStub) -> None:
     answer, lost = stub.answer, list[str]()
 
     def losing(heard: Any) -> Say:
@@ -393,7 +375,7 @@ async def test_an_opening_whose_answer_is_lost_is_asked_for_under_the_same_name(
         return answer(heard)
 
     stub.answer = losing  # type: ignore[method-assign]
-    await face.run(one, ["a"], repeat=1, play="d")
+    await aio.run(one, ["a"], repeat=1, play="d")
     asked = [heard.body["id"] for heard in stub.heard if heard.path.endswith("/episodes")]
     assert asked == [lost[0]] * 2
 
@@ -405,16 +387,16 @@ async def test_an_opening_whose_answer_is_lost_is_asked_for_under_the_same_name(
         ({"retries": -1}, "retries must be at least 0"), ({"play": "d", "wanted": True, "eval": True}, "is no play"),
     ],
 )
-async def test_what_cannot_be_played(face: Any, stub: ControlStub, how: Any, said: str) -> None:
+async def test_what_cannot_be_played(stub: ControlStub, how: Any, said: str) -> None:
     with pytest.raises(errors.BadRequest, match=said):
-        await face.run(one, ["a"], repeat=1, **how)
+        await aio.run(one, ["a"], repeat=1, **how)
     assert not stub.heard
 
 
-async def test_a_play_needs_tasks(face: Any, stub: ControlStub) -> None:
+async def test_a_play_needs_tasks(stub: ControlStub) -> None:
     for tasks, said in (([], "there is no task to play"), ("text", "not one text")):
         with pytest.raises(errors.BadRequest, match=said):
-            await face.run(one, tasks, play="d")
+            await aio.run(one, tasks, play="d")
 
 
 # ---- the source alone

@@ -1,4 +1,4 @@
-"""Running agents over tasks, on both faces: order, groups, failures as results, and a clean stop."""
+"""Running agents over tasks: order, groups, failures as results, and a clean stop."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.ports import free_port
 
 
-async def test_groups_of_rewarded_episodes(face: Any, stub: ControlStub) -> None:
+async def test_groups_of_rewarded_episodes(stub: ControlStub) -> None:
     seen: list[RunResult] = []
 
     async def agent(task: str, episode: Any) -> float:
         assert episode.task == task
         return len(task) / 2
 
-    results = await face.run(agent, ["a", "bb"], repeat=3, parallel=2, model="m", agent_name="x", on_result=seen.append)
+    results = await aio.run(agent, ["a", "bb"], repeat=3, parallel=2, model="m", agent_name="x", on_result=seen.append)
     assert [(item.task, item.index, item.outcome, item.reward) for item in results] == [
         *(("a", index, "rewarded", 0.5) for index in range(3)),
         *(("bb", index, "rewarded", 1.0) for index in range(3)),
@@ -45,7 +45,7 @@ class Failed(BaseException):
     pass
 
 
-async def test_failures_are_results(face: Any, stub: ControlStub) -> None:
+async def test_failures_are_results(stub: ControlStub) -> None:
     async def agent(task: str, episode: Any) -> Any:
         if task == "raises":
             raise RuntimeError("no idea")
@@ -70,7 +70,7 @@ async def test_failures_are_results(face: Any, stub: ControlStub) -> None:
         "raises", "exits", "fails", "cancels", "rewards another way", "aborts", "rewards itself",
         "seals", "nothing", "text", "nan", "fine",
     ]
-    results = await face.run(agent, tasks, repeat=1, parallel=4)
+    results = await aio.run(agent, tasks, repeat=1, parallel=4)
     told = {item.task: (item.outcome, item.reward, item.reason) for item in results}
     assert told["raises"] == ("aborted", None, "RuntimeError: no idea")
     assert told["exits"] == ("aborted", None, "SystemExit: 3")
@@ -87,51 +87,51 @@ async def test_failures_are_results(face: Any, stub: ControlStub) -> None:
     assert "open" not in {record["state"] for record in stub.episodes.values()}
 
 
-async def test_evaluation_episodes_say_so(face: Any, stub: ControlStub) -> None:
+async def test_evaluation_episodes_say_so(stub: ControlStub) -> None:
     async def agent(task: Any, episode: Any) -> float:
         return 1.0
 
-    await face.run(agent, [{"task": "t", "question": "?"}, {"id": 7}, 8], repeat=1, eval=True)
+    await aio.run(agent, [{"task": "t", "question": "?"}, {"id": 7}, 8], repeat=1, eval=True)
     records = stub.episodes.values()
     assert sorted(str(record["task"]) for record in records) == ["7", "8", "t"]
     assert all(record["eval"] for record in records)
 
 
-async def test_a_proxy_that_is_away_is_a_result(face: Any) -> None:
+async def test_a_proxy_that_is_away_is_a_result() -> None:
     async def agent(task: Any, episode: Any) -> float:
         return 1.0
 
     url = f"http://127.0.0.1:{free_port()}"
-    results = await face.run(agent, ["a"], repeat=2, proxy_url=url, deadline=0.2)
+    results = await aio.run(agent, ["a"], repeat=2, proxy_url=url, deadline=0.2)
     assert [item.outcome for item in results] == ["failed", "failed"]
     assert all("no proxy acknowledged" in (item.reason or "") for item in results)
     assert results[0].episode is None
 
 
-async def test_a_proxy_that_goes_away_is_a_result(face: Any, stub: ControlStub) -> None:
+async def test_a_proxy_that_goes_away_is_a_result(stub: ControlStub) -> None:
     async def agent(task: Any, episode: Any) -> float:
         stub.faults.extend([DROP] * 50)
         return 1.0
 
-    results = await face.run(agent, ["a"], repeat=1, deadline=0.3)
+    results = await aio.run(agent, ["a"], repeat=1, deadline=0.3)
     assert (results[0].outcome, results[0].episode) == ("failed", "ep-0")
 
 
 @pytest.mark.parametrize("task", [None, True, "", {"question": "?"}, ["a"], 1.5])
-async def test_a_task_without_a_name_is_the_callers_mistake(face: Any, stub: ControlStub, task: Any) -> None:
+async def test_a_task_without_a_name_is_the_callers_mistake(stub: ControlStub, task: Any) -> None:
     async def agent(task: Any, episode: Any) -> float:
         return 1.0
 
     with pytest.raises(errors.BadRequest, match="pass name="):
-        await face.run(agent, [task], repeat=1)
+        await aio.run(agent, [task], repeat=1)
     with pytest.raises(errors.BadRequest, match="pass name="):
-        await face.run(agent, ["good", task])
+        await aio.run(agent, ["good", task])
     assert not stub.episodes, "nothing begins of which the results would be lost"
-    await face.run(agent, [task], repeat=1, name=lambda _: "named")
+    await aio.run(agent, [task], repeat=1, name=lambda _: "named")
     assert stub.episodes["ep-0"]["task"] == "named"
 
 
-async def test_tasks_that_cannot_be_had_end_the_run(face: Any, stub: ControlStub) -> None:
+async def test_tasks_that_cannot_be_had_end_the_run(stub: ControlStub) -> None:
     def tasks() -> Iterator[str]:
         yield "a"
         raise OSError("the file is gone")
@@ -140,16 +140,16 @@ async def test_tasks_that_cannot_be_had_end_the_run(face: Any, stub: ControlStub
         return 1.0
 
     with pytest.raises(OSError, match="the file is gone"):
-        await face.run(agent, tasks(), repeat=1, parallel=1)
+        await aio.run(agent, tasks(), repeat=1, parallel=1)
     assert stub.episodes["ep-0"]["state"] == "ready"
 
 
-async def test_one_text_is_no_list_of_tasks(face: Any, stub: ControlStub) -> None:
+async def test_one_text_is_no_list_of_tasks(stub: ControlStub) -> None:
     async def agent(task: Any, episode: Any) -> float:
         return 1.0
 
     with pytest.raises(errors.BadRequest, match=r"list of tasks, not one text: \['solve it'\]"):
-        await face.run(agent, "solve it")
+        await aio.run(agent, "solve it")
     assert not stub.episodes
 
 
@@ -164,19 +164,19 @@ async def test_an_agent_of_the_other_face_is_told_where_it_belongs(stub: Control
 
 
 @pytest.mark.parametrize("counts", [{"repeat": 0}, {"parallel": 0}])
-async def test_counts_are_positive(face: Any, stub: ControlStub, counts: dict[str, int]) -> None:
+async def test_counts_are_positive(stub: ControlStub, counts: dict[str, int]) -> None:
     async def agent(task: Any, episode: Any) -> float:
         return 1.0
 
     with pytest.raises(errors.BadRequest, match="at least 1"):
-        await face.run(agent, ["a"], **counts)
+        await aio.run(agent, ["a"], **counts)
 
 
-async def test_any_number_may_run_at_once(face: Any, stub: ControlStub) -> None:
+async def test_any_number_may_run_at_once(stub: ControlStub) -> None:
     async def agent(task: str, episode: Any) -> float:
         return 1.0
 
-    assert len(await face.run(agent, ["a"], repeat=2, parallel=10**9)) == 2
+    assert len(await aio.run(agent, ["a"], repeat=2, parallel=10**9)) == 2
 
 
 def test_no_more_than_parallel_run_at_once_and_all_of_them_do(stub: ControlStub) -> None:
@@ -357,18 +357,18 @@ async def one(task: Any, episode: Any) -> float:
     return 1.0
 
 
-async def played(face: Any, tasks: Any, **how: Any) -> list[RunResult]:
+async def played(tasks: Any, **how: Any) -> list[RunResult]:
     """What a run plays until nothing is wanted any more, by its number."""
     seen: list[RunResult] = []
     with pytest.raises(errors.NotFound, match="no more is wanted"):
-        await face.run(one, tasks, eval=True, wanted=True, on_result=seen.append, **how)
+        await aio.run(one, tasks, eval=True, wanted=True, on_result=seen.append, **how)
     return seen
 
 
 @pytest.mark.parametrize("parallel", [1, 4, 32])
-async def test_exactly_what_is_wanted_is_played(face: Any, stub: ControlStub, eager: None, parallel: int) -> None:
+async def test_exactly_what_is_wanted_is_played(stub: ControlStub, eager: None, parallel: int) -> None:
     stub.evaluations.extend([{"m": 5}, {"m": 3}, {"n": 2}, *[{}] * 20])
-    seen = await played(face, ["a", "b"], repeat=1, parallel=parallel)
+    seen = await played(["a", "b"], repeat=1, parallel=parallel)
     assert len(seen) == 10 and {item.outcome for item in seen} == {"rewarded"}
     opened = [(record["model"], record["task"], record["eval"]) for record in stub.episodes.values()]
     assert opened == [
@@ -377,7 +377,7 @@ async def test_exactly_what_is_wanted_is_played(face: Any, stub: ControlStub, ea
     ], "each evaluation begins with the first task"
 
 
-async def test_what_a_teachers_model_wants_is_not_played(face: Any, stub: ControlStub, eager: None) -> None:
+async def test_what_a_teachers_model_wants_is_not_played(stub: ControlStub, eager: None) -> None:
     """Its teacher never learns, so such an episode would be refused."""
     stub.evaluations.extend([{"n": 1, "m": 1}, *[{}] * 100_000])
 
@@ -385,36 +385,33 @@ async def test_what_a_teachers_model_wants_is_not_played(face: Any, stub: Contro
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await face.run(one, ["a"], eval=True, wanted=True, parallel=1, on_result=ends, teachers={"tutor": "n"})
+        await aio.run(one, ["a"], eval=True, wanted=True, parallel=1, on_result=ends, teachers={"tutor": "n"})
     assert [record["model"] for record in stub.episodes.values()] == ["m"]
 
 
-async def test_two_programs_go_through_the_tasks_of_an_evaluation_once(
-    face: Any, stub: ControlStub, eager: None
-) -> None:
+async def test_two_programs_go_through_the_tasks_of_an_evaluation_once(stub: ControlStub, eager: None) -> None:
     """Both ask before either opens its first episode, so one of them finds its place taken."""
     stub.evaluations.append({"m": 8})
     tasks = [f"h{number}" for number in range(8)]
     stub.faults.extend([Say(200, {"eval": {"m": 8}, "next": {"m": 0}})] * 2)
     stub.wanted, stub.next = stub.evaluations.popleft(), {"m": 0}
-    both = [asyncio.to_thread(asyncio.run, played(face, tasks, repeat=1, parallel=2)) for _ in range(2)]
-    await asyncio.gather(*both)
+    await asyncio.gather(*(played(tasks, repeat=1, parallel=2) for _ in range(2)))
     assert [record["task"] for record in stub.episodes.values()] == tasks
     assert stub.count("POST", "/episodes") > 8
 
 
-async def test_tasks_are_gone_through_again_and_again(face: Any, stub: ControlStub, eager: None) -> None:
+async def test_tasks_are_gone_through_again_and_again(stub: ControlStub, eager: None) -> None:
     stub.evaluations.append({"m": 7})
-    seen = await played(face, iter(["a", "b"]), repeat=2, parallel=1)
+    seen = await played(iter(["a", "b"]), repeat=2, parallel=1)
     assert [(item.task, item.index) for item in seen] == [
         ("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", 2), ("a", 3), ("b", 2),
     ]  # fmt: skip
 
 
-async def test_only_the_model_that_is_named_is_played(face: Any, stub: ControlStub, eager: None) -> None:
+async def test_only_the_model_that_is_named_is_played(stub: ControlStub, eager: None) -> None:
     stub.evaluations.append({"m": 2, "n": 1})
     stub.faults.extend([Say(200, {"eval": {"m": 2}}), Say(200, {"eval": {"m": 2, "n": 1}, "next": {"m": 0, "n": 0}})])
-    running = asyncio.ensure_future(asyncio.to_thread(asyncio.run, played(face, ["a"], repeat=1, model="n")))
+    running = asyncio.ensure_future(played(["a"], repeat=1, model="n"))
     while not stub.episodes:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     stub.wanted, stub.evaluations = {}, deque()
@@ -423,7 +420,7 @@ async def test_only_the_model_that_is_named_is_played(face: Any, stub: ControlSt
 
 
 async def test_an_agent_that_fails_ends_no_evaluation_and_is_tried_again_slowly(
-    face: Any, stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.evaluations.append({"m": 3})
     seen: list[RunResult] = []
@@ -434,7 +431,7 @@ async def test_an_agent_that_fails_ends_no_evaluation_and_is_tried_again_slowly(
 
     began = time.monotonic()
     with pytest.raises(errors.NotFound):
-        await face.run(fails, ["a"], eval=True, wanted=True, parallel=1, on_result=seen.append)
+        await aio.run(fails, ["a"], eval=True, wanted=True, parallel=1, on_result=seen.append)
     assert [item.reason for item in seen] == ["RuntimeError: no idea"] * 3
     assert time.monotonic() - began > 4 * 0.2, "one wait for the evaluation, and one after each"
 
@@ -446,20 +443,20 @@ async def test_an_agent_that_fails_ends_no_evaluation_and_is_tried_again_slowly(
         ({"tasks": [], "eval": True}, "there is no task to play"),
     ],
 )
-async def test_what_cannot_be_wanted(face: Any, stub: ControlStub, how: Any, said: str) -> None:
+async def test_what_cannot_be_wanted(stub: ControlStub, how: Any, said: str) -> None:
     with pytest.raises(errors.BadRequest, match=said):
-        await face.run(one, wanted=True, **how)
+        await aio.run(one, wanted=True, **how)
     assert not stub.heard
 
 
-async def test_a_callback_that_raises_ends_those_who_wait_too(face: Any, stub: ControlStub, eager: None) -> None:
+async def test_a_callback_that_raises_ends_those_who_wait_too(stub: ControlStub, eager: None) -> None:
     stub.evaluations.extend([{"m": 1}, *[{}] * 100_000])
 
     def raises(result: RunResult) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await face.run(one, ["a"], eval=True, wanted=True, parallel=3, on_result=raises)
+        await aio.run(one, ["a"], eval=True, wanted=True, parallel=3, on_result=raises)
 
 
 async def test_waiting_ends_when_it_is_cancelled(stub: ControlStub, eager: None) -> None:

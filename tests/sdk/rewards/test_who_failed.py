@@ -1,4 +1,4 @@
-"""What `run` and `ajet run` make of who failed, on both faces, at a proxy that only tells of it."""
+"""What `run` and `ajet run` make of who failed, at a proxy that only tells of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import openai
 import pytest
 
 import ajet_sdk
+from ajet_sdk import aio
 from ajet_sdk.play.program import Program, run_program
 from ajet_sdk.play.results import RunResult
 from tests.kit.control_stub import ControlStub
@@ -102,11 +103,11 @@ GIVEN = ("rewarded", 0.25, False)
 )  # fmt: skip
 @pytest.mark.parametrize("unanswered", [False, True], ids=["answered", "lost"])
 async def test_an_agent_of_run(
-    face: Any, stub: ControlStub, request: pytest.FixtureRequest, agent: Any, answered: Any, lost: Any, unanswered: bool
+    stub: ControlStub, request: pytest.FixtureRequest, agent: Any, answered: Any, lost: Any, unanswered: bool
 ) -> None:
     if unanswered:
         request.getfixturevalue("losing")
-    (item,) = await face.run(agent, ["t"], repeat=1, retries=0)
+    (item,) = await aio.run(agent, ["t"], repeat=1, retries=0)
     assert told(item) == (lost if unanswered else answered)
     record = stub.episodes["ep-0"]
     assert (record["state"] == "discarded") is (item.outcome == "aborted")
@@ -115,47 +116,47 @@ async def test_an_agent_of_run(
 
 
 async def test_what_the_world_failed_is_played_again_whatever_it_would_have_earned(
-    face: Any, losing: ControlStub
+    losing: ControlStub
 ) -> None:
     for value in (0.0, 1.0):
-        results = await face.run(returning(value), ["t"], repeat=1, retries=1)
+        results = await aio.run(returning(value), ["t"], repeat=1, retries=1)
         assert [(item.reason, item.again) for item in results] == [(SAID, True), (SAID, False)]
 
 
-async def test_the_worlds_failures_have_their_words(face: Any, losing: ControlStub) -> None:
-    (item,) = await face.run(raising(ValueError("no")), ["t"], repeat=1, retries=0)
+async def test_the_worlds_failures_have_their_words(losing: ControlStub) -> None:
+    (item,) = await aio.run(raising(ValueError("no")), ["t"], repeat=1, retries=0)
     assert item.reason == f"ValueError: no; {SAID}"
     wrapped = RuntimeError("gave up")
     wrapped.__cause__ = UNAVAILABLE
     losing.episodes.clear()
-    (item,) = await face.run(raising(wrapped), ["t"], repeat=1, retries=0)
+    (item,) = await aio.run(raising(wrapped), ["t"], repeat=1, retries=0)
     assert item.reason == f"RuntimeError: gave up; {SAID}" and item.infra
 
 
-async def test_a_block_of_an_episode_asks_too(face: Any, losing: ControlStub) -> None:
-    async with face.episode("t") as ep:
+async def test_a_block_of_an_episode_asks_too(losing: ControlStub) -> None:
+    async with aio.episode("t") as ep:
         pass
     assert (ep.outcome.aborted, ep.outcome.infra) == (SAID, True)
     with pytest.raises(ZeroDivisionError):
-        async with face.episode("t") as ep:
+        async with aio.episode("t") as ep:
             raise ZeroDivisionError
     assert losing.episodes["ep-1"]["cause"] == "infra"
 
 
 async def test_a_final_reward_from_elsewhere_stands_when_the_agent_raises(
-    face: Any, stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def agent(task: str, episode: Any) -> None:
         for name, value in episode.env().items():
             monkeypatch.setenv(name, value)
-        await face.reward(0.25)
+        await aio.reward(0.25)
         raise ValueError("late")
 
-    (item,) = await face.run(agent, ["t"], repeat=1)
+    (item,) = await aio.run(agent, ["t"], repeat=1)
     assert told(item) == GIVEN and item.kept and stub.episodes["ep-0"]["state"] == "ready"
 
 
-async def test_a_call_in_flight_is_waited_for_a_moment(face: Any, stub: ControlStub) -> None:
+async def test_a_call_in_flight_is_waited_for_a_moment(stub: ControlStub) -> None:
     """Its client has left, and only then it is known that the engine was to blame."""
 
     async def agent(task: str, episode: Any) -> float:
@@ -164,16 +165,15 @@ async def test_a_call_in_flight_is_waited_for_a_moment(face: Any, stub: ControlS
         asyncio.get_running_loop().call_later(0.3, record.update, {"in_flight": 0, "unanswered": LOST})
         return 1.0
 
-    if face.name == "aio":
-        (item,) = await face.run(agent, ["t"], repeat=1, retries=0)
-        assert told(item) == WORLD
+    (item,) = await aio.run(agent, ["t"], repeat=1, retries=0)
+    assert told(item) == WORLD
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError(), ConnectionResetError()], ids=repr)
-async def test_an_interrupt_waits_for_no_call(face: Any, stub: ControlStub, error: BaseException) -> None:
+async def test_an_interrupt_waits_for_no_call(stub: ControlStub, error: BaseException) -> None:
     """Nor is anybody waited for who has said already that the world failed."""
     async def agent() -> None:
-        async with face.episode("t"):
+        async with aio.episode("t"):
             stub.episodes["ep-0"]["in_flight"] = 1
             raise error
 
@@ -183,7 +183,7 @@ async def test_an_interrupt_waits_for_no_call(face: Any, stub: ControlStub, erro
 
 
 async def test_a_rewarded_episode_of_which_the_world_left_nothing_is_played_again(
-    face: Any, losing: ControlStub, monkeypatch: pytest.MonkeyPatch
+    losing: ControlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move = losing._move
 
@@ -193,7 +193,7 @@ async def test_a_rewarded_episode_of_which_the_world_left_nothing_is_played_agai
         record["detail"] = "engine_error"
 
     monkeypatch.setattr(losing, "_move", ends)
-    first, second = await face.run(giving, ["t"], repeat=1, retries=1)
+    first, second = await aio.run(giving, ["t"], repeat=1, retries=1)
     assert (told(first), first.again, second.again) == (WORLD, True, False)
     assert first.reason == "discarded by the proxy: incomplete_call (engine_error)"
 
