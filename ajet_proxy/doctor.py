@@ -1,7 +1,6 @@
 """Checks of everything the proxy depends on, each with what to do about a fault.
 
-A check returns findings and never raises; the proxy itself is not touched, so `doctor` may run at the same time. A
-warning is something that works but will surprise; a fault is something that does not work.
+A check returns findings and never raises; the proxy itself is not touched, so `doctor` may run at the same time.
 """
 
 from __future__ import annotations
@@ -12,58 +11,24 @@ import json
 import os
 import shutil
 import stat
-import time
-from dataclasses import asdict, dataclass
-from email.utils import parsedate_to_datetime
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
 
 import aiohttp
 
-from ajet_proxy.core.continuity.memory import Outline
-from ajet_proxy.core.continuity.responses import Responding
-from ajet_proxy.core.conversation.history import RESPONSES
-from ajet_proxy.core.protocol import sampling
-from ajet_proxy.io.capture.pipeline import REFUSED
+from ajet_proxy.engine_checks import EngineChecks
+from ajet_proxy.findings import Finding, fault, ok, warning
 from ajet_proxy.io.engines.upstream import base_url
-from ajet_proxy.io.engines.watch import changed, own_models
-from ajet_proxy.io.engines.watch import read as noted_engines
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.intercept import authority
 from ajet_proxy.io.storage.data_dir import has_journal, refuse_lost
 from ajet_proxy.io.storage.journal import JournalDamaged, folder_of
 from ajet_proxy.settings import Config
 from ajet_sdk.settings import ConfigError
-from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 
 LOW_DISK = 1 << 30
 RENEWAL = datetime.timedelta(days=30)
-CLOCK_SKEW_S = 30.0
-TESTED_VLLM = ((0, 31), (0, 33))
-"""The vLLM releases, first and last, whose dialect was read or recorded for this proxy."""
 AS_ITS_USER = "run doctor as the user that runs the proxy (or as root)"
-
-_LESS: tuple[tuple[dict[str, bool], str, str], ...] = (
-    ({"return_token_ids": True, "logprobs": False}, "logprobs", GIVES_LOGPROBS),
-    ({"return_token_ids": False}, "return_token_ids", GIVES_TOKEN_IDS),
-    ({"logprobs": False}, "return_token_ids and logprobs", GIVES_TOKEN_IDS),
-)
-"""A request without what an engine may refuse, what that is called, and what to do then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check's result. ``advice`` says what to do; it is empty when there is nothing to do."""
-
-    level: Literal["ok", "warning", "fault"]
-    check: str
-    message: str
-    advice: str = ""
-
-
-_ok, _warning, _fault = partial(Finding, "ok"), partial(Finding, "warning"), partial(Finding, "fault")
-
 
 async def examine(config: Config) -> list[Finding]:
     """Every check, in the order in which faults should be repaired."""
@@ -89,22 +54,22 @@ def _data_dir(config: Config) -> list[Finding]:
     try:
         there = path.exists()
     except PermissionError:
-        return [_fault(check, f"this user may not look at {path}", f"{AS_ITS_USER}, or choose another --data-dir")]
+        return [fault(check, f"this user may not look at {path}", f"{AS_ITS_USER}, or choose another --data-dir")]
     if not there:
         parent = next(p for p in path.absolute().parents if p.exists())
         if os.access(parent, os.W_OK | os.X_OK):
-            return [_ok(check, f"{path} does not exist yet and can be made"), _disk(parent)]
-        return [_fault(check, f"{path} does not exist and {parent} is not writable",
+            return [ok(check, f"{path} does not exist yet and can be made"), _disk(parent)]
+        return [fault(check, f"{path} does not exist and {parent} is not writable",
                        f"make it for the user that runs the proxy: mkdir -m 700 {path}, or choose --data-dir")]
     if not path.is_dir() or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        return [_fault(check, f"{path} is not a directory that this user can write",
+        return [fault(check, f"{path} is not a directory that this user can write",
                        "chown it to the user that runs the proxy, or choose another --data-dir")]
-    found = [_ok(check, str(path))]
+    found = [ok(check, str(path))]
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        found.append(_warning("permissions", f"others can look into {path}", f"chmod 700 {path}"))
+        found.append(warning("permissions", f"others can look into {path}", f"chmod 700 {path}"))
     secret = path / "secret"
     if secret.exists() and stat.S_IMODE(secret.stat().st_mode) & 0o077:
-        found.append(_fault("permissions", f"{secret} is readable by others", f"chmod 600 {secret}"))
+        found.append(fault("permissions", f"{secret} is readable by others", f"chmod 600 {secret}"))
     found += [*_strangers(path), *_journal(path), *_keys(path), *_authority(path / "ca")]
     return [*found, _disk(path), _lock(path)]
 
@@ -115,7 +80,7 @@ def _strangers(path: Path) -> list[Finding]:
     others = [item for item in (*path.iterdir(), *path.glob("journal/*")) if item.lstat().st_uid != owner]
     if not others:
         return []
-    return [_fault("permissions", f"{len(others)} files under {path} are another user's, such as {others[0]}",
+    return [fault("permissions", f"{len(others)} files under {path} are another user's, such as {others[0]}",
                    f"chown -R --reference={path} {path}")]
 
 
@@ -123,13 +88,13 @@ def _journal(path: Path) -> list[Finding]:
     """A journal whose segments a start would not all find, if a proxy has begun one."""
     folder = folder_of(path)
     if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
-        return [_fault("journal", f"this user may not look into {folder}", AS_ITS_USER)]
+        return [fault("journal", f"this user may not look into {folder}", AS_ITS_USER)]
     try:
         refuse_lost(path)
     except JournalDamaged as error:
-        fault, _, advice = error.message.partition(": ")
-        return [_fault("journal", fault, advice)]
-    return [_ok("journal", "nothing of it is missing")] if has_journal(path) else []
+        said, _, advice = error.message.partition(": ")
+        return [fault("journal", said, advice)]
+    return [ok("journal", "nothing of it is missing")] if has_journal(path) else []
 
 
 def _keys(path: Path) -> list[Finding]:
@@ -139,11 +104,11 @@ def _keys(path: Path) -> list[Finding]:
     try:
         keyring.ring(path)
     except ConfigError as error:
-        fault, _, advice = str(error).rpartition(": ")
-        return [_fault("keys", fault, advice)]
+        said, _, advice = str(error).rpartition(": ")
+        return [fault("keys", said, advice)]
     except OSError as error:
-        return [_fault("keys", f"{error.filename} cannot be read: {error.strerror}", AS_ITS_USER)]
-    return [_ok("keys", "the secret that signs them and what was revoked can be read")]
+        return [fault("keys", f"{error.filename} cannot be read: {error.strerror}", AS_ITS_USER)]
+    return [ok("keys", "the secret that signs them and what was revoked can be read")]
 
 
 def _authority(directory: Path) -> list[Finding]:
@@ -151,32 +116,32 @@ def _authority(directory: Path) -> list[Finding]:
     check, renew = "interception", f"delete {directory} and restart: programs must then trust the new CA"
     if not directory.exists():
         return []
-    found = [_fault(check, fault, f"chmod it, or {renew}") for fault in authority.exposed(directory)]
+    found = [fault(check, said, f"chmod it, or {renew}") for said in authority.exposed(directory)]
     try:
         begins, ends = authority.lifetime(directory)
     except (OSError, ValueError) as error:
-        return [*found, _fault(check, f"the CA's certificate cannot be read: {error}", renew)]
+        return [*found, fault(check, f"the CA's certificate cannot be read: {error}", renew)]
     now = datetime.datetime.now(datetime.UTC)
     if not begins <= now < ends:
-        return [*found, _fault(check, f"the CA's certificate holds from {begins:%F} to {ends:%F}", renew)]
+        return [*found, fault(check, f"the CA's certificate holds from {begins:%F} to {ends:%F}", renew)]
     if ends - now < RENEWAL:
-        return [*found, _warning(check, f"the CA's certificate ends on {ends:%F}", renew)]
-    return [*found, _ok(check, f"the CA's certificate holds until {ends:%F}")]
+        return [*found, warning(check, f"the CA's certificate ends on {ends:%F}", renew)]
+    return [*found, ok(check, f"the CA's certificate holds until {ends:%F}")]
 
 
 def _disk(path: Path) -> Finding:
     free = shutil.disk_usage(path).free
     text = f"{free / 2**30:.1f} GiB free under {path}"
     if free < LOW_DISK:
-        return _fault("disk", text, "free some space: the proxy refuses calls while it cannot write")
-    return _ok("disk", text)
+        return fault("disk", text, "free some space: the proxy refuses calls while it cannot write")
+    return ok("disk", text)
 
 
 def _retention(config: Config) -> list[Finding]:
     """An archive that nothing keeps from growing."""
     if config.archive_max_age or config.archive_max_bytes or config.max_disk:
         return []
-    return [_warning("retention", "by the settings given here the archive grows until the disk is full",
+    return [warning("retention", "by the settings given here the archive grows until the disk is full",
                      "set archive_max_bytes or archive_max_age, and max_disk above them: docs/explain/journal.md says "
                      "what an episode takes")]
 
@@ -184,223 +149,23 @@ def _retention(config: Config) -> list[Finding]:
 def _lock(path: Path) -> Finding:
     lock = path / "lock"
     if not lock.exists():
-        return _ok("lock", "no proxy has used this data directory yet")
+        return ok("lock", "no proxy has used this data directory yet")
     try:
         with lock.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _ok("lock", "a proxy is running on this data directory; a second one would be refused")
+        return ok("lock", "a proxy is running on this data directory; a second one would be refused")
     except PermissionError:
-        return _fault("lock", f"this user may not open {lock}", "run doctor as the user that runs the proxy")
-    return _ok("lock", "no proxy is running on this data directory")
+        return fault("lock", f"this user may not open {lock}", "run doctor as the user that runs the proxy")
+    return ok("lock", "no proxy is running on this data directory")
 
 
 async def _upstreams(config: Config) -> list[Finding]:
     if not config.upstream:
-        return [_warning("upstream", "none configured: requests wait until a trainer announces its engines",
+        return [warning("upstream", "none configured: requests wait until a trainer announces its engines",
                          "give --upstream URL if an engine is already there")]
     headers = {"Authorization": f"Bearer {config.upstream_key}"} if config.upstream_key else {}
     timeout = aiohttp.ClientTimeout(total=60, connect=10)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        engines = [_Engine(session, base_url(url), config) for urls in config.upstreams.values() for url in urls]
+        engines = [EngineChecks(session, base_url(url), config) for urls in config.upstreams.values() for url in urls]
         return [finding for engine in engines for finding in await engine.examine()]
-
-
-class _Engine:
-    """The checks of one engine at `url`."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str, config: Config) -> None:
-        self._session, self._url, self._config, self._model = session, url, config, ""
-        check = f"upstream {url}"
-        self._ok, self._warning, self._fault = (partial(made, check) for made in (_ok, _warning, _fault))
-
-    async def examine(self) -> list[Finding]:
-        try:
-            return await self._examine()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return [self._fault(f"cannot be reached: {error or 'no answer in time'}",
-                                "start the engine, or correct --upstream")]
-
-    async def _examine(self) -> list[Finding]:
-        if await self._is_proxy():
-            return [self._fault("is an ajet-proxy and no engine", "give --upstream the engine's own address")]
-        status, models, date = await self._get("/v1/models")
-        if status == 401:
-            return [self._fault("wants an API key", "set AJET_UPSTREAM_KEY to the engine's key")]
-        names = [str(item.get("id")) for item in _list(models, "data")]
-        if status != 200 or not names:
-            return [self._fault(f"GET /v1/models answered {status} without a model",
-                                "is this an OpenAI-compatible server? --upstream is its base URL")]
-        self._model = names[0]
-        found = [self._ok(f"serves {', '.join(names)}"), *await self._same(models)]
-        found += [*self._clock(date), await self._version()]
-        found += await self._generation()
-        if self._config.continuity == "auto":
-            found.append(await self._continuity())
-        if self._config.gate_mode == "pause":
-            found.append(await self._pause())
-        return found
-
-    async def _same(self, models: dict[str, Any]) -> list[Finding]:
-        """An engine that serves something else than when it was last given weights, or is frozen; if a proxy has noted
-        that."""
-        _, info, _ = await self._get("/weight_info")
-        now = {"models": own_models(models), "version": info.get("weight_version")}
-        before = noted_engines(Path(self._config.data_dir)).get(self._url)
-        said = None if before is None else changed(before, now)
-        found = [] if said is None else [self._fault(
-            said, "start it with the right model, and then the trainer; until then nothing of it is the trained model's"
-        )]
-        _, paused, _ = await self._get("/is_paused")
-        if paused.get("is_paused") is True:
-            found.append(self._warning("is frozen, as while weights change",
-                                       f"if no trainer is at work, POST {self._url}/resume, or start it again"))
-        return found
-
-    async def _is_proxy(self) -> bool:
-        """True if a proxy answers: with or without a key, it takes all below ``/ajet`` for control routes."""
-        _, body, _ = await self._get("/ajet/v1")
-        error = body.get("error")
-        return isinstance(error, dict) and error.get("code") == "unknown_route"
-
-    def _clock(self, date: str | None) -> list[Finding]:
-        try:
-            skew = abs(parsedate_to_datetime(date or "").timestamp() - time.time())
-        except ValueError:
-            return []
-        if skew > CLOCK_SKEW_S:
-            return [self._warning(f"its clock is {skew:.0f} s from ours", "run NTP on both machines")]
-        return [self._ok("its clock agrees with ours")]
-
-    async def _version(self) -> Finding:
-        status, body, _ = await self._get("/version")
-        version = body.get("version")
-        if status != 200 or not isinstance(version, str):
-            return self._warning("does not say it is vLLM (no /version)",
-                                 "calls can be recorded only from an engine that gives token ids, such as vLLM")
-        first, last = TESTED_VLLM
-        try:
-            major_minor = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-        except ValueError:
-            major_minor = last
-        if not first <= major_minor <= last:
-            return self._warning(f"vLLM {version} is outside the tested releases",
-                                 f"tested are {first[0]}.{first[1]} to {last[0]}.{last[1]}")
-        return self._ok(f"vLLM {version}")
-
-    async def _generation(self) -> list[Finding]:
-        status, reply = await self._chat(max_tokens=2, return_token_ids=True)
-        if status != 200:
-            return [await self._refusal(status, reply)]
-        choice = next(iter(_list(reply, "choices")), {})
-        if not choice.get("token_ids") or not reply.get("prompt_token_ids"):
-            return [self._fault("gives no token ids: every episode would be discarded as incomplete_call",
-                                GIVES_TOKEN_IDS)]
-        logprobs, ids = _list(choice.get("logprobs") or {}, "content"), choice["token_ids"]
-        if len(logprobs) != len(ids):
-            return [self._fault(f"gives {len(logprobs)} logprobs for {len(ids)} tokens", GIVES_LOGPROBS)]
-        return [self._ok("gives exact token ids and a logprob for each"), *await self._sampling()]
-
-    async def _sampling(self) -> list[Finding]:
-        """Agents that name no parameter should sample at temperature 1 over the whole vocabulary; and what logprobs
-        are."""
-        answers = [await self._post_any(path, body) for path, body in sampling.questions(self._model)]
-        known = sampling.known(answers)
-        more = sampling.more_questions(self._model, known, answers)
-        draws = [await self._post_any(path, body) for path, body in more]
-        known = sampling.with_draws(known, draws)
-        told = dict(known.defaults)
-        untold = [name for name in sampling.OFF if name not in told]
-        hidden = [f"{name} {value:g}" for name, value in told.items() if value not in sampling.OFF[name]]
-        hidden += [f"{name} (perhaps)" for name in untold if any(draws)]
-        if hidden:
-            defaults = self._fault(f"samples by hidden defaults where agents name no parameter: {', '.join(hidden)}",
-                                   "start vLLM with --generation-config vllm, or let agents name these parameters")
-        elif untold:
-            unknown = ", ".join(untold)
-            defaults = self._warning(f"does not tell its defaults, so these are recorded as unknown: {unknown}",
-                                     "start vLLM with --enable-scale-out: its render routes tell them")
-        else:
-            defaults = self._ok("samples at temperature 1 over the whole vocabulary where agents name no parameter")
-        return [defaults, self._logprobs(known.logprobs)]
-
-    def _logprobs(self, are: sampling.Logprobs) -> Finding:
-        start = "start vLLM with --logprobs-mode processed_logprobs"
-        if are == "raw":
-            return self._warning("its logprobs are raw: they ignore temperature, top_p and penalties, with "
-                                 "which tokens are drawn", f"{start}, or sample at temperature 1 and with nothing else")
-        if are == "unknown":
-            return self._warning("does not show whether its logprobs are those that tokens are drawn with", start)
-        return self._ok("its logprobs are processed: those that tokens are drawn with")
-
-    async def _refusal(self, status: int, reply: dict[str, Any]) -> Finding:
-        """Why a chat completion that asks for ids and logprobs was answered with an error. If one that asks for less is
-        answered well, the engine refuses what that leaves out."""
-        answered = f"a chat completion answered {status}: {json.dumps(reply)[:200]}"
-        for asked, what, advice in _LESS if status in REFUSED else ():
-            if (await self._chat(max_tokens=2, **asked))[0] == 200:
-                lost = "so every episode would be discarded as incomplete_call"
-                return self._fault(f"refuses {what}, {lost}: {answered}", advice)
-        return self._fault(answered, "look into the engine's log")
-
-    async def _continuity(self) -> Finding:
-        """History should go to the engine as exact ids (see `ajet_proxy.core.continuity.memory`). An engine that
-        has no ``/v1/responses``, or answers it with no ids, has no history there to ask about."""
-        off = "--continuity off to have this no longer looked for"
-        said = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}]}
-        status, rendered = await self._post("/tokenize", said)
-        ids = rendered.get("tokens")
-        if status != 200 or not isinstance(ids, list) or not ids:
-            return self._warning("its /tokenize renders no conversations: history goes as text, and may drift",
-                                 f"use vLLM, or {off}")
-        ids = ids[:1] * 3
-        status, answer = await self._post("/v1/chat/completions", Outline.trial(self._model, ids))
-        if status != 200 or answer.get("prompt_token_ids") != ids:
-            return self._warning("its chat route takes no prompt ids: history goes as text, and may drift",
-                                 f"use a tested vLLM, or {off}")
-        status, answer = await self._post(RESPONSES, Responding.trial(self._model, ids))
-        told = Responding.prompt_in(answer)
-        if status in (400, 422) or told not in (None, tuple(ids)):
-            return self._warning("its /v1/responses takes no prompt ids: history goes as text there",
-                                 f"use a tested vLLM, or chat completions, or {off}")
-        return self._ok("takes history as exact ids")
-
-    async def _pause(self) -> Finding:
-        if (await self._get("/is_paused"))[0] == 404:
-            return self._fault("gate_mode is pause, but it has no /pause",
-                               "start vLLM with VLLM_SERVER_DEV_MODE=1, or use --gate-mode drain")
-        return self._ok("can be paused while weights change")
-
-    async def _chat(self, **more: Any) -> tuple[int, dict[str, Any]]:
-        body = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, **more}
-        return await self._post("/v1/chat/completions", body)
-
-    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        async with self._session.post(self._url + path, json=body, allow_redirects=False) as answer:
-            return answer.status, await _json(answer)
-
-    async def _post_any(self, path: str, body: dict[str, Any]) -> Any:
-        """The JSON that the engine answers; None if it refuses."""
-        async with self._session.post(self._url + path, json=body, allow_redirects=False) as answer:
-            try:
-                return json.loads(await answer.read()) if answer.status == 200 else None
-            except (ValueError, RecursionError):
-                return None
-
-    async def _get(self, path: str) -> tuple[int, dict[str, Any], str | None]:
-        async with self._session.get(self._url + path, allow_redirects=False) as answer:
-            return answer.status, await _json(answer), answer.headers.get("Date")
-
-
-async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any]:
-    """The answer's JSON object; empty for anything else."""
-    try:
-        body = json.loads(await answer.read())
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
-
-
-def _list(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    value = body.get(name)
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
