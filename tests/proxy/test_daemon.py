@@ -29,7 +29,6 @@ from ajet_proxy.io.http import keyring
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.settings import Config
 from ajet_sdk.errors import NotReady
-from ajet_sdk.settings import ConfigError
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
@@ -128,13 +127,6 @@ async def test_with_a_certificate_it_speaks_https_off_loopback(tmp_path: Path) -
                     assert answer.status == status
     finally:
         await app.stop()
-
-
-async def test_a_certificate_that_is_none_is_a_configuration_error(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("nothing")
-    app = App(Config(tls_cert=str(tmp_path / "x"), tls_key=str(tmp_path / "x"), data_dir=str(tmp_path / "d")))
-    with pytest.raises(ConfigError, match="tls_cert"):
-        await app.start()
 
 
 async def test_a_program_that_hard_codes_its_provider_is_captured(tmp_path: Path) -> None:

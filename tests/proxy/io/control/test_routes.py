@@ -210,10 +210,7 @@ async def test_an_episode_from_opening_to_trained(client: Client) -> None:
         (b"{", "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
         (b"[1]", "JSON object"),
-        (b'{"value": "much"}', "value must be"),
-        (b'{"value": NaN}', "finite"),
         (b'{"value": 1e999}', "finite"),
-        (b'{"value": 1, "finall": true}', "did you mean 'final'"),
         (b'{"value": 1, "note": "\\ud800"}', "surrogates"),
         (b'{"value": ' + b"9" * 5000 + b"}", "JSON"),
         (b"[" * 100_000, "JSON"),
@@ -400,22 +397,6 @@ async def test_the_gate_of_one_model_holds_nobody_else(tmp_path: Path) -> None:
         assert (await held).status == 200
         versions = {name: one["policy_version"] for name, one in (await client.status())["models"].items()}
         assert versions == {"one": 2, "two": 1}
-
-
-async def test_a_trainers_key_reaches_its_own_model_alone(tmp_path: Path) -> None:
-    async with serving(tmp_path, admin_secret="correct horse battery staple") as client:
-        admin, key = client.key(Claims("admin")), client.key(Claims("trainer", model="one"))
-        for model in ("one", "two"):
-            await client.control("POST", "/policy", {"model": model, "version": 1}, key=admin)
-        two, report = {"model": "two"}, {"name": "host", "instance": "i"}
-        for path, body in (("/gate/close", two), ("/batches/lease", two), ("/supervisor", report)):
-            refused = await client.control("POST", path, body, key=key)
-            assert (refused.status, refused.json["error"]["code"]) == (403, "foreign_model")
-        closed = await client.control("POST", "/gate/close", {}, key=key)
-        assert closed.json == {"gate": "closed", "in_flight": 0}
-        assert (await client.control("POST", "/batches/lease", {}, key=key)).status == 204
-        shown = (await client.control("GET", "/status", key=key)).json["models"]
-        assert {name: one["gate"] for name, one in shown.items()} == {"one": "closed", "two": "open"}
 
 
 async def chat(client: Client, episode: str, model: str) -> Answer:

@@ -125,7 +125,10 @@ async def test_a_certificate_that_does_not_hold_is_refused_in_the_handshake(
 async def test_a_file_that_is_no_certificate_is_a_configuration_error(tmp_path: Path) -> None:
     own = Authority(tmp_path).sign("proxy")
     (tmp_path / "x").write_text("nothing")
-    for path in (tmp_path / "x", tmp_path / "missing"):
-        settings = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": str(path)}
-        with pytest.raises(ConfigError, match=f"cannot use tls_client_ca {path}: "):
-            await App(Config(listen="127.0.0.1:0", data_dir=str(tmp_path / "d"), **settings)).start()
+    settings = {"tls_cert": own.cert, "tls_key": own.key}
+    for name in ("tls_client_ca", "tls_cert"):
+        for path in (tmp_path / "x", tmp_path / "missing"):
+            files = settings | {name: str(path)}
+            app = App(Config(listen="127.0.0.1:0", data_dir=str(tmp_path / "d"), **files))
+            with pytest.raises(ConfigError, match=f"cannot use {name} {path}"):
+                await app.start()

@@ -92,14 +92,6 @@ async def test_anthropics_clients_are_told_in_their_own_words(url: str) -> None:
         assert (await reply.json())["error"]["type"] == "not_found_error"
 
 
-async def test_a_body_over_the_limit_is_413(url: str) -> None:
-    async with aiohttp.ClientSession() as session:
-        assert await (await session.post(url + "/body", data=b"1" * 9)).json() == 9
-        reply = await session.post(url + "/body", data=b"1" * 11)
-        assert reply.status == 413
-        assert (await reply.json())["error"]["code"] == "body_too_large"
-
-
 async def test_a_body_that_cannot_be_unpacked_is_400(url: str, caplog: pytest.LogCaptureFixture) -> None:
     async with aiohttp.ClientSession() as session:
         headers = {"Content-Encoding": "gzip"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,44 +38,38 @@ async def test_the_key_is_the_owners_alone_and_the_bundle_has_none(
     assert (ends - begins).days > 365
 
 
-@pytest.mark.parametrize("name", authority.PRIVATE)
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
-def test_a_key_that_others_reach_is_refused(tmp_path: Path, name: str, mode: int) -> None:
-    ca = tmp_path / "ca"
-    authority.prepare(ca)
-    (ca / name).write_text("secret")
-    (ca / name).chmod(mode)
-    with pytest.raises(AuthorityError, match=f"others can read the CA's key in {ca / name}"):
-        authority.prepare(ca)
-    (ca / name).chmod(0o600)
-    authority.prepare(ca)
+def key(name: str, mode: int) -> Callable[[Path], object]:
+    """Makes a file of the authority's key, with `mode`."""
+    def make(ca: Path) -> None:
+        (ca / name).write_text("secret")
+        (ca / name).chmod(mode)
+
+    return make
 
 
-def test_a_link_in_place_of_the_key_is_refused(tmp_path: Path) -> None:
-    ca = tmp_path / "ca"
-    authority.prepare(ca)
-    (ca / authority.KEY).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(AuthorityError):
-        authority.prepare(ca)
-
-
-@pytest.mark.parametrize("mode", [0o770, 0o702])
-def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
-    ca = tmp_path / "ca"
-    authority.prepare(ca)
-    ca.chmod(mode)
-    with pytest.raises(AuthorityError, match="others can write"):
-        authority.prepare(ca)
-    ca.chmod(0o755)  # the files in it are still their owner's
-    authority.prepare(ca)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away: run as root")
-def test_another_owners_key_is_refused(tmp_path: Path) -> None:
-    ca = tmp_path / "ca"
-    authority.prepare(ca)
-    (ca / authority.KEY).write_text("secret")
-    (ca / authority.KEY).chmod(0o600)
+def give_away(ca: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away: run as root")
+    key(authority.KEY, 0o600)(ca)
     os.chown(ca / authority.KEY, 65534, 65534)
-    with pytest.raises(AuthorityError):
+
+
+@pytest.mark.parametrize(("spoil", "words", "mend"), [
+    *((key(name, mode), "others can read the CA's key in", key(name, 0o600))
+      for name in authority.PRIVATE for mode in (0o640, 0o604, 0o620)),
+    (lambda ca: (ca / authority.KEY).symlink_to(ca / "elsewhere"), "others can read", None),
+    *((lambda ca, mode=mode: ca.chmod(mode), "others can write to", lambda ca: ca.chmod(0o755))
+      for mode in (0o770, 0o702)),
+    (give_away, "others can read", None),
+])  # fmt: skip
+def test_an_authority_that_others_reach_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], object], words: str, mend: Callable[[Path], object] | None
+) -> None:
+    ca = tmp_path / "ca"
+    authority.prepare(ca)
+    spoil(ca)
+    with pytest.raises(AuthorityError, match=words):
+        authority.prepare(ca)
+    if mend is not None:
+        mend(ca)
         authority.prepare(ca)

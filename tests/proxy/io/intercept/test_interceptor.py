@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ajet_proxy.io.intercept.authority import AuthorityError
 from ajet_proxy.io.intercept.interceptor import Interceptor
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import Mode, split_mode
@@ -68,13 +67,6 @@ async def test_an_address_that_is_taken_is_a_clear_error_and_frees_the_others(tm
             await second.start(running.front.address)
         assert second.listening == ()
         assert all(not item.is_running for item in second._server.servers)
-
-
-async def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    async with intercepting(tmp_path / "ca") as running:
-        (tmp_path / "ca" / "mitmproxy-ca.pem").chmod(0o640)
-        with pytest.raises(AuthorityError, match="others can read"):
-            await prepared(tmp_path / "ca", "127.0.0.1:0", running=running).start(running.front.address)
 
 
 async def test_several_modes_at_once(tmp_path: Path) -> None:
