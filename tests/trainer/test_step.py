@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -379,46 +379,31 @@ def test_a_batch_with_nothing_to_train_is_acknowledged_and_makes_no_step(tmp_pat
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+def doubled(one: BatchEpisode) -> BatchEpisode:
+    """The episode with a token that two of its calls have sampled."""
+    (sample,) = one.samples
+    (first, start, end), second = sample.spans
+    return replace(one, samples=(replace(sample, spans=((first, start, end + 3), second)),))
+
+
 @pytest.mark.parametrize("save_freq", [1, 2])
-def test_the_proxy_hears_which_episodes_were_not_trained_and_why(tmp_path: Path, save_freq: int) -> None:
+@pytest.mark.parametrize(("broken", "why"), [
+    (lambda one: replace(one, samples=()), "no_samples: an episode without a complete call"),
+    (lambda one: replace(one, samples=(), fault="no tree"), "unlawful_sample: no tree"),
+    (doubled, "unlawful_sample: {0}/0: span of call {0}/0/c1 is outside the sample or overlaps another"),
+], ids=["no call", "cannot be read", "a token of two calls"])  # fmt: skip
+def test_the_proxy_hears_which_episodes_were_not_trained_and_why(
+    tmp_path: Path, save_freq: int, broken: Callable[[BatchEpisode], BatchEpisode], why: str
+) -> None:
     setting = Setting(tmp_path, 2, save_freq=save_freq)
     setting.proxy.make = lambda task: (
-        episode(f"{task}a", 1.0), episode(f"{task}b", 0.0), replace(episode(f"{task}c"), samples=())
-    )  # fmt: skip
-    setting.whole()
-    assert setting.learner.version == 2
-    assert set(setting.proxy.filtered) == {f"{n}g{g}c" for n in range(2) for g in range(2)}
-    assert set(setting.proxy.filtered.values()) == {"no_samples: an episode without a complete call"}
-
-
-def test_an_episode_with_a_token_of_two_calls_is_not_trained_and_its_batch_is_acknowledged(tmp_path: Path) -> None:
-    def doubled(name: str) -> BatchEpisode:
-        (one,) = episode(name, turns=2).samples
-        (first, start, end), second = one.spans
-        return replace(episode(name), samples=(replace(one, spans=((first, start, end + 3), second)),))
-
-    setting = Setting(tmp_path, 2)
-    setting.proxy.make = lambda task: (episode(f"{task}a", 1.0), episode(f"{task}b", 0.0), doubled(f"{task}c"))
-    setting.whole()
-    assert setting.learner.version == 2
-    assert [word for word in setting.proxy.log if word.startswith("ack")] == ["ack lease0 1", "ack lease1 2"]
-    assert set(setting.proxy.filtered.values()) == {
-        f"unlawful_sample: {n}g{g}c/0: span of call {n}g{g}c/0/c1 is outside the sample or overlaps another"
-        for n in range(2) for g in range(2)
-    }
-
-
-def test_an_episode_that_could_not_be_read_is_refused_and_its_batch_is_acknowledged(tmp_path: Path) -> None:
-    setting = Setting(tmp_path, 2)
-    setting.proxy.make = lambda task: (
-        episode(f"{task}a", 1.0), episode(f"{task}b", 0.0),
-        replace(episode(f"{task}c", 0.0), samples=(), fault="no tree"),
+        episode(f"{task}a", 1.0), episode(f"{task}b", 0.0), broken(episode(f"{task}c", turns=2))
     )  # fmt: skip
     setting.whole()
     assert setting.learner.version == 2
     assert [word for word in setting.proxy.log if word.startswith("ack")] == ["ack lease0 1", "ack lease1 2"]
-    assert set(setting.proxy.filtered) == {f"{n}g{g}c" for n in range(2) for g in range(2)}
-    assert set(setting.proxy.filtered.values()) == {"unlawful_sample: no tree"}
+    names = [f"{n}g{g}c" for n in range(2) for g in range(2)]
+    assert setting.proxy.filtered == {name: why.format(name) for name in names}
 
 
 def test_a_push_that_fails_opens_the_gate_at_the_old_version_and_returns_the_batch(tmp_path: Path) -> None:
