@@ -202,18 +202,22 @@ def checkpoints(config: Config) -> Path:
     return Path(config.run_dir).absolute() / "checkpoints"
 
 
-def compose(config: Config, device: str, folder: Path | None, *, apart: bool = False) -> DictConfig:
-    """verl's whole configuration, resolved. `folder` is where attached weights travel, or an adapter `apart`. Raises
-    `ConfigError`."""
+def defaults(groups: Mapping[str, Any] = {}) -> DictConfig:
+    """verl's own configuration, of the files that `groups` choose."""
     import verl
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    groups = [f"{name}={value}" for name, value in config.verl.items() if name in GROUPS]
+    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+        return hydra_compose("ppo_trainer", overrides=[f"{name}={value}" for name, value in groups.items()])
+
+
+def compose(config: Config, device: str, folder: Path | None, *, apart: bool = False) -> DictConfig:
+    """verl's whole configuration, resolved. `folder` is where attached weights travel, or an adapter `apart`. Raises
+    `ConfigError`."""
     for key, said in refused.named("model_engine", config.verl.get("model_engine", "dp"), refused.ENGINES):
         raise ConfigError(f"{key} {said}", param=key)
-    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-        tree = hydra_compose("ppo_trainer", overrides=groups)
+    tree = defaults({name: value for name, value in config.verl.items() if name in GROUPS})
     theirs, model = keys(tree), families.known(config.model)
     values = everywhere(config) | off_policy(config) | clipping(config) | schedules(config)
     values |= (on_cpu(config) if device == "cpu" else {}) | over_trees(config, device) | padded(config, model)
@@ -247,16 +251,11 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
 
 def rate(config: Config) -> float:
     """The learning rate of `config`: verl's own where it says none. Raises `ConfigError` for what is none."""
-    import verl
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-
     if (said := config.verl.get(LEARNING_RATE)) is not None:
         if type(said) not in (int, float) or said < 0:
             raise ConfigError(f"{LEARNING_RATE} must be a number of at least 0, not {said!r}", param=LEARNING_RATE)
         return float(said)
-    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-        return float(OmegaConf.select(hydra_compose("ppo_trainer"), LEARNING_RATE))
+    return float(OmegaConf.select(defaults(), LEARNING_RATE))
 
 
 def by_turn(config: Config, tree: DictConfig) -> ByTurn | None:

@@ -103,6 +103,7 @@ FAMILIES: Mapping[str, str] = {
     "critic.grad_clip": f"{_OTHER} critic.optim.clip_grad",
     "algorithm.pf_ppo": "verl's V1 trainer would give rows the advantages of others: leave it out",
     "algorithm.filter_groups": "there is no dataset with other groups: set no_signal = 'drop' in [trainer]",
+    **dict.fromkeys(("algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon"), "only an adaptive KL reads it"),
     "algorithm.rollout_correction.loss_type": f"verl's V1 trainer does not read it: set {LOSS}",
 }  # fmt: skip
 _CLIP = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "geo_mean", "cispo")
@@ -122,6 +123,14 @@ BY_CHOICE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """Keys that only some of verl's estimators or losses read."""
+_CORRECTION = "algorithm.rollout_correction.rollout"
+SWITCHES: Mapping[str, tuple[str, ...]] = {
+    f"{ACTOR}.use_kl_loss": (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
+    "algorithm.use_kl_in_reward": ("algorithm.kl_penalty", "algorithm.kl_ctrl"),
+    **{f"{_CORRECTION}_{name}": tuple(f"{_CORRECTION}_{name}_{end}" for end in ("threshold", "batch_normalize"))
+       for name in ("is", "rs")},
+}  # fmt: skip
+"""Keys that are read only if the one before them is set."""
 SHAPED = tuple(
     f"reward.reward_kwargs.{name}" for name in
     ("max_resp_len", "overlong_buffer_cfg.enable", "overlong_buffer_cfg.len", "overlong_buffer_cfg.penalty_factor")
@@ -215,19 +224,9 @@ def of_choice(tree: DictConfig) -> dict[str, str]:
                     out[key] = f"{by} is {chosen!r}, and it is of {', '.join(names)}"
     if out.get("algorithm.gamma") and tree.algorithm.adv_estimator == BY_TURN:
         out["algorithm.gamma"] = "set turn_gamma in [trainer]"
-    actor, algorithm = tree.actor_rollout_ref.actor, tree.algorithm
-    if not actor.use_kl_loss:
-        out |= dict.fromkeys([f"{ACTOR}.kl_loss_{end}" for end in ("coef", "type")], f"set {ACTOR}.use_kl_loss too")
-    if not algorithm.use_kl_in_reward:
-        kl = "set algorithm.use_kl_in_reward too"
-        out |= dict.fromkeys(["algorithm.kl_penalty", "algorithm.kl_ctrl"], kl)
-        if not actor.use_kl_loss:
-            out[REF] = f"no term compares with a reference model: set {ACTOR}.use_kl_loss, or leave it out"
-    out |= dict.fromkeys(["algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon"], "only an adaptive KL reads it")
-    for name in ("is", "rs"):
-        key = f"algorithm.rollout_correction.rollout_{name}"
-        if algorithm.rollout_correction is not None and not algorithm.rollout_correction[f"rollout_{name}"]:
-            out |= dict.fromkeys([f"{key}_threshold", f"{key}_batch_normalize"], f"set {key} too")
+    actor = tree.actor_rollout_ref.actor
+    if not (tree.algorithm.use_kl_in_reward or actor.use_kl_loss):
+        out[REF] = f"no term compares with a reference model: set {ACTOR}.use_kl_loss, or leave it out"
     for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
         kind = settings.optim.get("warmup_style") or settings.optim.get("lr_scheduler_type")
         if tree.model_engine == "dp" and kind == "constant":
@@ -242,7 +241,10 @@ def of_choice(tree: DictConfig) -> dict[str, str]:
 
 def of_switches(tree: DictConfig) -> dict[str, str]:
     """Keys that belong to something that is off in `tree`."""
-    out, megatron = {}, tree.model_engine == "megatron"
+    out, megatron = dict[str, str](), tree.model_engine == "megatron"
+    for switch, names in SWITCHES.items():
+        if not OmegaConf.select(tree, switch):
+            out |= dict.fromkeys(names, f"set {switch} too")
     home = "fsdp_config" if tree.model_engine == "dp" else tree.model_engine
     out[f"{REF}.{home}.qat"] = "a reference model has the values that it was given: leave it out"
     critic = [("critic", "critic.model", "fsdp" if tree.model_engine == "dp" else home)] if has_critic(tree) else []

@@ -152,16 +152,11 @@ def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path, verl_here: N
 
 def test_a_gpu_host_keeps_verls_own_defaults(verl_here: None) -> None:
     """The CPU settings change nothing there: attention, precision, offloading and sleeping stay verl's."""
-    import verl
-    from hydra import compose as plain
-    from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
-    from ajet_trainer.backends.verl.settings import compose, everywhere, on_cpu
+    from ajet_trainer.backends.verl.settings import compose, defaults, everywhere, on_cpu
 
-    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-        theirs = plain("ppo_trainer")
     config = Config(model="m")
-    ours = compose(config, "cuda", None)
+    ours, theirs = compose(config, "cuda", None), defaults()
     for key in set(on_cpu(config)) - set(everywhere(config)):
         assert OmegaConf.select(ours, key) == OmegaConf.select(theirs, key), key

@@ -48,13 +48,10 @@ WHOLE = ("override_transformer_config.", "_implementation", "mbridge_config")
 
 
 def plain_tree(engine: str = "dp") -> dict[str, Any]:
-    import verl
-    from hydra import compose, initialize_config_dir
-
+    from ajet_trainer.backends.verl.settings import defaults
     from ajet_trainer.backends.verl.unread import keys
 
-    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-        return keys(compose("ppo_trainer", overrides=[f"model_engine={engine}"]))
+    return keys(defaults({"model_engine": engine}))
 
 
 def words_of(files: Iterable[Path]) -> set[str]:
