@@ -118,6 +118,19 @@ def proxy_variable(url: str, environ: Mapping[str, str]) -> str | None:
     return None if Target(url).local else next((name for name in names if environ.get(name)), None)
 
 
+@dataclass(slots=True)
+class _Running:
+    """A program that runs. Until it is `steady` it may still be reading its code. It is ended if it has `changed`, or
+    if its episode is `lost` for a reason."""
+
+    child: Child
+    episode: Episode
+    began: float
+    steady: bool = False
+    changed: bool = False
+    lost: str | None = None
+
+
 class ProgramAgent:
     """Calls `Program` as an agent of `ajet_sdk.play.rollouts`; use it as a context manager around the run."""
 
@@ -133,14 +146,10 @@ class ProgramAgent:
         self._streak, self._code, self._say = streak, code, say
         self._hinted, self._patience = False, Patience()
         self._absence = Absence(client.target.url, client.target.deadline)
-        self._changed: set[str] = set()
-        self._begun: dict[str, tuple[float, Episode]] = {}
-        """Programs that may still be reading their code."""
         self._others: set[str | None] = set()
         """The revisions that were found in place of those looked for, since the last one that was as it should be."""
         self._lock = threading.Lock()
-        self._running: dict[str, Child] = {}
-        self._lost: dict[str, str] = {}
+        self._running: dict[str, _Running] = {}
         self._stopped = threading.Event()
         self._guardian = Guardian()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -211,19 +220,20 @@ class ProgramAgent:
     def stop(self) -> None:
         """Ends every program that runs, and lets none begin; their episodes are aborted."""
         self._stopped.set()
-        with self._lock:
-            children = list(self._running.values())
-        _end_all(children, END_GRACE_S)
+        _end_all([run.child for run in self._runs()], END_GRACE_S)
 
     def restart(self) -> None:
         """Ends every program that runs, because there is a newer one; their episodes are the world's failures."""
-        self._end_changed(list(self._running))
+        self._end_changed(self._runs())
 
-    def _end_changed(self, episodes: Iterable[str]) -> None:
+    def _runs(self) -> list[_Running]:
         with self._lock:
-            children = {episode: self._running[episode] for episode in episodes if episode in self._running}
-            self._changed.update(children)
-        _end_all(list(children.values()), CHANGE_GRACE_S)
+            return list(self._running.values())
+
+    def _end_changed(self, runs: list[_Running]) -> None:
+        for run in runs:
+            run.changed = True
+        _end_all([run.child for run in runs], CHANGE_GRACE_S)
 
     def never_steady(self) -> bool:
         """False; or `AjetError` if the code has changed each time that a program began."""
@@ -256,11 +266,9 @@ class ProgramAgent:
             if self._stopped.is_set():
                 raise Conflict(INTERRUPTED)
             child = Child(argv, env, on_line, cwd=self._program.cwd, files=self._program.files)
-            self._running[episode.id] = child
-            self._begun[episode.id] = time.monotonic(), episode
+            run = self._running[episode.id] = _Running(child, episode, time.monotonic())
         if self._is_other(episode):
-            with self._lock:
-                self._changed.add(episode.id)
+            run.changed = True
             child.end(0.0)
         try:
             code = child.wait()
@@ -270,16 +278,12 @@ class ProgramAgent:
         finally:
             with self._lock:
                 del self._running[episode.id]
-        with self._lock:
-            quick = self._begun.pop(episode.id, None) is not None
-            lost, changed = self._lost.pop(episode.id, None), episode.id in self._changed
-            self._changed.discard(episode.id)
-        if changed or (quick and self._is_other(episode)):
+        if run.changed or (not run.steady and self._is_other(episode)):
             raise ProgramChanged("the program changed")
         with self._lock:
             self._others.clear()
-        if lost is not None:
-            raise Conflict(f"the proxy discarded the episode while its program ran: {lost}")
+        if run.lost is not None:
+            raise Conflict(f"the proxy discarded the episode while its program ran: {run.lost}")
         if self._stopped.is_set():
             raise Conflict(INTERRUPTED)
         return code, reader
@@ -298,12 +302,10 @@ class ProgramAgent:
                 self._end_discarded()
 
     def _end_those_of_other_code(self, now: float) -> None:
-        with self._lock:
-            settled = [episode for began, episode in self._begun.values() if began + QUICK_S <= now]
-        others = [episode.id for episode in settled if self._is_other(episode)]
-        with self._lock:
-            for episode in settled:
-                self._begun.pop(episode.id, None)
+        settled = [run for run in self._runs() if not run.steady and run.began + QUICK_S <= now]
+        others = [run for run in settled if self._is_other(run.episode)]
+        for run in settled:
+            run.steady = True
         self._end_changed(others)
 
     def _look_at_the_proxy(self, now: float) -> None:
@@ -323,22 +325,23 @@ class ProgramAgent:
             self._say(line)
 
     def _end_discarded(self) -> None:
-        """Ends the programs whose episodes are discarded. All of them are asked after within one deadline."""
-        with self._lock:
-            running = list(self._running.items())
-        lost, until = [], time.monotonic() + WATCH_S / 2
-        for episode, child in running:
-            if (left := until - time.monotonic()) <= 0:
-                break
-            record: dict[str, Any] = {}
-            with suppress(AjetError):
-                record = wait(reading(self._client.core.but(deadline=left), episode))
+        """Ends the programs whose episodes are discarded. All of them are asked after at once."""
+        runs = self._runs()
+        lost = []
+        for run, record in zip(runs, wait(_records(self._client, [run.episode.id for run in runs])), strict=True):
             if record.get("state") == "discarded":
-                with self._lock:
-                    if self._running.get(episode) is child:
-                        self._lost[episode] = str(record.get("reason"))
-                        lost.append(child)
+                run.lost = str(record.get("reason"))
+                lost.append(run.child)
         _end_all(lost, END_GRACE_S)
+
+
+async def _records(client: Client, episodes: Sequence[str]) -> list[dict[str, Any]]:
+    """The records of `episodes`; an empty one where the proxy gives none in time."""
+    from asyncio import gather
+
+    asked = client.core.but(deadline=WATCH_S / 2)
+    found = await gather(*(reading(asked, episode) for episode in episodes), return_exceptions=True)
+    return [record if isinstance(record, dict) else {} for record in found]
 
 
 def _wait_for_an_engine(status: Any) -> bool:

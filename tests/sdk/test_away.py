@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +14,14 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_sdk import Client, errors
+from ajet_sdk import Client
 from ajet_sdk.client import NoReply
 from ajet_sdk.play import program as runner
 from ajet_sdk.play.child import Child
 from ajet_sdk.play.episode import EpisodeLife, Opened
 from ajet_sdk.play.patience import Absence
 from ajet_sdk.play.program import Program, ProgramAgent
-from tests.kit.control_stub import ControlStub
+from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.proxy_process import ProxyProcess
 from tests.sdk.test_guardian import AJET, alive, begun, until
 from tests.sdk.test_operations import Script
@@ -107,26 +106,18 @@ class _Episode:
         self.id = id
 
 
-def test_a_round_of_looks_has_one_deadline_and_all_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_whose_episodes_are_discarded_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are asked after at once, so those of which the proxy says nothing hold up no other."""
     monkeypatch.setattr(runner, "WATCH_S", 1.0)
-    asked, ended = [], threading.Event()
-    agent = ProgramAgent(Program(("true",)), Client("http://127.0.0.1:1"))
-    children: dict[str, Any] = {f"ep-{number}": object() for number in range(50)}
-    agent._running = children
-
-    def wait(asking: Any) -> dict[str, str]:
-        asking.close()
-        asked.append(asking)
-        if len(asked) > 1:
-            time.sleep(0.2)
-            raise errors.ProxyUnreachable("it hangs")
-        return {"state": "discarded", "reason": "idle"}
-
-    def end(found: list[Any], grace: float) -> None:
-        assert found == [children["ep-0"]] and grace == runner.END_GRACE_S
-        ended.set()
-
-    monkeypatch.setattr(runner, "wait", wait)
-    monkeypatch.setattr(runner, "_end_all", end)
-    agent._end_discarded()
-    assert ended.is_set() and 2 <= len(asked) <= 4 and agent._lost == {"ep-0": "idle"}
+    ended: list[Any] = []
+    monkeypatch.setattr(runner, "_end_all", lambda children, grace: ended.append((children, grace)))
+    with ControlStub() as stub, Client(stub.url) as client:
+        agent = ProgramAgent(Program(("true",)), client)
+        for number in range(50):
+            with ajet_sdk.episode("t", proxy_url=stub.url) as episode:
+                agent._running[episode.id] = runner._Running(number, episode, 0.0)  # type: ignore[arg-type]
+                episode.reward(1.0)
+        stub.discard("ep-0", "idle")
+        stub.next_fault = lambda heard: None if heard.path.endswith("/ep-0") else DROP  # type: ignore[method-assign]
+        agent._end_discarded()
+    assert ended == [([0], runner.END_GRACE_S)] and agent._running["ep-0"].lost == "idle"
