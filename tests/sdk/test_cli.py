@@ -21,7 +21,7 @@ from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.ports import free_port
 from tests.sdk.conftest import Ajet
-from tests.sdk.test_processes import until_dead
+from tests.sdk.play.test_child import until_dead
 
 AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
 
