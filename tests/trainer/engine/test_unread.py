@@ -269,7 +269,12 @@ def test_what_an_engine_reads_is_taken(engine: str, values: dict[str, Any], verl
         {"algorithm.adv_estimator": "tests.trainer.engine.own_functions:doubled", "algorithm.gamma": 0.9},
     ],
 )  # fmt: skip
-def test_what_the_choice_reads_is_taken(values: dict[str, Any], verl_here: None) -> None:
+def test_what_the_choice_reads_is_taken(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, verl_here: None
+) -> None:
+    from verl.trainer.ppo import core_algos
+
+    monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", dict(core_algos.ADV_ESTIMATOR_REGISTRY))
     composed(values)
 
 
