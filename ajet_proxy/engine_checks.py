@@ -16,8 +16,8 @@ import aiohttp
 
 from ajet_proxy.core.continuity.memory import Outline
 from ajet_proxy.core.continuity.responses import Responding
-from ajet_proxy.core.conversation.history import RESPONSES
 from ajet_proxy.core.protocol import sampling
+from ajet_proxy.core.protocol.responses import RESPONSES
 from ajet_proxy.findings import Finding, fault, ok, warning
 from ajet_proxy.io.capture.pipeline import REFUSED
 from ajet_proxy.io.engines.watch import changed, own_models
@@ -188,7 +188,7 @@ class EngineChecks:
         if status != 200 or answer.get("prompt_token_ids") != ids:
             return self._warning("its chat route takes no prompt ids: history goes as text, and may drift",
                                  f"use a tested vLLM, or {off}")
-        status, answer = await self._post(RESPONSES, Responding.trial(self._model, ids))
+        status, answer = await self._post(RESPONSES.path, Responding.trial(self._model, ids))
         told = Responding.prompt_in(answer)
         if status in (400, 422) or told not in (None, tuple(ids)):
             return self._warning("its /v1/responses takes no prompt ids: history goes as text there",

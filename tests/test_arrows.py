@@ -30,9 +30,9 @@ CORE = {
     "tokens": set(),
     "identity": set(),
     "trajectory": {"tokens"},
-    "protocol": {"tokens", "identity", "trajectory"},
     "conversation": {"tokens", "trajectory"},
     "continuity": {"tokens", "trajectory", "conversation"},
+    "protocol": {"tokens", "identity", "trajectory", "conversation", "continuity"},
     "ledger": {"tokens", "trajectory", "conversation"},
     "control": {"identity", "ledger"},
 }

@@ -28,7 +28,7 @@ from ajet_proxy.core.ledger.episode import NEXT, TAKES
 from ajet_proxy.core.protocol.anthropic.errors import body_of
 from ajet_proxy.core.protocol.dialect import Skip
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED, OPEN_ROUTES
 from ajet_proxy.core.trajectory import call, drift
 from ajet_sdk import cli as sdk_cli
@@ -186,8 +186,8 @@ def test_what_the_engine_sees_otherwise() -> None:
     assert set(column("4.2")) == found
 
 
-def _request(body: dict[str, Any]) -> Request:
-    return Request(json.dumps({"model": "m", "messages": []} | body).encode())
+def _request(body: dict[str, Any]) -> JsonBody:
+    return JsonBody(json.dumps({"model": "m", "messages": []} | body).encode())
 
 
 # -- control routes

@@ -20,7 +20,7 @@ from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
 from ajet_proxy.core.protocol.anthropic.request import to_chat
 from ajet_proxy.core.protocol.anthropic.template import Template
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.trajectory.call import Captured
 from ajet_sdk.errors import BadRequest
 
@@ -210,7 +210,7 @@ def test_a_stream_is_told_in_the_same_bytes(lines: list[str], size: int) -> None
     pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
     expected = unsigned(asyncio.run(theirs()))
     for parts in (pieces, [line.encode() for line in lines]):
-        asked = Request(b'{"model":"m","max_tokens":9,"messages":[],"stream":true}')
+        asked = JsonBody(b'{"model":"m","max_tokens":9,"messages":[],"stream":true}')
         running = Exchange(MESSAGES, MESSAGES.translate(asked))
         running.on_headers(200, "text/event-stream")
         out = b"".join(b"".join([*running.feed(part), *running.release()]) for part in parts)
@@ -240,7 +240,7 @@ def test_a_document_is_told_in_the_same_bytes(said: dict[str, Any], end: Any, to
         theirs = JSONResponse(content=message.model_dump(exclude_none=True)).body
     except ValueError:
         theirs = None  # vLLM's client learns nothing of arguments that are no object, and of their message
-    running = Exchange(MESSAGES, MESSAGES.translate(Request(b'{"model":"m","max_tokens":9,"messages":[]}')))
+    running = Exchange(MESSAGES, MESSAGES.translate(JsonBody(b'{"model":"m","max_tokens":9,"messages":[]}')))
     running.on_headers(200, "application/json")
     running.feed(engine.model_dump_json().encode())
     ours = b"".join(running.finish()).decode()

@@ -12,17 +12,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ajet_proxy.core.continuity import memory as chats
-from ajet_proxy.core.continuity import responses
 from ajet_proxy.core.continuity.memory import Known, Memory, Outline, ended
-from ajet_proxy.core.conversation.history import ChatHistory, ResponseHistory, marks_of, read
+from ajet_proxy.core.conversation.history import marks_of
 from ajet_proxy.core.conversation.items import spoken
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import identify
-from ajet_proxy.core.protocol.dialect import Ask
+from ajet_proxy.core.protocol.dialect import Ask, Dialect
 from ajet_proxy.core.protocol.exchange import Exchange, question
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import Captured
@@ -75,7 +73,7 @@ def _request(case: Case, dice: random.Random) -> None:
     case.notes += [path, *names, repr(body[:2000])]
     direct = engine.ask(path, body)
     try:
-        request = Request(body)
+        request = JsonBody(body)
     except BadRequest:
         case.counts["unreadable"] += 1
         return  # the front passes it on as it is
@@ -111,7 +109,7 @@ def _answer(case: Case, dice: random.Random) -> None:
     """A request out of a pool, and the engine's answer to it mutated."""
     name, path, body, answer = dice.choice(pool())
     case.notes += [name, path]
-    exchange = Exchange(CAPTURED[path], Request(body))
+    exchange = Exchange(CAPTURED[path], JsonBody(body))
     parts, names = mutated(list(answer.parts), dice)
     case.notes += names
     content_type = dice.choice(CONTENT_TYPES) if dice.random() < 0.05 else answer.content_type
@@ -130,7 +128,7 @@ def _answer(case: Case, dice: random.Random) -> None:
         same(seen, b"".join(expected), "body")
         case.counts["captured" if any(isinstance(o, Captured) for o in exchange.outcomes) else "lost"] += 1
         _sound(exchange, reference)
-    _remember(path, Request(body), exchange)
+    _remember(path, JsonBody(body), exchange)
 
 
 def _anthropic(case: Case, dice: random.Random) -> None:
@@ -140,7 +138,7 @@ def _anthropic(case: Case, dice: random.Random) -> None:
         body, names = asking.odd(MESSAGES, dice)
     case.notes += [MESSAGES, *names, repr(body[:2000])]
     try:
-        request = Request(body)
+        request = JsonBody(body)
         translated = CAPTURED[MESSAGES].translate(request)
     except BadRequest:
         case.counts["refused"] += 1
@@ -239,7 +237,7 @@ def same(seen: object, expected: object, what: str) -> None:
         raise Differs(f"{what} (from {at})\n  seen     {seen!r}\n  expected {expected!r}")
 
 
-def _only_added(request: Request, exchange: Exchange) -> None:
+def _only_added(request: JsonBody, exchange: Exchange) -> None:
     """Nothing of the request is another than the client's but what is said to be."""
     sent, put = request.fields, json.loads(exchange.upstream_body())
     if set(exchange.altered) - ASKED_FOR:
@@ -261,7 +259,7 @@ def _sound(exchange: Exchange, reference: Reference) -> None:
             same(len(outcome.logprobs), len(outcome.token_ids), "logprobs")
 
 
-def _look(path: str, request: Request) -> None:
+def _look(path: str, request: JsonBody) -> None:
     """What else the core reads of a request: whose it is, and what came before it."""
     try:
         identify(
@@ -270,18 +268,18 @@ def _look(path: str, request: Request) -> None:
         )
     except AjetError:
         return
-    read(path, request.fields, b"scope")
+    CAPTURED[path].history(request.fields, b"scope", exact=True)
 
 
-def _remember(path: str, request: Request, exchange: Exchange) -> None:
+def _remember(path: str, request: JsonBody, exchange: Exchange) -> None:
     """What the core keeps of an answer for the next turn, and how it is found again."""
     answers = exchange.answers
     captured = {outcome.index: outcome for outcome in exchange.outcomes if isinstance(outcome, Captured)}
-    history = read(exchange.target, exchange.asked.fields, b"scope")
+    history = exchange.dialect.history(exchange.asked.fields, b"scope", exact=True)
     for index, said in enumerate(answers):
         marks_of(history, said, captured.get(index))
     fields = exchange.asked.fields
-    asked = _outlined(exchange.target, fields)
+    asked = _outlined(exchange.dialect, fields)
     if asked is None or exchange.skip is not None:
         return
     memory = Memory()
@@ -289,20 +287,16 @@ def _remember(path: str, request: Request, exchange: Exchange) -> None:
         if (said := answers[index]) is not None:
             memory.remember(asked.ends(said), asked.sought.shape, "call", ended(outcome, asked.called(said)))
             for more in _continued(exchange.target, fields, said):
-                following = _outlined(exchange.target, fields | more)
+                following = _outlined(exchange.dialect, fields | more)
                 known = memory.recall(following.sought) if following is not None else None
                 if not isinstance(known, Known) and known != "stop_string":
                     raise Differs(f"an answer is not known again: {known}")
     memory.recall(asked.sought)
 
 
-def _outlined(route: str, fields: Mapping[str, Any]) -> Outline | None:
-    history = read(route, fields, b"scope")
-    if isinstance(history, ResponseHistory):
-        return responses.outline(fields, history, episode="e", model="m", agent="")
-    if isinstance(history, ChatHistory):
-        return chats.outline(fields, history, episode="e", model="m", agent="")
-    return None
+def _outlined(dialect: Dialect, fields: Mapping[str, Any]) -> Outline | None:
+    history = dialect.history(fields, b"scope", exact=True)
+    return None if history is None else dialect.outline(fields, history, episode="e", model="m", agent="")
 
 
 def _continued(route: str, fields: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -335,11 +329,11 @@ def pool() -> tuple[tuple[str, str, bytes, Answer], ...]:
     for number in range(200):
         path = dice.choice(PATHS)
         body = json.dumps(asking.request(path, dice)).encode()
-        exchange = Exchange(CAPTURED[path], Request(body))
+        exchange = Exchange(CAPTURED[path], JsonBody(body))
         out.append((f"stub-{number}", path, body, engine.ask(path, exchange.upstream_body())))
     return tuple(out)
 
 
 def ask_of(path: str, body: bytes) -> Ask:
     """How the proxy puts the request `body`."""
-    return CAPTURED[path].ask(Request(body).fields)
+    return CAPTURED[path].ask(JsonBody(body).fields)

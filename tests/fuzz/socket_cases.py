@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from ajet_proxy.core.protocol.chat import trial
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from tests.fuzz import asking, core_cases, engine
 from tests.fuzz.core_cases import PATHS, Case, Differs, same
@@ -101,7 +100,7 @@ class Wire:
         self.script = script = _script(changed, dice, broken)
         direct = await exchange_bytes(self._url, _http("POST", path, body))
         seen = await exchange_bytes(self.front.url, _http("POST", f"/e/{_episode(case)}{path}", body))
-        exchange = Exchange(CAPTURED[path], Request(body))
+        exchange = Exchange(CAPTURED[path], JsonBody(body))
         exchange.on_headers(changed.status, changed.content_type)
         if not direct.whole and (exchange.buffered or direct.status == 0):
             return _is_error(seen, 502, "a document that broke off")
@@ -190,7 +189,8 @@ def _is_trial(body: bytes) -> bool:
     """Whether the proxy asks if the engine withholds ids, which that of the recorded answers does."""
     with suppress(ValueError, TypeError, AttributeError):
         asked = json.loads(body)
-        return any(asked == question for _, question in trial(asked.get("model")))
+        doubt = CAPTURED["/v1/chat/completions"].doubt(asked)
+        return doubt is not None and any(asked == question for _, question in doubt.questions(asked.get("model")))
     return False
 
 

@@ -3,7 +3,8 @@
 Idea: messages one after another make a chain of digests. Each digest stands for everything said so far, and no words
 are kept. A later request continues an earlier one if its own history begins with what that one left behind. A chat's
 history is its messages. A response's history is its items, or the response before, if it names one. A text prompt's
-history is its text, and a token prompt's is its ids.
+history is its text, and a token prompt's is its ids. Which of these a request has, its dialect says
+(`ajet_proxy.core.protocol.dialect`).
 
 Two levels differ in what they forgive, because they answer two questions.
 
@@ -12,7 +13,7 @@ must not open a new episode. So these do not count: space around a text, thought
 way a tool call's arguments are written, and the names of speakers. Nor does Claude Code's billing line in a system
 prompt, which can differ from request to request. Ids of tool calls are digested separately, as ``firm``. Engines draw
 them at random, so they tell twins apart whose words are equal. The digests are journaled as `Mark`, so their bytes
-never change. They are keyed by who asks (``scope``): equal histories of two clients have nothing in common.
+never change. There they are keyed by who asks (``scope``): equal histories of two clients have nothing in common.
 
 ``text``: may a call's own tokens stand for this history in a prompt (contract §4, docs/explain/continuity.md)? Only if
 no template could tell the two apart. So all text and structure counts, including spaces, reasoning and ids. Only what
@@ -33,7 +34,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 from msgspec.msgpack import Encoder
@@ -42,7 +43,6 @@ from ajet_proxy.core.conversation.items import TEXTS, merged, messages_of
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import Captured
 
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SIZE, TEXT_SIZE = 12, 16
 """Bytes of a digest."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
@@ -77,8 +77,7 @@ class ChatHistory:
     """
 
     __slots__ = (
-        "_ends", "_ids", "_said", "_saying", "_text", "_words", "answer", "answer_text", "exact", "messages",
-        "request",
+        "_ends", "_ids", "_said", "_scope", "_text", "_words", "answer", "answer_text", "exact", "messages", "request",
     )  # fmt: skip
 
     def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
@@ -94,12 +93,11 @@ class ChatHistory:
         self.request, self.messages, self.exact = request, messages, exact
         self.answer: int | None = None
         self.answer_text: bytes | None = None
-        words = blake2b(key=scope, digest_size=SIZE)
-        self._words: blake2b | None = words
-        self._ids = blake2b(key=scope, digest_size=SIZE)
+        self._scope = scope
+        self._words: blake2b | None = blake2b(digest_size=SIZE)
+        self._ids = blake2b(digest_size=SIZE)
         self._text = blake2b(digest_size=TEXT_SIZE)
         self._ends: list[tuple[bytes, bytes]] = []
-        self._saying = words
         self._said: list[bytes] = []
 
     @property
@@ -107,15 +105,20 @@ class ChatHistory:
         """Histories of one kind can begin with one another."""
         return "messages"
 
+    @property
+    def prompt(self) -> str:
+        """The digest of all words, which is the same for everybody; empty if it cannot be told."""
+        return self._said[-1].hex() if self._said else ""
+
     def until(self, length: int | None) -> tuple[int, str] | None:
         """How many messages there are and the digest of their words: of the first `length`, or of all. None if there
         are not so many, or if it cannot be told."""
         length = len(self._said) if length is None else length
-        return (length, self._said[length - 1].hex()) if 0 < length <= len(self._said) else None
+        return (length, _keyed(self._said[length - 1], self._scope)) if 0 < length <= len(self._said) else None
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
         """The marks that may stand at a beginning of this history, the longest first; `lengths` are those there are."""
-        return (_mark(words, ids) for words, ids in reversed(self._ends))
+        return (self._mark(words, ids) for words, ids in reversed(self._ends))
 
     def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
         """The marks after `answer`. If its tokens are known, they are `captured`."""
@@ -135,14 +138,11 @@ class ChatHistory:
         except MALFORMED:
             self._words, self._ends, self._said = None, [], []  # it is the engine's to refuse
             return
-        alike = self._saying is self._words
         self._words.update(words)
         self._ids.update(ids)
-        if not alike:
-            self._saying.update(words)
-        self._said.append(self._saying.digest())
+        self._said.append(self._words.digest())
         if message["role"] == "assistant":
-            self._ends.append((self._said[-1] if alike else self._words.digest(), self._ids.digest()))
+            self._ends.append((self._said[-1], self._ids.digest()))
 
     def _add_text(self, place: int, message: Mapping[str, Any], arguments: Arguments | None = None) -> None:
         if not self.exact:
@@ -162,30 +162,30 @@ class ChatHistory:
         for message in messages:
             for digest, said in zip((words, ids), words_of(message), strict=True):
                 digest.update(said)
-        return (_mark(words.digest(), ids.digest()),)
+        return (self._mark(words.digest(), ids.digest()),)
+
+    def _mark(self, words: bytes, ids: bytes) -> Mark:
+        return Mark(f"chat:{_keyed(words, self._scope)}", firm=_keyed(ids, self._scope))
 
 
 class ResponseHistory(ChatHistory):
     """The history of a response: that of the `previous` one, if the request names one, else its `items`. `spoken` are
     these as messages, if the engine is known to read them so."""
 
-    __slots__ = ("_scope", "items", "previous", "spoken")
+    __slots__ = ("items", "previous", "spoken")
 
     def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
-        said, system = request["input"], {"role": "system", "content": request.get("instructions")}
+        said, instructions = request["input"], request.get("instructions")
         self.items = [{"role": "user", "content": said}] if isinstance(said, str) else said
         self.previous = request.get("previous_response_id")
         both = [messages_of(item) for item in self.items]
         found = merged(text for _, text in both) if exact else None
-        self.spoken, self._scope = found or [], scope
-        messages = [system] * bool(system["content"]) + [one.message for one in self.spoken]
+        self.spoken = found or []
+        system = [{"role": "system", "content": instructions}] if instructions else []
+        messages = [*system, *(one.message for one in self.spoken)]
         self._begin(request, messages, scope, exact=found is not None)
-        self._add_words(system)
-        if not system["content"]:  # a chat without one says the same
-            self._saying, self._said = blake2b(key=scope, digest_size=SIZE), []
-        for words in (words for words, _ in both):
-            if words is not None:
-                self._add_words(words)
+        for words in (*system, *(words for words, _ in both if words is not None)):
+            self._add_words(words)
         for place, message in enumerate(messages):
             self._add_text(place, message)
 
@@ -209,21 +209,32 @@ class PromptHistory(Struct, frozen=True):
     """A prompt that is one text, or one list of token ids."""
 
     kind: str
-    prompt: bytes
+    said: bytes
     scope: bytes
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> PromptHistory:
+        """That of a `request` with a ``prompt``. Its text is not told apart from its words."""
+        prompt = request["prompt"]
+        is_text = isinstance(prompt, str)
+        return cls("text" if is_text else "ids", _utf8(prompt) if is_text else pack_tokens(prompt), scope)
+
+    @property
+    def prompt(self) -> str:
+        return blake2b(self.said, digest_size=SIZE).hexdigest()
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
         digest, at, found = blake2b(key=self.scope, digest_size=SIZE), 0, []
-        for length in sorted(length for length in lengths if 0 < length <= len(self.prompt)):
-            digest.update(self.prompt[at:length])
+        for length in sorted(length for length in lengths if 0 < length <= len(self.said)):
+            digest.update(self.said[at:length])
             at = length
             found.append(Mark(f"{self.kind}:{digest.hexdigest()}", length))
         return reversed(found)
 
     def until(self, length: int | None) -> tuple[int, str] | None:
         """As of a chat: of the first `length` bytes, or of all."""
-        length = len(self.prompt) if length is None else length
-        return (length, _keyed(self.prompt[:length], self.scope)) if length <= len(self.prompt) else None
+        length = len(self.said) if length is None else length
+        return (length, _keyed(self.said[:length], self.scope)) if length <= len(self.said) else None
 
     def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
         """A prompt that was answered with nothing can only come again, so it leaves no mark."""
@@ -231,7 +242,7 @@ class PromptHistory(Struct, frozen=True):
         if captured is not None and captured.token_ids:
             ends["ids"] = pack_tokens(captured.prompt_token_ids) + pack_tokens(captured.token_ids)
         if self.kind == "text" and answer.get("text"):
-            ends["text"] = self.prompt + _utf8(answer["text"])
+            ends["text"] = self.said + _utf8(answer["text"])
         return tuple(Mark(f"{kind}:{_keyed(end, self.scope)}", len(end)) for kind, end in ends.items())
 
 
@@ -240,37 +251,18 @@ Beginnings = History | Marks
 """What came before a request."""
 
 
-def read(route: str, request: Mapping[str, Any], scope: bytes, *, exact: bool = True) -> History | None:
-    """The history in a `request` to an engine's `route`; None if there is none that a later request could continue.
+class Kind(Protocol):
+    """Reads the history in a request. `scope` has at most 64 bytes. The level of text is left out unless `exact`."""
 
-    `scope` has at most 64 bytes. The level of text is left out unless `exact`.
-    """
+    def __call__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> History: ...
+
+
+def read(kind: Kind, request: Mapping[str, Any], scope: bytes, *, exact: bool = True) -> History | None:
+    """The history of this `kind` in a `request`; None if there is none that a later request could continue."""
     try:
-        if route == CHAT:
-            return ChatHistory(request, scope, exact=exact)
-        if route == RESPONSES:
-            return ResponseHistory(request, scope, exact=exact)
-        if route == COMPLETIONS:
-            prompt = request["prompt"]
-            kind, raw = ("text", _utf8(prompt)) if isinstance(prompt, str) else ("ids", pack_tokens(prompt))
-            return PromptHistory(kind, raw, scope)
+        return kind(request, scope, exact=exact)
     except MALFORMED:
-        pass  # it is the engine's to refuse
-    return None
-
-
-def deferred(
-    route: str, request: Mapping[str, Any], scope: bytes, *, exact: bool = True
-) -> Callable[[], History | None]:
-    """A function that returns what `read` makes of these arguments; it reads when it is first called."""
-    found: list[History | None] = []
-
-    def history() -> History | None:
-        if not found:
-            found.append(read(route, request, scope, exact=exact))
-        return found[0]
-
-    return history
+        return None  # it is the engine's to refuse
 
 
 def marks_of(history: History | None, answer: Mapping[str, Any] | None, captured: Captured | None) -> tuple[Mark, ...]:
@@ -279,10 +271,6 @@ def marks_of(history: History | None, answer: Mapping[str, Any] | None, captured
         return () if history is None or answer is None else history.after(answer, captured)
     except MALFORMED:
         return ()
-
-
-def _mark(words: bytes, ids: bytes) -> Mark:
-    return Mark(f"chat:{words.hex()}", firm=ids.hex())
 
 
 def _keyed(raw: bytes, scope: bytes) -> str:
@@ -294,8 +282,9 @@ def _keyed(raw: bytes, scope: bytes) -> str:
 
 def words_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> tuple[bytes, bytes]:
     """What `message` says at the level of words, and the ids in it."""
-    calls = message.get("tool_calls") or ()
-    role = _ROLES.get(message["role"], message["role"])
+    calls, role = message.get("tool_calls") or (), _ROLES.get(message["role"], message["role"])
+    if not isinstance(role, str):
+        raise TypeError(f"no role: {role!r}")
     text = _joined(message.get("content"))
     if role == "assistant":
         text = text.rpartition("</think>")[2].partition("<think>")[0]
@@ -307,7 +296,7 @@ def words_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> 
     if function := message.get("function_call"):
         said += (function["name"], _written(function, _meant(function)))
     ids = [*(call.get("id") for call in calls), message.get("tool_call_id")]
-    return _framed(said), _framed([str(one) for one in ids if one])
+    return packed(said), packed([str(one) for one in ids if one])
 
 
 def text_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> dict[str, Any]:
@@ -327,14 +316,14 @@ def text_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> d
         out["tool_calls"] = [_call(call, one) for call, one in zip(calls, meant, strict=True)]
     return {
         name: kept for name, value in out.items()
-        if value is not None and (kept := _pruned(value)) is not None
+        if (kept := (value or None) if type(value) is str else _pruned(value)) is not None
     }
 
 
 def packed(value: Any) -> bytes:
     """`value` as bytes that no other value makes. The order of names in a dict does not count, except in dicts within a
     list."""
-    in_order = isinstance(value, dict)
+    in_order = type(value) is dict
     try:
         return (_packed_in_order if in_order else _packed)(value)
     except (UnicodeEncodeError, OverflowError):  # half a character, or a number of more than 64 bits
@@ -385,12 +374,6 @@ def _joined(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part["text"] if part.get("type") in TEXTS else _in_order(part) for part in content)
-
-
-def _framed(parts: Iterable[str]) -> bytes:
-    """`parts` as bytes that no other parts make."""
-    raw = [_utf8(part) for part in parts]
-    return b"%d;%b" % (len(raw), b"".join([b"%d:%b" % (len(part), part) for part in raw]))
 
 
 def _utf8(text: str) -> bytes:

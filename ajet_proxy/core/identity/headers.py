@@ -69,36 +69,45 @@ class Labels(Struct, frozen=True):
     client: str | None = None
 
 
+_NO_LABELS = Labels(None, None, False, None)
+
+
 class Headers:
-    """The headers of a request as they were `sent`; they are asked by lower-case names."""
+    """The headers of a request as they were `sent`. Of several with one name the first counts."""
 
     def __init__(self, sent: Mapping[str, str]) -> None:
         self.sent = sent
+        self._by_name: dict[str, str] = {}
+        for name, value in sent.items():
+            self._by_name.setdefault(name.lower(), value)
+        self._has_ours = any(name.startswith(HEADER_PREFIX) for name in self._by_name)
 
     @cached_property
     def key(self) -> str | None:
         """The key that they carry; see `keys.key_in`."""
-        return key_in(self.sent)
+        return key_in(self._by_name)
 
     @cached_property
     def episode(self) -> str | None:
         """The episode that a header of ours names; `BadRequest` for an unusable name."""
-        header = self.sent.get(HEADER_EPISODE.lower())
+        header = self._by_name.get(HEADER_EPISODE.lower()) if self._has_ours else None
         return check_id(header, HEADER_EPISODE) if header else None
 
     @cached_property
     def session(self) -> tuple[str, str] | None:
         """The header by which a harness names a session without being asked to, and the session."""
-        return next(((name, value) for name in HARNESS_HEADERS if (value := self.sent.get(name))), None)
+        return next(((name, value) for name in HARNESS_HEADERS if (value := self._by_name.get(name))), None)
 
     @property
     def parent_session(self) -> str | None:
         """The session that began the one in one of `SHARED_HEADERS`."""
-        return self.sent.get(PARENT_HEADER) or None
+        return self._by_name.get(PARENT_HEADER) or None
 
     @property
     def labels(self) -> Labels:
         """The labels and the reward of this request; `BadRequest` for what cannot be used."""
+        if not self._has_ours and SUBAGENT_HEADER not in self._by_name:
+            return _NO_LABELS
         return Labels(
             task=self._text(HEADER_TASK), agent=self._text(HEADER_AGENT) or self._text(SUBAGENT_HEADER),
             eval=self._flag(HEADER_EVAL),
@@ -107,30 +116,33 @@ class Headers:
 
     def came_through(self, daemon: str) -> bool:
         """Whether `daemon` has sent this request on before, as ``Via`` says (RFC 9110, section 7.6.3)."""
+        if "via" not in self._by_name:
+            return False
         via = (value for name, value in self.sent.items() if name.lower() == "via")
         return any(daemon in value.replace(",", " ").split() for value in via)
 
     @property
     def misspelt(self) -> Mapping[str, str]:
         """Names (in lower case) that look like ours and mean nothing, each with the one that was probably meant."""
-        ours = [name.lower() for name in self.sent if name[: len(HEADER_PREFIX)].lower() == HEADER_PREFIX]
-        unknown = [name for name in ours if name not in _KNOWN]
+        if not self._has_ours:
+            return {}
+        unknown = [name for name in self._by_name if name.startswith(HEADER_PREFIX) and name not in _KNOWN]
         return {name: _KNOWN[difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]] for name in unknown}
 
     def _text(self, name: str) -> str | None:
-        value = self.sent.get(name.lower())
+        value = self._by_name.get(name.lower())
         if value and (len(value) > MAX_LABEL or not is_text(value)):
             raise BadRequest(f"{name} must be UTF-8 text of at most {MAX_LABEL} characters", param=name)
         return value or None
 
     def _flag(self, name: str) -> bool:
-        value = self.sent.get(name.lower(), "").strip().lower()
+        value = self._by_name.get(name.lower(), "").strip().lower()
         if value not in _WORDS:
             raise BadRequest(f"{name} must be 1 or 0, not {value[:80]!r}", param=name)
         return _WORDS[value]
 
     def _reward(self) -> Reward | None:
-        text = self.sent.get(HEADER_REWARD.lower())
+        text = self._by_name.get(HEADER_REWARD.lower())
         call, state = self._text(HEADER_REWARD_CALL), self._text(HEADER_REWARD_STATE)
         final, model = self._flag(HEADER_FINAL), self._text(HEADER_REWARD_MODEL)
         agent = self._text(HEADER_REWARD_AGENT)

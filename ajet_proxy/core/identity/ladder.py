@@ -106,7 +106,7 @@ def split_path(path: str) -> tuple[str | None, str]:
     if not path.startswith("/e/"):
         return None, path
     name, slash, rest = path[3:].partition("/")
-    return unquote(name), slash + rest
+    return unquote(name) if "%" in name else name, slash + rest
 
 
 def _named_in(body: Mapping[str, Any]) -> str | None:

@@ -1,12 +1,9 @@
 """Which attempts of an episode's agents at the model went unanswered, because the world failed.
 
 Idea: an attempt is one request, with all its choices. It is answered if its client got the answer. It also is if a
-later request of that agent was answered that begins with the same messages: a retry, a fallback, a later turn. So what
+later request of that agent was answered that begins with the same messages (`core.conversation.said`). So what
 an attempt came to is its own fate, not its place among the calls. `fate` says who failed. What the agent sent, or broke
 off itself, is never listed. The list alone is read when a reward is decided (contract §5.4).
-
-Messages are compared at the level of words (`core.conversation.history`), by a key: the kind of a history, its length
-and its digest. So a retry is known whatever its sampling, and mostly in another dialect too. No words are kept.
 
 Requests that became no call are attempts too. So is the time in which the daemon was away: nobody knows who asked then.
 If it is not known what such a request said, any later answer makes it good.
@@ -17,15 +14,12 @@ lost to the world. At most `MOST` lost ones are kept; further ones are counted, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Final, Literal
 
-from ajet_proxy.core.conversation.history import MALFORMED, SIZE, History, packed
 from ajet_proxy.core.trajectory import call as reasons
 
-_SAID: Final = ("system", "instructions", "messages", "input", "prompt", "previous_response_id")
 Fate = Literal["answered", "own", "world"]
 MOST: Final = 1000
 """So many lost attempts of an episode are kept."""
@@ -65,39 +59,9 @@ def fate(reason: str, *, status: int = 0, told: bool = False) -> Fate:
     return "own" if reason in OWN or reason.startswith("episode_") else "answered"
 
 
-class Said:
-    """What a request with `fields` says, by its `history`. That is read when it is first asked for."""
-
-    def __init__(self, history: Callable[[], History | None], fields: Mapping[str, Any], scope: bytes) -> None:
-        self._history, self._fields, self._scope = history, fields, scope
-
-    @property
-    def key(self) -> str:
-        """The key of all that it says. What has no history that can be told is known only if it comes again as it
-        was."""
-        history = self._history()
-        if history is not None and (whole := history.until(None)) is not None:
-            return f"{history.kind}:{whole[0]}:{whole[1]}"
-        try:
-            said = packed([self._fields.get(name) for name in _SAID])
-        except MALFORMED:
-            said = b""
-        return f"other:0:{blake2b(said, key=self._scope, digest_size=SIZE).hexdigest()}"
-
-    def begins(self, keys: Collection[str]) -> tuple[str, ...]:
-        """Those of `keys` with which it begins."""
-        return tuple(key for key in keys if self._begins(key))
-
-    def _begins(self, key: str) -> bool:
-        history, (kind, length, digest) = self._history(), key.rsplit(":", 2)
-        if history is None or kind != history.kind:
-            return key == self.key
-        return history.until(int(length)) == (int(length), digest)
-
-
 @dataclass(slots=True)
 class Attempt:
-    """A request of an `agent` (None: nobody knows whose) that ``said`` this (a key of `Said`; empty: unknown).
+    """A request of an `agent` (None: nobody knows whose) that ``said`` this (`Said.key`; empty: unknown).
     ``number`` is that of its request, or of the latest one before it, if it became no call. ``running`` of
     its calls are in flight. Once it is lost to the world it has the ``reason``, and ``at`` is when. ``answered_by`` has
     the numbers of later requests that have answered it."""

@@ -13,7 +13,7 @@ Prompts that are more than text, and requests for beam search, go out as they ar
 With ``include_reasoning: false``, a vLLM that has a parser (of reasoning or of tool calls) withholds even ids that are
 asked for, since they would tell the reasoning. So the engine is asked with it true, and `HiddenReasoning` takes out
 what the agent must not see, as vLLM itself does. Without any parser vLLM ignores the field, and so does the proxy. An
-answer with the reasoning does not show which it is. A `trial` does: the engine withholds its one token's id, or not.
+answer with the reasoning does not show which it is. A trial does: the engine withholds its one token's id, or not.
 
 Next: ajet_proxy/io/ledger_port/local.py
 """
@@ -24,7 +24,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet_proxy.core.protocol.dialect import Ask, Echo, OpenAIDialect
+from ajet_proxy.core.continuity import memory
+from ajet_proxy.core.conversation.history import ChatHistory, History, read
+from ajet_proxy.core.protocol.dialect import Ask, Doubt, Echo, OpenAIDialect, Questions
 from ajet_proxy.core.protocol.json_edits import ID, IDS, INDEX, NUMBER, STRING, WHOLE, Edits, Spanned, scan_at
 from ajet_proxy.core.protocol.reading import UNREADABLE, Reading
 from ajet_proxy.core.protocol.request import beyond_text, choices_of, flag, unread
@@ -51,12 +53,23 @@ class Chat(OpenAIDialect):
         + ID + rb')\](\}\]\}\n\n)'
     )
     silence = '"delta":{}'
+    limits = ("max_completion_tokens", "max_tokens")
+    takes_ids = True
 
     def __init__(self, *, withholds: bool = True) -> None:
         self._withholds = withholds
 
     def reader(self, ask: Ask) -> Reading:
         return (HiddenReasoning if ask.hide_reasoning else Reading)(self, ask)
+
+    def doubt(self, request: Mapping[str, Any]) -> Doubt | None:
+        return _WITHHOLDING if _wants_no_reasoning(request) else None
+
+    def history(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> History | None:
+        return read(ChatHistory, request, scope, exact=exact)
+
+    def outline(self, request: Mapping[str, Any], history: History, **whose: str) -> memory.Outline | None:
+        return memory.outline(request, history, **whose) if isinstance(history, ChatHistory) else None
 
     def choices(self, request: Mapping[str, Any]) -> int:
         return choices_of(request)
@@ -67,7 +80,7 @@ class Chat(OpenAIDialect):
         if beyond_text(request.get("messages"), "content"):
             return Ask(skip="multimodal")
         wants_ids = flag(request, "return_token_ids") is True
-        hides_reasoning = self._withholds and wants_no_reasoning(request)
+        hides_reasoning = self._withholds and _wants_no_reasoning(request)
         wants_no_logprobs, fields = _logprobs(request)
         if not wants_ids:
             fields = {"return_token_ids": "true", **fields}
@@ -96,8 +109,7 @@ class Chat(OpenAIDialect):
         return values.get("delta") == {} and not values.get("finish_reason") and bool(asked_for)
 
 
-def wants_no_reasoning(request: Mapping[str, Any]) -> bool:
-    """Whether the agent wants no reasoning."""
+def _wants_no_reasoning(request: Mapping[str, Any]) -> bool:
     return flag(request, "include_reasoning") is False
 
 
@@ -119,19 +131,22 @@ CHAT = Chat()
 # --- answers without the reasoning
 
 
-def trial(model: str) -> list[tuple[str, dict[str, Any]]]:
-    """What to ask the engine about `model`: a route and a body."""
+def _trial(model: str) -> Questions:
+    """Asks the engine for one token of `model`, and for no reasoning."""
     hello = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
     return [("/v1/chat/completions", {"model": model, **hello, "include_reasoning": False, "return_token_ids": True})]
 
 
-def withholds(answers: Sequence[Any]) -> bool | None:
-    """Whether the engine withholds ids from agents that want no reasoning, by its answer to `trial`; None if
-    unknown."""
+def _settled(answers: Sequence[Any]) -> Chat | None:
+    """The dialect of an engine that withholds ids from agents that want no reasoning, or does not, by its answer to
+    `_trial`."""
     try:
-        return answers[0]["choices"][0]["token_ids"] is None
+        return Chat(withholds=answers[0]["choices"][0]["token_ids"] is None)
     except UNREADABLE:
         return None
+
+
+_WITHHOLDING = Doubt(_trial, _settled)
 
 
 class HiddenReasoning(Reading):

@@ -1,22 +1,25 @@
 """A dialect: one protocol that agents speak, and what the proxy needs to know of it.
 
 A `Dialect` is stateless and knows field names only. It makes an `Ask` of a request: what to ask the engine for on the
-agent's behalf, and what the agent must not see of the answer. A `Reader` holds what has been read of one answer, and
-`exchange.Exchange` drives it. A protocol that is not the engine's own is translated on the way (`anthropic.messages`).
+agent's behalf, and what the agent must not see of the answer. It also reads the history in a request, and outlines the
+turn that continues one. A `Reader` holds what has been read of one answer, and `exchange.Exchange` drives it. A
+protocol that is not the engine's own is translated on the way (`anthropic.messages`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ajet_proxy.core.continuity.memory import Outline
+from ajet_proxy.core.conversation.history import History
 from ajet_proxy.core.protocol.json_edits import Spanned
-from ajet_proxy.core.protocol.request import Request, flag
+from ajet_proxy.core.protocol.request import JsonBody, flag
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import Outcome
 
@@ -59,6 +62,19 @@ class Ask(Struct, frozen=True):
     skip: Skip | None = None
 
 
+Questions = list[tuple[str, dict[str, Any]]]
+"""What to ask an engine: routes and bodies."""
+
+
+class Doubt(Struct, frozen=True):
+    """Something that the engine decides by itself, and that changes what some requests mean. `questions` show it of a
+    model. `settled` makes the dialect that holds of the answers, each decoded JSON, or None for a refusal; None if the
+    engine said nothing of it."""
+
+    questions: Callable[[str], Questions]
+    settled: Callable[[Sequence[Any]], Dialect | None]
+
+
 class Dialect(Protocol):
     """One protocol that agents speak. Stateless."""
 
@@ -67,17 +83,34 @@ class Dialect(Protocol):
     """The client's route."""
     target: str
     """The engine's route that answers it."""
+    limits: tuple[str, ...]
+    """The fields that may limit an answer's tokens on the engine's route; the first that is there counts."""
+    takes_ids: bool = False
+    """Whether the engine's route takes prompt ids, so that a turn can be continued."""
 
-    def translate(self, request: Request) -> Request:
+    def translate(self, request: JsonBody) -> JsonBody:
         """`request` as the engine's route takes it; `BadRequest` for what cannot be carried faithfully."""
         return request
 
+    def doubt(self, request: Mapping[str, Any]) -> Doubt | None:
+        """What the engine must be asked before the client's `request` can be translated for good."""
+        return None
+
+    def history(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> History | None:
+        """The history in the (translated) `request`, at the level of text only if `exact`. It is keyed by `scope`."""
+
+    def outline(
+        self, request: Mapping[str, Any], history: History, *, episode: str, model: str, agent: str
+    ) -> Outline | None:
+        """The outline of a turn that may continue a call, if the engine `takes_ids`; None if it cannot."""
+        return None
+
     def choices(self, request: Mapping[str, Any]) -> int:
-        """How many answers the (translated) `request` asks for."""
+        """The number of answers that the (translated) `request` asks for."""
         return 1
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
-        """How to put the (translated) `request` to the engine so that it reports ids and logprobs."""
+        """The form in which the (translated) `request` makes the engine report ids and logprobs."""
 
     def reader(self, ask: Ask) -> Reader:
         """A fresh reader of one answer to `ask`."""
@@ -105,34 +138,34 @@ class Reader(Protocol):
 
     @property
     def sampled(self) -> tuple[int, ...]:
-        """How many tokens each choice has so far; never more than there are."""
+        """The number of tokens of each choice so far; never more than there are."""
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
         """A fast way for the events at the start of `stream`: what the client sees of them, and how many bytes they
         are."""
 
     def show(self, event: SseEvent) -> bytes | None:
-        """What the client sees of one event of the engine's, if anything; it may raise where the answer is not of the
+        """The client's form of one event of the engine's, if it sees any. It may raise where the answer is not of the
         dialect."""
 
     def leaving(self, event: bytes) -> bytes:
-        """What leaves in place of an `event` that `show` gave. It is asked as the event leaves, in order."""
+        """Gives what leaves in place of an `event` that `show` gave. It is asked as the event leaves, in order."""
         return event
 
     def keep_alive(self, *, held: bool) -> bytes:
-        """What a client that waits may be sent: an event of its dialect that changes nothing of what it accumulates.
+        """An event that a waiting client may be sent: one of its dialect that changes nothing of what it accumulates.
         Where there is nothing to imitate that is a `COMMENT`. After the end it is nothing; with `held` the client does
         not have the end yet."""
         return b"" if self.ended and not held else COMMENT
 
     def document(self, body: bytes) -> bytes:
-        """What the client sees of an answer in one piece, with `translates` also of an error; may raise like `show`."""
+        """The client's form of an answer in one piece, with `translates` also of an error; may raise like `show`."""
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of each choice."""
+        """The outcome of each choice."""
 
     def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said, as the engine's route takes it back as history: an assistant's message,
+        """The words of each choice, as the engine's route takes them back as history: an assistant's message,
         ``{"text": …}``, or ``{"id": …, "output": …}``. None if the choice is not finished or this cannot be told."""
 
 

@@ -9,23 +9,16 @@ was cut if it has as many tokens as its request allows.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet_proxy.core.protocol.chat import CHAT
-from ajet_proxy.core.protocol.completions import COMPLETIONS
 from ajet_proxy.core.protocol.reading import UNREADABLE
 from ajet_proxy.core.protocol.request import integer
-from ajet_proxy.core.protocol.responses import RESPONSES
 from ajet_proxy.core.protocol.sampling import MOST_BIAS, one_token
 from ajet_proxy.core.trajectory.call import Captured
 
 IN_DOUBT = "tool_calls"
 """The one finish reason that does not tell."""
-_LIMITS: Mapping[str, tuple[str, ...]] = {
-    CHAT.path: ("max_completion_tokens", "max_tokens"), COMPLETIONS.path: ("max_tokens",),
-    RESPONSES.path: ("max_output_tokens",),
-}  # fmt: skip
 
 
 def names_stop(choice: Captured, asked: Mapping[str, Any]) -> bool:
@@ -34,9 +27,10 @@ def names_stop(choice: Captured, asked: Mapping[str, Any]) -> bool:
     return choice.stop_string is not None or (isinstance(listed, list) and choice.token_ids[-1] in listed)
 
 
-def is_full(choice: Captured, route: str, asked: Mapping[str, Any]) -> bool:
-    """Whether `choice` has as many tokens as was `asked` of the engine's `route`; False if the request does not say."""
-    told = (integer(asked, name) for name in _LIMITS.get(route, ()))
+def is_full(choice: Captured, limits: Sequence[str], asked: Mapping[str, Any]) -> bool:
+    """Whether `choice` has as many tokens as was `asked` under one of the names in `limits`; False if the request does
+    not say."""
+    told = (integer(asked, name) for name in limits)
     limit = next((limit for limit in told if limit is not None), None)
     return limit is not None and len(choice.token_ids) >= limit
 

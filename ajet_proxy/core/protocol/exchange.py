@@ -42,7 +42,7 @@ from typing import Any, Literal, get_args
 
 from ajet_proxy.core.protocol.cache_salt import salted
 from ajet_proxy.core.protocol.dialect import Ask, Dialect, with_versions
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
 from ajet_sdk.errors import BadRequest
@@ -70,7 +70,7 @@ _UNSETTLED = ("waiting", "document", "stream")
 _STREAMED = ("stream", "held", "watched")
 
 
-def question(dialect: Dialect, asked: Request, max_choices: int) -> Ask:
+def question(dialect: Dialect, asked: JsonBody, max_choices: int) -> Ask:
     """What `dialect` asks for besides what is `asked`; `BadRequest` for more than `max_choices`, since each would be a
     call."""
     if dialect.choices(asked.fields) > max_choices:
@@ -85,7 +85,7 @@ class Exchange:
     """One request and its answer. Feed it the engine's bytes; it gives the client's."""
 
     def __init__(
-        self, dialect: Dialect, asked: Request, *, ask: Ask | None = None, model: str | None = None,
+        self, dialect: Dialect, asked: JsonBody, *, ask: Ask | None = None, model: str | None = None,
         versions: bool = False,
     ) -> None:
         """`asked` is the client's request as `dialect` has translated it, and `ask` its `question` if that is known.
@@ -99,6 +99,7 @@ class Exchange:
         """How many calls the exchange makes."""
         self.altered = tuple(fields)
         """The names of the request's fields that the engine sees otherwise than the client sent them."""
+        self.dialect = dialect
         self.target = dialect.target
         """The engine's route."""
         self.asked = asked

@@ -21,20 +21,20 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ajet_proxy.core.identity.headers import is_text
-from ajet_proxy.core.protocol.json_edits import Spanned, TooMany, scan, with_fields
+from ajet_proxy.core.protocol.json_edits import load, with_fields
 from ajet_sdk.errors import BadRequest, TooLarge
 from ajet_sdk.routes import MAX_LABEL
 
 
-class Request:
-    """A client's JSON body, decoded, with the place of each field."""
+class JsonBody:
+    """A client's JSON body, decoded: its ``fields``, and the ``model`` that it asks for, which is empty if it names
+    none, or nothing that can name one."""
 
-    __slots__ = ("_found", "_made_of", "_most", "_text")
+    __slots__ = ("_made_of", "_most", "_text", "fields", "model")
 
     def __init__(self, body: bytes, most: int | None = None) -> None:
         """Raises `BadRequest` unless `body` is a JSON object in UTF-8, -16 or -32, which is what the engine reads.
@@ -48,28 +48,19 @@ class Request:
         self._made_of: Counts | None = None
         if most is not None and self._text.lstrip(" \t\n\r").startswith("{"):
             self._made_of = check_text(self._text, most)
-        fields = sys.maxsize if most is None else EACH * most
         try:
-            self._found: Spanned = scan(self._text, most=fields)
-        except TooMany:
-            raise too_large(f"the body has more than {fields} fields") from None
+            self.fields: dict[str, Any] = load(self._text, deep=None).values
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is not a JSON object: {error}", code="not_json") from None
+        if most is not None and len(self.fields) > EACH * most:
+            raise too_large(f"the body has more than {EACH * most} fields")
+        model = self.fields.get("model")
+        self.model = model if isinstance(model, str) and len(model) <= MAX_LABEL and is_text(model) else ""
 
     def check_size(self) -> None:
         """`TooLarge` also for too many messages or items, and for what the arguments of calls are made of."""
         if self._most is not None:
-            check(self._text, self._found.values, self._most, self._made_of)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return self._found.values
-
-    @property
-    def model(self) -> str:
-        """The model asked for; empty when none is named, or nothing that can name one."""
-        model = self._found.values.get("model")
-        return model if isinstance(model, str) and len(model) <= MAX_LABEL and is_text(model) else ""
+            check(self._text, self.fields, self._most, self._made_of)
 
     def naming(self, model: str | None) -> dict[str, str]:
         """The field, as JSON text, that makes this a request for `model`; none if it is one, or if `model` is None."""
@@ -77,7 +68,7 @@ class Request:
 
     def with_fields(self, fields: dict[str, str]) -> bytes:
         """The body, in UTF-8, with `fields` (name to JSON text) set and all else as it was written."""
-        return with_fields(self._text, self._found, fields).encode("utf-8", "surrogatepass")
+        return with_fields(self._text, self.fields, fields).encode("utf-8", "surrogatepass")
 
 
 # --- its size
@@ -176,6 +167,8 @@ _INTEGER = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0*)?", re.ASCII).fullmatch
 def flag(request: Mapping[str, Any], name: str) -> bool | None:
     """The truth value `name`; None if it is left out, null or unreadable."""
     value = request.get(name)
+    if value is None or value is True or value is False:
+        return value
     if isinstance(value, str):
         word = value.lower()
         return True if word in _TRUE else False if word in _FALSE else None
@@ -190,6 +183,8 @@ def unread(request: Mapping[str, Any], name: str) -> bool:
 def integer(request: Mapping[str, Any], name: str) -> int | None:
     """The whole number `name`; None if it is left out, null or unreadable."""
     value = request.get(name)
+    if value is None:
+        return None
     if isinstance(value, str):
         found = _INTEGER(value.strip()) if len(value) < 100 else None
         return int(found[1]) if found else None

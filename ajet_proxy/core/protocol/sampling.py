@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.completions import COMPLETIONS
+from ajet_proxy.core.protocol.dialect import Questions
 from ajet_proxy.core.protocol.reading import UNREADABLE
 from ajet_proxy.core.protocol.request import flag, integer, number
 from ajet_proxy.core.protocol.rescoring import UNSHAPED
@@ -174,8 +175,6 @@ def _short(name: str, value: Any) -> Any:
 
 # --- what the engine tells
 
-Questions = list[tuple[str, dict[str, Any]]]
-"""What to ask an engine: routes and bodies."""
 _IDS = range(11, 139)
 """Tokens that every vocabulary has, as many as vLLM reports by name."""
 _PROMPT, _OTHER = _IDS[0], _IDS[1]

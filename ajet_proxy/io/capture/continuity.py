@@ -23,17 +23,15 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import aiohttp
 from msgspec.structs import replace
 
-from ajet_proxy.core.continuity import memory, responses
 from ajet_proxy.core.continuity.memory import FIELD, Known, Outcome, Outline, ended
 from ajet_proxy.core.continuity.splice import begins_with, joined
-from ajet_proxy.core.conversation.history import CHAT, RESPONSES, ChatHistory, History, ResponseHistory, read
+from ajet_proxy.core.conversation.history import History
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.core.trajectory.call import Captured, Origin
@@ -69,10 +67,8 @@ class Continuity:
 class ContinuedRequest:
     """Sends one request to an engine in the place of `Upstream`, and keeps what is recorded of it."""
 
-    def __init__(
-        self, shared: Continuity, exchange: Exchange, origin: Origin, history: Callable[[], History | None]
-    ) -> None:
-        """The request of `exchange` for the calls in `origin`. `history` is its history, if that is read anyway."""
+    def __init__(self, shared: Continuity, exchange: Exchange, origin: Origin, history: History | None) -> None:
+        """The request of `exchange`, with its `history`, for the calls in `origin`."""
         self._shared = shared
         self._exchange = exchange
         self._origin = origin
@@ -85,8 +81,7 @@ class ContinuedRequest:
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
         """The engine's answer to `request`, asked with the exact prompt where that is safe. Requests after the first
         one go out as they are."""
-        route = request.target.partition("?")[0]
-        if route not in (CHAT, RESPONSES) or route != self._exchange.target or self._outcome is not None:
+        if self._outcome is not None:
             return await self._shared.upstream.send(request)
         self._outcome, prompt = await self._decide(request)
         answer = None if prompt is None else await self._send_exact(request, prompt)
@@ -123,7 +118,7 @@ class ContinuedRequest:
 
     async def _decide(self, request: EngineRequest) -> tuple[Outcome, Ids | None]:
         """The outcome for this request, and the exact prompt if one will be sent."""
-        outline = self._outline = None if self._exchange.skip is not None else self._outlined(request.model)
+        outline = self._outline = self._outlined(request.model)
         if outline is None:
             return "unsupported", None
         found = await self._shared.ledger_port.recall(outline.sought, self._origin.episode)
@@ -136,14 +131,14 @@ class ContinuedRequest:
             return "not_rendered", None
 
     def _outlined(self, model: str) -> Outline | None:
-        fields, salt, history = self._exchange.asked.fields, self._exchange.cache_salt, self._history()
-        if not isinstance(history, ChatHistory) or history.request is not fields:
-            history = read(self._exchange.target, fields, b"")
+        if self._history is None or self._exchange.skip is not None:
+            return None
+        fields, salt = self._exchange.asked.fields, self._exchange.cache_salt
         asked = fields if salt is None else {**fields, "cache_salt": salt}
-        whose = {"episode": self._origin.episode, "model": model, "agent": self._origin.agent}
-        if isinstance(history, ResponseHistory):
-            return responses.outline(asked, history, **whose)
-        return memory.outline(asked, history, **whose) if isinstance(history, ChatHistory) else None
+        origin = self._origin
+        return self._exchange.dialect.outline(
+            asked, self._history, episode=origin.episode, model=model, agent=origin.agent
+        )
 
     async def _exact(
         self, request: EngineRequest, outline: Outline, known: Known, before: Packed

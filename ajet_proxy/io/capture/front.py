@@ -28,19 +28,26 @@ from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Keys, holds_key
 from ajet_proxy.core.identity.ladder import Identity, key_of, split_path
 from ajet_proxy.core.protocol.dialect import Dialect
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.responses import fetched, shown
 from ajet_proxy.core.protocol.routes import CAPTURED, RENAMED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.io.capture import relay
 from ajet_proxy.io.capture.models import listed, model_named
-from ajet_proxy.io.capture.pipeline import FrontSettings, Incoming, Pipeline, record_reward
+from ajet_proxy.io.capture.pipeline import (
+    Caller,
+    FrontSettings,
+    Pipeline,
+    Received,
+    noting_unserved,
+    record_reward,
+)
 from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, Upstream, as_written
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages, without_websocket
 from ajet_proxy.io.ledger_port.cancellation import CallOff
-from ajet_proxy.io.ledger_port.port import LedgerPort, is_ours
+from ajet_proxy.io.ledger_port.port import LedgerPort
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -105,7 +112,6 @@ class HttpFront:
         if (refused := without_websocket(http)) is not None:
             self._metrics.inc("ajet_requests_total", route="refused", status=refused.status)
             return refused
-        incoming = Incoming(http, self._headers(http))
         try:
             dialect = self._dialect(http)
         except NotFound as error:
@@ -115,12 +121,13 @@ class HttpFront:
         http[_STARTED] = (route, started := perf_counter())
         status = 499  # the client went away, in nginx's words
         try:
-            key = self._key(incoming)
+            headers = self._headers(http)
+            key = self._key(http, headers)
             if key is None and _is_preflight(http):
-                response = await self._permission(incoming)
+                response = await self._permission(http, headers)
             else:
-                incoming.claims = self._keys.authenticate(key, self._clock.now())
-                response = await (self._pass(incoming) if dialect is None else self._capture(incoming, dialect))
+                caller = Caller(http, headers, self._keys.authenticate(key, self._clock.now()))
+                response = await (self._pass(caller) if dialect is None else self._capture(caller, dialect))
             status = response.status
             return response
         except AjetError as error:
@@ -145,45 +152,30 @@ class HttpFront:
             raise NotFound(f"no route {http.method} {described(written)}", code="unknown_route")
         return CAPTURED.get(route) if http.method == "POST" else None
 
-    async def _capture(self, incoming: Incoming, dialect: Dialect) -> web.StreamResponse:
-        incoming.dialect = dialect
-        try:
-            return await self._captured(incoming, dialect)
-        except Exception as error:
-            if not incoming.asked and (not isinstance(error, AjetError) or is_ours(error)):
-                self._unserved(incoming, getattr(error, "code", "internal_error"))
-            raise
+    async def _capture(self, caller: Caller, dialect: Dialect) -> web.StreamResponse:
+        with noting_unserved(self._ledger_port, caller):
+            sent = await self._body(caller)
+            try:
+                body = await self._read(caller, sent)
+            except BadRequest:
+                if dialect.target != dialect.path:
+                    await self._rewarded(caller, sent, None)
+                    raise
+                return await self._pass_body(caller, sent, None)  # no call can come of it; the engine says so itself
+        return await self._pipeline.capture(Received(caller, dialect, sent, body))
 
-    def _unserved(self, incoming: Incoming, code: str) -> None:
-        """Note that a request got an error of ours before it could become a call."""
-        request = getattr(incoming, "request", None)
-        with contextlib.suppress(AjetError):  # which is its own fault
-            identity = incoming.identify(None if request is None else request.fields)
-            self._ledger_port.unserved(identity, "" if request is None else request.model, code)
-
-    async def _captured(self, incoming: Incoming, dialect: Dialect) -> web.StreamResponse:
-        incoming.body = await self._body(incoming)
-        try:
-            incoming.request = await self._read(incoming)
-        except BadRequest:
-            if dialect.target != dialect.path:
-                await self._rewarded(incoming, None)
-                raise
-            return await self._pass_body(incoming, None)  # no call can come of it, and the engine says so itself
-        return await self._pipeline.capture(incoming)
-
-    async def _pass(self, incoming: Incoming) -> web.StreamResponse:
+    async def _pass(self, caller: Caller) -> web.StreamResponse:
         """Pass a request on as it is."""
-        incoming.body, request = await self._body(incoming), None
+        sent, body = await self._body(caller), None
         with contextlib.suppress(BadRequest):
-            request = await self._read(incoming)
-        return await self._pass_body(incoming, request)
+            body = await self._read(caller, sent)
+        return await self._pass_body(caller, sent, body)
 
-    async def _pass_body(self, incoming: Incoming, request: Request | None) -> web.StreamResponse:
-        """Pass on a request that is not captured; `request` is its body, if that is a JSON object."""
-        http, body = incoming.http, incoming.body
-        fields = request.fields if request is not None and incoming.headers.labels.reward is not None else None
-        identity = await self._rewarded(incoming, fields)
+    async def _pass_body(self, caller: Caller, sent: bytes, request: JsonBody | None) -> web.StreamResponse:
+        """Pass on a request that is not captured; `request` is what was `sent`, if that is a JSON object."""
+        http, body = caller.http, sent
+        fields = request.fields if request is not None and caller.headers.labels.reward is not None else None
+        identity = await self._rewarded(caller, sent, fields)
         model, response = "" if request is None else request.model, fetched(http.method, identity.path)
         ask = None if response is None else await self._ledger_port.kept(response)
         about, given = model_named(http.method, identity.path), None
@@ -192,7 +184,7 @@ class HttpFront:
             body = body if request is None or about else request.with_fields(request.naming(given))
             model = given or about or model
         upstream_request = self._forwarding.request(
-            http, incoming.headers, identity.path, body or None, model=model, sticky=identity.episode or "",
+            http, caller.headers, identity.path, body or None, model=model, sticky=identity.episode or "",
             identity=ask is not None,
         )
         several = len(self._engines.all()) > 1
@@ -215,16 +207,16 @@ class HttpFront:
     async def _listed(self, request: EngineRequest, model: str) -> web.StreamResponse | None:
         return await listed(self._engines.all(), self._upstream, request, model)
 
-    async def _permission(self, incoming: Incoming) -> web.StreamResponse:
+    async def _permission(self, http: web.Request, headers: Headers) -> web.StreamResponse:
         """Pass on a browser's preflight, which asks what its page may ask. It carries no key and no body. Its answer
         tells only which pages the engine serves."""
-        _, path = split_path(incoming.http.rel_url.raw_path)
-        request = self._forwarding.request(incoming.http, incoming.headers, path, None, identity=False)
-        return await relay.passed(incoming.http, request, self._upstream)
+        _, path = split_path(http.rel_url.raw_path)
+        request = self._forwarding.request(http, headers, path, None, identity=False)
+        return await relay.passed(http, request, self._upstream)
 
-    def _key(self, incoming: Incoming) -> str | None:
+    def _key(self, http: web.Request, headers: Headers) -> str | None:
         """The caller's key. It is found before the body is read, because a body costs memory."""
-        url, headers = incoming.http.rel_url, incoming.headers
+        url = http.rel_url
         if holds_key(url.raw_query_string):  # which servers on the way write down
             raise BadRequest("a key must not be in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
         if headers.came_through(self._settings.daemon):
@@ -245,26 +237,26 @@ class HttpFront:
             return False
         return True
 
-    async def _read(self, incoming: Incoming) -> Request:
+    async def _read(self, caller: Caller, sent: bytes) -> JsonBody:
         """The body as a JSON object, or `BadRequest`. If it is `TooLarge`, the request's reward is still recorded."""
         try:
-            return Request(incoming.body, self._settings.max_messages)
+            return JsonBody(sent, self._settings.max_messages)
         except TooLarge:
-            await self._rewarded(incoming, None)
+            await self._rewarded(caller, sent, None)
             raise
 
-    async def _rewarded(self, incoming: Incoming, fields: Mapping[str, Any] | None) -> Identity:
+    async def _rewarded(self, caller: Caller, sent: bytes, fields: Mapping[str, Any] | None) -> Identity:
         """Record the reward of a request, and return whose it is. `fields` are those of its body, if they count."""
-        return await record_reward(self._ledger_port, incoming.http, incoming.identify(fields), incoming.body)
+        return await record_reward(self._ledger_port, caller.http, caller.identify(fields), sent)
 
-    async def _body(self, incoming: Incoming) -> bytes:
+    async def _body(self, caller: Caller) -> bytes:
         settings = self._settings
         try:
             return await body_of.read(
-                incoming.http, max_body=settings.max_body, limit_s=settings.client_timeout, budget=self._budget
+                caller.http, max_body=settings.max_body, limit_s=settings.client_timeout, budget=self._budget
             )
         except (NotReady, ConnectionError, asyncio.CancelledError):
-            self._ledger_port.unread(incoming.claims.tenant)
+            self._ledger_port.unread(caller.claims.tenant)
             raise
 
 

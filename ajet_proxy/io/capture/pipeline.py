@@ -1,13 +1,14 @@
-"""A captured request from step to step. `Pipeline.capture` is the table of contents; each step is one method or module.
+"""A captured request from step to step. `Pipeline.capture` is the table of contents.
 
-- `identify`: whose episode it is (`core.identity.ladder`). A reward that the request brings is on record first.
-- `translate`: what the engine's route is asked, and whether it can be asked at all.
-- `begin`: the request waits at the gate, and its calls begin in the ledger (`io.ledger_port`).
-- `continue`: the exchange is built, once. Its prompt is the sampled ids where its history is the same text.
-- `send`: the engine's answer begins.
-- `relay`: the client gets what comes, until it is known what became of the calls (`io.capture.relay`).
-- `record`: the calls are on disk (`io.capture.recorder`).
-- `release`: the client gets the end.
+What a step finds is a value that it hands to the next one:
+
+- `Received`: the request as it was read (`io.capture.front`).
+- `Identified`: whose episode it is (`core.identity.ladder`), and what the engine's route is asked. A reward that the
+  request brings is on record.
+- `Begun`: the request has passed the gate, and its calls have begun in the ledger (`io.ledger_port`).
+- `Prepared`: the exchange is built, once. Its prompt is the sampled ids where its history is the same text.
+- `Relay`: the request is sent, and the engine's answer begins (`io.capture.relay`). The client gets what comes, until
+  it is known what became of the calls. These are put on disk (`io.capture.recorder`), and the client gets the end.
 
 Invariant: whatever ends a request early, each of its calls ends in the ledger, as lost with a reason.
 
@@ -19,28 +20,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, Final
 
 from aiohttp import ClientResponse, web
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ajet_proxy.core.conversation.history import History, Mark, deferred, marks_of
-from ajet_proxy.core.conversation.prompts import begins, is_probe, is_short, prompt_digest
+from ajet_proxy.core.conversation.history import History, Mark, marks_of
+from ajet_proxy.core.conversation.said import Said
 from ajet_proxy.core.identity.headers import Headers, retries, retry_key, retry_keys
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import Identity, identify
-from ajet_proxy.core.ledger.attempts import Said
-from ajet_proxy.core.protocol.anthropic.messages import Messages
-from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
-from ajet_proxy.core.protocol.chat import Chat, trial, wants_no_reasoning, withholds
 from ajet_proxy.core.protocol.dialect import Ask, Dialect
 from ajet_proxy.core.protocol.exchange import Exchange, question
-from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.protocol.sampling import SHAPING, effective, plain
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import (
     DISCONNECTED,
@@ -52,25 +49,22 @@ from ajet_proxy.core.trajectory.call import (
     Outcome,
 )
 from ajet_proxy.io.capture.continuity import ContinuedRequest, Continuity
-from ajet_proxy.io.capture.recorder import Recorder, Sampled
+from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
-from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe, SamplingProbe
-from ajet_proxy.io.engines.rendering import repeated
-from ajet_proxy.io.engines.rescoring import score
-from ajet_proxy.io.engines.stops import Stops
+from ajet_proxy.io.engines.probe import ChatRoutes, DialectProbe
+from ajet_proxy.io.engines.questions import Facts, Questions
 from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, Upstream
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
 from ajet_proxy.io.http.audit import SUBJECT
 from ajet_proxy.io.ledger_port.cancellation import CallOff
-from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Gone, LedgerPort
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Gone, LedgerPort, is_ours
 from ajet_proxy.io.runtime.metrics import Metrics
-from ajet_sdk.errors import BadRequest
+from ajet_sdk.errors import AjetError, BadRequest
 
 NO_ROUTE: Final = (404, 405, 501)
 """How an engine says that it does not have a route."""
 REFUSED: Final = (400, 403, 422)
 """How an engine says that it does not take a field, or not from everybody."""
-MOST_TITLED: Final = 10_000
 PASSED_BY: Final = Ask(skip=NO_CHAT_ROUTE)
 """An engine without a chat route is asked what the client asked, on the client's own route."""
 
@@ -97,49 +91,55 @@ class FrontSettings:
     body_names: bool = True
 
 
-class Incoming:
-    """A client's request on its way. Each step adds what it finds."""
+class Caller(Struct, frozen=True):
+    """Who asks: the request as it came, those of its headers that count, and what its key may do."""
 
+    http: web.Request
+    headers: Headers
     claims: Claims
-    body: bytes
-    request: Request
-    """The body as it was read."""
-    identity: Identity
-    dialect: Dialect
-    translated: Request
-    """The request as the engine's route takes it."""
-    ask: Ask
-    """What the engine is asked for besides, and how many calls come of it."""
-    history: Callable[[], History | None]
-    """Needed where the answer ends; before that only if nothing names the episode."""
-    route: str
-    """The engine's."""
-    said: Said
-    """What it says, as later requests and earlier ones are compared with it."""
-    retry: Mapping[str, Any]
-    """By what the request is known when it is sent again."""
-    begun: Begun
-    began: float
-    """When, by the monotonic clock."""
-    exchange: Exchange
-    upstream_request: EngineRequest
-    recorder: Recorder
-    sender: Sender
-    tail: Tail | None
-    """The end of an answer that is not captured, which tells how many tokens it took."""
-
-    def __init__(self, http: web.Request, headers: Headers) -> None:
-        """`headers` are those of `http` that count."""
-        self.http = http
-        self.headers = headers
-        self.tail = None
-        self.asked = False
-        """Whether the ledger was asked to begin its calls."""
 
     def identify(self, body: Mapping[str, Any] | None) -> Identity:
-        """Whose request it is, by its path, key and headers, and by the fields of its `body` if they are known and
-        names in bodies count."""
+        """The identity of the request, by its path, key and headers, and by the fields of its `body` if they are known
+        and names in bodies count."""
         return identify(path=self.http.rel_url.raw_path, headers=self.headers, body=body, claims=self.claims)
+
+
+class Received(Struct, frozen=True):
+    """A client's request to a captured route, with its body as it was sent and as it was read."""
+
+    caller: Caller
+    dialect: Dialect
+    sent: bytes
+    body: JsonBody
+
+
+class Identified(Struct, frozen=True):
+    """A request whose episode is known, as far as anything names it. ``asked`` is its body as the engine's route takes
+    it, and ``ask`` says what the engine is asked for besides. ``said`` is compared with earlier and later requests.
+    ``retry`` is what it is known by when it is sent again."""
+
+    received: Received
+    identity: Identity
+    asked: JsonBody
+    ask: Ask
+    history: History | None
+    said: Said
+    retry: Mapping[str, Any]
+
+
+class Prepared(Struct, frozen=True):
+    """Calls whose request can be sent. ``body`` is the client's own. ``began`` is when they did, by the monotonic
+    clock. ``tail`` is the end of an answer that is not captured, which tells how many tokens it took."""
+
+    caller: Caller
+    body: JsonBody
+    begun: Begun
+    began: float
+    exchange: Exchange
+    request: EngineRequest
+    sender: Sender
+    recorder: Recorder
+    tail: Tail
 
 
 class Pipeline:
@@ -152,265 +152,223 @@ class Pipeline:
         self._ledger_port = ledger_port
         self._upstream = upstream
         self._forwarding = forwarding
-        self._metrics = metrics
         self._settings = settings
         self._continuity = (
             Continuity(upstream, ledger_port=ledger_port, metrics=metrics) if settings.continuity else None
         )
         self._chat_routes = ChatRoutes(upstream, engines)
-        self._templates = EngineProbe(upstream, questions, template_of, otherwise=Template())
-        self._withholds = EngineProbe(upstream, trial, withholds, otherwise=True)
-        self._sampling = SamplingProbe(upstream)
-        self._stops = Stops(upstream)
-        self._titled: set[str] = set()
-        """Episodes that were given a task."""
+        self._dialects = DialectProbe(upstream)
+        self._facts = Facts(upstream, metrics, ledger_port.enter)
         self._tell_versions: set[str] = set()
         """The routes on which an engine has shown that it can say which weights sampled each token."""
 
-    def _note_titled(self, episode: str) -> None:
-        if len(self._titled) >= MOST_TITLED:
-            self._titled.clear()
-        self._titled.add(episode)
-
     async def close(self, _app: web.Application | None = None) -> None:
         """Ask engines nothing more of our own."""
-        await self._sampling.close()
+        await self._facts.sampling.close()
 
-    async def capture(self, incoming: Incoming) -> web.StreamResponse:
+    async def capture(self, received: Received) -> web.StreamResponse:
         """Ask the engine on the agent's behalf, and record the calls that come of it."""
-        await self._identify(incoming)
-        await self._translate(incoming)
-        async with CallOff(incoming.http) as call_off, self._begin(incoming, call_off) as incoming.begun:
-            incoming.began = monotonic()
-            with self._left_before(incoming):
-                await self._continue(incoming)
-            with self._calls_end(incoming), await self._send(incoming) as answer:
+        with noting_unserved(self._ledger_port, received.caller, received.body):
+            identified = await self._identify(received)
+        async with CallOff(received.caller.http) as call_off, self._begin(identified, call_off) as begun:
+            prepared = await self._prepare(identified, begun)
+            with self._calls_end(prepared), await self._send(prepared) as answer:
                 await answer.relay()
-                await incoming.recorder.record(incoming.exchange.outcomes)
+                await prepared.recorder.record(prepared.exchange.outcomes)
                 return await answer.release()
 
-    async def _identify(self, incoming: Incoming) -> None:
-        named = incoming.request.fields if self._settings.body_names else None
-        incoming.identity = identity = incoming.identify(named)
-        if identity.labels.reward is not None and identity.episode is not None:
-            incoming.identity = await record_reward(
-                self._ledger_port, incoming.http, identity, incoming.body, call=True
-            )
-        incoming.request.check_size()
-
-    async def _translate(self, incoming: Incoming) -> None:
-        """Find what the engine's route is asked; `BadRequest` if it cannot be asked that."""
-        dialect, identity = incoming.dialect, incoming.identity
-        carried = await self._carry(incoming)
-        route = dialect.target if carried else dialect.path
-        fields, exact = incoming.translated.fields, self._continuity is not None
-        incoming.history = history = deferred(route, fields, identity.scope, exact=exact)
-        incoming.said, incoming.route = Said(history, fields, identity.scope), route
+    async def _identify(self, received: Received) -> Identified:
+        """Find whose request it is and what the engine's route is asked; `BadRequest` if it cannot be asked that."""
+        caller, dialect, body, settings = received.caller, received.dialect, received.body, self._settings
+        identity = caller.identify(body.fields if settings.body_names else None)
+        rewards = identity.labels.reward is not None
+        if rewards and identity.episode is not None:
+            identity = await record_reward(self._ledger_port, caller.http, identity, received.sent, call=True)
+        body.check_size()
+        asked, history, ask = await self._carried(received), None, PASSED_BY
+        if asked is not None:
+            history = dialect.history(asked.fields, identity.scope, exact=settings.continuity)
         scope = identity.scope if _untold(identity) else b""
-        incoming.retry = retry_keys(incoming.http.headers, dialect.path, incoming.body, scope=scope)
-        if identity.labels.reward is not None and identity.episode is None:
-            incoming.identity = await record_reward(
-                self._ledger_port, incoming.http, identity, incoming.body, incoming.history(), incoming.retry, call=True
+        retry = retry_keys(caller.http.headers, dialect.path, received.sent, scope=scope)
+        if rewards and identity.episode is None:
+            identity = await record_reward(
+                self._ledger_port, caller.http, identity, received.sent, history, retry, call=True
             )
-        most = self._settings.max_choices
-        incoming.ask = question(dialect, incoming.translated, most) if carried else PASSED_BY
+        if asked is not None:
+            ask = question(dialect, asked, settings.max_choices)
+        asked = asked or body
+        said = Said(history, asked.fields, identity.scope)
+        return Identified(received, identity, asked, ask, history, said, retry)
 
-    async def _carry(self, incoming: Incoming) -> bool:
-        """Translate the request for the engine's route. False if the engine does not have that route."""
-        dialect, request = incoming.dialect, incoming.request
+    async def _carried(self, received: Received) -> JsonBody | None:
+        """The request's body as the engine's route takes it; None if the engine does not have that route."""
+        dialect, model = received.dialect, received.body.model
 
         def look(path: str) -> EngineRequest:
-            return replace(self._request(incoming, path, None, request.model, sticky=""), method="GET")
+            return replace(self._asks(received.caller)(path, None, model=model, sticky=""), method="GET")
 
-        incoming.translated = request
         if dialect.path == dialect.target:
-            return True
-        if self._chat_routes.lack(request.model):
-            return False
+            return received.body
+        if self._chat_routes.lack(model):
+            return None
         try:
-            incoming.translated = dialect.translate(request)
+            return dialect.translate(received.body)
         except BadRequest:
-            async with self._ledger_port.enter(request.model):
-                if not await self._chat_routes.look(dialect, request.model, look):
+            async with self._ledger_port.enter(model):
+                if not await self._chat_routes.look(dialect, model, look):
                     raise
-            return False
-        return True
+            return None
 
-    def _begin(self, incoming: Incoming, call_off: CallOff) -> AbstractAsyncContextManager[Begun]:
-        identity, fields = incoming.identity, incoming.translated.fields
-        history = incoming.history() if _untold(identity) else None
-        first = begins(fields)
+    def _begin(self, identified: Identified, call_off: CallOff) -> AbstractAsyncContextManager[Begun]:
+        identity, said, received = identified.identity, identified.said, identified.received
         request = CallRequest(
-            identity, history, incoming.retry, incoming.request.model, incoming.ask.choices, incoming.dialect.path,
-            incoming.said.key, self._prompt(incoming) if first or is_short(fields) else "", first, is_probe(fields),
+            identity, identified.history if _untold(identity) else None, identified.retry, received.body.model,
+            identified.ask.choices, received.dialect.path, said.key,
+            said.prompt if identity.labels.task is None else "", said.is_first, said.is_probe,
         )
-        incoming.asked = True
         return self._ledger_port.begin(request, call_off.now)
 
-    def _prompt(self, incoming: Incoming) -> str:
-        """A digest of what is said, unless the episode has been given a task."""
-        identity = incoming.identity
-        if identity.labels.task is not None or (identity.episode in self._titled and not _untold(identity)):
-            return ""
-        return prompt_digest(incoming.route, incoming.translated.fields)
-
-    async def _continue(self, incoming: Incoming) -> None:
-        begun = incoming.begun
-        if begun.titled:
-            self._note_titled(begun.episode)
-        await self._suit(incoming)
-        incoming.exchange = exchange = Exchange(
-            incoming.dialect, incoming.translated, ask=incoming.ask, model=begun.episode_model,
-            versions=incoming.dialect.target in self._tell_versions,
+    async def _prepare(self, identified: Identified, begun: Begun) -> Prepared:
+        received, began = identified.received, monotonic()
+        caller, dialect, asked = received.caller, received.dialect, identified.asked
+        ask, history, asks = identified.ask, identified.history, self._asks(caller)
+        if ask is not PASSED_BY and (doubt := dialect.doubt(received.body.fields)) is not None:
+            asks_model = partial(asks, model=begun.model, sticky=begun.episode)
+            with self._left_before(caller, begun, began):
+                dialect = await self._dialects.settled(dialect, doubt, begun.model, asks_model)
+            asked = dialect.translate(received.body)
+            ask = question(dialect, asked, self._settings.max_choices)
+            history = dialect.history(asked.fields, identified.identity.scope, exact=self._settings.continuity)
+        exchange = Exchange(
+            dialect, asked, ask=ask, model=begun.episode_model, versions=dialect.target in self._tell_versions
         )
-        if self._settings.pauses and incoming.ask is not PASSED_BY:
+        if self._settings.pauses and ask is not PASSED_BY:
             exchange.under(begun.policy_version, begun.gate_since)
         origin = Origin(
             calls=begun.calls, episode=begun.episode, model=begun.model, agent=begun.agent,
             started_at=begun.started_at, policy_version=begun.policy_version,
             identified_by=begun.identified_by, altered=exchange.altered,
         )
-        asks = partial(self._forwarding.request, incoming.http, incoming.headers)  # holds no `incoming`: see `Recorder`
-        incoming.upstream_request = request = asks(
-            exchange.target, exchange.upstream_body(), model=begun.model, sticky=begun.episode
+        request = asks(exchange.target, exchange.upstream_body(), model=begun.model, sticky=begun.episode)
+        turn = None
+        if self._continuity is not None and dialect.takes_ids:
+            turn = ContinuedRequest(self._continuity, exchange, origin, history)
+        recorder = Recorder(
+            origin, Questions(self._facts, request, exchange, asks), ledger_port=self._ledger_port,
+            begins=identified.said.begins_with(begun.open), marks=self._marks(history, exchange),
+            finished=None if turn is None else turn.finished,
         )
-        incoming.recorder = recorder = Recorder(
-            origin, score=lambda choice: score(choice, self._upstream, request, exchange.cache_salt, self._metrics),
-            find_same_text=partial(repeated, self._upstream, request), ledger_port=self._ledger_port,
-            find_sampling=partial(self._sampled, exchange, begun, asks), begins=incoming.said.begins(begun.open),
-            marks=self._marks(incoming.history, exchange),
-            is_cut=lambda choice: self._stops.is_cut(choice, request, exchange.asked.fields), stops=self._stops.seen,
-        )
-        incoming.sender = self._upstream
-        if self._continuity is not None:
-            incoming.sender = turn = ContinuedRequest(self._continuity, exchange, origin, incoming.history)
-            recorder.finished = turn.finished
+        sender = turn or self._upstream
+        return Prepared(caller, received.body, begun, began, exchange, request, sender, recorder, Tail())
 
-    async def _suit(self, incoming: Incoming) -> None:
-        """Translate again where the model's engines decide for themselves what the request means."""
-        begun, fields = incoming.begun, incoming.request.fields
-
-        def ask(path: str, body: bytes) -> EngineRequest:
-            return self._request(incoming, path, body, begun.model, sticky=begun.episode)
-
-        if incoming.ask is PASSED_BY:
-            return
-        if isinstance(incoming.dialect, Messages) and depends_on_template(fields):
-            incoming.dialect = Messages(await self._templates.of(begun.model, ask))
-        elif isinstance(incoming.dialect, Chat) and wants_no_reasoning(fields):
-            incoming.dialect = Chat(withholds=await self._withholds.of(begun.model, ask))
-        else:
-            return
-        incoming.translated = incoming.dialect.translate(incoming.request)
-        incoming.ask = question(incoming.dialect, incoming.translated, self._settings.max_choices)
-
-    async def _sampled(self, exchange: Exchange, begun: Begun, asks: Callable[..., EngineRequest]) -> Sampled:
-        """How the calls were sampled. If the request names nothing that shapes that, it is known beforehand."""
-        model = begun.model
-
-        def ask(path: str, body: bytes) -> EngineRequest:
-            return asks(path, body, model=model, sticky=begun.episode)
-
-        known = self._sampling.kept.get((model, self._upstream.standing(model)))
-        if known is None:
-            known = await self._sampling.of(model, ask, partial(self._ledger_port.enter, model))
-        if SHAPING.isdisjoint(exchange.asked.fields):
-            return partial(plain, exchange.target, known)
-        return partial(effective, exchange.target, exchange.asked.fields, known)
-
-    async def _send(self, incoming: Incoming) -> Relay:
-        exchange, request = incoming.exchange, incoming.upstream_request
-        answer = None if incoming.ask is PASSED_BY else await incoming.sender.send(request)
+    async def _send(self, prepared: Prepared) -> Relay:
+        exchange, request, dialect = prepared.exchange, prepared.request, prepared.exchange.dialect
+        answer = None if exchange.ask is PASSED_BY else await prepared.sender.send(request)
         if answer is not None and answer.status in REFUSED and exchange.retreat():
             answer.close()
-            answer = await incoming.sender.send(replace(request, body=exchange.upstream_body()))
-        elif answer is None or (answer.status in NO_ROUTE and incoming.dialect.path != incoming.dialect.target):
-            answer, request = await self._pass_by(incoming, answer)
-        incoming.tail = None if exchange.skip is None else Tail()
+            answer = await prepared.sender.send(replace(request, body=exchange.upstream_body()))
+        elif answer is None or (answer.status in NO_ROUTE and dialect.path != dialect.target):
+            answer, request = await self._pass_by(prepared, answer)
         return relaying(
-            incoming.http, answer, request, exchange, incoming.recorder, incoming.tail,
+            prepared.caller.http, answer, request, exchange, prepared.recorder,
+            None if exchange.skip is None else prepared.tail,
             self._upstream.pulse(str(answer.url.origin())), keep_alive_s=self._settings.keep_alive,
         )
 
     async def _pass_by(
-        self, incoming: Incoming, refused: ClientResponse | None
+        self, prepared: Prepared, refused: ClientResponse | None
     ) -> tuple[ClientResponse, EngineRequest]:
         """Send the client's own request on its own route; its answer, and that request. If the engine has neither
         route: what it `refused`, and the request for that."""
-        body = incoming.request.with_fields(incoming.request.naming(incoming.begun.episode_model))
-        asked = incoming.upstream_request
-        request = self._request(incoming, incoming.dialect.path, body, asked.model, asked.sticky)
+        asked, exchange = prepared.request, prepared.exchange
+        body = prepared.body.with_fields(prepared.body.naming(prepared.begun.episode_model))
+        request = self._asks(prepared.caller)(exchange.dialect.path, body, model=asked.model, sticky=asked.sticky)
         with ExitStack() as to_close:
             if refused is not None:
                 to_close.callback(refused.close)
             answer = await self._upstream.send(request)
             if refused is None or answer.status not in NO_ROUTE:
-                incoming.exchange.pass_by()
+                exchange.pass_by()
                 self._chat_routes.note(request.model)
                 return answer, request
             answer.close()
             to_close.pop_all()
             return refused, asked
 
-    def _why_gone(self, incoming: Incoming, asked: Sequence[str] = ()) -> str:
+    def _why_gone(self, caller: Caller, begun: Begun, began: float, asked: Sequence[str] = ()) -> str:
         """Why the client of calls does not get the end of their answer. Nothing of that has come from who was `asked`.
         """
-        reason, begun = why_gone(incoming.http), incoming.begun
-        is_dead = self._upstream.is_dead(begun.model, begun.episode, asked, monotonic() - incoming.began)
+        reason = why_gone(caller.http)
+        is_dead = self._upstream.is_dead(begun.model, begun.episode, asked, monotonic() - began)
         return ENGINE_SILENT if reason == DISCONNECTED and is_dead else reason
 
     @contextmanager
-    def _left_before(self, incoming: Incoming) -> Iterator[None]:
+    def _left_before(self, caller: Caller, begun: Begun, began: float) -> Iterator[None]:
         """Before their request is sent, an engine may be asked about itself, and a client may give up meanwhile."""
         try:
             yield
         except asyncio.CancelledError:
-            begun, reason = incoming.begun, self._why_gone(incoming)
+            reason = self._why_gone(caller, begun, began)
             self._ledger_port.lose([Gone(begun.episode, call, reason) for call in begun.calls])
             raise
 
     @contextmanager
-    def _calls_end(self, incoming: Incoming) -> Iterator[None]:
+    def _calls_end(self, prepared: Prepared) -> Iterator[None]:
         """However this block is left, its calls have ended. What lost calls used is counted for their tenant."""
-        recorder, exchange = incoming.recorder, incoming.exchange
+        recorder, exchange, caller = prepared.recorder, prepared.exchange, prepared.caller
         try:
             yield
         except (asyncio.CancelledError, ConnectionError):
             nothing_came = recorder.answer is None or not recorder.answer.total_bytes
-            asked = incoming.upstream_request.asked
-            recorder.lose(self._why_gone(incoming, asked) if nothing_came else why_gone(incoming.http))
+            began, asked = prepared.began, prepared.request.asked
+            why = self._why_gone(caller, prepared.begun, began, asked) if nothing_came else why_gone(caller.http)
+            recorder.lose(why)
             raise
         except BaseException:
             recorder.lose(ENGINE_ERROR)
             raise
         finally:
-            if recorder.lost:
-                told = 0 if incoming.tail is None else incoming.tail.tokens()
-                if used := told or sum(exchange.reader.sampled[place] for place in recorder.lost):
-                    self._ledger_port.used(incoming.claims.tenant, used)
+            if recorder.lost and (
+                used := prepared.tail.tokens() or sum(exchange.reader.sampled[place] for place in recorder.lost)
+            ):
+                self._ledger_port.used(caller.claims.tenant, used)
         if exchange.reader.tells_versions:
             self._tell_versions.add(exchange.target)
 
-    def _marks(
-        self, history: Callable[[], History | None], exchange: Exchange
-    ) -> Callable[[Outcome], tuple[Mark, ...]]:
+    def _marks(self, history: History | None, exchange: Exchange) -> Callable[[Outcome], tuple[Mark, ...]]:
         """Tells where a client's history ends after each choice; called before the answer's end is released."""
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
             if exchange.response_id is not None:
                 self._ledger_port.keep(exchange.response_id, exchange.ask)
             captured = outcome if isinstance(outcome, Captured) else None
-            return marks_of(history(), exchange.answers[outcome.index], captured)
+            return marks_of(history, exchange.answers[outcome.index], captured)
 
         return marks
 
-    def _request(self, incoming: Incoming, path: str, body: bytes | None, model: str, sticky: str) -> EngineRequest:
-        return self._forwarding.request(incoming.http, incoming.headers, path, body, model=model, sticky=sticky)
+    def _asks(self, caller: Caller) -> Callable[..., EngineRequest]:
+        """Makes requests to the engine in the name of `caller`."""
+        return partial(self._forwarding.request, caller.http, caller.headers)
 
 
 def _untold(identity: Identity) -> bool:
     """Whether its history may have to tell whose a request is."""
     return identity.episode is None or identity.may_be_shared
+
+
+@contextmanager
+def noting_unserved(ledger_port: LedgerPort, caller: Caller, body: JsonBody | None = None) -> Iterator[None]:
+    """A block that makes a request ready to become calls. It is noted if it gets an error of ours instead. `body` is
+    what it asks, if that was read."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, AjetError) or is_ours(error):
+            with suppress(AjetError):  # which is its own fault
+                identity = caller.identify(None if body is None else body.fields)
+                code = getattr(error, "code", "internal_error")
+                ledger_port.unserved(identity, "" if body is None else body.model, code)
+        raise
 
 
 async def record_reward(

@@ -12,9 +12,9 @@ Next: ajet_proxy/io/capture/continuity.py
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
-from aiohttp import StreamReader
+from aiohttp import ClientResponse, StreamReader
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import Mark
@@ -33,63 +33,48 @@ from ajet_proxy.core.trajectory.call import (
     to_packed,
 )
 from ajet_proxy.core.trajectory.repair import Found
-from ajet_proxy.core.trajectory.timeline import Packed
+from ajet_proxy.io.engines.questions import Questions, Sampled
 from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, taken_back, unsent
 
 Finished = Callable[[Origin, Captured], Origin]
-Score = Callable[[Unscored], Awaitable[Captured | Lost]]
-Sampled = Callable[[bool], str | None]
-"""How choices were sampled, if their logprobs were scored, or if they came at once."""
-IsCut = Callable[[Captured], Awaitable[bool]]
-
-
-async def never(_choice: Captured) -> bool:
-    """An engine that tells of each answer whether it was cut."""
-    return False
-
-
-FindSameText = Callable[[Sequence[int], Sequence[Packed], str], Awaitable[Found | None]]
 
 
 class Recorder:
-    """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
+    """Ends the calls of `origin`, which a `CallStarted` has announced."""
 
     def __init__(
-        self, origin: Origin, *, score: Score, find_same_text: FindSameText, ledger_port: LedgerPort,
-        find_sampling: Callable[[], Awaitable[Sampled]], begins: tuple[str, ...] = (), is_cut: IsCut = never,
-        stops: set[tuple[str, int]] | None = None, marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (),
+        self, origin: Origin, questions: Questions, *, ledger_port: LedgerPort,
+        marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), begins: tuple[str, ...] = (),
+        finished: Finished | None = None,
     ) -> None:
-        """`score`, `is_cut` and `find_same_text` ask the engine more about a choice, which few choices need.
-        `find_sampling` asks it once how it samples. `begins` has what unanswered requests said and this one begins
-        with. `stops` gets the tokens at which models stop."""
+        """`questions` ask the engine more about a choice. `marks` tells where the calls' history ends. `begins` has
+        what unanswered requests said and this one begins with. `finished` is told of each whole choice before it is
+        recorded, and has the last word on where it came from."""
         self.origin = origin
-        self._begins = begins
         self.engine = ""
         """Who answered: the address of the engine's route."""
-        self.status = 0
-        """With what."""
         self.answer: StreamReader | None = None
         """What comes of the engine's answer, once that has begun."""
-        self.ended = False
-        self._sent = False
-        """Whether the client's connection has taken the bytes that complete the answer."""
         self.lost: set[int] = set()
         """The places of the choices that ended in no whole call."""
-        self._score = score
-        self._is_cut = is_cut
-        self._stops = set() if stops is None else stops
-        self._find_same_text = find_same_text
-        self._find_sampling = find_sampling
-        self._sampled: Sampled = lambda scored: None
+        self._status = 0
+        self._ended = False
+        self._sent = False
+        """Whether the client's connection has taken the bytes that complete the answer."""
+        self._questions = questions
         self._ledger_port = ledger_port
-        self._marks = marks
-        self.finished: Finished | None = None
-        """Is told of each whole choice before it is recorded, and has the last word on where it came from."""
+        self._marks, self._begins, self._finished = marks, begins, finished
+        self._sampled: Sampled = lambda scored: None
         self._version = origin.policy_version
         self._updates = -1
         self._changes: list[Change] = []
         self._same_text: dict[int, Found | None] = {}
         self._endings: list[Ending] = []
+
+    def answered(self, answer: ClientResponse) -> None:
+        """The engine's `answer` begins."""
+        self.engine, self._status = str(answer.url).partition("?")[0], answer.status
+        self.answer = answer.content
 
     def note_version(self, exchange: Exchange) -> None:
         """Note whether other weights serve the model by now. A stream may have been frozen while they changed: what
@@ -107,16 +92,16 @@ class Recorder:
 
     async def record(self, outcomes: Sequence[Outcome]) -> None:
         """Record `outcomes`; returns when they are on disk."""
-        if self.ended:
+        if self._ended:
             return
         whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
-        whole = [await self._ended(outcome) for outcome in whole]
+        whole = [await self._told_end(outcome) for outcome in whole]
         if self._ledger_port.serving.merge_policy == "repair":
             for outcome in whole:
                 self._same_text[outcome.index] = await self._repeated(outcome)
         if any(isinstance(outcome, Captured) for outcome in whole):
-            self._sampled = await self._find_sampling()
-        self.ended = True
+            self._sampled = await self._questions.sampling()
+        self._ended = True
         self._endings = [self._ending(outcome) for outcome in whole]
         await self._ledger_port.end(self._endings)
 
@@ -128,8 +113,8 @@ class Recorder:
 
     def lose(self, reason: str = DISCONNECTED) -> None:
         """Record that all calls are lost, unless the client was sent the end."""
-        if not self.ended:
-            self.ended = True
+        if not self._ended:
+            self._ended = True
             self._ledger_port.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
         elif not self._sent:
             self._end_again(unsent(self._endings, reason))
@@ -144,16 +129,16 @@ class Recorder:
             self._ledger_port.lose(lost)
 
     async def _scored(self, choice: Unscored) -> Captured | Lost:
-        outcome = await self._score(choice) if self._same_weights() else None
+        outcome = await self._questions.score(choice) if self._same_weights() else None
         return outcome if outcome is not None and self._same_weights() else Lost(choice.index, WEIGHTS_CHANGED)
 
-    async def _ended(self, outcome: Captured | Lost) -> Captured | Lost:
+    async def _told_end(self, outcome: Captured | Lost) -> Captured | Lost:
         """`outcome` with the finish reason that tells whether it was cut. Its client keeps the engine's word."""
         if isinstance(outcome, Lost) or not outcome.token_ids:
             return outcome
         if outcome.finish_reason == "stop" and outcome.stop_string is None:
-            self._stops.add((self.origin.model or outcome.model, outcome.token_ids[-1]))
-        cut = outcome.finish_reason == IN_DOUBT and await self._is_cut(outcome)
+            self._questions.stopped(outcome)
+        cut = outcome.finish_reason == IN_DOUBT and await self._questions.is_cut(outcome)
         return replace(outcome, finish_reason="length") if cut else outcome
 
     async def _repeated(self, outcome: Outcome) -> Found | None:
@@ -162,7 +147,7 @@ class Recorder:
             return None
         model = self.origin.model or outcome.model
         calls = await self._ledger_port.complete(self.origin.episode, model, self.origin.agent)
-        return await self._find_same_text(outcome.prompt_token_ids, calls, model) if calls else None
+        return await self._questions.same_text(outcome.prompt_token_ids, calls, model) if calls else None
 
     def _same_weights(self) -> bool:
         """Whether the weights that the call began with have served it all along."""
@@ -176,10 +161,10 @@ class Recorder:
             self.lost.add(outcome.index)
             return Gone(
                 origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine, begins=self._begins,
-                status=self.status if outcome.reason == REFUSED else 0,
+                status=self._status if outcome.reason == REFUSED else 0,
             )
-        if self.finished is not None:
-            origin = self.finished(origin, outcome)
+        if self._finished is not None:
+            origin = self._finished(origin, outcome)
         same_text, sampling = self._same_text.get(outcome.index), self._sampled(outcome.scored)
         call = to_packed(outcome, origin, self._changes, same_text, sampling)
         return Whole(origin.episode, call, marks, self.engine, self._begins)

@@ -261,8 +261,7 @@ def relaying(
     tail: Tail | None, pulse: Pulse, *, keep_alive_s: float,
 ) -> Relay:
     """The relay of `answer`. `exchange` is told the answer's headers first."""
-    recorder.engine, recorder.status = str(answer.url).partition("?")[0], answer.status
-    recorder.answer = answer.content
+    recorder.answered(answer)
     exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
     kind = WholeRelay if exchange.buffered else StreamRelay
     return kind(http, answer, request, exchange, recorder, tail, pulse, keep_alive_s)

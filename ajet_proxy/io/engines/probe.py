@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import aiohttp
 
 from ajet_proxy.core.protocol import sampling
-from ajet_proxy.core.protocol.dialect import Dialect
+from ajet_proxy.core.protocol.dialect import Dialect, Doubt, Questions
 from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Standing, Upstream, told
 from ajet_sdk.errors import AjetError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-Questions = Callable[[str], list[tuple[str, dict[str, Any]]]]
 Asking = Callable[[str, bytes], EngineRequest]
 """Makes a request to a route, with a body, in the name of a client."""
 Entering = Callable[[], AbstractAsyncContextManager[None]]
@@ -40,30 +38,26 @@ SILENT: Final = object()
 _BUSY: Final = (429, 500, 502, 503, 504)
 
 
-class EngineProbe(Generic[T]):
-    """Asks a model's engines `questions` over `upstream`. What is `read` from the answers is kept for as long as they
-    are the same. `otherwise` is assumed of engines that say nothing."""
+class DialectProbe:
+    """Settles what a dialect's `Doubt` leaves to a model's engines. What they say is kept as long as they are the
+    same; a dialect stays as it is for engines that say nothing."""
 
-    def __init__(
-        self, upstream: Upstream, questions: Questions, read: Callable[[Sequence[Any]], T | None], *, otherwise: T
-    ) -> None:
+    def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
-        self._questions = questions
-        self._read = read
-        self._otherwise = otherwise
-        self._known: dict[str, tuple[Standing, T]] = {}
+        self._known: dict[tuple[Doubt, str], tuple[Standing, Dialect]] = {}
 
-    async def of(self, model: str, request: Asking) -> T:
-        """What holds for `model`. Raises `AjetError` if no engine can be reached."""
+    async def settled(self, dialect: Dialect, doubt: Doubt, model: str, request: Asking) -> Dialect:
+        """`dialect` as it holds for `model`. Raises `AjetError` if no engine can be reached."""
         standing = self._upstream.standing(model)
-        known = self._known.get(model)
+        known = self._known.get((doubt, model))
         if known is not None and known[0] == standing:
             return known[1]
-        answers = [await self._ask(request(path, json.dumps(body).encode())) for path, body in self._questions(model)]
-        found = self._read(answers)
+        found = doubt.settled([
+            await self._ask(request(path, json.dumps(body).encode())) for path, body in doubt.questions(model)
+        ])
         if found is None:
-            return self._otherwise
-        self._known[model] = (standing, found)
+            return dialect
+        self._known[doubt, model] = (standing, found)
         return found
 
     async def _ask(self, request: EngineRequest) -> Any:
@@ -149,7 +143,7 @@ class SamplingProbe:
         if (known := self.kept.pop(key, None)) is not None:
             self._due[key] = known
 
-    async def _answers(self, request: Asking, questions: sampling.Questions) -> list[Any]:
+    async def _answers(self, request: Asking, questions: Questions) -> list[Any]:
         asked = (request(path, json.dumps(body).encode()) for path, body in questions)
         return await asyncio.gather(*map(self._ask, asked))
 

@@ -1,4 +1,4 @@
-"""What an engine's tokenizer makes of words and of tokens: the questions behind continuity and behind `repair`.
+"""The prompt that an engine renders of a conversation: the questions behind continuity.
 
 ``POST /tokenize`` renders a conversation. For a chat it is believed about one kind of request once it has rendered an
 earlier turn as the very ids that the chat route reported. If that turn was given its ids, the route is asked about this
@@ -9,29 +9,20 @@ route is asked each time, at the same price.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 from msgspec.structs import replace
 
 from ajet_proxy.core.continuity.memory import Outline, heard_as
 from ajet_proxy.core.continuity.responses import Responding
-from ajet_proxy.core.tokens import are_tokens, pack_tokens
-from ajet_proxy.core.trajectory.repair import Found, find_same_text
+from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, told
-from ajet_sdk.errors import AjetError
-
-logger = logging.getLogger(__name__)
 
 KINDS = 10_000
-LIMIT_S = 10.0
-"""For all questions about the text of one prompt: its answer waits for them."""
 Ids = tuple[int, ...]
 
 
@@ -147,32 +138,6 @@ class Renderer:
         except (ValueError, RecursionError) as error:
             raise NotRendered from error
         return status, found if isinstance(found, dict) else {}
-
-
-async def repeated(
-    upstream: Upstream, request: EngineRequest, prompt: Sequence[int], calls: Iterable[Packed], model: str
-) -> Found | None:
-    """Which earlier call a prompt repeats in other tokens (`core.trajectory.repair.find_same_text`). The engine that
-    answers `request` gives the text of tokens, under the name `model`. This is only for ``merge_policy = "repair"``,
-    and for a prompt that continues no earlier call token for token. If anything goes wrong, nothing is found and the
-    calls stay apart; the agent's answer does not depend on it."""
-    search = find_same_text(pack_tokens(prompt), calls)
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            ids = next(search)
-            while True:
-                status, raw = await answer_to(upstream, request, "/detokenize", {"model": model, "tokens": ids})
-                answer = json.loads(raw)
-                text = answer.get("prompt") if isinstance(answer, dict) else None
-                if status != 200 or not isinstance(text, str):
-                    raise ValueError(f"/detokenize answered {status} without a text")
-                ids = search.send(text)
-    except StopIteration as ended:
-        found: Found | None = ended.value
-        return found
-    except (AjetError, aiohttp.ClientError, TimeoutError, ValueError) as error:
-        logger.warning("whether a prompt of model %s repeats a call was not found out: %s", model, error)
-        return None
 
 
 async def answer_to(

@@ -21,7 +21,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import aiohttp
@@ -52,6 +52,7 @@ HOP_BY_HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade",
 ))
+_OF_OTHER_LENGTH = HOP_BY_HOP | {"content-length"}
 _NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
 MAX_HEADERS = 1000
 """Of an engine's answer."""
@@ -77,8 +78,7 @@ class Engines:
 
     def of(self, model: str) -> tuple[str, ...]:
         """The base URLs that serve `model`; those of other models are left out."""
-        urls = self._announced(model) or self._fixed.get(model) or self._fixed.get("", ())
-        return tuple(map(base_url, urls))
+        return _base_urls(self._announced(model) or self._fixed.get(model) or self._fixed.get("", ()))
 
     def candidates(self, model: str) -> tuple[str, ...]:
         """Where a request for `model` can go; empty while no engine at all is known, or none of an announced model."""
@@ -136,6 +136,11 @@ class Engines:
 def base_url(url: str) -> str:
     """`url` without a trailing ``/`` or ``/v1``, so that an engine may be named as clients name it."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+@lru_cache
+def _base_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(base_url, urls))
 
 
 class EngineRequest(Struct, frozen=True):
@@ -365,7 +370,7 @@ class Forwarding:
         out. With `identity` the answer must not be compressed. ``Via`` names this daemon, which so recognizes a request
         of its own. A repeated name is spelled as it was first, since aiohttp keeps all values of one spelling."""
         pairs, upstream_key = list(headers), self._upstream_key
-        dropped = _NOT_FORWARDED | _named_in_connection(pairs)
+        dropped = _dropped(pairs, _NOT_FORWARDED)
         spelled: dict[str, str] = {}
         out: CIMultiDict[str] = CIMultiDict()
         for name, value in pairs:
@@ -387,17 +392,17 @@ class Forwarding:
 
 def as_written(raw_headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
     """Headers with their names as they were written; aiohttp's own views respell the names that they know."""
-    pairs = ((name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
-             for name, value in raw_headers)  # fmt: skip
-    return CIMultiDict(pairs)
+    flat = [part for pair in raw_headers for part in pair]
+    words = b"\0".join(flat).decode("utf-8", "surrogateescape").split("\0") if flat else []  # no header holds this byte
+    return CIMultiDict(zip(words[::2], words[1::2], strict=True))
 
 
 def response_headers(headers: Mapping[str, str], *, keep_length: bool) -> CIMultiDict[str]:
     """The engine's headers as the client gets them. `keep_length` means that the body stays as it is, or that the
     caller corrects the length."""
     pairs = list(headers.items())
-    dropped = HOP_BY_HOP | _named_in_connection(pairs) | (frozenset() if keep_length else {"content-length"})
-    return CIMultiDict((name, sendable(value)) for name, value in pairs if name.lower() not in dropped)
+    dropped = _dropped(pairs, HOP_BY_HOP if keep_length else _OF_OTHER_LENGTH)
+    return CIMultiDict([(name, sendable(value)) for name, value in pairs if name.lower() not in dropped])
 
 
 def sendable(value: str) -> str:
@@ -416,10 +421,10 @@ def leading_back(location: str, *, engine: str, prefix: str) -> str:
     return location
 
 
-def _named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """Header names that a ``Connection`` header declares to be for this hop only."""
+def _dropped(pairs: Iterable[tuple[str, str]], names: frozenset[str]) -> frozenset[str]:
+    """`names` and the header names that a ``Connection`` header declares to be for this hop only."""
     values = [value for name, value in pairs if name.lower() == "connection"]
-    return frozenset(name.strip().lower() for value in values for name in value.split(","))
+    return names.union(name.strip().lower() for value in values for name in value.split(",")) if values else names
 
 
 def _keys(value: str) -> tuple[str, str]:

@@ -207,9 +207,6 @@ class LocalPort:
             model=model, episode_model=chosen, agent=agent, started_at=self._clock.now(),
             policy_version=state.policy_version(model), gate_since=self._gate_since(model),
             open=() if known is None else known.attempts.open_to(agent),
-            titled=identity.labels.task is not None or not (
-                known is None or known.task is None or known.task_derived
-            ),
             identified_by=identity.identified_by,
         )
         self._naming.comes(known, request)

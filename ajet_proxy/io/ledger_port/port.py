@@ -51,8 +51,7 @@ class CallRequest(Struct, frozen=True):
 class Begun(Struct, frozen=True):
     """Calls that have begun. ``episode_model`` is the model that their episode was opened for, if it was for one.
     ``gate_since`` is when its model's gate was last opened or closed, 0 if never. ``open`` has what earlier requests of
-    that agent said that are not answered yet. ``titled`` says that the episode was given a task. ``identified_by`` is
-    the way that told the episode."""
+    that agent said that are not answered yet. ``identified_by`` is the way that told the episode."""
 
     calls: tuple[str, ...]
     episode: str
@@ -63,7 +62,6 @@ class Begun(Struct, frozen=True):
     policy_version: int
     gate_since: float
     open: tuple[str, ...] = ()
-    titled: bool = True
     identified_by: str = "path"
 
 

@@ -6,7 +6,7 @@ import json
 import random
 
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Outcome
 from tests.kit.tapes import Tape
@@ -14,7 +14,7 @@ from tests.proxy.core.streams import run
 
 
 def exchange_of(asked: Tape) -> Exchange:
-    return Exchange(CAPTURED[asked.route], Request(json.dumps(asked.request).encode()))
+    return Exchange(CAPTURED[asked.route], JsonBody(json.dumps(asked.request).encode()))
 
 
 def replay(asked: Tape, answered: Tape, parts: list[bytes]) -> tuple[bytes, bytes, tuple[Outcome, ...]]:

@@ -9,15 +9,15 @@ model's chat template. They are a `Template`, which is found out by asking the e
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet_proxy.core.protocol.anthropic.answer import MessagesReading
 from ajet_proxy.core.protocol.anthropic.request import to_chat
-from ajet_proxy.core.protocol.anthropic.template import Template
+from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
 from ajet_proxy.core.protocol.chat import CHAT
-from ajet_proxy.core.protocol.dialect import Ask, Dialect
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.dialect import Ask, Dialect, Doubt
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_sdk.errors import BadRequest
 
 
@@ -27,15 +27,20 @@ class Messages(Dialect):
     name = "messages"
     path = "/v1/messages"
     target = CHAT.path
+    limits, takes_ids = CHAT.limits, CHAT.takes_ids
+    history, outline = CHAT.history, CHAT.outline
 
     def __init__(self, template: Template | None = None) -> None:
         self._template = template or Template()
 
-    def translate(self, request: Request) -> Request:
+    def translate(self, request: JsonBody) -> JsonBody:
         try:
-            return Request(json.dumps(to_chat(request.fields, self._template)).encode())
+            return JsonBody(json.dumps(to_chat(request.fields, self._template)).encode())
         except RecursionError:
             raise BadRequest("the body is nested too deeply", code="not_json") from None
+
+    def doubt(self, request: Mapping[str, Any]) -> Doubt | None:
+        return _TEMPLATE if depends_on_template(request) else None
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         return CHAT.ask(request)
@@ -44,4 +49,10 @@ class Messages(Dialect):
         return MessagesReading(CHAT, ask)
 
 
+def _settled(answers: Sequence[Any]) -> Messages | None:
+    template = template_of(answers)
+    return None if template is None else Messages(template)
+
+
+_TEMPLATE = Doubt(questions, _settled)
 MESSAGES = Messages()

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ajet_proxy.core.protocol.dialect import Questions
+
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 COUNT, TOKENIZE = "/v1/messages/count_tokens", "/tokenize"
 _RULE, _MORE = "Be brief.", "Answer in English."
@@ -38,10 +40,10 @@ def depends_on_template(asked: Mapping[str, Any]) -> bool:
     return inline or (isinstance(thinking, dict) and thinking.get("type") == "disabled")
 
 
-def questions(model: str) -> list[tuple[str, dict[str, Any]]]:
-    """What to ask the engine about `model`: routes and bodies."""
+def questions(model: str) -> Questions:
+    """Asks the engine for the tokens of `model` in conversations that show its template."""
     inline = [*_TURNS, {"role": "system", "content": _MORE}, _LAST]
-    asked: list[tuple[str, dict[str, Any]]] = [
+    asked: Questions = [
         (COUNT, {"model": model, "system": _RULE, "messages": inline}),
         (COUNT, {"model": model, "system": _RULE + _MORE, "messages": [*_TURNS, _LAST]}),
     ]

@@ -18,7 +18,7 @@ from ajet_proxy.core.continuity.memory import (
     heard_as,
     outline,
 )
-from ajet_proxy.core.conversation.history import CHAT, ChatHistory, read
+from ajet_proxy.core.conversation.history import ChatHistory, read
 from ajet_proxy.core.trajectory.call import Captured
 from tests.kit.outlines import recall, remember
 
@@ -35,7 +35,7 @@ def outlined(*messages: dict[str, Any], agent: str = "", episode: str = "ep", **
 
 
 def outline_of(fields: dict[str, Any], *, episode: str = "ep", model: str = "m", agent: str = "") -> Outline | None:
-    history = read(CHAT, fields, b"scope")
+    history = read(ChatHistory, fields, b"scope")
     assert history is None or isinstance(history, ChatHistory)
     return None if history is None else outline(fields, history, episode=episode, model=model, agent=agent)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.continuity.memory import FIELD, Known, Memory, Outcome, heard_as
 from ajet_proxy.core.continuity.responses import Responding, outline
-from ajet_proxy.core.conversation.history import RESPONSES, ResponseHistory, read
+from ajet_proxy.core.conversation.history import ResponseHistory, read
 from tests.kit.outlines import recall, remember
 
 HELLO = {"role": "user", "content": "hello"}
@@ -29,7 +29,7 @@ def outlined(*items: Any, agent: str = "", episode: str = "ep", **fields: Any) -
 
 
 def outline_of(fields: dict[str, Any], *, episode: str = "ep", agent: str = "") -> Responding | None:
-    history = read(RESPONSES, fields, b"scope")
+    history = read(ResponseHistory, fields, b"scope")
     assert history is None or isinstance(history, ResponseHistory)
     return None if history is None else outline(fields, history, episode=episode, model="m", agent=agent)
 

@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.conversation.history import CHAT, COMPLETIONS, RESPONSES, Mark, Marks, deferred, marks_of, read
+from ajet_proxy.core.conversation.history import (
+    ChatHistory,
+    Mark,
+    Marks,
+    PromptHistory,
+    ResponseHistory,
+    marks_of,
+    read,
+)
 from ajet_proxy.core.trajectory.call import Captured
 
+CHAT, COMPLETIONS, RESPONSES = ChatHistory, PromptHistory.of, ResponseHistory
 SCOPE, OTHER = b"s" * 32, b"o" * 32
 USER: dict[str, Any] = {"role": "user", "content": "guess"}
 NEXT: dict[str, Any] = {"role": "user", "content": "higher"}
@@ -154,23 +163,23 @@ def test_a_prompt_that_was_answered_with_nothing_is_no_mark() -> None:
     assert text_marks([1, 2], "words", prompt=(1, 2), sampled=()) == ()
 
 
-@pytest.mark.parametrize(("route", "body"), [
+@pytest.mark.parametrize(("kind", "body"), [
     (CHAT, {}), (CHAT, {"messages": 7}), (CHAT, {"messages": ["x"]}), (CHAT, {"messages": [{"content": "x"}]}),
     (CHAT, {"messages": [{"role": ["no", "text"], "content": "x"}]}),
     (CHAT, {"messages": [{"role": 1}]}), (CHAT, {"messages": [{"role": "user", "content": 7}]}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
     (COMPLETIONS, {}), (COMPLETIONS, {"prompt": ["two", "texts"]}), (COMPLETIONS, {"prompt": [[1], [2]]}),
-    (COMPLETIONS, {"prompt": [2**31]}), (COMPLETIONS, {"prompt": None}), ("/v1/embeddings", {"input": "x"}),
+    (COMPLETIONS, {"prompt": [2**31]}), (COMPLETIONS, {"prompt": None}),
 ])  # fmt: skip
-def test_what_is_malformed_has_no_history(route: str, body: dict[str, Any]) -> None:
-    assert not known_by_words(route, body)
+def test_what_is_malformed_has_no_history(kind: Any, body: dict[str, Any]) -> None:
+    assert not known_by_words(kind, body)
 
 
-def known_by_words(route: str, body: dict[str, Any]) -> bool:
+def known_by_words(kind: Any, body: dict[str, Any]) -> bool:
     """Whether a later request could continue it."""
     for exact in (True, False):
-        history = read(route, body, SCOPE, exact=exact)
+        history = read(kind, body, SCOPE, exact=exact)
         marks = marks_of(history, {"id": "resp-1", "output": [], **TOLD}, captured())
         found = [] if history is None else [*history.beginnings((1, 2, 4)), *marks]
         if any(not mark.key.startswith("response:") for mark in found):
@@ -252,30 +261,21 @@ def test_an_answer_that_cannot_be_told_leaves_no_mark() -> None:
         assert marks_of(history, said, whole) == ()
 
 
-def test_a_deferred_history_is_read_when_it_is_asked_for_and_once() -> None:
-    body: dict[str, Any] = {"messages": []}
-    history = deferred(CHAT, body, SCOPE)
-    body["messages"] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    first = history()
-    assert first is not None and len(list(first.beginnings(()))) == 1
-    assert history() is first
-
-
 def test_marks_that_another_process_has_read_are_the_beginnings() -> None:
     history = read(CHAT, {"messages": [USER, TOLD, NEXT, TOLD]}, SCOPE)
     assert history is not None
     assert list(Marks(history.beginnings(())).beginnings((3,))) == list(history.beginnings(()))
 
 
-@pytest.mark.parametrize(("route", "short", "long"), [
+@pytest.mark.parametrize(("kind", "short", "long"), [
     (CHAT, {"messages": [USER]}, {"messages": [USER, TOLD, NEXT]}),
     (COMPLETIONS, {"prompt": "guess"}, {"prompt": "guess higher"}),
     (COMPLETIONS, {"prompt": [1, 2]}, {"prompt": [1, 2, 3]}),
     (RESPONSES, {"input": "guess"}, {"input": [USER, NEXT]}),
     (RESPONSES, {"input": "guess", "instructions": "help"}, {"input": [USER, NEXT], "instructions": "help"}),
 ])  # fmt: skip
-def test_a_history_knows_what_it_begins_with(route: str, short: Any, long: Any) -> None:
-    first, later = read(route, short, SCOPE), read(route, long, SCOPE)
+def test_a_history_knows_what_it_begins_with(kind: Any, short: Any, long: Any) -> None:
+    first, later = read(kind, short, SCOPE), read(kind, long, SCOPE)
     assert first is not None and later is not None and first.kind == later.kind
     whole = first.until(None)
     assert whole is not None and later.until(whole[0]) == whole

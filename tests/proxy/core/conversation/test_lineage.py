@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.conversation.history import CHAT, Lineage, Mark, read
+from ajet_proxy.core.conversation.history import ChatHistory, Lineage, Mark, read
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import Captured
 from tests.kit.ledger_rig import LedgerRig
@@ -29,7 +29,7 @@ class Nameless(LedgerRig):
 
     def ask(self, messages: list[Any], *, key: str | None = None, retry: bool = False) -> tuple[str, str]:
         """A request as the front takes it: the episode that it belongs to, and its call."""
-        history = read(CHAT, {"messages": messages}, b"scope")
+        history = read(ChatHistory, {"messages": messages}, b"scope")
         sent = {"body_hash": json.dumps(messages), "idempotency_key": key, "retries": int(retry)}
         found = self.state.continued(history, **sent)
         episode = found[0] if len(found) == 1 else self.id("ep")
@@ -42,7 +42,7 @@ class Nameless(LedgerRig):
 
     def tell(self, episode: str, call: str, messages: list[Any], answer: dict[str, Any]) -> None:
         """`call` is answered."""
-        history = read(CHAT, {"messages": messages}, b"scope")
+        history = read(ChatHistory, {"messages": messages}, b"scope")
         assert history is not None
         marks = history.after(answer, Captured(0, "m", (1,), (2,), (-0.5,), "stop"))
         whole = packed_call(call, (1,), (2,), at=self.at)
@@ -89,7 +89,7 @@ def test_of_several_beginnings_the_longest_counts() -> None:
 def test_a_history_of_two_episodes_begins_a_new_one() -> None:
     rig = Nameless()
     twins = {rig.turn([USER], said("five")) for _ in range(2)}
-    history = read(CHAT, {"messages": [USER, said("five"), USER]}, b"scope")
+    history = read(ChatHistory, {"messages": [USER, said("five"), USER]}, b"scope")
     assert history is not None
     assert set(rig.state.lineage.continued(history)) == twins
     third = rig.turn([USER, said("five"), USER], said("four"))

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.conversation.history import CHAT, COMPLETIONS, RESPONSES, read
+from ajet_proxy.core.conversation.history import ChatHistory, Kind, PromptHistory, ResponseHistory, read
 from ajet_proxy.core.trajectory.call import Captured
 
+CHAT, COMPLETIONS, RESPONSES = ChatHistory, PromptHistory.of, ResponseHistory
 SCOPE = b"s" * 32
 CAPTURED = Captured(0, "m", (1, 2), (3,), (-0.5,), "stop")
 TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": [2.0, null]}'}}
@@ -40,7 +41,7 @@ RESPONSE: dict[str, Any] = {"model": "m", "instructions": "You help.", "input": 
 ]}  # fmt: skip
 OUTPUT = {"id": "resp-2", "output": RESPONSE["input"][1:4]}
 
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+CASES: dict[str, tuple[Kind, dict[str, Any], dict[str, Any]]] = {
     "chat": (CHAT, CHAT_REQUEST, {"content": "half a character \ud83d", "tool_calls": [TOOL_CALL]}),
     "response": (RESPONSES, RESPONSE, OUTPUT),
     "response without instructions": (RESPONSES, {"input": "guess"}, OUTPUT),
@@ -48,33 +49,33 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "text": (COMPLETIONS, {"prompt": "guess higher"}, {"text": " than 7"}),
     "ids": (COMPLETIONS, {"prompt": [1, 2, 3]}, {"text": " than 7"}),
 }
-"""Route, request and answer."""
+"""Kind, request and answer."""
 MARKS: dict[str, tuple[list[tuple[str, int, str]], list[tuple[str, int, str]]]] = {
     "chat": (
         [
-            ("chat:8da30b02fde044c2ddfd6ac0", 0, "295951a47361ad2792295ef8"),
-            ("chat:5c64c2b2feef7e2d697c65c7", 0, "a53c54004deee7ea3e4d9ac6"),
+            ("chat:db587aadfe27e8e147909ca5", 0, "762b891e4f0a5219ecd38d96"),
+            ("chat:cb3c94529fa4fbc03b4c6361", 0, "0a0b737ae1c63c0bf375dc49"),
         ],
         [
-            ("chat:1bfa120176afce0def037c17", 0, "70843bf3085f92c0e272032a"),
+            ("chat:2f808d654cf6eddc0261e694", 0, "72a7b14af25d6cb0fe0ed0db"),
         ],
     ),
     "response": (
         [
-            ("chat:0c41b9200000b8cba8ce6e42", 0, "0d873501db88a56cac5cb761"),
-            ("chat:11d77d374e60db147a35547f", 0, "fc6f6026720c11e0bbbdcb66"),
-            ("chat:a54b031983053daed8cca707", 0, "d20e246f4bb3dbbbff68e04e"),
+            ("chat:9ea8dfac9f35b2853730c9cd", 0, "1bc7fc201eebb1ad05b7f8fc"),
+            ("chat:64ac6443557a0bab5baf895e", 0, "00d9c272478699a2c8c4639c"),
+            ("chat:08b3be6213f1e76454123d17", 0, "a056a995228f8ab099f04557"),
         ],
         [
             ("response:5744b906df46872592b1d829", 0, ""),
-            ("chat:1002800d20a84908a070a7dc", 0, "5f275ee34cc68c40e9b936ad"),
+            ("chat:c384e3a16cfdc928421dbdad", 0, "bf4d619d20350d91a4e1c929"),
         ],
     ),
     "response without instructions": (
         [],
         [
             ("response:5744b906df46872592b1d829", 0, ""),
-            ("chat:6a027489c1c24cef6f2d3bc6", 0, "fc6f6026720c11e0bbbdcb66"),
+            ("chat:849334e39a48410923bc9144", 0, "914adf95333b3c4b6f290cbd"),
         ],
     ),
     "response that names one": (
@@ -112,8 +113,8 @@ MARKS: dict[str, tuple[list[tuple[str, int, str]], list[tuple[str, int, str]]]] 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_history_has_these_marks(name: str) -> None:
-    route, request, answer = CASES[name]
-    history = read(route, request, SCOPE)
+    kind, request, answer = CASES[name]
+    history = read(kind, request, SCOPE)
     assert history is not None
     before, after = MARKS[name]
     assert list(history.beginnings({4, 8, 12})) == before

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.conversation.history import CHAT, RESPONSES, ChatHistory, packed, read, text_of
+from ajet_proxy.core.conversation.history import ChatHistory, ResponseHistory, packed, read, text_of
 
 
 def call(arguments: Any = '{"n": 1}', **more: Any) -> dict[str, Any]:
@@ -86,7 +86,7 @@ messages = st.lists(answers | others, max_size=5)
 
 
 def chat(said: list[Any], **how: bool) -> ChatHistory:
-    history = read(CHAT, {"messages": said}, b"scope", **how)
+    history = read(ChatHistory, {"messages": said}, b"scope", **how)
     assert isinstance(history, ChatHistory)
     return history
 
@@ -130,6 +130,6 @@ def test_what_cannot_be_told_at_one_level_may_be_told_at_the_other() -> None:
     assert not nested.exact and len(list(nested.beginnings(()))) == 2
     wordless = chat([answer, {"role": "user", "content": 7}, answer])
     assert wordless.exact and list(wordless.beginnings(())) == [] == list(wordless.after(answer, None))
-    unread = read(RESPONSES, {"input": [answer, {"type": "item_reference", "id": "m"}]}, b"scope")
+    unread = read(ResponseHistory, {"input": [answer, {"type": "item_reference", "id": "m"}]}, b"scope")
     assert isinstance(unread, ChatHistory)
     assert not unread.exact and len(list(unread.beginnings(()))) == 1

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.conversation.history import deferred
 from ajet_proxy.core.ledger import attempts
-from ajet_proxy.core.ledger.attempts import AWAY, HELD, MORE, UNSERVED, Said, fate
+from ajet_proxy.core.ledger.attempts import AWAY, HELD, MORE, UNSERVED, fate
 from ajet_proxy.core.ledger.state import State
 from ajet_sdk.errors import NotFound
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
@@ -249,55 +248,3 @@ def test_a_request_for_an_episode_that_is_over_or_never_was(rig: LedgerRig) -> N
     assert rig.commands.lose_request("x", HELD, at=rig.at) == ()
     with pytest.raises(NotFound):
         rig.unanswered("never")
-
-
-# --- what a request says
-
-
-def said(route: str, **fields: Any) -> Said:
-    return Said(deferred(route, fields, b"scope"), fields, b"scope")
-
-
-USER, MODEL = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
-
-
-@pytest.mark.parametrize(("route", "short", "long", "other"), [
-    ("/v1/chat/completions", {"messages": [USER]}, {"messages": [USER, MODEL, USER]}, {"messages": [MODEL, USER]}),
-    ("/v1/completions", {"prompt": "hi"}, {"prompt": "hi there"}, {"prompt": "ho there"}),
-    ("/v1/completions", {"prompt": [1, 2]}, {"prompt": [1, 2, 3]}, {"prompt": [2, 1, 3]}),
-    ("/v1/responses", {"input": "hi"}, {"input": [USER, MODEL, USER]}, {"input": [MODEL, USER]}),
-    ("/v1/responses", {"input": "hi", "previous_response_id": "r"},
-     {"input": [USER, USER], "previous_response_id": "r"}, {"input": [USER, USER], "previous_response_id": "s"}),
-])  # fmt: skip
-def test_what_begins_with_what(route: str, short: Any, long: Any, other: Any) -> None:
-    first = said(route, **short)
-    assert said(route, **long, temperature=0.5, stream=True).begins([first.key, "messages:9:none"]) == (first.key,)
-    assert said(route, **short).begins([first.key]) == (first.key,)
-    assert said(route, **other).begins([first.key]) == ()
-    assert first.begins([said(route, **long).key]) == ()
-
-
-@pytest.mark.parametrize(("route", "fields"), [
-    ("/v1/completions", {"prompt": ["one", "two"]}), ("/v1/chat/completions", {"messages": [{"content": "no role"}]}),
-    ("/v1/messages", {"system": "s", "messages": [USER]}), ("/v1/chat/completions", {"messages": []}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}], "prompt": [[]] * 3}),
-])  # fmt: skip
-def test_what_has_no_history_is_known_when_it_comes_again(route: str, fields: Any) -> None:
-    key = said(route, **fields).key
-    assert said(route, **fields, stream=True).begins([key]) == (key,)
-    assert said(route, **fields, prompt_="", input="more").begins([key]) == ()
-
-
-def test_dialects_say_the_same() -> None:
-    chat = said("/v1/chat/completions", messages=[USER])
-    assert said("/v1/responses", input="hi").key == chat.key
-    system = {"role": "system", "content": "be kind"}
-    chat = said("/v1/chat/completions", messages=[system, USER])
-    assert said("/v1/responses", instructions="be kind", input="hi").key == chat.key
-
-
-def test_what_is_nested_too_deeply_has_a_key_all_the_same() -> None:
-    deep: Any = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert said("/v1/completions", prompt=deep).key.startswith("other:0:")

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from ajet_proxy.core.conversation.history import CHAT, Mark, Marks, read
+from ajet_proxy.core.conversation.history import ChatHistory, Mark, Marks, read
 from ajet_proxy.core.ledger import session_names, shared_names, state
 from ajet_proxy.core.ledger.events import NameShared
 from ajet_proxy.core.ledger.session_names import SessionNames
@@ -16,7 +16,7 @@ from ajet_proxy.core.ledger.shared_names import NAMES, TASKS, SharedNames
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.ledger_rig import LedgerRig
 
-HISTORY = read(CHAT, {"messages": [{"role": "user", "content": "hello"}]}, b"", exact=False)
+HISTORY = read(ChatHistory, {"messages": [{"role": "user", "content": "hello"}]}, b"", exact=False)
 
 
 def asked(

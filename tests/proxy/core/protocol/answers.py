@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Lost, Outcome
 
@@ -57,7 +57,7 @@ def completion_event(
 
 def exchange(path: str, request: dict[str, Any] | None = None, **more: Any) -> Exchange:
     dialect = CAPTURED[path]
-    asked = Request(dump({"model": "policy", **(request or {})}).encode())
+    asked = JsonBody(dump({"model": "policy", **(request or {})}).encode())
     return Exchange(dialect, dialect.translate(asked), **more)
 
 

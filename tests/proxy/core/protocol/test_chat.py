@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol.chat import CHAT as DIALECT
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from tests.proxy.core.protocol.answers import CHAT, chat_event, chat_start, ids_of, reasons, stream
 
@@ -76,7 +76,7 @@ def test_a_prompt_that_is_more_than_text_is_not_captured() -> None:
 
 
 def test_the_route() -> None:
-    request = Request(b"{}")
+    request = JsonBody(b"{}")
     assert DIALECT.translate(request) is request
     assert DIALECT.target == DIALECT.path
     assert CAPTURED["/v1/chat/completions"] is DIALECT

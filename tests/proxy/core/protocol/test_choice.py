@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.reading import PartialChoice, joined, logprobs_of
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Lost
 from tests.kit import tapes
@@ -102,7 +102,7 @@ IN_BOTH_WAYS = [name for name in TOLD if f"{name}-stream" in TOLD]
 def given_by(name: str) -> list[dict[str, Any]]:
     """What the choices of a tape said, without what is drawn anew for each answer."""
     asked, told = tapes.load()[name, tapes.AGENT], tapes.load()[name, tapes.PROXY]
-    running = Exchange(CAPTURED[told.route], Request(json.dumps(asked.request).encode()))
+    running = Exchange(CAPTURED[told.route], JsonBody(json.dumps(asked.request).encode()))
     running.on_headers(told.status, told.headers["content-type"])
     for chunk in told.chunks:
         running.feed(chunk.encode())

@@ -12,7 +12,7 @@ import pytest
 
 from ajet_proxy.core.protocol.completions import COMPLETIONS as DIALECT
 from ajet_proxy.core.protocol.dialect import Echo
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from tests.proxy.core.protocol.answers import (
     COMPLETIONS,
@@ -75,7 +75,7 @@ def test_an_echo_is_made_from_the_agents_own_prompts() -> None:
 
 
 def test_the_route() -> None:
-    request = Request(b"{}")
+    request = JsonBody(b"{}")
     assert DIALECT.translate(request) is request
     assert DIALECT.target == DIALECT.path
     assert CAPTURED["/v1/completions"] is DIALECT

@@ -16,7 +16,7 @@ from ajet_proxy.core.protocol import exchange as machine
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.exchange import Exchange, question
 from ajet_proxy.core.protocol.reading import Reading
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_sdk.errors import BadRequest
@@ -71,7 +71,7 @@ def test_a_clients_own_salt_stays_a_part_of_it_and_is_all_of_it_where_the_questi
 
 def test_the_request_stays_as_it_was_written() -> None:
     body = b'{ "model":"policy",\n "temperature": 0.70, "x":1e2,"messages":[{"content":"\\u00e9"}], "logprobs":null }'
-    running = Exchange(CAPTURED[CHAT], Request(body))
+    running = Exchange(CAPTURED[CHAT], JsonBody(body))
     expected = body.replace(b'"logprobs":null }', b'"logprobs":true ,"return_token_ids":true}')
     assert running.upstream_body() == expected
     assert running.altered == ("return_token_ids", "logprobs")
@@ -91,7 +91,7 @@ def test_the_episodes_model_stands_in_for_another() -> None:
 
 
 def test_an_engine_that_tells_versions_is_asked_for_them() -> None:
-    asked = Request(b'{"model":"policy"}')
+    asked = JsonBody(b'{"model":"policy"}')
     for path in (CHAT, COMPLETIONS):
         running = Exchange(CAPTURED[path], asked, versions=True)
         assert json.loads(running.upstream_body())["return_weight_versions"] is True
@@ -268,8 +268,8 @@ class Shout:
 
     name, path, target = "shout", "/v1/shout", "/v1/chat/completions"
 
-    def translate(self, request: Request) -> Request:
-        return Request(request.with_fields({"loud": "true"}))
+    def translate(self, request: JsonBody) -> JsonBody:
+        return JsonBody(request.with_fields({"loud": "true"}))
 
     def choices(self, fields: Mapping[str, Any]) -> int:
         return CAPTURED[CHAT].choices(fields)
@@ -304,7 +304,7 @@ class Shouting(Reading):
 ])  # fmt: skip
 def test_a_request_asks_for_no_more_choices_than_it_may(path: str, asked: dict[str, Any], choices: int) -> None:
     """However many it asks for, nothing is made of them before that is known."""
-    dialect, request = CAPTURED[path], Request(json.dumps(asked).encode())
+    dialect, request = CAPTURED[path], JsonBody(json.dumps(asked).encode())
     if choices < 10:
         assert Exchange(dialect, request, ask=question(dialect, request, choices)).choices == choices
     most = min(choices - 1, 1024)
@@ -314,7 +314,7 @@ def test_a_request_asks_for_no_more_choices_than_it_may(path: str, asked: dict[s
 
 
 def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() -> None:
-    running = Exchange(Shout(), Shout().translate(Request(b'{"model":"policy"}')))
+    running = Exchange(Shout(), Shout().translate(JsonBody(b'{"model":"policy"}')))
     assert running.target == "/v1/chat/completions"
     assert running.asked.fields == {"model": "policy", "loud": True}
     assert json.loads(running.upstream_body()) == {
@@ -334,7 +334,7 @@ def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() ->
 def test_the_engines_answer_to_the_clients_own_request_is_not_translated(
     content_type: str, status: int, reason: str
 ) -> None:
-    running = Exchange(Shout(), Request(b'{"model":"policy", "n": 2}'))
+    running = Exchange(Shout(), JsonBody(b'{"model":"policy", "n": 2}'))
     running.pass_by()
     running.on_headers(status, content_type)
     assert running.settled and not running.buffered
@@ -344,12 +344,12 @@ def test_the_engines_answer_to_the_clients_own_request_is_not_translated(
 
 def test_a_request_that_is_not_carried_goes_out_as_it_is() -> None:
     body = b'{ "model": "m", "messages": [{"role": "user", "content": [{"type": "document"}]}] }'
-    running = Exchange(Shout(), Request(body), ask=Ask(skip="no_chat_route"), versions=True)
+    running = Exchange(Shout(), JsonBody(body), ask=Ask(skip="no_chat_route"), versions=True)
     assert (running.upstream_body(), running.altered, running.choices) == (body, (), 1)
 
 
 def test_an_error_is_translated_too() -> None:
-    running = Exchange(Shout(), Request(b"{}"))
+    running = Exchange(Shout(), JsonBody(b"{}"))
     running.on_headers(400, "application/json")
     assert running.settled
     assert running.feed(b'{"error"') == []
@@ -367,7 +367,7 @@ def test_what_was_said_is_known_in_the_end() -> None:
 
 def test_pieces_of_the_engines_answer_are_nothing_to_the_client_of_another_protocol() -> None:
     for content_type in (SSE, "application/json"):
-        running = Exchange(Shout(), Request(b"{}"))
+        running = Exchange(Shout(), JsonBody(b"{}"))
         running.on_headers(200, content_type)
         running.feed(START[:-1])
         assert running.abort() == []
@@ -376,7 +376,7 @@ def test_pieces_of_the_engines_answer_are_nothing_to_the_client_of_another_proto
 
 @pytest.mark.parametrize(("content_type", "seen"), [(SSE, b'{"A":1}\n'), ("application/json", b'DATA: {"A":1}\n\n')])
 def test_what_is_not_captured_is_translated_too(content_type: str, seen: bytes) -> None:
-    running = Exchange(Shout(), Request(b'{"use_beam_search":true}'))
+    running = Exchange(Shout(), JsonBody(b'{"use_beam_search":true}'))
     running.on_headers(200, content_type)
     assert reasons(running.outcomes) == ["beam_search"]
     assert running.feed(b'data: {"a":1}\n\n') + running.finish() == [seen]

@@ -9,7 +9,7 @@ import pytest
 
 from ajet_proxy.core.protocol.anthropic.messages import Messages
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from tests.proxy.core.protocol.answers import CHAT, chat_event, chat_start, document, event, ids_of, reasons
 from tests.proxy.core.streams import DONE, END, SEEN_END, SEEN_START, SEEN_WORD, START, USAGE, WORD, run, streaming
 
@@ -175,7 +175,7 @@ def test_an_endless_event_behind_the_end_leaves_the_call_as_it_is(monkeypatch: p
 
 def test_the_client_of_another_protocol_gets_nothing_of_an_endless_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet_proxy.core.protocol.exchange.MAX_EVENT", 1000)
-    asked = Messages().translate(Request(json.dumps({
+    asked = Messages().translate(JsonBody(json.dumps({
         "model": "m", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "Hello"}],
     }).encode()))  # fmt: skip
     running = Exchange(Messages(), asked)

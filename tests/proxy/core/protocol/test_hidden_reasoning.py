@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.chat import Chat, HiddenReasoning, trial, wants_no_reasoning, withholds
+from ajet_proxy.core.protocol.chat import Chat, HiddenReasoning
 from tests.proxy.core.protocol.answers import (
     CHAT,
     chat_event,
@@ -33,22 +33,24 @@ def shown(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_a_trial_shows_whether_the_engine_withholds() -> None:
-    [(path, body)] = trial("m")
-    assert path == CHAT and wants_no_reasoning(body)
+    doubt = Chat().doubt(ASKED)
+    assert doubt is not None
+    [(path, body)] = doubt.questions("m")
+    assert path == CHAT and Chat().doubt(body) == doubt
     assert (body["model"], body["max_tokens"], body["return_token_ids"]) == ("m", 1, True)
-    assert withholds([{"choices": [{"token_ids": None}]}]) is True
-    assert withholds([{"choices": [{"token_ids": [5]}]}]) is False
+    for ids, hides in ((None, True), ([5], False)):
+        settled = doubt.settled([{"choices": [{"token_ids": ids}]}])
+        assert settled is not None and settled.ask(ASKED).hide_reasoning is hides
     for other in (None, {}, {"choices": []}, {"choices": [{}]}, 7):
-        assert withholds([other]) is None
+        assert doubt.settled([other]) is None
 
 
 def test_an_engine_that_does_not_withhold_is_asked_as_the_agent_asked() -> None:
     ask = Chat(withholds=False).ask(ASKED)
     assert not ask.hide_reasoning and "include_reasoning" not in ask.fields
     assert not isinstance(Chat(withholds=False).reader(ask), HiddenReasoning)
-    assert [wants_no_reasoning({"include_reasoning": value}) for value in (False, "false", 0, True, None)] == [
-        True, True, True, False, False,
-    ]  # fmt: skip
+    doubts = [Chat().doubt({"include_reasoning": value}) is not None for value in (False, "false", 0, True, None)]
+    assert doubts == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize(("delta", "seen"), [

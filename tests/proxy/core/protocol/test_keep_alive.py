@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from ajet_proxy.core.protocol.dialect import COMMENT, Ask
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.responses import ResponseReading
 from ajet_proxy.core.protocol.routes import CAPTURED
 from tests.kit import tapes
@@ -53,7 +53,7 @@ STREAMS = streams()
 def messages() -> Exchange:
     dialect = CAPTURED[MESSAGES]
     asked = {"model": "policy", "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": "?"}]}
-    running = Exchange(dialect, dialect.translate(Request(json.dumps(asked).encode())))
+    running = Exchange(dialect, dialect.translate(JsonBody(json.dumps(asked).encode())))
     running.on_headers(200, SSE)
     return running
 

@@ -13,29 +13,29 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol import request
-from ajet_proxy.core.protocol.request import Request, beyond_text, flag, integer, number, unread
+from ajet_proxy.core.protocol.request import JsonBody, beyond_text, flag, integer, number, unread
 from ajet_sdk.errors import BadRequest, TooLarge
 
 
 def test_a_byte_order_mark_does_no_harm() -> None:
-    assert Request(b"\xef\xbb\xbf" + b'{"model":"m"}').model == "m"
+    assert JsonBody(b"\xef\xbb\xbf" + b'{"model":"m"}').model == "m"
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "utf-8-sig"])
 def test_every_encoding_of_json_is_read_and_utf_8_is_sent(encoding: str) -> None:
-    request = Request('{"model":"é"}'.encode(encoding))
+    request = JsonBody('{"model":"é"}'.encode(encoding))
     assert request.model == "é"
     assert request.with_fields({"n": "1"}) == '{"model":"é","n":1}'.encode()
 
 
 def test_half_a_character_is_passed_on_for_the_engine_to_refuse() -> None:
     body = b'{"prompt":"\xed\xa0\x80"}'
-    assert Request(body).with_fields({}) == body
+    assert JsonBody(body).with_fields({}) == body
 
 
 @pytest.mark.parametrize("model", [None, 7, "\ud800", "m" * 1001])
 def test_what_cannot_name_a_model_names_none(model: Any) -> None:
-    assert Request(json.dumps({"model": model}).encode()).model == ""
+    assert JsonBody(json.dumps({"model": model}).encode()).model == ""
 
 
 @pytest.mark.parametrize(("body", "code"), [
@@ -45,7 +45,7 @@ def test_what_cannot_name_a_model_names_none(model: Any) -> None:
 ])  # fmt: skip
 def test_a_body_that_is_no_json_object_is_refused(body: bytes, code: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        Request(body)
+        JsonBody(body)
     assert caught.value.code == code
 
 
@@ -55,41 +55,41 @@ def test_too_much_json_is_refused_before_it_is_read(
     encoding: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = (" \n" + json.dumps(asked)).encode(encoding)
-    assert Request(body).fields == Request(body, 2).fields == asked
-    monkeypatch.setattr(request, "scan", None)
+    assert JsonBody(body).fields == JsonBody(body, 2).fields == asked
+    monkeypatch.setattr(request, "load", None)
     with pytest.raises(TooLarge) as caught:
-        Request(body, 1)
+        JsonBody(body, 1)
     assert caught.value.code == "too_many_messages"
 
 
 def test_a_body_has_so_many_fields_and_no_more() -> None:
     """Each costs more than a name further in."""
     fields = {str(name): 0 for name in range(6)}
-    assert Request(json.dumps(fields).encode(), 2).fields == fields
+    assert JsonBody(json.dumps(fields).encode(), 2).fields == fields
     with pytest.raises(TooLarge, match="more than 5 fields"):
-        Request(json.dumps(fields).encode(), 1)
+        JsonBody(json.dumps(fields).encode(), 1)
 
 
 def test_what_is_no_json_object_is_not_counted() -> None:
     """It is passed on as it is."""
     for body in (b"a,b,c\n" * 1000, b"[0" + b",0" * 1000 + b"]"):
         with pytest.raises(BadRequest):
-            Request(body, 1)
+            JsonBody(body, 1)
 
 
 # --- streams
 
 
 def test_its_fields() -> None:
-    assert Request(b'{"a": [1, {"b": null}]}').fields == {"a": [1, {"b": None}]}
+    assert JsonBody(b'{"a": [1, {"b": null}]}').fields == {"a": [1, {"b": None}]}
 
 
 def test_fields_are_set_where_they_stand() -> None:
-    assert Request(b'{ "a" : 1.50, "b":2 }').with_fields({"b": "3", "c": "null"}) == b'{ "a" : 1.50, "b":3 ,"c":null}'
+    assert JsonBody(b'{ "a" : 1.50, "b":2 }').with_fields({"b": "3", "c": "null"}) == b'{ "a" : 1.50, "b":3 ,"c":null}'
 
 
 def test_a_request_is_made_one_for_another_model_only_where_it_is_none() -> None:
-    asked = Request(b'{"model": "m"}')
+    asked = JsonBody(b'{"model": "m"}')
     assert (asked.naming(None), asked.naming("m"), asked.naming('"o')) == ({}, {}, {"model": '"\\"o"'})
 
 

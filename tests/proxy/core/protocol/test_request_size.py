@@ -258,6 +258,6 @@ def test_a_request_that_was_read_within_limits_knows_whether_it_keeps_to_all_of_
     for fields in ({"messages": [USER] * (MOST + 1)}, {"messages": [{"role": "assistant", "tool_calls": [call]}]}):
         body = json.dumps(fields).encode()
         with pytest.raises(TooLarge):
-            extent.Request(body, MOST).check_size()
-        extent.Request(body, 100).check_size()
-        extent.Request(body).check_size()
+            extent.JsonBody(body, MOST).check_size()
+        extent.JsonBody(body, 100).check_size()
+        extent.JsonBody(body).check_size()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.responses import LIMIT, KeptResponses, fetched, shown
 from ajet_proxy.core.protocol.responses import RESPONSES as DIALECT
 from ajet_proxy.core.protocol.routes import CAPTURED
@@ -98,7 +98,7 @@ def test_what_the_engine_is_asked(request_: dict[str, Any], fields: dict[str, st
 
 
 def test_the_route() -> None:
-    request = Request(b"{}")
+    request = JsonBody(b"{}")
     assert DIALECT.translate(request) is request
     assert DIALECT.target == DIALECT.path == RESPONSES
     assert CAPTURED[RESPONSES] is DIALECT

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
 from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.completions import COMPLETIONS
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.responses import RESPONSES
 from ajet_proxy.core.protocol.sampling import (
     ENOUGH,
@@ -176,7 +176,7 @@ def test_a_request_that_names_nothing_is_worked_out_once() -> None:
 
 
 def test_messages_are_told_as_the_chat_that_is_made_of_them() -> None:
-    asked = Request(json.dumps({
+    asked = JsonBody(json.dumps({
         "model": "m", "max_tokens": 2000, "messages": [{"role": "user", "content": "a"}],
         "temperature": 0.5, "top_k": 3, "thinking": {"type": "enabled", "budget_tokens": 1024},
         "tool_choice": {"type": "any"}, "tools": [{"name": "f", "input_schema": {}}],

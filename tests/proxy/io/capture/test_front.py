@@ -12,7 +12,7 @@ import pytest
 
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.ledger.events import CallLost, CallStarted, EpisodeOpened
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.io.capture import front as http_front
 from ajet_proxy.io.capture.front import MOST_MISSPELT
@@ -59,11 +59,11 @@ async def test_a_body_that_is_no_request_is_read_once(path: str, monkeypatch: py
     """To find out that it is none costs as much as to read one."""
     read: list[bytes] = []
 
-    def reading(body: bytes, *more: Any) -> Request:
+    def reading(body: bytes, *more: Any) -> JsonBody:
         read.append(body)
-        return Request(body, *more)
+        return JsonBody(body, *more)
 
-    monkeypatch.setattr(http_front, "Request", reading)
+    monkeypatch.setattr(http_front, "JsonBody", reading)
     async with EngineStub() as stub, Front(stub.url) as front:
         await send(front.url + path, body=b'{"model": "stub",')
     assert read == [b'{"model": "stub",']

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ajet_proxy.core.ledger.events import CallFinished, CallLost
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Lost, Origin, Unscored
 from ajet_proxy.io.capture.recorder import Recorder
@@ -27,7 +27,7 @@ RAW = Unscored(1, "m", (1, 2), (4,), "stop")
 
 
 class Scoring:
-    """Scores at once; `new_weights` come while it does."""
+    """Answers questions at once; `new_weights` come while it scores."""
 
     def __init__(self, store: MemoryStore, *, new_weights: bool = False) -> None:
         self.store = store
@@ -40,9 +40,11 @@ class Scoring:
             announce(self.store, 1)
         return WHOLE[choice.index]
 
+    async def sampling(self) -> Callable[[bool], str]:
+        return lambda scored: '{"logprobs":"scored"}' if scored else '{"logprobs":"processed"}'
 
-async def sampled() -> Callable[[bool], str]:
-    return lambda scored: '{"logprobs":"scored"}' if scored else '{"logprobs":"processed"}'
+    def stopped(self, choice: Captured) -> None:
+        """Nobody asks."""
 
 
 def announce(store: MemoryStore, version: int) -> None:
@@ -62,8 +64,7 @@ def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
         tenant="", body_hash="", idempotency_key=None, retries=0,
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
-    score = (scoring or Scoring(store)).score
-    return Recorder(origin, score=score, find_same_text=None, find_sampling=sampled, ledger_port=port_of(store))  # type: ignore[arg-type]
+    return Recorder(origin, scoring or Scoring(store), ledger_port=port_of(store))  # type: ignore[arg-type]
 
 
 def ends(store: MemoryStore) -> list[str]:
@@ -76,9 +77,8 @@ def ends(store: MemoryStore) -> list[str]:
 async def test_every_choice_ends() -> None:
     store = MemoryStore()
     recorder = begun(store)
-    assert not recorder.ended
     await recorder.record(WHOLE)
-    assert recorder.ended and ends(store) == ["c0", "c1"]
+    assert ends(store) == ["c0", "c1"]
 
 
 async def test_the_first_end_counts() -> None:
@@ -125,9 +125,9 @@ async def test_losing_takes_every_choice() -> None:
 async def test_an_episode_that_nobody_knows_is_no_error() -> None:
     store = MemoryStore()
     origin = Origin(("c0",), "gone", "m", "", 1.0, 0, "path", ())
-    recorder = Recorder(origin, score=None, find_same_text=None, find_sampling=sampled, ledger_port=port_of(store))  # type: ignore[arg-type]
+    recorder = Recorder(origin, Scoring(store), ledger_port=port_of(store))  # type: ignore[arg-type]
     await recorder.record(WHOLE[:1])
-    assert recorder.ended and store.durable == []
+    assert store.durable == []
 
 
 async def test_tokens_without_logprobs_are_scored_before_they_count() -> None:
@@ -162,6 +162,6 @@ async def test_weights_that_came_and_went_are_other_weights() -> None:
     store = MemoryStore()
     recorder = begun(store, scoring := Scoring(store))
     announce(store, 1)
-    recorder.note_version(Exchange(CAPTURED["/v1/completions"], Request(b'{"n":2}')))
+    recorder.note_version(Exchange(CAPTURED["/v1/completions"], JsonBody(b'{"n":2}')))
     await recorder.record((Unscored(0, "m", (1,), (2,), "stop"), RAW))
     assert scoring.asked == [] and ends(store) == ["c0: weights_changed", "c1: weights_changed"]

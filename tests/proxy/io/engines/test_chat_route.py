@@ -124,10 +124,10 @@ async def test_a_request_that_cannot_be_carried_waits_at_the_gate_like_any_other
 
 def test_the_uncarried_request_of_these_tests_cannot_be_carried() -> None:
     from ajet_proxy.core.protocol.anthropic.messages import MESSAGES as DIALECT
-    from ajet_proxy.core.protocol.request import Request
+    from ajet_proxy.core.protocol.request import JsonBody
 
     with pytest.raises(BadRequest):
-        DIALECT.translate(Request(json.dumps(UNCARRIED).encode()))
+        DIALECT.translate(JsonBody(json.dumps(UNCARRIED).encode()))
 
 
 async def test_the_episodes_model_takes_the_place_of_the_requests() -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from ajet_proxy.core.conversation.history import CHAT, COMPLETIONS, RESPONSES, read
+from ajet_proxy.core.conversation.history import ChatHistory, PromptHistory, ResponseHistory, read
 from ajet_proxy.core.ledger.events import CallLost
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Whole
 from ajet_proxy.io.ledger_port.remote import VALUES, RemotePort
@@ -137,9 +137,9 @@ TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
 
 @pytest.mark.parametrize(("route", "body"), [
-    (CHAT, {"messages": TURNS}), (CHAT, {"messages": TURNS[:1]}), (RESPONSES, {"input": TURNS}),
-    (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}), (COMPLETIONS, {"prompt": "guess higher"}),
-    (COMPLETIONS, {"prompt": [1, 2, 3]}),
+    (ChatHistory, {"messages": TURNS}), (ChatHistory, {"messages": TURNS[:1]}), (ResponseHistory, {"input": TURNS}),
+    (ResponseHistory, {"input": "a", "previous_response_id": "resp_1"}), (PromptHistory.of, {"prompt": "guess higher"}),
+    (PromptHistory.of, {"prompt": [1, 2, 3]}),
 ])  # fmt: skip
 def test_a_history_that_crosses_has_the_same_beginnings(route: str, body: dict[str, Any]) -> None:
     history = read(route, body, b"scope")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.trajectory.call import Captured
 from tests.proxy.core.protocol.answers import SSE, chat_event, chat_start, dump, event, ids_of, reasons
 
@@ -50,7 +50,7 @@ def call(index: int, *, id: str | None = None, name: str | None = None, argument
 
 
 def exchange(*, stream: bool = True) -> Exchange:
-    running = Exchange(MESSAGES, MESSAGES.translate(Request(b'{"model":"policy","max_tokens":9,"messages":[]}')))
+    running = Exchange(MESSAGES, MESSAGES.translate(JsonBody(b'{"model":"policy","max_tokens":9,"messages":[]}')))
     running.on_headers(200, SSE if stream else "application/json")
     return running
 
@@ -422,7 +422,7 @@ def test_no_arguments_are_an_empty_object() -> None:
 
 
 def test_a_refusal_is_told_in_anthropics_shape() -> None:
-    running = Exchange(MESSAGES, MESSAGES.translate(Request(b'{"model":"policy","max_tokens":9,"messages":[]}')))
+    running = Exchange(MESSAGES, MESSAGES.translate(JsonBody(b'{"model":"policy","max_tokens":9,"messages":[]}')))
     running.on_headers(404, "application/json")
     error = {"error": {"message": "é?", "type": "NotFoundError", "param": "model", "code": 404}}
     assert running.feed(dump(error).encode()) == []

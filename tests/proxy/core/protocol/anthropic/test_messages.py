@@ -13,7 +13,7 @@ import pytest
 from ajet_proxy.core.protocol.anthropic.messages import Messages
 from ajet_proxy.core.protocol.anthropic.template import Template
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_sdk.errors import BadRequest
 from tests.proxy.core.protocol.answers import SSE, dump, reasons
@@ -23,12 +23,12 @@ ASK = {"model": "policy", "max_tokens": 5, "messages": [{"role": "user", "conten
 
 def exchange(template: Template | None = None, **fields: Any) -> Exchange:
     dialect = Messages(template)
-    return Exchange(dialect, dialect.translate(Request(dump({**ASK, **fields}).encode())))
+    return Exchange(dialect, dialect.translate(JsonBody(dump({**ASK, **fields}).encode())))
 
 
 def test_the_route_is_captured_over_chat() -> None:
     dialect = CAPTURED["/v1/messages"]
-    running = Exchange(dialect, dialect.translate(Request(dump(ASK).encode())))
+    running = Exchange(dialect, dialect.translate(JsonBody(dump(ASK).encode())))
     assert running.target == "/v1/chat/completions"
     assert json.loads(running.upstream_body()) == {
         "model": "policy", "messages": [{"role": "user", "content": "é"}], "max_tokens": 5, "max_completion_tokens": 5,
@@ -67,7 +67,7 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
         schema = '{"a":' * depth + "1" + "}" * depth
         body = f'{{"model":"m","max_tokens":1,"messages":[],"tools":[{{"name":"t","input_schema":{schema}}}]}}'
         try:
-            Messages().translate(Request(body.encode()))
+            Messages().translate(JsonBody(body.encode()))
         except BadRequest:
             return True
         return False
@@ -82,7 +82,7 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(200_000):
         deep = {"a": deep}
-    request = Request(dump(ASK).encode())
+    request = JsonBody(dump(ASK).encode())
     request.fields["tools"] = [{"name": "t", "input_schema": deep}]
     with pytest.raises(BadRequest, match="nested"):
         Messages().translate(request)

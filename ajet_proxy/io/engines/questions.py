@@ -1,0 +1,156 @@
+"""What an engine is asked about an answer that it gave, before the answer's calls are recorded.
+
+A question goes out as the agent's request did, to the same engine and with the same headers. The end of the answer
+waits for it, each kind of question with its limit of time. If anything goes wrong no error is raised, because the
+agent's answer does not depend on it.
+
+- `score`: the logprobs of tokens that came without any (`core.protocol.rescoring`). Without them the call is lost.
+- `is_cut`: whether an answer in doubt was cut (`core.protocol.ending`). Which tokens stop a model is learned from
+  answers that ended, and asked once for each other token. What is told is kept as long as the model has the same
+  engines, and none of them is found gone.
+- `same_text`: the earlier call that a prompt repeats in other tokens (`core.trajectory.repair`).
+- `sampling`: how the calls were sampled (`core.protocol.sampling`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+
+import aiohttp
+from msgspec.structs import replace
+
+from ajet_proxy.core.protocol import ending, rescoring
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.sampling import SHAPING, effective, plain
+from ajet_proxy.core.tokens import pack_tokens
+from ajet_proxy.core.trajectory.call import NOT_SCORED, Captured, Lost, Unscored
+from ajet_proxy.core.trajectory.repair import Found, find_same_text
+from ajet_proxy.core.trajectory.timeline import Packed
+from ajet_proxy.io.engines.probe import SamplingProbe
+from ajet_proxy.io.engines.rendering import answer_to
+from ajet_proxy.io.engines.upstream import EngineRequest, Standing, Upstream, told
+from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_sdk.errors import AjetError
+
+logger = logging.getLogger(__name__)
+
+SCORE_S, STOP_S, TEXT_S = 60.0, 5.0, 10.0
+"""For the logprobs of a choice, for whether a token stops, and for the texts of one prompt."""
+Sampled = Callable[[bool], str | None]
+"""Tells how choices were sampled, given whether their logprobs were scored afterwards."""
+_FAILED = (AjetError, aiohttp.ClientError, TimeoutError)
+
+
+class Facts:
+    """What all answers share: what is known of the engines behind `upstream`. `enter` waits at a model's gate."""
+
+    def __init__(
+        self, upstream: Upstream, metrics: Metrics, enter: Callable[[str], AbstractAsyncContextManager[None]]
+    ) -> None:
+        self.upstream, self.metrics, self.enter = upstream, metrics, enter
+        self.sampling = SamplingProbe(upstream)
+        self.stops: set[tuple[str, int]] = set()
+        """The models, each with a token at which an answer of theirs has stopped."""
+        self._told: dict[str, tuple[Standing, dict[int, bool | None]]] = {}
+
+    def told_of(self, model: str) -> dict[int, bool | None]:
+        """What the engines that serve `model` now have told of the tokens that stop it."""
+        standing = self.upstream.standing(model)
+        known, tokens = self._told.get(model, ((), {}))
+        if known != standing:
+            _, tokens = self._told[model] = standing, {}
+        return tokens
+
+
+class Questions:
+    """Those about the answer to one `request`, which `exchange` reads. `asks` makes further requests in the name of its
+    client."""
+
+    def __init__(
+        self, facts: Facts, request: EngineRequest, exchange: Exchange, asks: Callable[..., EngineRequest]
+    ) -> None:
+        self._facts, self._request, self._exchange, self._asks = facts, request, exchange, asks
+
+    async def score(self, choice: Unscored) -> Captured | Lost:
+        """`choice` with its logprobs, or as lost."""
+        self._facts.metrics.inc("ajet_scored_calls_total")
+        model = self._request.model or choice.model
+        body = rescoring.question(choice, model=model, salt=self._exchange.cache_salt)
+        try:
+            async with asyncio.timeout(SCORE_S):
+                status, answer = await told(
+                    self._facts.upstream, replace(self._request, target=rescoring.TARGET, body=body)
+                )
+        except _FAILED as error:
+            logger.warning("a call of model %s was not scored: %s", model, error)
+            return Lost(choice.index, NOT_SCORED)
+        if status != 200:
+            logger.warning("a call of model %s was not scored: status %d, %.300r", model, status, answer)
+        return rescoring.answered(choice, answer)
+
+    def stopped(self, choice: Captured) -> None:
+        """`choice` ended at its last token."""
+        self._facts.stops.add((self._request.model or choice.model, choice.token_ids[-1]))
+
+    async def is_cut(self, choice: Captured) -> bool:
+        """Whether `choice`, which has tokens, was cut. Its finish reason leaves that in doubt."""
+        asked = self._exchange.asked.fields
+        if ending.names_stop(choice, asked):
+            return False
+        model, last = self._request.model or choice.model, choice.token_ids[-1]
+        stops = True if (model, last) in self._facts.stops else await self._stops(model, last)
+        return ending.is_full(choice, self._exchange.dialect.limits, asked) if stops is None else not stops
+
+    async def same_text(self, prompt: Sequence[int], calls: Iterable[Packed], model: str) -> Found | None:
+        """The earlier call that a prompt for `model` repeats in other tokens. If it cannot be found out, the calls stay
+        apart."""
+        search = find_same_text(pack_tokens(prompt), calls)
+        try:
+            async with asyncio.timeout(TEXT_S):
+                ids = next(search)
+                while True:
+                    ids = search.send(await self._text(model, ids))
+        except StopIteration as ended:
+            found: Found | None = ended.value
+            return found
+        except (*_FAILED, ValueError) as error:
+            logger.warning("whether a prompt of model %s repeats a call was not found out: %s", model, error)
+            return None
+
+    async def sampling(self) -> Sampled:
+        """Tells how the calls were sampled. If the request names nothing that shapes that, it is known beforehand."""
+        facts, model, exchange = self._facts, self._request.model, self._exchange
+        known = facts.sampling.kept.get((model, facts.upstream.standing(model)))
+        if known is None:
+            asks = partial(self._asks, model=model, sticky=self._request.sticky)
+            known = await facts.sampling.of(model, asks, partial(facts.enter, model))
+        if SHAPING.isdisjoint(exchange.asked.fields):
+            return partial(plain, exchange.target, known)
+        return partial(effective, exchange.target, exchange.asked.fields, known)
+
+    async def _stops(self, model: str, token: int) -> bool | None:
+        """Whether `token` stops `model`, as its engine says; None if it does not say."""
+        tokens = self._facts.told_of(model)
+        if token not in tokens:
+            tokens[token] = None
+            path, question = ending.question(model, token)
+            with suppress(*_FAILED):
+                async with asyncio.timeout(STOP_S):
+                    _, answer = await told(self._facts.upstream, replace(self._request, target=path, body=question))
+                tokens[token] = ending.answered(token, answer)
+        return tokens[token]
+
+    async def _text(self, model: str, ids: Sequence[int]) -> str:
+        """The text of `ids`."""
+        asked = {"model": model, "tokens": ids}
+        status, raw = await answer_to(self._facts.upstream, self._request, "/detokenize", asked)
+        answer = json.loads(raw)
+        text = answer.get("prompt") if isinstance(answer, dict) else None
+        if status != 200 or not isinstance(text, str):
+            raise ValueError(f"/detokenize answered {status} without a text")
+        return text
