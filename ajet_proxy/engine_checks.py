@@ -20,7 +20,8 @@ from ajet_proxy.core.protocol import sampling
 from ajet_proxy.core.protocol.responses import RESPONSES
 from ajet_proxy.findings import Finding, fault, ok, warning
 from ajet_proxy.io.capture.pipeline import REFUSED
-from ajet_proxy.io.engines.watch import changed, own_models
+from ajet_proxy.io.engines.vllm import own_models
+from ajet_proxy.io.engines.watch import changed
 from ajet_proxy.io.engines.watch import read as noted_engines
 from ajet_proxy.settings import Config
 from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS

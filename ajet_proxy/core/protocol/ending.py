@@ -35,10 +35,9 @@ def is_full(choice: Captured, limits: Sequence[str], asked: Mapping[str, Any]) -
     return limit is not None and len(choice.token_ids) >= limit
 
 
-def question(model: str, token: int) -> tuple[str, bytes]:
+def question(model: str, token: int) -> tuple[str, dict[str, Any]]:
     """The route and the body that ask whether `token` stops."""
-    path, body = one_token(model, {token: MOST_BIAS}, temperature=0)
-    return path, json.dumps(body).encode()
+    return one_token(model, {token: MOST_BIAS}, temperature=0)
 
 
 def answered(token: int, body: bytes) -> bool | None:

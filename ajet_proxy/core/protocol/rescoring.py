@@ -27,7 +27,7 @@ UNSHAPED = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_pe
 """In place of the defaults that the model came with, under which an engine may report a token."""
 
 
-def question(choice: Unscored, *, model: str, salt: Any) -> bytes:
+def question(choice: Unscored, *, model: str, salt: Any) -> dict[str, Any]:
     """The body that asks for the logprobs of `choice`. With a `salt` (``cache_salt``) its prompt is as private as the
     request's was."""
     *head, last = choice.token_ids
@@ -43,7 +43,7 @@ def question(choice: Unscored, *, model: str, salt: Any) -> bytes:
     }
     if salt is not None:
         body["cache_salt"] = salt
-    return json.dumps(body, separators=(",", ":")).encode()
+    return body
 
 
 def answered(choice: Unscored, body: bytes) -> Captured | Lost:

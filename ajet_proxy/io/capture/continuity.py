@@ -36,8 +36,10 @@ from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.core.trajectory.call import Captured, Origin
 from ajet_proxy.core.trajectory.timeline import Packed
-from ajet_proxy.io.engines.rendering import Engine, Ids, NotRendered, Renderer
+from ajet_proxy.io.engines.engine import Ids
+from ajet_proxy.io.engines.rendering import NotRendered, Renderer, Renderings
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
+from ajet_proxy.io.engines.vllm import behind
 from ajet_proxy.io.ledger_port.port import LedgerPort
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError
@@ -61,7 +63,7 @@ class Continuity:
     placeholder: str = field(
         default_factory=lambda: f"quick onyx goblins {secrets.token_hex(8)} jump over lazy dwarves"
     )
-    engines: dict[tuple[str, str, str], Engine] = field(default_factory=dict)
+    engines: dict[tuple[str, str, str], Renderings] = field(default_factory=dict)
 
 
 class ContinuedRequest:
@@ -76,7 +78,7 @@ class ContinuedRequest:
         self._outline: Outline | None = None
         self._outcome: Outcome | None = None
         self._prompt: Ids | None = None
-        self._engine = Engine()
+        self._engine = Renderings()
 
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
         """The engine's answer to `request`, asked with the exact prompt where that is safe. Requests after the first
@@ -146,10 +148,10 @@ class ContinuedRequest:
         """The outcome and the prompt for a request that continues the call `before`."""
         shared, route, now = self._shared, self._exchange.target, asyncio.get_running_loop().time()
         url = next(iter(shared.upstream.order(request.model, request.sticky)), "")
-        engine = self._engine = shared.engines.setdefault((url, request.model, route), Engine())
+        engine = self._engine = shared.engines.setdefault((url, request.model, route), Renderings())
         if engine.silent_until > now:
             return "engine", None
-        ask = Renderer(shared.upstream, request, engine, route, outline)
+        ask = Renderer(behind(shared.upstream, request), request.model, engine, route, outline)
         history = unpack_tokens(before.text)
         rendered = await ask.whole()
         if begins_with(rendered, history):

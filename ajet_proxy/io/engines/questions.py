@@ -15,27 +15,23 @@ agent's answer does not depend on it.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 
-import aiohttp
-from msgspec.structs import replace
-
-from ajet_proxy.core.protocol import ending, rescoring
+from ajet_proxy.core.protocol import ending
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.sampling import SHAPING, effective, plain
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import NOT_SCORED, Captured, Lost, Unscored
 from ajet_proxy.core.trajectory.repair import Found, find_same_text
 from ajet_proxy.core.trajectory.timeline import Packed
+from ajet_proxy.io.engines.engine import FAILED, Engine
 from ajet_proxy.io.engines.probe import SamplingProbe
-from ajet_proxy.io.engines.rendering import answer_to
-from ajet_proxy.io.engines.upstream import EngineRequest, Standing, Upstream, told
+from ajet_proxy.io.engines.upstream import EngineRequest, Standing, Upstream
+from ajet_proxy.io.engines.vllm import behind
 from ajet_proxy.io.runtime.metrics import Metrics
-from ajet_sdk.errors import AjetError
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +39,6 @@ SCORE_S, STOP_S, TEXT_S = 60.0, 5.0, 10.0
 """For the logprobs of a choice, for whether a token stops, and for the texts of one prompt."""
 Sampled = Callable[[bool], str | None]
 """Tells how choices were sampled, given whether their logprobs were scored afterwards."""
-_FAILED = (AjetError, aiohttp.ClientError, TimeoutError)
 
 
 class Facts:
@@ -75,23 +70,18 @@ class Questions:
         self, facts: Facts, request: EngineRequest, exchange: Exchange, asks: Callable[..., EngineRequest]
     ) -> None:
         self._facts, self._request, self._exchange, self._asks = facts, request, exchange, asks
+        self._engine: Engine = behind(facts.upstream, request)
 
     async def score(self, choice: Unscored) -> Captured | Lost:
         """`choice` with its logprobs, or as lost."""
         self._facts.metrics.inc("ajet_scored_calls_total")
         model = self._request.model or choice.model
-        body = rescoring.question(choice, model=model, salt=self._exchange.cache_salt)
         try:
             async with asyncio.timeout(SCORE_S):
-                status, answer = await told(
-                    self._facts.upstream, replace(self._request, target=rescoring.TARGET, body=body)
-                )
-        except _FAILED as error:
+                return await self._engine.score(choice, model, self._exchange.cache_salt)
+        except FAILED as error:
             logger.warning("a call of model %s was not scored: %s", model, error)
             return Lost(choice.index, NOT_SCORED)
-        if status != 200:
-            logger.warning("a call of model %s was not scored: status %d, %.300r", model, status, answer)
-        return rescoring.answered(choice, answer)
 
     def stopped(self, choice: Captured) -> None:
         """`choice` ended at its last token."""
@@ -114,11 +104,11 @@ class Questions:
             async with asyncio.timeout(TEXT_S):
                 ids = next(search)
                 while True:
-                    ids = search.send(await self._text(model, ids))
+                    ids = search.send(await self._engine.detokenize(model, ids))
         except StopIteration as ended:
             found: Found | None = ended.value
             return found
-        except (*_FAILED, ValueError) as error:
+        except (*FAILED, ValueError) as error:
             logger.warning("whether a prompt of model %s repeats a call was not found out: %s", model, error)
             return None
 
@@ -138,19 +128,7 @@ class Questions:
         tokens = self._facts.told_of(model)
         if token not in tokens:
             tokens[token] = None
-            path, question = ending.question(model, token)
-            with suppress(*_FAILED):
+            with suppress(*FAILED):
                 async with asyncio.timeout(STOP_S):
-                    _, answer = await told(self._facts.upstream, replace(self._request, target=path, body=question))
-                tokens[token] = ending.answered(token, answer)
+                    tokens[token] = await self._engine.stops(model, token)
         return tokens[token]
-
-    async def _text(self, model: str, ids: Sequence[int]) -> str:
-        """The text of `ids`."""
-        asked = {"model": model, "tokens": ids}
-        status, raw = await answer_to(self._facts.upstream, self._request, "/detokenize", asked)
-        answer = json.loads(raw)
-        text = answer.get("prompt") if isinstance(answer, dict) else None
-        if status != 200 or not isinstance(text, str):
-            raise ValueError(f"/detokenize answered {status} without a text")
-        return text

@@ -1,6 +1,6 @@
 """The prompt that an engine renders of a conversation: the questions behind continuity.
 
-``POST /tokenize`` renders a conversation. For a chat it is believed about one kind of request once it has rendered an
+Its tokenizer renders a conversation. For a chat that is believed about one kind of request once it has rendered an
 earlier turn as the very ids that the chat route reported. If that turn was given its ids, the route is asked about this
 turn instead, at the price of one token. A response is rendered from the messages that vLLM makes of its items. That is
 believed once it was seen to be the prompt that the route itself tells. If it is not, or the history is only named, the
@@ -14,16 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
-
 from ajet_proxy.core.continuity.memory import Outline, heard_as
 from ajet_proxy.core.continuity.responses import Responding
-from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.timeline import Packed
-from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, told
+from ajet_proxy.io.engines.engine import Engine, Ids
 
 KINDS = 10_000
-Ids = tuple[int, ...]
 
 
 class NotRendered(Exception):
@@ -31,10 +27,11 @@ class NotRendered(Exception):
 
 
 @dataclass(slots=True)
-class Engine:
-    """What is known of one engine, model and route. `placeholder` has the tokens of the words that stand in for an
-    answer, and `length` is the longest context of the model. ``/tokenize`` was seen to render the `kinds` of requests
-    as the route reads them, and those in `odd` differently. `takes_ids` is None until it was tried."""
+class Renderings:
+    """What is known of how one engine renders for one model and route. `placeholder` has the tokens of the words that
+    stand in for an answer, and `length` is the longest context of the model. The tokenizer was seen to render the
+    `kinds` of requests as the route reads them, and those in `odd` differently. `takes_ids` is None until it was
+    tried."""
 
     placeholder: Ids = ()
     length: int | None = None
@@ -46,11 +43,12 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """Asks an `engine` how it reads a request. The `request` goes to `route`, and its `outline` is known."""
+    """Asks an `engine` how it reads a request for `model` on `route`, whose `outline` is known, and keeps what is
+    `known` of it."""
 
-    upstream: Upstream
-    request: EngineRequest
     engine: Engine
+    model: str
+    known: Renderings
     route: str
     outline: Outline
 
@@ -69,48 +67,47 @@ class Renderer:
     async def proven(self, before: Packed, history: Ids, rendered: Ids) -> Ids | None:
         """The ids of the conversation as the route reads it: `rendered`, if that can be relied on. None if nobody can
         tell. `history` has the ids of the turn `before`, with its answer."""
-        engine, kind = self.engine, self.outline.kind
-        if self._by_route or kind in engine.kinds:
+        seen, kind = self.known, self.outline.kind
+        if self._by_route or kind in seen.kinds:
             return rendered
         if isinstance(self.outline, Responding):  # asked once for each kind of request
             told = await self._told(self.outline.question())
-            known = engine.kinds if told == rendered else engine.odd
-            if len(known) < KINDS:
-                known.add(kind)
+            alike = seen.kinds if told == rendered else seen.odd
+            if len(alike) < KINDS:
+                alike.add(kind)
             return told
-        if len(engine.kinds) >= KINDS or not await self._is_proof(before, history, rendered):
+        if len(seen.kinds) >= KINDS or not await self._is_proof(before, history, rendered):
             return None
-        engine.kinds.add(kind)
+        seen.kinds.add(kind)
         return rendered
 
     async def takes_ids(self, ids: Ids) -> bool:
         """Whether the engine's route reads `ids` when it is given them. It generates one token for this."""
-        return await self._prompt_of(self.outline.trial(self.request.model, ids)) == ids
+        return await self._prompt_of(self.outline.trial(self.model, ids)) == ids
 
     async def is_read_alike(self, prompt: Ids) -> bool:
         """Whether the engine takes what follows `prompt` for reasoning exactly if it does after its own rendering."""
-        token, heard = self.engine.placeholder[0], []
+        token, heard = self.known.placeholder[0], []
         for ids in (None, prompt):
-            _, stream = await answer_to(self.upstream, self.request, self.route, self.outline.first_word(token, ids))
+            _, stream = await self.engine.generate(self.route, self.outline.first_word(token, ids))
             heard.append(heard_as(stream))
         return heard[0] is not None and heard[0] == heard[1]
 
     async def render(self, body: Mapping[str, Any]) -> Ids:
-        """The tokens of `body` by ``/tokenize``."""
-        status, answer = await self._ask("/tokenize", body)
-        length, tokens = answer.get("max_model_len"), answer.get("tokens")
-        if status != 200 or not are_tokens(tokens):
+        """The tokens of `body` as the engine's tokenizer renders it."""
+        rendered = await self.engine.tokenize(body)
+        if rendered is None:
             raise NotRendered
-        self.engine.length = length if isinstance(length, int) else None
-        return tuple(tokens or ())
+        self.known.length = rendered.longest
+        return rendered.ids
 
     @property
     def _by_route(self) -> bool:
         """Whether the route itself must be asked each time."""
-        return self.outline.by_name or self.outline.kind in self.engine.odd
+        return self.outline.by_name or self.outline.kind in self.known.odd
 
     async def _is_proof(self, before: Packed, history: Ids, rendered: Ids) -> bool:
-        """Whether the chat route reads what ``/tokenize`` renders. If the turn `before` was given its ids, the route is
+        """Whether the chat route reads what the tokenizer renders. If the turn `before` was given its ids, the route is
         asked."""
         if before.turn.continuity != "exact":
             return await self.render(self.outline.asked_before()) == history[: before.turn.start]
@@ -125,23 +122,11 @@ class Renderer:
 
     async def _prompt_of(self, question: Mapping[str, Any]) -> Ids | None:
         """The prompt that the route reports for `question`; None if it refuses the question or reports none."""
-        status, answer = await self._ask(self.route, question)
+        status, raw = await self.engine.generate(self.route, question)
         if status >= 500:
             raise NotRendered
-        return self.outline.prompt_in(answer) if status == 200 else None
-
-    async def _ask(self, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The engine's status and JSON object."""
-        status, raw = await answer_to(self.upstream, self.request, path, body)
         try:
-            found = json.loads(raw)
+            answer = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise NotRendered from error
-        return status, found if isinstance(found, dict) else {}
-
-
-async def answer_to(
-    upstream: Upstream, request: EngineRequest, path: str, body: Mapping[str, Any]
-) -> tuple[int, bytes]:
-    """The status and the body of the answer to `body` on `path`, by the engine that `request` goes to."""
-    return await told(upstream, replace(request, method="POST", target=path, body=json.dumps(body).encode()))
+        return self.outline.prompt_in(answer) if status == 200 and isinstance(answer, dict) else None

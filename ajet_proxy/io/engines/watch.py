@@ -4,7 +4,7 @@ An engine may be started again while daemon and trainer run, with another model,
 It answers as before, and its calls count as the trained model's. And a trainer that dies in a push may leave an engine
 frozen behind an open gate: agents would wait for ever. Both raise an alert, which ends when the engine is right again.
 
-What an engine says of its model (`/v1/models`) is noted whenever a gate opens or engines are announced, because their
+What an engine says of its model is noted whenever a gate opens or engines are announced, because their
 trainer has just looked itself. It is kept in the data directory, for `doctor` and the next start. Where no trainer
 speaks, an engine may serve what it likes.
 
@@ -25,7 +25,9 @@ from typing import Any
 
 import aiohttp
 
+from ajet_proxy.io.engines.engine import Told
 from ajet_proxy.io.engines.upstream import Engines
+from ajet_proxy.io.engines.vllm import UNTOLD, over
 
 logger = logging.getLogger(__name__)
 
@@ -34,25 +36,15 @@ LOOK_S, SOON_S = 15.0, 0.5
 ANSWER_S = 5.0
 AGENT = "ajet-proxy"
 FILE = "engines.json"
-UNTOLD = "default"
-"""What vLLM says of its weights until it is told their version."""
-Told = Mapping[str, Any]
+Noted = Mapping[str, Any]
 """What an engine says of itself: `models` with its own ones, and the `version` of its weights, if it tells one."""
-
-
-def own_models(answer: Any) -> list[list[Any]]:
-    """The name, the folder and the longest context of each model of an engine's own, by its answer to ``/v1/models``.
-    Adapters come and go, and engines that name no folder do not say what they serve."""
-    cards = answer.get("data") if isinstance(answer, Mapping) else None
-    found = [card for card in cards or () if isinstance(card, Mapping) and card.get("root") and not card.get("parent")]
-    return sorted([str(card.get("id")), str(card["root"]), card.get("max_model_len")] for card in found)
 
 
 def words(models: Sequence[Sequence[Any]]) -> str:
     return ", ".join(f"{name} from {root} with {length} tokens" for name, root, length in models)
 
 
-def changed(before: Told, now: Told) -> str | None:
+def changed(before: Noted, now: Noted) -> str | None:
     """What has changed at an engine that should not have."""
     was, serves = before.get("models"), now.get("models")
     if was and serves and was != serves:
@@ -62,13 +54,13 @@ def changed(before: Told, now: Told) -> str | None:
     return None
 
 
-def read(data_dir: Path) -> dict[str, Told]:
+def read(data_dir: Path) -> dict[str, Noted]:
     """What engines said of themselves when it was last noted, by base URL."""
     try:
         found = json.loads((data_dir / FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return {url: told for url, told in found.items() if isinstance(told, dict)} if isinstance(found, dict) else {}
+    return {url: noted for url, noted in found.items() if isinstance(noted, dict)} if isinstance(found, dict) else {}
 
 
 class EngineWatch:
@@ -108,32 +100,21 @@ class EngineWatch:
         urls, limit = self._engines.all(), aiohttp.ClientTimeout(total=ANSWER_S)
         connector = aiohttp.TCPConnector(force_close=True)
         async with aiohttp.ClientSession(headers=self._headers, timeout=limit, connector=connector) as session:
-            answers = await asyncio.gather(*(self._ask(session, url) for url in urls))
+            answers = await asyncio.gather(*(over(session, url).probe() for url in urls))
         held = {url for gate in self._shut() for url in self._engines.behind(gate)}
-        for url, (told, frozen) in zip(urls, answers, strict=True):
+        for url, told in zip(urls, answers, strict=True):
             self._judge(url, told)
-            self._look_frozen(url, frozen=frozen and url not in held)
+            self._look_frozen(url, frozen=told.paused and url not in held)
         self._forget(set(urls))
 
-    async def _ask(self, session: aiohttp.ClientSession, url: str) -> tuple[Told, bool]:
-        """What the engine says of itself, and whether it is frozen. Nothing is known of one that does not answer."""
-        models, paused, info = [await self._get(session, url + path) for path in _PATHS]
-        told = {"models": own_models(models), "version": _field(info, "weight_version")}
-        return told, _field(paused, "is_paused") is True
-
-    async def _get(self, session: aiohttp.ClientSession, url: str) -> Any:
-        with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            async with session.get(url, allow_redirects=False) as answer:
-                return json.loads(await answer.read()) if answer.status == 200 else None
-        return None
-
     def _judge(self, url: str, told: Told) -> None:
-        if not told["models"]:
+        if not told.models:
             return
+        now = {"models": told.models, "version": told.version}
         if url in self._due:
             self._due.discard(url)
-            self._note(url, told)
-        if (said := changed(self._noted.get(url, {}), told)) is None:
+            self._note(url, now)
+        if (said := changed(self._noted.get(url, {}), now)) is None:
             self._alerts.pop(_serves(url), None)
         else:
             self._alerts[_serves(url)] = (
@@ -152,10 +133,10 @@ class EngineWatch:
             )
         self._frozen |= {url} if frozen else set()
 
-    def _note(self, url: str, told: Told) -> None:
-        if self._noted.get(url) == told:
+    def _note(self, url: str, now: Noted) -> None:
+        if self._noted.get(url) == now:
             return
-        self._noted[url] = told
+        self._noted[url] = now
         temporary = self._data_dir / f".{FILE}.new"
         with suppress(OSError):  # a full disk has alerts of its own
             temporary.write_text(json.dumps(self._noted))
@@ -168,13 +149,6 @@ class EngineWatch:
         for url in self._frozen - urls:
             self._alerts.pop(_goes_on(url), None)
             self._frozen.discard(url)
-
-
-_PATHS = ("/v1/models", "/is_paused", "/weight_info")
-
-
-def _field(answer: Any, name: str) -> Any:
-    return answer.get(name) if isinstance(answer, Mapping) else None
 
 
 def _serves(url: str) -> str:

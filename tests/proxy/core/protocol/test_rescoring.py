@@ -26,11 +26,11 @@ ROWS: list[Any] = [None, row(2, -9.0), row(3, -9.0), row(7, -0.5), row(8, -1)]
 
 
 def test_the_question_leaves_room_for_the_one_token_that_must_be_generated() -> None:
-    body = json.loads(question(CHOICE, model="adapter", salt=None))
+    body = question(CHOICE, model="adapter", salt=None)
     assert (body["model"], body["prompt"], body["logprob_token_ids"]) == ("adapter", [1, 2, 3, 7, 8], [9])
     assert (body["max_tokens"], body["prompt_logprobs"], body["logprobs"]) == (1, 0, 0)
     assert "cache_salt" not in body
-    assert json.loads(question(CHOICE, model="adapter", salt="s"))["cache_salt"] == "s"
+    assert question(CHOICE, model="adapter", salt="s")["cache_salt"] == "s"
 
 
 def test_the_answer_makes_the_choice_whole() -> None:

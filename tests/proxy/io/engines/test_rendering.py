@@ -9,8 +9,9 @@ import pytest
 
 from ajet_proxy.core.continuity.memory import outline
 from ajet_proxy.core.conversation.history import ChatHistory
-from ajet_proxy.io.engines.rendering import Engine, NotRendered, Renderer
-from ajet_proxy.io.engines.upstream import EngineRequest, Engines
+from ajet_proxy.io.engines.rendering import NotRendered, Renderer, Renderings
+from ajet_proxy.io.engines.upstream import Engines
+from ajet_proxy.io.engines.vllm import Vllm
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.io.capture.test_continuity import MORE, TOOL, talk, turn, words
 from tests.proxy.io.front import CHAT, Front
@@ -67,22 +68,6 @@ async def test_a_process_that_has_only_seen_exact_turns_believes_no_other_render
         assert words(front)[-1] == "not_proven"
 
 
-class Answers:
-    """In place of an engine: answers everything with `body`."""
-
-    def __init__(self, body: Any, status: int) -> None:
-        self.body, self.status = body, status
-
-    async def send(self, request: EngineRequest) -> Answers:
-        return self
-
-    async def read(self) -> bytes:
-        return json.dumps(self.body).encode()
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
 @pytest.mark.parametrize(("body", "status", "ids"), [
     ({"tokens": [1, 2], "max_model_len": 9}, 200, (1, 2)), ({"tokens": []}, 200, ()), ({}, 200, None),
     ({"tokens": None}, 200, None), ({"tokens": "12"}, 200, None), ({"tokens": [1, -2]}, 200, None), ([], 200, None),
@@ -91,11 +76,14 @@ class Answers:
 async def test_what_is_no_rendering_is_not_taken_for_one(body: Any, status: int, ids: tuple[int, ...] | None) -> None:
     fields = {"messages": [{"role": "user", "content": "hi"}]}
     outlined = outline(fields, ChatHistory(fields, b"", exact=True), episode="e", model="m", agent="")
-    request = EngineRequest("POST", CHAT, {}, b"", "m", "e")
     assert outlined is not None
-    ask = Renderer(Answers(body, status), request, Engine(), CHAT, outlined)  # type: ignore[arg-type]
+
+    async def ask(method: str, route: str, asked: Any) -> tuple[int, bytes]:
+        return status, json.dumps(body).encode()
+
+    renderer = Renderer(Vllm(ask), "m", Renderings(), CHAT, outlined)
     if ids is not None:
-        assert await ask.whole() == ids
+        assert await renderer.whole() == ids
         return
     with pytest.raises(NotRendered):
-        await ask.whole()
+        await renderer.whole()

@@ -11,7 +11,8 @@ import pytest
 from ajet_proxy.doctor import examine
 from ajet_proxy.io.engines import watch
 from ajet_proxy.io.engines.upstream import Engines
-from ajet_proxy.io.engines.watch import EngineWatch, changed, own_models, read
+from ajet_proxy.io.engines.vllm import own_models
+from ajet_proxy.io.engines.watch import EngineWatch, changed, read
 from ajet_proxy.settings import Config
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import eventually, serving
