@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
+from tests.kit.engine_stub import EngineStub
 from tests.proxy.io.front import Front
 
 
@@ -15,3 +18,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(autouse=True)
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Front, "remote", getattr(request, "param", False))
+
+
+@pytest.fixture
+async def front(either_way: None, stub: EngineStub) -> AsyncIterator[Front]:
+    """A listening front before `stub`."""
+    async with Front(stub.url) as running:
+        yield running

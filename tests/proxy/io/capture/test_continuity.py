@@ -86,13 +86,12 @@ async def test_drift_is_zero_with_exact_ids_and_is_not_without() -> None:
                 assert ('ajet_continuity_total{outcome="exact"} 9' in front.metrics.render()) is on
 
 
-async def test_an_engine_whose_rendering_is_exact_is_left_alone() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        await talk(front, 3)
-        assert words(front) == ["first_turn", "same", "same"]
-        assert all("kv_transfer_params" not in (request.body or {}) for request in stub.requests)
-        assert [request.path for request in stub.requests if request.path == "/tokenize"] == ["/tokenize"] * 2
-        assert all(call.altered == ("return_token_ids", "logprobs") for call in front.calls)
+async def test_an_engine_whose_rendering_is_exact_is_left_alone(stub: EngineStub, front: Front) -> None:
+    await talk(front, 3)
+    assert words(front) == ["first_turn", "same", "same"]
+    assert all("kv_transfer_params" not in (request.body or {}) for request in stub.requests)
+    assert [request.path for request in stub.requests if request.path == "/tokenize"] == ["/tokenize"] * 2
+    assert all(call.altered == ("return_token_ids", "logprobs") for call in front.calls)
 
 
 async def test_a_turn_costs_two_renderings_once_the_engine_is_known() -> None:
@@ -277,13 +276,12 @@ async def test_a_prompt_without_room_for_an_answer() -> None:
         assert words(front)[-1] == "too_long"
 
 
-async def test_images_and_echo_are_beyond_it() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        await turn(front, [{"role": "user", "content": "hello"}], echo=True)
-        assert words(front) == ["unsupported"]
-        picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-        await turn(front, [picture])
-        assert front.lost == ["multimodal"]
+async def test_images_and_echo_are_beyond_it(front: Front) -> None:
+    await turn(front, [{"role": "user", "content": "hello"}], echo=True)
+    assert words(front) == ["unsupported"]
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    await turn(front, [picture])
+    assert front.lost == ["multimodal"]
 
 
 async def test_an_engine_that_does_not_read_given_ids_is_found_out_before_it_gets_any() -> None:

@@ -84,12 +84,11 @@ async def test_drift_is_zero_with_exact_ids_and_is_not_without(final: bool) -> N
                     assert ("kv_transfer_params" in call.altered) is on
 
 
-async def test_an_engine_whose_rendering_is_exact_is_left_alone() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        await talk(front, 3)
-        assert words(front) == ["first_turn", "same", "same"]
-        assert not any(map(given, stub.llm_requests()))
-        assert [request.path for request in stub.requests if request.path != ROUTE] == ["/tokenize"] * 2
+async def test_an_engine_whose_rendering_is_exact_is_left_alone(stub: EngineStub, front: Front) -> None:
+    await talk(front, 3)
+    assert words(front) == ["first_turn", "same", "same"]
+    assert not any(map(given, stub.llm_requests()))
+    assert [request.path for request in stub.requests if request.path != ROUTE] == ["/tokenize"] * 2
 
 
 async def test_a_turn_costs_two_renderings_once_its_kind_is_known() -> None:

@@ -44,18 +44,17 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/version", "/e/some-episode/v1/models"])
-async def test_what_passes_is_untouched(path: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        direct = await get(stub.url + path.removeprefix("/e/some-episode"))
-        answer = await get(front.url + path)
-        headers = {name: value for name, value in direct.headers.items() if name != "date"}
-        assert (answer.status, answer.body) == (direct.status, direct.body)
-        assert {name: value for name, value in answer.headers.items() if name != "date"} == headers
+async def test_what_passes_is_untouched(stub: EngineStub, front: Front, path: str) -> None:
+    direct = await get(stub.url + path.removeprefix("/e/some-episode"))
+    answer = await get(front.url + path)
+    headers = {name: value for name, value in direct.headers.items() if name != "date"}
+    assert (answer.status, answer.body) == (direct.status, direct.body)
+    assert {name: value for name, value in answer.headers.items() if name != "date"} == headers
     assert front.store.durable == []
 
 
 @pytest.mark.parametrize("path", [*CAPTURED, "/v1/embeddings"])
-async def test_a_body_that_is_no_request_is_read_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_is_no_request_is_read_once(front: Front, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """To find out that it is none costs as much as to read one."""
     read: list[bytes] = []
 
@@ -64,22 +63,20 @@ async def test_a_body_that_is_no_request_is_read_once(path: str, monkeypatch: py
         return JsonBody(body, *more)
 
     monkeypatch.setattr(http_front, "JsonBody", reading)
-    async with EngineStub() as stub, Front(stub.url) as front:
-        await send(front.url + path, body=b'{"model": "stub",')
+    await send(front.url + path, body=b'{"model": "stub",')
     assert read == [b'{"model": "stub",']
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/embeddings?a=%20b&c", "/e/x/v1/embeddings"])
-async def test_a_body_passes_untouched(path: str) -> None:
+async def test_a_body_passes_untouched(stub: EngineStub, front: Front, path: str) -> None:
     raw = b'{ "prompt" : "\\u00e9", "x": 1.0e0 }'
-    async with EngineStub() as stub, Front(stub.url) as front:
-        answer = await send(front.url + path, body=raw, headers={"X-Custom": "1"})
-        assert answer.status == 200
-        if "embeddings" in path:
-            assert answer.body == raw and answer.headers["x-engine"] == "stub"
-        (seen,) = stub.requests
-        assert seen.body == json.loads(raw) and seen.headers["x-custom"] == "1"
-        assert seen.headers["content-type"] == "application/json"
+    answer = await send(front.url + path, body=raw, headers={"X-Custom": "1"})
+    assert answer.status == 200
+    if "embeddings" in path:
+        assert answer.body == raw and answer.headers["x-engine"] == "stub"
+    (seen,) = stub.requests
+    assert seen.body == json.loads(raw) and seen.headers["x-custom"] == "1"
+    assert seen.headers["content-type"] == "application/json"
 
 
 async def test_a_head_request_passes() -> None:
@@ -98,17 +95,15 @@ async def test_a_head_request_passes() -> None:
     "/inference/v1/generate",
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_no_other_route_is_reachable(path: str, method: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        answer = await send(front.url + path, method=method)
-        assert error(answer, 404)["type"] == "not_found_error"
-        assert stub.requests == []
+async def test_no_other_route_is_reachable(stub: EngineStub, front: Front, path: str, method: str) -> None:
+    answer = await send(front.url + path, method=method)
+    assert error(answer, 404)["type"] == "not_found_error"
+    assert stub.requests == []
 
 
-async def test_what_is_refused_is_counted() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        assert error(await send(f"{front.url}/pause"), 404)
-        assert 'ajet_requests_total{route="refused",status="404"} 1' in front.metrics.render()
+async def test_what_is_refused_is_counted(front: Front) -> None:
+    assert error(await send(f"{front.url}/pause"), 404)
+    assert 'ajet_requests_total{route="refused",status="404"} 1' in front.metrics.render()
 
 
 async def test_a_route_can_be_allowed() -> None:
@@ -118,17 +113,15 @@ async def test_a_route_can_be_allowed() -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, CHAT + "/", "/v1/ch%61t/completions", "/e/x" + CHAT])
-async def test_a_captured_route_is_captured_however_it_is_spelled(path: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        assert (await send(front.url + path, body=BODY)).status == 200
-        assert len(front.calls) == 1
-        assert stub.requests[0].path == CHAT
+async def test_a_captured_route_is_captured_however_it_is_spelled(stub: EngineStub, front: Front, path: str) -> None:
+    assert (await send(front.url + path, body=BODY)).status == 200
+    assert len(front.calls) == 1
+    assert stub.requests[0].path == CHAT
 
 
-async def test_the_query_reaches_the_engine() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        assert (await send(f"{front.url}{CHAT}?api-version=1%202", body=BODY)).status == 200
-        assert len(front.calls) == 1
+async def test_the_query_reaches_the_engine(front: Front) -> None:
+    assert (await send(f"{front.url}{CHAT}?api-version=1%202", body=BODY)).status == 200
+    assert len(front.calls) == 1
 
 
 # --- bodies
@@ -141,29 +134,30 @@ async def test_the_query_reaches_the_engine() -> None:
         ("/", "page is /ajet/"), ("/pause", ""), ("/e/ep", "/e/EPISODE: the base URL of an OpenAI client ends in"),
     ],
 )
-async def test_the_usual_mistakes_in_an_address_are_told(path: str, hint: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        message = error(await send(front.url + path, body=BODY), 404)["message"]
-        assert hint in message
-        assert (":" in message) is bool(hint)
-        assert not stub.requests
+async def test_the_usual_mistakes_in_an_address_are_told(stub: EngineStub, front: Front, path: str, hint: str) -> None:
+    message = error(await send(front.url + path, body=BODY), 404)["message"]
+    assert hint in message
+    assert (":" in message) is bool(hint)
+    assert not stub.requests
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"model": "\xff"}'])
-async def test_a_body_that_is_no_json_object_is_the_engines_to_refuse(body: bytes) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        direct = await send(stub.url + CHAT, body=body)
-        answer = await send(front.url + CHAT, body=body)
-        assert (answer.status, answer.body) == (400, direct.body)
-        assert front.store.durable == []
+async def test_a_body_that_is_no_json_object_is_the_engines_to_refuse(
+    stub: EngineStub, front: Front, body: bytes
+) -> None:
+    direct = await send(stub.url + CHAT, body=body)
+    answer = await send(front.url + CHAT, body=body)
+    assert (answer.status, answer.body) == (400, direct.body)
+    assert front.store.durable == []
 
 
 @pytest.mark.parametrize(("body", "message"), [(b"{", "not a JSON object"), (b'{"model": "\xff"}', "not UTF-8")])
-async def test_a_body_that_cannot_be_translated_is_a_400(body: bytes, message: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        answer = await send(front.url + "/v1/messages", body=body)
-        assert answer.status == 400 and message in answer.json()["error"]["message"]
-        assert stub.requests == [] and front.store.durable == []
+async def test_a_body_that_cannot_be_translated_is_a_400(
+    stub: EngineStub, front: Front, body: bytes, message: str
+) -> None:
+    answer = await send(front.url + "/v1/messages", body=body)
+    assert answer.status == 400 and message in answer.json()["error"]["message"]
+    assert stub.requests == [] and front.store.durable == []
 
 
 async def test_an_oversized_body_is_a_413() -> None:
@@ -180,51 +174,46 @@ async def test_an_oversized_body_is_a_413() -> None:
         assert len(stub.requests) == 1
 
 
-async def test_a_compressed_body_reaches_the_engine_plain() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        headers = {"content-encoding": "gzip", "accept-encoding": "gzip"}
-        answer = await send(front.url + CHAT, body=gzip.compress(json.dumps(BODY).encode()), headers=headers)
-        assert answer.status == 200
-        assert stub.requests[0].headers["accept-encoding"] == "identity"
-        assert len(front.calls) == 1
+async def test_a_compressed_body_reaches_the_engine_plain(stub: EngineStub, front: Front) -> None:
+    headers = {"content-encoding": "gzip", "accept-encoding": "gzip"}
+    answer = await send(front.url + CHAT, body=gzip.compress(json.dumps(BODY).encode()), headers=headers)
+    assert answer.status == 200
+    assert stub.requests[0].headers["accept-encoding"] == "identity"
+    assert len(front.calls) == 1
 
 
 # --- identity and keys
 
 
-async def test_every_call_of_a_name_joins_its_episode() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        for headers in ({"X-AJet-Episode": "ep"}, {"session-id": "ep"}):
-            assert (await send(front.url + CHAT, body=BODY, headers=headers)).headers["x-ajet-episode"] == "ep"
-        await send(front.url + CHAT, body={**BODY, "user": "ep"})
-        await send(f"{front.url}/e/ep{CHAT}", body=BODY)
+async def test_every_call_of_a_name_joins_its_episode(front: Front) -> None:
+    for headers in ({"X-AJet-Episode": "ep"}, {"session-id": "ep"}):
+        assert (await send(front.url + CHAT, body=BODY, headers=headers)).headers["x-ajet-episode"] == "ep"
+    await send(front.url + CHAT, body={**BODY, "user": "ep"})
+    await send(f"{front.url}/e/ep{CHAT}", body=BODY)
     assert [call.identified_by for call in front.calls] == ["header", "harness", "body", "path"]
     assert {call.episode for call in front.calls} == {"ep"}
     assert len(front.of(EpisodeOpened)) == 1
 
 
-async def test_calls_that_nothing_names_have_episodes_of_their_own() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        names = [(await send(front.url + CHAT, body=BODY)).headers["x-ajet-episode"] for _ in range(2)]
+async def test_calls_that_nothing_names_have_episodes_of_their_own(front: Front) -> None:
+    names = [(await send(front.url + CHAT, body=BODY)).headers["x-ajet-episode"] for _ in range(2)]
     assert [call.episode for call in front.calls] == names and len(set(names)) == 2
     assert front.calls[0].identified_by == "lineage"
 
 
-async def test_labels_reach_the_episode_and_not_the_engine() -> None:
+async def test_labels_reach_the_episode_and_not_the_engine(stub: EngineStub, front: Front) -> None:
     labels = {"X-AJet-Task": "t", "X-AJet-Agent": "a", "X-AJet-Eval": "1", "X-AJet-Anything": "x"}
-    async with EngineStub() as stub, Front(stub.url) as front:
-        await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=labels)
-        assert not [name for name in stub.requests[0].headers if name.startswith("x-ajet")]
+    await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=labels)
+    assert not [name for name in stub.requests[0].headers if name.startswith("x-ajet")]
     (opened,) = front.of(EpisodeOpened)
     assert (opened.task, opened.eval, front.calls[0].agent) == ("t", True, "a")
 
 
-async def test_an_unusable_label_is_a_400() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        assert error(await send(f"{front.url}/e/a%20b{CHAT}", body=BODY), 400)["param"] == "episode"
-        answer = await send(front.url + CHAT, body=BODY, headers={"X-AJet-Eval": "x"})
-        assert error(answer, 400)["param"] == "X-AJet-Eval"
-        assert stub.requests == [] and front.store.durable == []
+async def test_an_unusable_label_is_a_400(stub: EngineStub, front: Front) -> None:
+    assert error(await send(f"{front.url}/e/a%20b{CHAT}", body=BODY), 400)["param"] == "episode"
+    answer = await send(front.url + CHAT, body=BODY, headers={"X-AJet-Eval": "x"})
+    assert error(answer, 400)["param"] == "X-AJet-Eval"
+    assert stub.requests == [] and front.store.durable == []
 
 
 async def test_behind_an_admin_secret_every_request_needs_a_key() -> None:
@@ -263,11 +252,12 @@ async def test_a_key_of_ours_reaches_no_engine_wherever_it_stands() -> None:
         assert len(stub.requests) == 2
 
 
-async def test_a_misspelt_header_of_ours_is_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        many = (f"x-ajet-no-{number}" for number in range(MOST_MISSPELT + 5))
-        for name in ("x-ajet-rewards", "X-AJet-Rewards", *many):
-            assert (await send(front.url + CHAT, body=BODY, headers={name: "1"})).status == 200
+async def test_a_misspelt_header_of_ours_is_named_once_in_the_log(
+    front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = (f"x-ajet-no-{number}" for number in range(MOST_MISSPELT + 5))
+    for name in ("x-ajet-rewards", "X-AJet-Rewards", *many):
+        assert (await send(front.url + CHAT, body=BODY, headers={name: "1"})).status == 200
     told = [line.getMessage() for line in caplog.records if line.name == "ajet_proxy.io.capture.front"]
     assert told[0] == "a request has the header 'x-ajet-rewards', which means nothing; was X-AJet-Reward meant?"
     assert len(told) == MOST_MISSPELT == len(set(told))
@@ -286,28 +276,25 @@ async def test_a_foreign_key_is_passed_on_and_the_engines_own_key_stands_in_for_
                 assert "x-api-key" not in stub.requests[-1].headers
 
 
-async def test_the_key_of_an_episode_that_is_gone_is_a_404() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        gone = front.keys.issue(Claims("agent", "", "gone"))
-        assert error(await send(front.url + CHAT, body=BODY, headers=bearer(gone)), 404)["param"] == "episode"
-        assert stub.requests == []
+async def test_the_key_of_an_episode_that_is_gone_is_a_404(stub: EngineStub, front: Front) -> None:
+    gone = front.keys.issue(Claims("agent", "", "gone"))
+    assert error(await send(front.url + CHAT, body=BODY, headers=bearer(gone)), 404)["param"] == "episode"
+    assert stub.requests == []
 
 
-async def test_a_sealed_episode_takes_no_calls() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.open("ep")
-        front.store.post(front.store.commands.seal("ep", at=front.clock.now()))
-        assert error(await send(f"{front.url}/e/ep{CHAT}", body=BODY), 409)
-        assert stub.requests == [] and front.of(CallStarted) == []
+async def test_a_sealed_episode_takes_no_calls(stub: EngineStub, front: Front) -> None:
+    front.open("ep")
+    front.store.post(front.store.commands.seal("ep", at=front.clock.now()))
+    assert error(await send(f"{front.url}/e/ep{CHAT}", body=BODY), 409)
+    assert stub.requests == [] and front.of(CallStarted) == []
 
 
-async def test_a_retry_makes_one_call() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        url = f"{front.url}/e/ep{CHAT}"
-        await send(url, body=BODY, headers={"Idempotency-Key": "k"})
-        await send(url, body=BODY, headers={"Idempotency-Key": "k", "X-Stainless-Retry-Count": "1"})
-        await send(url, body=BODY)
-        await send(url, body=BODY, headers={"X-Stainless-Retry-Count": "0"})
+async def test_a_retry_makes_one_call(front: Front) -> None:
+    url = f"{front.url}/e/ep{CHAT}"
+    await send(url, body=BODY, headers={"Idempotency-Key": "k"})
+    await send(url, body=BODY, headers={"Idempotency-Key": "k", "X-Stainless-Retry-Count": "1"})
+    await send(url, body=BODY)
+    await send(url, body=BODY, headers={"X-Stainless-Retry-Count": "0"})
     assert len(front.calls) == 4
     assert [event.reason for event in front.of(CallLost)] == ["retried"]
     assert front.of(CallLost)[0].call == front.calls[0].call
@@ -317,15 +304,14 @@ async def test_a_retry_makes_one_call() -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
-async def test_while_the_gate_is_closed_requests_wait(path: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.close_gate()
-        asking = asyncio.create_task(send(f"{front.url}/e/ep{path}", body={**BODY, "prompt": "x"}))
-        await until(lambda: front.gate.waiting == 1)
-        assert (await get(f"{front.url}/v1/models")).status == 200, "what is no generation does not wait"
-        assert front.of(CallStarted) == []
-        front.open_gate(4)
-        assert (await asking).status == 200
+async def test_while_the_gate_is_closed_requests_wait(front: Front, path: str) -> None:
+    front.close_gate()
+    asking = asyncio.create_task(send(f"{front.url}/e/ep{path}", body={**BODY, "prompt": "x"}))
+    await until(lambda: front.gate.waiting == 1)
+    assert (await get(f"{front.url}/v1/models")).status == 200, "what is no generation does not wait"
+    assert front.of(CallStarted) == []
+    front.open_gate(4)
+    assert (await asking).status == 200
     assert [call.policy_versions[0][0] for call in front.calls] == ([] if "embeddings" in path else [4])
 
 
@@ -358,12 +344,11 @@ async def test_a_request_for_too_many_choices_is_refused_before_anything_happens
         assert (await send(front.url + CHAT, body={**BODY, "n": 2})).status == 200
 
 
-async def test_a_full_disk_stops_intake() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.store.full = True
-        answer = await send(front.url + CHAT, body=BODY)
-        assert error(answer, 503) and answer.headers["retry-after"] == "5"
-        assert stub.requests == []
+async def test_a_full_disk_stops_intake(stub: EngineStub, front: Front) -> None:
+    front.store.full = True
+    answer = await send(front.url + CHAT, body=BODY)
+    assert error(answer, 503) and answer.headers["retry-after"] == "5"
+    assert stub.requests == []
 
 
 async def test_an_engine_that_is_down_is_a_502_and_the_call_is_lost() -> None:
@@ -384,16 +369,15 @@ async def test_a_request_names_its_engine_by_its_model() -> None:
         assert (await send(f"{front.url}/v1/embeddings", body=b"no json")).status == 200
 
 
-async def test_requests_are_counted() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        await send(front.url + CHAT, body=BODY)
-        await send(front.url + CHAT, body=b"no")
-        await get(f"{front.url}/v1/models")
-        stub.faults.append(Fault("hang"))
-        asking = asyncio.create_task(send(front.url + COMPLETIONS, body={**BODY, "prompt": "x"}))
-        await until(lambda: len(stub.llm_requests()) == 3)
-        await leave(asking)
-        await until(lambda: front.lost == ["disconnected"])
+async def test_requests_are_counted(stub: EngineStub, front: Front) -> None:
+    await send(front.url + CHAT, body=BODY)
+    await send(front.url + CHAT, body=b"no")
+    await get(f"{front.url}/v1/models")
+    stub.faults.append(Fault("hang"))
+    asking = asyncio.create_task(send(front.url + COMPLETIONS, body={**BODY, "prompt": "x"}))
+    await until(lambda: len(stub.llm_requests()) == 3)
+    await leave(asking)
+    await until(lambda: front.lost == ["disconnected"])
     text = front.metrics.render()
     for line in (
         'ajet_requests_total{route="chat",status="200"} 1', 'ajet_requests_total{route="chat",status="400"} 1',
@@ -415,7 +399,6 @@ async def test_a_probe_for_a_websocket_is_told_at_once_to_use_http(path: str, up
         assert answer.headers["upgrade"] == "HTTP/1.1" and stub.requests == []
 
 
-async def test_a_client_that_would_rather_speak_another_http_is_answered() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        answer = await send(f"{front.url}/v1/models", method="GET", headers={"Upgrade": "h2c", "Connection": "Upgrade"})
+async def test_a_client_that_would_rather_speak_another_http_is_answered(front: Front) -> None:
+    answer = await send(f"{front.url}/v1/models", method="GET", headers={"Upgrade": "h2c", "Connection": "Upgrade"})
     assert answer.status == 200

@@ -38,38 +38,38 @@ def word(path: str, answer: dict[str, Any]) -> Any:
     (CHAT, "max_tokens", "tool_calls"), (CHAT, "max_completion_tokens", "tool_calls"),
     (MESSAGES, "max_tokens", "tool_use"),
 ])  # fmt: skip
-async def test_a_call_that_was_cut_is_recorded_so(path: str, name: str, said: str, status: int) -> None:
+async def test_a_call_that_was_cut_is_recorded_so(
+    stub: EngineStub, front: Front, path: str, name: str, said: str, status: int
+) -> None:
     """Also if the engine says nothing of its last token (`status`)."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.sampling.status = status
-        answer = await send(f"{front.url}/e/x{path}", body=asks(path, CALL + " and more", LENGTH + 2, name=name))
+    stub.sampling.status = status
+    answer = await send(f"{front.url}/e/x{path}", body=asks(path, CALL + " and more", LENGTH + 2, name=name))
     [call] = front.calls
     assert (call.finish_reason, len(call.token_ids), word(path, answer.json())) == ("length", LENGTH + 2, said)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", TOOLS)
-async def test_a_call_that_ends_with_its_last_token_was_not_cut(path: str, stream: bool) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        for _ in range(2):
-            await send(f"{front.url}/e/x{path}", body=asks(path, CALL, LENGTH + 1, stream=stream))
-        asked = [body for _, body in stub.sampling.asked if "logit_bias" in body and len(body["logit_bias"]) == 1]
+async def test_a_call_that_ends_with_its_last_token_was_not_cut(
+    stub: EngineStub, front: Front, path: str, stream: bool
+) -> None:
+    for _ in range(2):
+        await send(f"{front.url}/e/x{path}", body=asks(path, CALL, LENGTH + 1, stream=stream))
+    asked = [body for _, body in stub.sampling.asked if "logit_bias" in body and len(body["logit_bias"]) == 1]
     assert [call.finish_reason for call in front.calls] == ["tool_calls"] * 2
     assert len([body for body in asked if body["temperature"] == 0]) == 1, "of each token once"
 
 
-async def test_stop_tokens_are_learned_from_answers_that_stopped() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.sampling.status = 500
-        await send(f"{front.url}/e/x{CHAT}", body=asks(CHAT, "hi", 50))
-        for said, limit in ((CALL, LENGTH + 1), (CALL + " and more", LENGTH + 2)):
-            await send(f"{front.url}/e/x{CHAT}", body=asks(CHAT, said, limit))
+async def test_stop_tokens_are_learned_from_answers_that_stopped(stub: EngineStub, front: Front) -> None:
+    stub.sampling.status = 500
+    await send(f"{front.url}/e/x{CHAT}", body=asks(CHAT, "hi", 50))
+    for said, limit in ((CALL, LENGTH + 1), (CALL + " and more", LENGTH + 2)):
+        await send(f"{front.url}/e/x{CHAT}", body=asks(CHAT, said, limit))
     assert [call.finish_reason for call in front.calls] == ["stop", "tool_calls", "length"]
 
 
-async def test_what_the_request_says_stops_is_believed() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.sampling.status = 500
-        last = encode(CALL + " and")[-1]
-        await send(f"{front.url}/e/x{CHAT}", body=asks(CHAT, CALL + " and", LENGTH + 4, stop_token_ids=[last]))
+async def test_what_the_request_says_stops_is_believed(stub: EngineStub, front: Front) -> None:
+    stub.sampling.status = 500
+    last = encode(CALL + " and")[-1]
+    await send(f"{front.url}/e/x{CHAT}", body=asks(CHAT, CALL + " and", LENGTH + 4, stop_token_ids=[last]))
     assert [call.finish_reason for call in front.calls] == ["tool_calls"]

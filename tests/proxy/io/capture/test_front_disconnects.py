@@ -144,21 +144,19 @@ async def test_held_at_the_gate_it_never_reaches_the_engine() -> None:
         assert stub.requests == [] and front.of(CallStarted) == [] and front.gate.in_flight == 0
 
 
-async def test_in_the_middle_of_its_request_it_asks_nothing() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        async with Vanishing(front.url, CHAT, b'{"model":', length=1000):
-            await asyncio.sleep(0.05)
+async def test_in_the_middle_of_its_request_it_asks_nothing(stub: EngineStub, front: Front) -> None:
+    async with Vanishing(front.url, CHAT, b'{"model":', length=1000):
         await asyncio.sleep(0.05)
-        assert stub.requests == [] and front.of(CallStarted) == []
+    await asyncio.sleep(0.05)
+    assert stub.requests == [] and front.of(CallStarted) == []
 
 
-async def test_what_passes_through_ends_too() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.paused.clear()  # type: ignore[union-attr]
-        asking = asyncio.create_task(_hang(front))
-        await until(stub.llm_requests)
-        await leave(asking)
-        assert await engine_stops(stub) < LIMIT_S * TRIES
+async def test_what_passes_through_ends_too(stub: EngineStub, front: Front) -> None:
+    stub.paused.clear()  # type: ignore[union-attr]
+    asking = asyncio.create_task(_hang(front))
+    await until(stub.llm_requests)
+    await leave(asking)
+    assert await engine_stops(stub) < LIMIT_S * TRIES
 
 
 async def _hang(front: Front) -> None:

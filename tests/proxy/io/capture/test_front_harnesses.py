@@ -80,20 +80,20 @@ async def claude_turns(front: Front, headers: dict[str, str]) -> None:
         messages += [{"role": "assistant", "content": blocks}, {"role": "user", "content": content or "and now?"}]
 
 
-async def test_claude_code_is_one_episode_and_one_timeline_whatever_its_billing_line() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        await claude_turns(front, CLAUDE_CODE)
-        assert all("billing" not in json.dumps(request.body) for request in stub.llm_requests())
+async def test_claude_code_is_one_episode_and_one_timeline_whatever_its_billing_line(
+    stub: EngineStub, front: Front
+) -> None:
+    await claude_turns(front, CLAUDE_CODE)
+    assert all("billing" not in json.dumps(request.body) for request in stub.llm_requests())
     assert [(event.episode, event.identified_by) for event in front.of(EpisodeOpened)] == [(SESSION, "harness")]
     assert len(front.calls) == 3 and len(merge(front.calls)) == 1
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-ant-none"}])
 async def test_claude_code_behind_something_that_drops_its_headers_is_known_by_its_body(
-    headers: dict[str, str],
+    front: Front, headers: dict[str, str]
 ) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        await claude_turns(front, headers)
+    await claude_turns(front, headers)
     assert [(event.episode, event.identified_by) for event in front.of(EpisodeOpened)] == [(SESSION, "body")]
     assert len(merge(front.calls)) == 1
 
@@ -136,18 +136,17 @@ def test_codex_names_its_session_in_headers_and_body() -> None:
         assert (found.episode, found.identified_by) == (SESSION, way)
 
 
-async def test_an_agent_that_sends_nothing_is_known_by_its_history() -> None:
+async def test_an_agent_that_sends_nothing_is_known_by_its_history(front: Front) -> None:
     """qwen-code: neither a header nor a field; its side calls are episodes of their own."""
     headers = {"user-agent": "QwenCode/0.15.0 (linux; x64)", "authorization": "Bearer none"}
     system, asked = {"role": "system", "content": "You are Qwen Code."}, {"role": "user", "content": "list the files"}
-    async with EngineStub() as stub, Front(stub.url) as front:
-        messages: list[Any] = [system, asked]
-        for _ in range(3):
-            request = {"model": "stub", "messages": messages, "max_tokens": 64}
-            answer = await send(front.url + CHAT, body=request, headers=headers)
-            messages = [*messages, answer.json()["choices"][0]["message"], {"role": "user", "content": "go on"}]
-        side = [{"role": "system", "content": "Who should speak next?"}, *messages[1:]]
-        await send(front.url + CHAT, body={"model": "stub", "messages": side, "max_tokens": 64}, headers=headers)
+    messages: list[Any] = [system, asked]
+    for _ in range(3):
+        request = {"model": "stub", "messages": messages, "max_tokens": 64}
+        answer = await send(front.url + CHAT, body=request, headers=headers)
+        messages = [*messages, answer.json()["choices"][0]["message"], {"role": "user", "content": "go on"}]
+    side = [{"role": "system", "content": "Who should speak next?"}, *messages[1:]]
+    await send(front.url + CHAT, body={"model": "stub", "messages": side, "max_tokens": 64}, headers=headers)
     main, other = front.of(EpisodeOpened)
     assert main.identified_by == other.identified_by == "lineage"
     assert [call.episode for call in front.calls] == [main.episode] * 3 + [other.episode]
@@ -158,40 +157,37 @@ HELLO = {"model": "stub", "messages": [{"role": "user", "content": "hello"}]}
 
 
 @pytest.mark.parametrize(("headers", "body"), [(CODEX, {}), ({}, {"user": SESSION})], ids=["harness", "body"])
-async def test_a_session_outlives_its_episode(headers: dict[str, str], body: dict[str, Any]) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        opened = []
-        for _ in range(3):
-            for said in ("one", "another"):
-                asked = {"messages": [{"role": "user", "content": said}]}
-                answer = await send(front.url + CHAT, body=HELLO | asked | body, headers=headers)
-                assert answer.status == 200
-                opened.append(answer.headers["x-ajet-episode"])
-            front.store.post(front.store.commands.abort(opened[-1], Abort(), at=front.clock.now()))
-        assert opened == [SESSION] * 2 + [f"{SESSION}.2"] * 2 + [f"{SESSION}.3"] * 2
-        assert not front.lost
+async def test_a_session_outlives_its_episode(front: Front, headers: dict[str, str], body: dict[str, Any]) -> None:
+    opened = []
+    for _ in range(3):
+        for said in ("one", "another"):
+            asked = {"messages": [{"role": "user", "content": said}]}
+            answer = await send(front.url + CHAT, body=HELLO | asked | body, headers=headers)
+            assert answer.status == 200
+            opened.append(answer.headers["x-ajet-episode"])
+        front.store.post(front.store.commands.abort(opened[-1], Abort(), at=front.clock.now()))
+    assert opened == [SESSION] * 2 + [f"{SESSION}.2"] * 2 + [f"{SESSION}.3"] * 2
+    assert not front.lost
 
 
-async def test_a_session_whose_episode_ends_while_a_request_waits_goes_on_in_the_next() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        assert (await send(front.url + CHAT, body=HELLO, headers=CODEX)).status == 200
-        front.close_gate()
-        waiting = asyncio.create_task(send(front.url + CHAT, body=HELLO, headers=CODEX))
-        await asyncio.wait([waiting], timeout=0.2)
-        assert front.gate.waiting == 1
-        front.store.post(front.store.commands.abort(SESSION, Abort(), at=front.clock.now()))
-        front.open_gate(1)
-        assert (await waiting).headers["x-ajet-episode"] == f"{SESSION}.2"
+async def test_a_session_whose_episode_ends_while_a_request_waits_goes_on_in_the_next(front: Front) -> None:
+    assert (await send(front.url + CHAT, body=HELLO, headers=CODEX)).status == 200
+    front.close_gate()
+    waiting = asyncio.create_task(send(front.url + CHAT, body=HELLO, headers=CODEX))
+    await asyncio.wait([waiting], timeout=0.2)
+    assert front.gate.waiting == 1
+    front.store.post(front.store.commands.abort(SESSION, Abort(), at=front.clock.now()))
+    front.open_gate(1)
+    assert (await waiting).headers["x-ajet-episode"] == f"{SESSION}.2"
 
 
-async def test_a_sessions_reward_is_its_latest_episodes_and_seals_it() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        for number, episode in enumerate((SESSION, f"{SESSION}.2")):
-            assert (await send(front.url + CHAT, body=HELLO, headers=CODEX)).headers["x-ajet-episode"] == episode
-            rewarded = CODEX | {"x-ajet-reward": str(number), "x-ajet-final": "1"}
-            assert (await send(front.url + "/v1/models", method="GET", headers=rewarded)).status == 200
-            assert front.store.state.episodes[episode].reward() == number
-            assert front.store.state.episodes[episode].state != "open"
+async def test_a_sessions_reward_is_its_latest_episodes_and_seals_it(front: Front) -> None:
+    for number, episode in enumerate((SESSION, f"{SESSION}.2")):
+        assert (await send(front.url + CHAT, body=HELLO, headers=CODEX)).headers["x-ajet-episode"] == episode
+        rewarded = CODEX | {"x-ajet-reward": str(number), "x-ajet-final": "1"}
+        assert (await send(front.url + "/v1/models", method="GET", headers=rewarded)).status == 200
+        assert front.store.state.episodes[episode].reward() == number
+        assert front.store.state.episodes[episode].state != "open"
 
 
 async def test_tenants_that_use_one_session_name_do_not_meet() -> None:

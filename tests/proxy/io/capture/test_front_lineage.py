@@ -63,65 +63,59 @@ async def test_equal_prompts_at_once_are_episodes_of_their_own() -> None:
     assert len({event.task for event in front.store.state.episodes.values()}) == 1  # they are one group
 
 
-async def test_twins_that_were_told_the_same_are_never_mixed() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        twins = [await send(front.url + CHAT, body=body("say: five")) for _ in range(2)]
-        third = await send(front.url + CHAT, body=body("say: five", told(twins[0]), "more"))
-        assert len({episode_of(answer) for answer in (*twins, third)}) == 3
+async def test_twins_that_were_told_the_same_are_never_mixed(front: Front) -> None:
+    twins = [await send(front.url + CHAT, body=body("say: five")) for _ in range(2)]
+    third = await send(front.url + CHAT, body=body("say: five", told(twins[0]), "more"))
+    assert len({episode_of(answer) for answer in (*twins, third)}) == 3
     noted = views.record(front.store.state, episode_of(third), tokens=False)["metadata"]
     assert set(noted["may_continue"]) == {episode_of(answer) for answer in twins}
     assert 'ajet_lineage_total{found="ambiguous"} 1' in front.metrics.render()
 
 
-async def test_ids_of_tool_calls_tell_twins_apart() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        twins = [await send(front.url + CHAT, body=body("hi", tools=[TOOL])) for _ in range(2)]
-        for twin in twins:
-            call = told(twin)["tool_calls"][0]["id"]
-            result = {"role": "tool", "tool_call_id": call, "content": "higher"}
-            again = await send(front.url + CHAT, body=body("hi", told(twin), result, tools=[TOOL]))
-            assert episode_of(again) == episode_of(twin)
+async def test_ids_of_tool_calls_tell_twins_apart(front: Front) -> None:
+    twins = [await send(front.url + CHAT, body=body("hi", tools=[TOOL])) for _ in range(2)]
+    for twin in twins:
+        call = told(twin)["tool_calls"][0]["id"]
+        result = {"role": "tool", "tool_call_id": call, "content": "higher"}
+        again = await send(front.url + CHAT, body=body("hi", told(twin), result, tools=[TOOL]))
+        assert episode_of(again) == episode_of(twin)
 
 
-async def test_each_client_has_its_own_histories() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        mine, theirs = {"authorization": "Bearer sk-mine"}, {"x-api-key": "sk-theirs"}
-        first = await send(front.url + CHAT, body=body("hi"), headers=mine)
-        later = body("hi", told(first), "more")
-        assert episode_of(await send(front.url + CHAT, body=later, headers=theirs)) != episode_of(first)
-        assert episode_of(await send(front.url + CHAT, body=later)) != episode_of(first)
-        assert episode_of(await send(front.url + CHAT, body=later, headers=mine)) == episode_of(first)
+async def test_each_client_has_its_own_histories(front: Front) -> None:
+    mine, theirs = {"authorization": "Bearer sk-mine"}, {"x-api-key": "sk-theirs"}
+    first = await send(front.url + CHAT, body=body("hi"), headers=mine)
+    later = body("hi", told(first), "more")
+    assert episode_of(await send(front.url + CHAT, body=later, headers=theirs)) != episode_of(first)
+    assert episode_of(await send(front.url + CHAT, body=later)) != episode_of(first)
+    assert episode_of(await send(front.url + CHAT, body=later, headers=mine)) == episode_of(first)
 
 
-async def test_a_nameless_call_may_continue_a_named_episode() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        first = await send(f"{front.url}/e/ep{CHAT}", body=body("hi"))
-        assert episode_of(await send(front.url + CHAT, body=body("hi", told(first), "more"))) == "ep"
+async def test_a_nameless_call_may_continue_a_named_episode(front: Front) -> None:
+    first = await send(f"{front.url}/e/ep{CHAT}", body=body("hi"))
+    assert episode_of(await send(front.url + CHAT, body=body("hi", told(first), "more"))) == "ep"
     assert [event.identified_by for event in front.of(CallStarted)] == ["path", "lineage"]
 
 
-async def test_every_choice_can_be_gone_on_from() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        first = await send(front.url + CHAT, body=body("hi", n=3))
-        for choice in first.json()["choices"]:
-            again = await send(front.url + CHAT, body=body("hi", choice["message"], "more"))
-            assert episode_of(again) == episode_of(first)
+async def test_every_choice_can_be_gone_on_from(front: Front) -> None:
+    first = await send(front.url + CHAT, body=body("hi", n=3))
+    for choice in first.json()["choices"]:
+        again = await send(front.url + CHAT, body=body("hi", choice["message"], "more"))
+        assert episode_of(again) == episode_of(first)
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
-async def test_a_text_or_its_ids_go_on_too(as_ids: bool) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        request = {"model": "stub", "prompt": "Once", "max_tokens": 8, "seed": 1, "return_token_ids": True}
-        first = await send(front.url + COMPLETIONS, body=request)
-        (choice,) = first.json()["choices"]
-        on: Any = "Once" + choice["text"] + " upon"
-        if as_ids:
-            on = [*choice["prompt_token_ids"], *choice["token_ids"], 32]
-        again = await send(front.url + COMPLETIONS, body=request | {"prompt": on})
-        assert episode_of(again) == episode_of(first)
-        assert episode_of(await send(front.url + COMPLETIONS, body=request)) != episode_of(first)
-        other = request | {"prompt": on[1:]}
-        assert episode_of(await send(front.url + COMPLETIONS, body=other)) != episode_of(first)
+async def test_a_text_or_its_ids_go_on_too(front: Front, as_ids: bool) -> None:
+    request = {"model": "stub", "prompt": "Once", "max_tokens": 8, "seed": 1, "return_token_ids": True}
+    first = await send(front.url + COMPLETIONS, body=request)
+    (choice,) = first.json()["choices"]
+    on: Any = "Once" + choice["text"] + " upon"
+    if as_ids:
+        on = [*choice["prompt_token_ids"], *choice["token_ids"], 32]
+    again = await send(front.url + COMPLETIONS, body=request | {"prompt": on})
+    assert episode_of(again) == episode_of(first)
+    assert episode_of(await send(front.url + COMPLETIONS, body=request)) != episode_of(first)
+    other = request | {"prompt": on[1:]}
+    assert episode_of(await send(front.url + COMPLETIONS, body=other)) != episode_of(first)
 
 
 async def test_an_answer_that_could_not_be_captured_can_be_gone_on_from() -> None:
@@ -131,31 +125,29 @@ async def test_an_answer_that_could_not_be_captured_can_be_gone_on_from() -> Non
         assert episode_of(await send(front.url + CHAT, body=body("hi", told(first), "more"))) == episode_of(first)
 
 
-async def test_a_reward_rides_to_the_episode_that_is_continued() -> None:
+async def test_a_reward_rides_to_the_episode_that_is_continued(stub: EngineStub, front: Front) -> None:
     reward = {"X-AJet-Reward": "0.5"}
-    async with EngineStub() as stub, Front(stub.url) as front:
-        refused = await send(front.url + CHAT, body=body("hi"), headers=reward)
-        assert refused.status == 400 and "continues" in refused.json()["error"]["message"]
-        assert front.of(EpisodeOpened) == [] and stub.requests == []
-        first = await send(front.url + CHAT, body=body("hi"))
-        assert (await send(front.url + CHAT, body=body("hi", told(first), "more"), headers=reward)).status == 200
-        ended = await send(
-            front.url + CHAT, body=body("hi", told(first), "bye"), headers=reward | {"X-AJet-Final": "1"}
-        )
-        assert ended.status == 409
+    refused = await send(front.url + CHAT, body=body("hi"), headers=reward)
+    assert refused.status == 400 and "continues" in refused.json()["error"]["message"]
+    assert front.of(EpisodeOpened) == [] and stub.requests == []
+    first = await send(front.url + CHAT, body=body("hi"))
+    assert (await send(front.url + CHAT, body=body("hi", told(first), "more"), headers=reward)).status == 200
+    ended = await send(
+        front.url + CHAT, body=body("hi", told(first), "bye"), headers=reward | {"X-AJet-Final": "1"}
+    )
+    assert ended.status == 409
     assert [(event.episode, event.value) for event in front.of(RewardGiven)] == [(episode_of(first), 0.5)] * 2
 
 
-async def test_an_episode_that_ends_while_its_call_is_held_leaves_the_call_to_a_new_one() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        first = await send(front.url + CHAT, body=body("hi"))
-        front.close_gate()
-        asking = asyncio.create_task(send(front.url + CHAT, body=body("hi", told(first), "more")))
-        await until(lambda: front.gate.waiting == 1)
-        front.store.post(front.store.commands.seal(episode_of(first), at=front.clock.now()))
-        front.open_gate(1)
-        again = await asking
-        assert again.status == 200 and episode_of(again) != episode_of(first)
+async def test_an_episode_that_ends_while_its_call_is_held_leaves_the_call_to_a_new_one(front: Front) -> None:
+    first = await send(front.url + CHAT, body=body("hi"))
+    front.close_gate()
+    asking = asyncio.create_task(send(front.url + CHAT, body=body("hi", told(first), "more")))
+    await until(lambda: front.gate.waiting == 1)
+    front.store.post(front.store.commands.seal(episode_of(first), at=front.clock.now()))
+    front.open_gate(1)
+    again = await asking
+    assert again.status == 200 and episode_of(again) != episode_of(first)
 
 
 async def test_retries_of_a_nameless_first_prompt_make_one_call() -> None:
@@ -172,16 +164,15 @@ async def test_retries_of_a_nameless_first_prompt_make_one_call() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_responses_go_on_by_their_items_or_by_name(stream: bool) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        url, common = f"{front.url}/v1/responses", {"model": "stub", "max_output_tokens": 64, "stream": stream}
-        items: list[Any] = [{"role": "user", "content": "hi"}]
-        for turn in range(3):
-            answer = await send(url, body=common | {"input": items})
-            last = json.loads(answer.body.rpartition(b"data: ")[2])
-            response = last["response"] if stream else last
-            items = [*items, *response["output"], {"role": "user", "content": f"turn {turn}"}]
-        await send(url, body=common | {"previous_response_id": response["id"], "input": "and now?"})
-        await send(url, body=common | {"input": "hi"})
+async def test_responses_go_on_by_their_items_or_by_name(front: Front, stream: bool) -> None:
+    url, common = f"{front.url}/v1/responses", {"model": "stub", "max_output_tokens": 64, "stream": stream}
+    items: list[Any] = [{"role": "user", "content": "hi"}]
+    for turn in range(3):
+        answer = await send(url, body=common | {"input": items})
+        last = json.loads(answer.body.rpartition(b"data: ")[2])
+        response = last["response"] if stream else last
+        items = [*items, *response["output"], {"role": "user", "content": f"turn {turn}"}]
+    await send(url, body=common | {"previous_response_id": response["id"], "input": "and now?"})
+    await send(url, body=common | {"input": "hi"})
     episodes = [event.episode for event in front.of(CallStarted)]
     assert len(set(episodes[:4])) == 1 and episodes[4] != episodes[0]

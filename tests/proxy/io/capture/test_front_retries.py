@@ -21,47 +21,43 @@ KEY = {"Idempotency-Key": "one"}
 BODY = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
 
 
-async def test_a_retry_that_only_counts_itself_rewards_once() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        url, models = f"{front.url}/e/ep{CHAT}", f"{front.url}/e/ep/v1/models"
-        again = {"X-Stainless-Retry-Count": "1"}
-        await send(url, body=BODY, headers={"X-AJet-Reward": "0.5"} | again)
-        await send(url, body=BODY, headers={"X-AJet-Reward": "0.5"} | again | {"X-Stainless-Retry-Count": "2"})
-        await send(url, body=BODY, headers={"X-AJet-Reward": "0.25"} | again)
-        assert [event.value for event in front.of(RewardGiven)] == [0.5, 0.25]
-        for _ in range(2):  # said twice, and not sent again: two rewards
-            await send(models, method="GET", headers={"X-AJet-Reward": "0.1"})
-        await send(models, method="GET", headers={"X-AJet-Reward": "0.1"} | again)
-        assert [event.value for event in front.of(RewardGiven)] == [0.5, 0.25, 0.1, 0.1]
+async def test_a_retry_that_only_counts_itself_rewards_once(front: Front) -> None:
+    url, models = f"{front.url}/e/ep{CHAT}", f"{front.url}/e/ep/v1/models"
+    again = {"X-Stainless-Retry-Count": "1"}
+    await send(url, body=BODY, headers={"X-AJet-Reward": "0.5"} | again)
+    await send(url, body=BODY, headers={"X-AJet-Reward": "0.5"} | again | {"X-Stainless-Retry-Count": "2"})
+    await send(url, body=BODY, headers={"X-AJet-Reward": "0.25"} | again)
+    assert [event.value for event in front.of(RewardGiven)] == [0.5, 0.25]
+    for _ in range(2):  # said twice, and not sent again: two rewards
+        await send(models, method="GET", headers={"X-AJet-Reward": "0.1"})
+    await send(models, method="GET", headers={"X-AJet-Reward": "0.1"} | again)
+    assert [event.value for event in front.of(RewardGiven)] == [0.5, 0.25, 0.1, 0.1]
 
 
-async def test_a_count_of_retries_may_be_anything() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        for count in ("9" * 5000, "²", "-1", "no"):
-            answer = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers={"X-Stainless-Retry-Count": count})
-            assert answer.status == 200
+async def test_a_count_of_retries_may_be_anything(front: Front) -> None:
+    for count in ("9" * 5000, "²", "-1", "no"):
+        answer = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers={"X-Stainless-Retry-Count": count})
+        assert answer.status == 200
     assert front.lost == [] and len(front.calls) == 4
 
 
-async def test_a_request_that_is_sent_again_rewards_once() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        for _ in range(2):
-            headers = {"X-AJet-Reward": "0.5", "Idempotency-Key": "one"}
-            await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers)
-        assert len(front.of(RewardGiven)) == 1
+async def test_a_request_that_is_sent_again_rewards_once(front: Front) -> None:
+    for _ in range(2):
+        headers = {"X-AJet-Reward": "0.5", "Idempotency-Key": "one"}
+        await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers)
+    assert len(front.of(RewardGiven)) == 1
 
 
-async def test_another_body_under_the_same_key_is_another_request() -> None:
+async def test_another_body_under_the_same_key_is_another_request(front: Front) -> None:
     """As from an agent that sends one key with everything."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        url = f"{front.url}/e/ep{CHAT}"
-        for seed, reward in ((1, "0.5"), (2, "0.5"), (3, "0.25")):
-            answer = await send(url, body=BODY | {"seed": seed}, headers=KEY | {"X-AJet-Reward": reward})
-            assert answer.status == 200
-        assert [event.value for event in front.of(RewardGiven)] == [0.5, 0.5, 0.25]
-        assert len(counted(front)) == 3 and front.lost == []
-        told = await send(url, body=BODY | {"seed": 3}, headers=KEY | {"X-AJet-Reward": "0.75"})
-        assert (told.status, told.json()["error"]["code"]) == (409, "reward_exists")
+    url = f"{front.url}/e/ep{CHAT}"
+    for seed, reward in ((1, "0.5"), (2, "0.5"), (3, "0.25")):
+        answer = await send(url, body=BODY | {"seed": seed}, headers=KEY | {"X-AJet-Reward": reward})
+        assert answer.status == 200
+    assert [event.value for event in front.of(RewardGiven)] == [0.5, 0.5, 0.25]
+    assert len(counted(front)) == 3 and front.lost == []
+    told = await send(url, body=BODY | {"seed": 3}, headers=KEY | {"X-AJet-Reward": "0.75"})
+    assert (told.status, told.json()["error"]["code"]) == (409, "reward_exists")
 
 
 def counted(front: Front, episode: str = "ep") -> list[str]:
@@ -77,14 +73,15 @@ def call_of(answer: Answer) -> str:
 
 @pytest.mark.parametrize("headers", [AGAIN, KEY], ids=["counted", "keyed"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_retry_of_an_answer_that_was_whole_and_lost_on_the_way(headers: dict[str, str], stream: bool) -> None:
+async def test_a_retry_of_an_answer_that_was_whole_and_lost_on_the_way(
+    stub: EngineStub, front: Front, headers: dict[str, str], stream: bool
+) -> None:
     """The client gets a fresh answer, and that one counts: it is the one that the client goes on from."""
     body = BODY | {"stream": stream}
-    async with EngineStub() as stub, Front(stub.url) as front:
-        first = await send(f"{front.url}/e/ep{CHAT}", body=body, headers=KEY)
-        again = await send(f"{front.url}/e/ep{CHAT}", body=body, headers=headers)
-        assert counted(front) == [call_of(again)] != [call_of(first)]
-        assert len(stub.llm_requests()) == 2
+    first = await send(f"{front.url}/e/ep{CHAT}", body=body, headers=KEY)
+    again = await send(f"{front.url}/e/ep{CHAT}", body=body, headers=headers)
+    assert counted(front) == [call_of(again)] != [call_of(first)]
+    assert len(stub.llm_requests()) == 2
     assert front.lost == ["retried"]
 
 
@@ -120,24 +117,24 @@ async def test_a_retry_of_an_attempt_whose_client_has_left() -> None:
 
 
 @pytest.mark.parametrize(("headers", "calls"), [(KEY, 1), (AGAIN, 2)], ids=["keyed", "counted"])
-async def test_a_retry_in_another_protocol_is_known_by_its_key_alone(headers: dict[str, str], calls: int) -> None:
+async def test_a_retry_in_another_protocol_is_known_by_its_key_alone(
+    front: Front, headers: dict[str, str], calls: int
+) -> None:
     said = {"model": "stub", "messages": BODY["messages"], "max_tokens": 4}
-    async with EngineStub() as stub, Front(stub.url) as front:
-        for path in (CHAT, "/v1/messages"):
-            await send(f"{front.url}/e/ep{path}", body=said, headers=headers)
-        assert len(counted(front)) == calls
+    for path in (CHAT, "/v1/messages"):
+        await send(f"{front.url}/e/ep{path}", body=said, headers=headers)
+    assert len(counted(front)) == calls
 
 
-async def test_an_answer_that_was_gone_on_from_is_not_replaced() -> None:
+async def test_an_answer_that_was_gone_on_from_is_not_replaced(front: Front) -> None:
     """Several attempts of equal words, such as a best of n: a retry of one that never arrived replaces none."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        url = f"{front.url}/e/ep{CHAT}"
-        first = await send(url, body=BODY | {"max_tokens": 64})
-        message = first.json()["choices"][0]["message"]
-        later = BODY | {"messages": [*BODY["messages"], message, {"role": "user", "content": "more"}]}
-        second = await send(url, body=later)
-        third = await send(url, body=BODY | {"max_tokens": 64}, headers=AGAIN)
-        assert counted(front) == [call_of(first), call_of(second), call_of(third)]
+    url = f"{front.url}/e/ep{CHAT}"
+    first = await send(url, body=BODY | {"max_tokens": 64})
+    message = first.json()["choices"][0]["message"]
+    later = BODY | {"messages": [*BODY["messages"], message, {"role": "user", "content": "more"}]}
+    second = await send(url, body=later)
+    third = await send(url, body=BODY | {"max_tokens": 64}, headers=AGAIN)
+    assert counted(front) == [call_of(first), call_of(second), call_of(third)]
 
 
 class Full:
@@ -167,73 +164,68 @@ async def insist(url: str, body: dict[str, object], headers: dict[str, str], tri
 
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_a_retry_of_what_a_quota_refused_takes_no_sibling_out(keyed: bool, at_once: bool) -> None:
+async def test_a_retry_of_what_a_quota_refused_takes_no_sibling_out(front: Front, keyed: bool, at_once: bool) -> None:
     """A best of 8, of which each is answered in the end: 8 calls."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.store.check = Full(5).check  # type: ignore[method-assign]
-        url = f"{front.url}/e/ep{CHAT}"
-        each = [insist(url, BODY, {"Idempotency-Key": f"key {n}"} if keyed else {}) for n in range(8)]
-        answers = await asyncio.gather(*each) if at_once else [await one for one in each]
-        assert counted(front) == [call for call in counted(front) if call in set(map(call_of, answers))]
-        assert len(counted(front)) == 8 and front.lost == []
-        again = await send(url, body=BODY | {"seed": 2})
-        third = await send(url, body=BODY | {"seed": 2}, headers=AGAIN)
-        assert call_of(again) not in counted(front) and call_of(third) in counted(front), "a true retry is known still"
+    front.store.check = Full(5).check  # type: ignore[method-assign]
+    url = f"{front.url}/e/ep{CHAT}"
+    each = [insist(url, BODY, {"Idempotency-Key": f"key {n}"} if keyed else {}) for n in range(8)]
+    answers = await asyncio.gather(*each) if at_once else [await one for one in each]
+    assert counted(front) == [call for call in counted(front) if call in set(map(call_of, answers))]
+    assert len(counted(front)) == 8 and front.lost == []
+    again = await send(url, body=BODY | {"seed": 2})
+    third = await send(url, body=BODY | {"seed": 2}, headers=AGAIN)
+    assert call_of(again) not in counted(front) and call_of(third) in counted(front), "a true retry is known still"
 
 
-async def test_a_retry_of_what_waited_at_the_gate_takes_no_sibling_out() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        first = await send(f"{front.url}/e/ep{CHAT}", body=BODY)
-        front.close_gate()
-        waiting = asyncio.create_task(send(f"{front.url}/e/ep{CHAT}", body=BODY))
-        await until(lambda: front.gate.waiting)
-        await leave(waiting)
-        await until(lambda: not front.gate.waiting)
-        front.open_gate(1)
-        again = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=AGAIN)
-        assert counted(front) == [call_of(first), call_of(again)]
+async def test_a_retry_of_what_waited_at_the_gate_takes_no_sibling_out(front: Front) -> None:
+    first = await send(f"{front.url}/e/ep{CHAT}", body=BODY)
+    front.close_gate()
+    waiting = asyncio.create_task(send(f"{front.url}/e/ep{CHAT}", body=BODY))
+    await until(lambda: front.gate.waiting)
+    await leave(waiting)
+    await until(lambda: not front.gate.waiting)
+    front.open_gate(1)
+    again = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=AGAIN)
+    assert counted(front) == [call_of(first), call_of(again)]
 
 
 @pytest.mark.parametrize("why", ["the daemon was away", "a worker died", "no room for the body"])
-async def test_a_retry_of_what_may_never_have_been_read_takes_no_sibling_out(why: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        url = f"{front.url}/e/ep{CHAT}"
-        first = await send(url, body=BODY)
-        await until(lambda: not front.store.state.unsent)
-        if why == "the daemon was away":
-            front.store.post(front.store.commands.restarted(front.clock.now()))
-            front.ledger_port._unseen = UnseenRequests(front.clock.now())  # as a daemon has it that has just started
-        elif why == "a worker died":
-            PortServer(front.ledger_port, notify=print, more={}, gone=lambda: None).lost()
-        else:
-            front.budget.look(0)
-            refused = await send(url, body=BODY | {"user": "u" * 2_000_000})
-            assert refused.status == 503
-        again = await send(url, body=BODY, headers=AGAIN)
-        assert counted(front) == [call_of(first), call_of(again)]
+async def test_a_retry_of_what_may_never_have_been_read_takes_no_sibling_out(front: Front, why: str) -> None:
+    url = f"{front.url}/e/ep{CHAT}"
+    first = await send(url, body=BODY)
+    await until(lambda: not front.store.state.unsent)
+    if why == "the daemon was away":
+        front.store.post(front.store.commands.restarted(front.clock.now()))
+        front.ledger_port._unseen = UnseenRequests(front.clock.now())  # as a daemon has it that has just started
+    elif why == "a worker died":
+        PortServer(front.ledger_port, notify=print, more={}, gone=lambda: None).lost()
+    else:
+        front.budget.look(0)
+        refused = await send(url, body=BODY | {"user": "u" * 2_000_000})
+        assert refused.status == 503
+    again = await send(url, body=BODY, headers=AGAIN)
+    assert counted(front) == [call_of(first), call_of(again)]
 
 
-async def test_one_request_makes_one_call_however_often_it_is_sent_after_it_was_refused_once() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        url = f"{front.url}/e/ep{CHAT}"
-        with mock.patch.object(front.store, "check", side_effect=OverQuota("come back later", retry_after=1.0)):
-            assert (await send(url, body=BODY)).status == 429
-        for count in ("1", "2", "3"):
-            answer = await send(url, body=BODY, headers={"X-Stainless-Retry-Count": count})
-        assert counted(front) == [call_of(answer)]
+async def test_one_request_makes_one_call_however_often_it_is_sent_after_it_was_refused_once(front: Front) -> None:
+    url = f"{front.url}/e/ep{CHAT}"
+    with mock.patch.object(front.store, "check", side_effect=OverQuota("come back later", retry_after=1.0)):
+        assert (await send(url, body=BODY)).status == 429
+    for count in ("1", "2", "3"):
+        answer = await send(url, body=BODY, headers={"X-Stainless-Retry-Count": count})
+    assert counted(front) == [call_of(answer)]
 
 
-async def test_a_reward_that_the_disk_refused_is_given_by_the_retry() -> None:
+async def test_a_reward_that_the_disk_refused_is_given_by_the_retry(front: Front) -> None:
     """Its twin, of the same words, was given before and stays another reward."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        url, reward = f"{front.url}/e/ep/v1/models", {"X-AJet-Reward": "0.1"}
-        await send(f"{front.url}/e/ep{CHAT}", body=BODY)
-        assert (await send(url, method="GET", headers=reward)).status == 200
-        with mock.patch.object(front.store, "check", side_effect=NotReady("no disk")):
-            assert (await send(url, method="GET", headers=reward)).status == 503
-        for count, rewards in (("1", 2), ("2", 2), ("1", 2)):
-            again = await send(url, method="GET", headers=reward | {"X-Stainless-Retry-Count": count})
-            assert (again.status, len(front.of(RewardGiven))) == (200, rewards)
+    url, reward = f"{front.url}/e/ep/v1/models", {"X-AJet-Reward": "0.1"}
+    await send(f"{front.url}/e/ep{CHAT}", body=BODY)
+    assert (await send(url, method="GET", headers=reward)).status == 200
+    with mock.patch.object(front.store, "check", side_effect=NotReady("no disk")):
+        assert (await send(url, method="GET", headers=reward)).status == 503
+    for count, rewards in (("1", 2), ("2", 2), ("1", 2)):
+        again = await send(url, method="GET", headers=reward | {"X-Stainless-Retry-Count": count})
+        assert (again.status, len(front.of(RewardGiven))) == (200, rewards)
 
 
 class Counting:

@@ -48,63 +48,59 @@ def seal(front: Front, episode: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_runs_that_begin_alike_under_one_name_have_an_episode_each(name: Any) -> None:
+async def test_runs_that_begin_alike_under_one_name_have_an_episode_each(front: Front, name: Any) -> None:
     """Whether one after another or at a time, and nobody's reward is another's."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        runs = [Run(front, name, "the same task") for _ in range(4)]
-        for number, run in enumerate(runs):
-            await run.turn(seed=number)
-        for number, run in enumerate(runs):
-            await run.turn(seed=number)
-        assert [len(set(run.episodes)) for run in runs] == [1] * 4
-        assert len({run.episodes[0] for run in runs}) == 4
-        assert len(front.of(NameShared)) == 1
-        other = Run(front, name, "another task")
-        await other.turn()
-        assert other.episodes[0].startswith("ep-")
-        assert "was the name of several runs" in "".join(front.store.state.alerts().values())
+    runs = [Run(front, name, "the same task") for _ in range(4)]
+    for number, run in enumerate(runs):
+        await run.turn(seed=number)
+    for number, run in enumerate(runs):
+        await run.turn(seed=number)
+    assert [len(set(run.episodes)) for run in runs] == [1] * 4
+    assert len({run.episodes[0] for run in runs}) == 4
+    assert len(front.of(NameShared)) == 1
+    other = Run(front, name, "another task")
+    await other.turn()
+    assert other.episodes[0].startswith("ep-")
+    assert "was the name of several runs" in "".join(front.store.state.alerts().values())
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_one_run_of_several_conversations_stays_one_episode(name: Any) -> None:
+async def test_one_run_of_several_conversations_stays_one_episode(front: Front, name: Any) -> None:
     """One after another, and nested: a planner, an executor, a compaction."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        planner, executor, compacted = (Run(front, name, text) for text in ("plan", "execute", "go on from: …"))
-        for run in (planner, executor, executor, planner, planner, compacted, executor, compacted):
-            await run.turn()
-        assert {*planner.episodes, *executor.episodes, *compacted.episodes} == {"me"}
-        assert not front.of(NameShared)
-        assert ("several conversations" in str(front.store.trouble)) == (not name[0])
+    planner, executor, compacted = (Run(front, name, text) for text in ("plan", "execute", "go on from: …"))
+    for run in (planner, executor, executor, planner, planner, compacted, executor, compacted):
+        await run.turn()
+    assert {*planner.episodes, *executor.episodes, *compacted.episodes} == {"me"}
+    assert not front.of(NameShared)
+    assert ("several conversations" in str(front.store.trouble)) == (not name[0])
 
 
-async def test_a_request_that_is_sent_again_is_no_second_run() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        first = Run(front, ({}, {"user": "me"}), "hello")
-        stub.faults = [Fault("status"), Fault("cut", after=50)]
-        for _ in range(2):
-            assert (await first.turn()).status >= 500
-        assert (await first.turn()).status == 200
-        again = Run(front, ({"X-Stainless-Retry-Count": "1"}, {"user": "me"}), "hello")
-        keyed = [Run(front, ({"Idempotency-Key": "k"}, {"user": "me"}), "with a key") for _ in range(2)]
-        for run in (again, *keyed):
-            await run.turn()
-        assert {*first.episodes, *again.episodes, *keyed[0].episodes, *keyed[1].episodes} == {"me"}
-        assert not front.of(NameShared)
+async def test_a_request_that_is_sent_again_is_no_second_run(stub: EngineStub, front: Front) -> None:
+    first = Run(front, ({}, {"user": "me"}), "hello")
+    stub.faults = [Fault("status"), Fault("cut", after=50)]
+    for _ in range(2):
+        assert (await first.turn()).status >= 500
+    assert (await first.turn()).status == 200
+    again = Run(front, ({"X-Stainless-Retry-Count": "1"}, {"user": "me"}), "hello")
+    keyed = [Run(front, ({"Idempotency-Key": "k"}, {"user": "me"}), "with a key") for _ in range(2)]
+    for run in (again, *keyed):
+        await run.turn()
+    assert {*first.episodes, *again.episodes, *keyed[0].episodes, *keyed[1].episodes} == {"me"}
+    assert not front.of(NameShared)
 
 
-async def test_a_call_that_goes_on_from_a_sealed_episode_shows_that_its_name_is_no_runs() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        one, two = (Run(front, ({}, {"user": "me"}), text) for text in ("task a", "task b"))
-        await one.turn()
-        await two.turn()
-        assert {*one.episodes, *two.episodes} == {"me"}
-        assert "several conversations" in str(front.store.trouble)
-        seal(front, "me")
-        await two.turn()
-        assert two.episodes[-1].startswith("ep-") and len(front.of(NameShared)) == 1
-        await two.turn()
-        assert two.episodes[-1] == two.episodes[-2]
-        assert "several conversations" not in str(front.store.trouble)
+async def test_a_call_that_goes_on_from_a_sealed_episode_shows_that_its_name_is_no_runs(front: Front) -> None:
+    one, two = (Run(front, ({}, {"user": "me"}), text) for text in ("task a", "task b"))
+    await one.turn()
+    await two.turn()
+    assert {*one.episodes, *two.episodes} == {"me"}
+    assert "several conversations" in str(front.store.trouble)
+    seal(front, "me")
+    await two.turn()
+    assert two.episodes[-1].startswith("ep-") and len(front.of(NameShared)) == 1
+    await two.turn()
+    assert two.episodes[-1] == two.episodes[-2]
+    assert "several conversations" not in str(front.store.trouble)
 
 
 async def test_a_restart_forgets_no_episode_that_a_call_may_go_on_from(tmp_path: Path) -> None:
@@ -125,16 +121,15 @@ async def test_a_restart_forgets_no_episode_that_a_call_may_go_on_from(tmp_path:
             assert (await turn(client)).startswith("ep-")
 
 
-async def test_a_new_conversation_after_a_seal_opens_the_next_of_the_name() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        opened = []
-        for _ in range(3):
-            run = Run(front, ({}, {"user": "me"}), "the same task")
-            await run.turn()
-            opened += run.episodes
-            seal(front, run.episodes[-1])
-        assert opened == ["me", "me.2", "me.3"]
-        assert not front.of(NameShared)
+async def test_a_new_conversation_after_a_seal_opens_the_next_of_the_name(front: Front) -> None:
+    opened = []
+    for _ in range(3):
+        run = Run(front, ({}, {"user": "me"}), "the same task")
+        await run.turn()
+        opened += run.episodes
+        seal(front, run.episodes[-1])
+    assert opened == ["me", "me.2", "me.3"]
+    assert not front.of(NameShared)
 
 
 async def test_names_in_bodies_may_be_left_out() -> None:
@@ -147,42 +142,39 @@ async def test_names_in_bodies_may_be_left_out() -> None:
         assert {call.identified_by for call in front.calls} == {"lineage"}
 
 
-async def test_child_sessions_are_agents_of_their_parents_episode() -> None:
+async def test_child_sessions_are_agents_of_their_parents_episode(front: Front) -> None:
     """Whoever calls first, and a child's own child; also a request that does not name the parent again."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        child = {"x-session-id": "child", "x-session-affinity": "child", "x-parent-session-id": "top"}
-        grandchild = {"x-session-id": "grandchild", "x-parent-session-id": "child"}
-        title, top = {"x-session-id": "child"}, {"x-session-id": "top"}
-        for number, headers in enumerate((child, grandchild, title, top, grandchild)):
-            await Run(front, (headers, {}), f"conversation {number}").turn()
-        assert {call.episode for call in front.calls} == {"top"}
-        assert [call.agent for call in front.calls] == ["child", "grandchild", "child", "", "grandchild"]
+    child = {"x-session-id": "child", "x-session-affinity": "child", "x-parent-session-id": "top"}
+    grandchild = {"x-session-id": "grandchild", "x-parent-session-id": "child"}
+    title, top = {"x-session-id": "child"}, {"x-session-id": "top"}
+    for number, headers in enumerate((child, grandchild, title, top, grandchild)):
+        await Run(front, (headers, {}), f"conversation {number}").turn()
+    assert {call.episode for call in front.calls} == {"top"}
+    assert [call.agent for call in front.calls] == ["child", "grandchild", "child", "", "grandchild"]
 
 
-async def test_sub_agents_of_claude_code_are_agents_of_their_episode() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        session = {"x-claude-code-session-id": "s"}
-        sub = {**session, "x-claude-code-agent-id": "sub", "x-claude-code-parent-agent-id": "main"}
-        named = {**sub, "X-AJet-Agent": "searcher"}
-        for number, headers in enumerate((session, sub, named)):
-            await Run(front, (headers, {}), f"conversation {number}").turn()
-        assert [(call.episode, call.agent) for call in front.calls] == [("s", ""), ("s", "sub"), ("s", "searcher")]
+async def test_sub_agents_of_claude_code_are_agents_of_their_episode(front: Front) -> None:
+    session = {"x-claude-code-session-id": "s"}
+    sub = {**session, "x-claude-code-agent-id": "sub", "x-claude-code-parent-agent-id": "main"}
+    named = {**sub, "X-AJet-Agent": "searcher"}
+    for number, headers in enumerate((session, sub, named)):
+        await Run(front, (headers, {}), f"conversation {number}").turn()
+    assert [(call.episode, call.agent) for call in front.calls] == [("s", ""), ("s", "sub"), ("s", "searcher")]
 
 
-async def test_a_probe_names_no_task_and_differing_episodes_of_one_derived_task_are_told() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        async def play(episode: str, *said: tuple[str, int]) -> str | None:
-            for text, most in said:
-                body = {"model": "stub", "messages": [says(text)], "max_tokens": most}
-                assert (await send(f"{front.url}/e/{episode}{CHAT}", body=body)).status == 200
-            return front.store.state.episodes[episode].task
+async def test_a_probe_names_no_task_and_differing_episodes_of_one_derived_task_are_told(front: Front) -> None:
+    async def play(episode: str, *said: tuple[str, int]) -> str | None:
+        for text, most in said:
+            body = {"model": "stub", "messages": [says(text)], "max_tokens": most}
+            assert (await send(f"{front.url}/e/{episode}{CHAT}", body=body)).status == 200
+        return front.store.state.episodes[episode].task
 
-        tasks = [await play(f"e{n}", ("quota", 1), (text, 50)) for n, text in enumerate("aab")]
-        assert tasks[0] == tasks[1] != tasks[2] and all(task and len(task) == 31 for task in tasks)
-        assert not front.store.trouble
-        alike = [await play(f"f{n}", ("are you there?", 50), (text, 50)) for n, text in enumerate("ab")]
-        assert alike[0] == alike[1]
-        assert "differ: give each episode its task" in front.store.trouble["derived tasks"]
+    tasks = [await play(f"e{n}", ("quota", 1), (text, 50)) for n, text in enumerate("aab")]
+    assert tasks[0] == tasks[1] != tasks[2] and all(task and len(task) == 31 for task in tasks)
+    assert not front.store.trouble
+    alike = [await play(f"f{n}", ("are you there?", 50), (text, 50)) for n, text in enumerate("ab")]
+    assert alike[0] == alike[1]
+    assert "differ: give each episode its task" in front.store.trouble["derived tasks"]
 
 
 async def test_the_task_of_an_episode_is_known_before_its_first_answer() -> None:

@@ -76,61 +76,58 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("path", "stream", "fault", "reason"), cases())
-async def test_an_engine_fails(path: str, stream: bool, fault: Fault, reason: str) -> None:
+async def test_an_engine_fails(
+    stub: EngineStub, front: Front, path: str, stream: bool, fault: Fault, reason: str
+) -> None:
     """The attempt is unanswered, whatever else is answered, until a request is that begins with the same messages."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(fault)
-        await ask(front, path, FIRST, stream=stream)
-        stub.faults.clear()
-        (lost,) = unanswered(front)
-        assert (lost["reason"], lost["call"], lost["model"]) == (reason, front.of(CallStarted)[0].calls[0], "stub")
-        assert reason != "refused" or str(fault.status) in lost["detail"]
-        assert await ask(front, path, OTHER, stream=stream) == 200
-        assert await ask(front, path, FIRST, stream=stream, agent="judge") == 200
-        assert unanswered(front) == [lost]
-        assert await ask(front, path, AFTER, stream=not stream, temperature=0.3) == 200
-        assert unanswered(front) == []
+    stub.faults.append(fault)
+    await ask(front, path, FIRST, stream=stream)
+    stub.faults.clear()
+    (lost,) = unanswered(front)
+    assert (lost["reason"], lost["call"], lost["model"]) == (reason, front.of(CallStarted)[0].calls[0], "stub")
+    assert reason != "refused" or str(fault.status) in lost["detail"]
+    assert await ask(front, path, OTHER, stream=stream) == 200
+    assert await ask(front, path, FIRST, stream=stream, agent="judge") == 200
+    assert unanswered(front) == [lost]
+    assert await ask(front, path, AFTER, stream=not stream, temperature=0.3) == 200
+    assert unanswered(front) == []
 
 
 @pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize("status", [400, 413, 422])
-async def test_what_the_agent_sent_is_its_own_fault(path: str, status: int) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault("status", status=status, times=9))
-        assert await ask(front, path, FIRST) == status
-        assert front.lost == ["refused"]
-        assert unanswered(front) == []
+async def test_what_the_agent_sent_is_its_own_fault(stub: EngineStub, front: Front, path: str, status: int) -> None:
+    stub.faults.append(Fault("status", status=status, times=9))
+    assert await ask(front, path, FIRST) == status
+    assert front.lost == ["refused"]
+    assert unanswered(front) == []
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-async def test_a_retry_falls_back_to_a_whole_answer(path: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        for _ in range(3):
-            stub.faults.append(Fault("cut", after=40))
-            await ask(front, path, FIRST, stream=True)
-            assert reasons(front) == ["truncated"], "the last of them stands for all"
-        assert await ask(front, path, FIRST) == 200
-        assert unanswered(front) == []
+async def test_a_retry_falls_back_to_a_whole_answer(stub: EngineStub, front: Front, path: str) -> None:
+    for _ in range(3):
+        stub.faults.append(Fault("cut", after=40))
+        await ask(front, path, FIRST, stream=True)
+        assert reasons(front) == ["truncated"], "the last of them stands for all"
+    assert await ask(front, path, FIRST) == 200
+    assert unanswered(front) == []
 
 
-async def test_a_retry_in_another_dialect() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault("status", status=404, times=9))
-        await ask(front, RESPONSES, FIRST)
-        assert reasons(front) == ["refused"]
-        stub.faults.clear()
-        assert await ask(front, CHAT, FIRST) == 200
-        assert unanswered(front) == []
+async def test_a_retry_in_another_dialect(stub: EngineStub, front: Front) -> None:
+    stub.faults.append(Fault("status", status=404, times=9))
+    await ask(front, RESPONSES, FIRST)
+    assert reasons(front) == ["refused"]
+    stub.faults.clear()
+    assert await ask(front, CHAT, FIRST) == 200
+    assert unanswered(front) == []
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_several_choices_are_one_attempt(path: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault("cut", after=40))
-        await ask(front, path, FIRST, n=3)
-        assert reasons(front) == ["truncated"]
-        assert await ask(front, path, FIRST, n=2) == 200
-        assert unanswered(front) == []
+async def test_several_choices_are_one_attempt(stub: EngineStub, front: Front, path: str) -> None:
+    stub.faults.append(Fault("cut", after=40))
+    await ask(front, path, FIRST, n=3)
+    assert reasons(front) == ["truncated"]
+    assert await ask(front, path, FIRST, n=2) == 200
+    assert unanswered(front) == []
 
 
 async def test_no_engine_can_be_reached() -> None:
@@ -161,33 +158,31 @@ async def gives_up(front: Front, path: str, *, after_s: float = 1.5, said: Any =
 
 @pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_gives_up_on_a_dead_engine(path: str, stream: bool) -> None:
+async def test_a_client_gives_up_on_a_dead_engine(stub: EngineStub, front: Front, path: str, stream: bool) -> None:
     """Nothing came, not even an answer to ``/health``. An engine that answers that may be at work for a policy that
     rambles."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault("hang", times=9))
-        await gives_up(front, path, stream=stream)
-        assert (front.lost, unanswered(front)) == (["disconnected"], [])
-        stub.deaf = True
-        await gives_up(front, path, stream=stream)
-        assert reasons(front) == ["engine_silent"]
-        stub.faults.clear()
-        stub.deaf = False
-        assert await ask(front, path, FIRST) == 200
-        assert unanswered(front) == []
+    stub.faults.append(Fault("hang", times=9))
+    await gives_up(front, path, stream=stream)
+    assert (front.lost, unanswered(front)) == (["disconnected"], [])
+    stub.deaf = True
+    await gives_up(front, path, stream=stream)
+    assert reasons(front) == ["engine_silent"]
+    stub.faults.clear()
+    stub.deaf = False
+    assert await ask(front, path, FIRST) == 200
+    assert unanswered(front) == []
 
 
-async def test_a_client_gives_up_on_an_engine_that_answers_others() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault("hang"))
-        stub.deaf = True
-        giving_up = asyncio.create_task(gives_up(front, CHAT))
-        await until(lambda: front.of(CallStarted))
-        while not giving_up.done():
-            assert await ask(front, CHAT, OTHER, episode="y") == 200
-            await asyncio.sleep(0.05)
-        await giving_up
-        assert (front.lost, unanswered(front)) == (["disconnected"], [])
+async def test_a_client_gives_up_on_an_engine_that_answers_others(stub: EngineStub, front: Front) -> None:
+    stub.faults.append(Fault("hang"))
+    stub.deaf = True
+    giving_up = asyncio.create_task(gives_up(front, CHAT))
+    await until(lambda: front.of(CallStarted))
+    while not giving_up.done():
+        assert await ask(front, CHAT, OTHER, episode="y") == 200
+        await asyncio.sleep(0.05)
+    await giving_up
+    assert (front.lost, unanswered(front)) == (["disconnected"], [])
 
 
 async def test_a_client_gives_up_on_a_dead_engine_while_others_are_answered_by_the_next() -> None:
@@ -226,13 +221,12 @@ async def test_a_client_gives_up_while_the_weights_change(pauses: bool) -> None:
         assert reasons(front) == (["engine_silent"] if pauses else [])
 
 
-async def test_a_client_gives_up_on_an_engine_of_which_nothing_was_known_yet() -> None:
+async def test_a_client_gives_up_on_an_engine_of_which_nothing_was_known_yet(stub: EngineStub, front: Front) -> None:
     """Such an engine is asked about itself before the first request is sent."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault("hang", times=9))
-        stub.deaf = True
-        await gives_up(front, CHAT, include_reasoning=False)
-        assert reasons(front) == ["engine_silent"]
+    stub.faults.append(Fault("hang", times=9))
+    stub.deaf = True
+    await gives_up(front, CHAT, include_reasoning=False)
+    assert reasons(front) == ["engine_silent"]
 
 
 NOT_CAPTURED = (Fault("cut", after=40), Fault("reset", after=40), Fault("error_event", after=1))
@@ -240,20 +234,21 @@ NOT_CAPTURED = (Fault("cut", after=40), Fault("reset", after=40), Fault("error_e
 
 @pytest.mark.parametrize("fault", NOT_CAPTURED, ids=lambda fault: str(fault.kind))
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_is_not_captured_breaks_off(stream: bool, fault: Fault) -> None:
+async def test_an_answer_that_is_not_captured_breaks_off(
+    stub: EngineStub, front: Front, stream: bool, fault: Fault
+) -> None:
     """Whether it could have been trained does not matter to the agent."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        more: dict[str, Any] = {"use_beam_search": True, "stream": stream}
-        assert await ask(front, COMPLETIONS, OTHER, **more) == 200
-        assert (front.lost, unanswered(front)) == (["beam_search"], [])
-        stub.faults.append(fault)
-        if fault.kind == "error_event" and not stream:
-            return
-        await ask(front, COMPLETIONS, FIRST, **more)
-        await until(lambda: unanswered(front))
-        assert reasons(front) == ["engine_error" if fault.kind == "error_event" else "truncated"]
-        assert await ask(front, COMPLETIONS, FIRST, **more) == 200
-        assert unanswered(front) == []
+    more: dict[str, Any] = {"use_beam_search": True, "stream": stream}
+    assert await ask(front, COMPLETIONS, OTHER, **more) == 200
+    assert (front.lost, unanswered(front)) == (["beam_search"], [])
+    stub.faults.append(fault)
+    if fault.kind == "error_event" and not stream:
+        return
+    await ask(front, COMPLETIONS, FIRST, **more)
+    await until(lambda: unanswered(front))
+    assert reasons(front) == ["engine_error" if fault.kind == "error_event" else "truncated"]
+    assert await ask(front, COMPLETIONS, FIRST, **more) == 200
+    assert unanswered(front) == []
 
 
 async def test_the_gate_is_not_waited_for() -> None:
@@ -278,31 +273,29 @@ async def test_the_gate_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-async def test_a_request_that_is_not_even_read(path: str) -> None:
+async def test_a_request_that_is_not_even_read(front: Front, path: str) -> None:
     """Memory has no room for its body. Nobody knows what it said, so whatever is answered next makes it good."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.open("x")
-        front.budget.look(0)
-        large = [{"role": "user", "content": "say: " + "word " * 50_000}]
-        assert await ask(front, path, large) == 503
-        await until(lambda: unanswered(front))
-        (lost,) = unanswered(front)
-        assert (lost["reason"], lost["detail"]) == ("unserved", "memory_limit")
-        assert await ask(front, path, FIRST, agent="any") == 200
-        assert unanswered(front) == []
+    front.open("x")
+    front.budget.look(0)
+    large = [{"role": "user", "content": "say: " + "word " * 50_000}]
+    assert await ask(front, path, large) == 503
+    await until(lambda: unanswered(front))
+    (lost,) = unanswered(front)
+    assert (lost["reason"], lost["detail"]) == ("unserved", "memory_limit")
+    assert await ask(front, path, FIRST, agent="any") == 200
+    assert unanswered(front) == []
 
 
-async def test_a_reward_that_the_disk_does_not_take() -> None:
+async def test_a_reward_that_the_disk_does_not_take(front: Front) -> None:
     """Its request goes no further."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        key = front.open("x")
-        front.store.full = True
-        headers = {"Authorization": f"Bearer {key}", "X-AJet-Reward": "0.5"}
-        async with aiohttp.ClientSession(headers=headers) as http:
-            answer = await http.post(f"{front.url}{CHAT}", json=body_of(CHAT, FIRST))
-        assert answer.status == 503
-        await until(lambda: unanswered(front))
-        assert (unanswered(front)[0]["reason"], unanswered(front)[0]["detail"]) == ("unserved", "journal")
+    key = front.open("x")
+    front.store.full = True
+    headers = {"Authorization": f"Bearer {key}", "X-AJet-Reward": "0.5"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        answer = await http.post(f"{front.url}{CHAT}", json=body_of(CHAT, FIRST))
+    assert answer.status == 503
+    await until(lambda: unanswered(front))
+    assert (unanswered(front)[0]["reason"], unanswered(front)[0]["detail"]) == ("unserved", "journal")
 
 
 async def test_one_who_comes_again_and_again_is_noted_once() -> None:
@@ -323,12 +316,11 @@ async def test_a_request_that_names_nothing_leaves_no_trace_if_it_opens_no_episo
         assert not front.store.state.episodes
 
 
-async def test_an_episode_whose_only_call_was_lost_is_the_worlds() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault("status", status=500))
-        await ask(front, CHAT, FIRST)
-        store = front.store
-        store.post(store.commands.reward("x", Reward(1.0), reward_id="r", at=front.clock.now()))
-        record = views.record(store.state, "x")
-        assert (record["state"], record["reason"], record["cause"]) == ("discarded", "incomplete_call", "infra")
-        assert reasons(front) == ["refused"]
+async def test_an_episode_whose_only_call_was_lost_is_the_worlds(stub: EngineStub, front: Front) -> None:
+    stub.faults.append(Fault("status", status=500))
+    await ask(front, CHAT, FIRST)
+    store = front.store
+    store.post(store.commands.reward("x", Reward(1.0), reward_id="r", at=front.clock.now()))
+    record = views.record(store.state, "x")
+    assert (record["state"], record["reason"], record["cause"]) == ("discarded", "incomplete_call", "infra")
+    assert reasons(front) == ["refused"]

@@ -58,11 +58,10 @@ async def through_a_change(front: Front, stub: EngineStub, *, stream: bool, labe
     return front.calls[-1]
 
 
-async def test_a_call_that_names_no_model_is_the_only_ones() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.store.post(front.store.commands.announce(Policy("stub", 5, (stub.url,)), at=front.clock.now()))
-        body = {name: value for name, value in BODY[CHAT].items() if name != "model"}
-        assert (await send(front.url + "/e/ep" + CHAT, body=body)).status == 200
+async def test_a_call_that_names_no_model_is_the_only_ones(stub: EngineStub, front: Front) -> None:
+    front.store.post(front.store.commands.announce(Policy("stub", 5, (stub.url,)), at=front.clock.now()))
+    body = {name: value for name, value in BODY[CHAT].items() if name != "model"}
+    assert (await send(front.url + "/e/ep" + CHAT, body=body)).status == 200
     (call,) = front.calls
     assert (call.model, call.policy_versions) == ("stub", ((5, len(call.token_ids)),))
 
@@ -88,10 +87,9 @@ async def test_who_asks_sees_what_the_engine_says() -> None:
             assert told["weight_versions"] == [{"version": "0", "start": 0, "end": len(call.token_ids)}]
 
 
-async def test_an_engine_that_cannot_tell_is_not_asked() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        assert b"weight_versions" not in await ask(front) + await ask(front)
-        assert not any(map(asked, stub.llm_requests()))
+async def test_an_engine_that_cannot_tell_is_not_asked(stub: EngineStub, front: Front) -> None:
+    assert b"weight_versions" not in await ask(front) + await ask(front)
+    assert not any(map(asked, stub.llm_requests()))
 
 
 async def test_a_stream_over_a_change_is_told_apart_by_the_engine() -> None:
@@ -103,18 +101,18 @@ async def test_a_stream_over_a_change_is_told_apart_by_the_engine() -> None:
         assert not call.version_uncertain
 
 
-async def test_a_stream_over_a_change_is_told_apart_by_time_and_marked() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        call = await through_a_change(front, stub, stream=True, label=None)
-        (one, before), (two, after) = call.policy_versions
-        assert (one, two, before + after) == (0, 1, len(call.token_ids))
-        assert call.version_uncertain
+async def test_a_stream_over_a_change_is_told_apart_by_time_and_marked(stub: EngineStub, front: Front) -> None:
+    call = await through_a_change(front, stub, stream=True, label=None)
+    (one, before), (two, after) = call.policy_versions
+    assert (one, two, before + after) == (0, 1, len(call.token_ids))
+    assert call.version_uncertain
 
 
-async def test_an_answer_in_one_piece_over_a_change_counts_as_the_older_weights_and_is_marked() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        call = await through_a_change(front, stub, stream=False, label=None)
-        assert (call.policy_versions, call.version_uncertain) == (((0, len(call.token_ids)),), True)
+async def test_an_answer_in_one_piece_over_a_change_counts_as_the_older_weights_and_is_marked(
+    stub: EngineStub, front: Front
+) -> None:
+    call = await through_a_change(front, stub, stream=False, label=None)
+    assert (call.policy_versions, call.version_uncertain) == (((0, len(call.token_ids)),), True)
 
 
 async def test_labels_that_are_not_the_trainers_versions_are_no_versions() -> None:

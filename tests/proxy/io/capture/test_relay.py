@@ -109,13 +109,12 @@ async def test_an_unmodified_client_streams_and_retries() -> None:
     assert front.calls[0].finish_reason == "tool_calls"
 
 
-async def test_the_call_record_is_the_engines_own_words() -> None:
+async def test_the_call_record_is_the_engines_own_words(stub: EngineStub, front: Front) -> None:
     body = body_for(COMPLETIONS, prompt="say")
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.open_gate(5)
-        asked = {**body, "return_token_ids": True, "logprobs": 0}
-        told = (await send(stub.url + COMPLETIONS, body=asked)).json()["choices"][0]
-        await send(f"{front.url}/e/ep-1{COMPLETIONS}", body=body, headers={"X-AJet-Agent": "solver"})
+    front.open_gate(5)
+    asked = {**body, "return_token_ids": True, "logprobs": 0}
+    told = (await send(stub.url + COMPLETIONS, body=asked)).json()["choices"][0]
+    await send(f"{front.url}/e/ep-1{COMPLETIONS}", body=body, headers={"X-AJet-Agent": "solver"})
     (call,) = front.calls
     assert call.prompt_token_ids == tuple(encode("say"))
     assert call.token_ids == tuple(told["token_ids"])
@@ -194,27 +193,26 @@ async def test_tokens_belong_to_the_weights_that_sampled_them() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_end_leaves_only_when_the_call_is_durable(stream: bool) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.store.slow.clear()
-        seen = b""
+async def test_the_end_leaves_only_when_the_call_is_durable(front: Front, stream: bool) -> None:
+    front.store.slow.clear()
+    seen = b""
 
-        async def read() -> None:
-            nonlocal seen
-            body = body_for(CHAT, stream=stream, n=2)
-            async with aiohttp.ClientSession() as client, client.post(f"{front.url}/e/x{CHAT}", json=body) as answer:
-                async for data in answer.content.iter_any():
-                    seen += data
+    async def read() -> None:
+        nonlocal seen
+        body = body_for(CHAT, stream=stream, n=2)
+        async with aiohttp.ClientSession() as client, client.post(f"{front.url}/e/x{CHAT}", json=body) as answer:
+            async for data in answer.content.iter_any():
+                seen += data
 
-        reader = asyncio.create_task(read())
-        await until(lambda: len(front.calls) == 2)
-        await asyncio.sleep(0.05)
-        assert b"[DONE]" not in seen and seen.count(b'"finish_reason":"') == (1 if stream else 0)
-        assert front.gate.in_flight == 1, "a gate that drains waits for the end"
-        front.store.slow.set()
-        await reader
-        assert seen.endswith(b"data: [DONE]\n\n") == stream
-        assert seen.count(b'"finish_reason":"') == 2
+    reader = asyncio.create_task(read())
+    await until(lambda: len(front.calls) == 2)
+    await asyncio.sleep(0.05)
+    assert b"[DONE]" not in seen and seen.count(b'"finish_reason":"') == (1 if stream else 0)
+    assert front.gate.in_flight == 1, "a gate that drains waits for the end"
+    front.store.slow.set()
+    await reader
+    assert seen.endswith(b"data: [DONE]\n\n") == stream
+    assert seen.count(b'"finish_reason":"') == 2
 
 
 # --- bad days of the engine
@@ -233,16 +231,15 @@ async def read_all(url: str, body: dict[str, Any]) -> tuple[int, bytes, bool]:
 
 
 @pytest.mark.parametrize("after", [1, 300, 700, 1200])
-async def test_a_stream_cut_in_the_middle_is_cut_for_the_agent_too(after: int) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        body = body_for(CHAT, stream=True, max_tokens=40)
-        status, whole, ended = await read_all(f"{front.url}/e/x{CHAT}", body)
-        assert (status, ended) == (200, True)
-        stub.faults.append(Fault("cut", after=after))
-        status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body)
-        assert (status, ended) == (200, False)
-        whole_events = steady(got).split(b"\n\n")[:-1]
-        assert whole_events == steady(whole).split(b"\n\n")[: len(whole_events)]
+async def test_a_stream_cut_in_the_middle_is_cut_for_the_agent_too(stub: EngineStub, front: Front, after: int) -> None:
+    body = body_for(CHAT, stream=True, max_tokens=40)
+    status, whole, ended = await read_all(f"{front.url}/e/x{CHAT}", body)
+    assert (status, ended) == (200, True)
+    stub.faults.append(Fault("cut", after=after))
+    status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body)
+    assert (status, ended) == (200, False)
+    whole_events = steady(got).split(b"\n\n")[:-1]
+    assert whole_events == steady(whole).split(b"\n\n")[: len(whole_events)]
     assert front.lost == ["truncated"] and front.running == 0
 
 
@@ -270,17 +267,15 @@ async def test_what_came_before_the_cut_is_not_lost_while_the_proxy_was_busy() -
         assert await asking == (200, end + b": a last word\n\n", False)
 
 
-async def test_an_answer_names_its_first_hundred_calls() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        answer = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, n=150, max_tokens=1))
+async def test_an_answer_names_its_first_hundred_calls(front: Front) -> None:
+    answer = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, n=150, max_tokens=1))
     assert answer.headers["x-ajet-call"].split(",") == [call.call for call in front.calls][:100]
     assert len(front.calls) == 150
 
 
-async def test_a_document_cut_in_the_middle_is_a_502() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault("cut", after=100))
-        answer = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT))
+async def test_a_document_cut_in_the_middle_is_a_502(stub: EngineStub, front: Front) -> None:
+    stub.faults.append(Fault("cut", after=100))
+    answer = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT))
     assert answer.status == 502 and answer.json()["error"]["code"] == "engine_broken"
     assert front.lost == ["truncated"] and front.running == 0
 
@@ -292,21 +287,21 @@ async def test_a_document_cut_in_the_middle_is_a_502() -> None:
         ("not_vllm", "capture_failed"),
     )],
 ])  # fmt: skip
-async def test_an_answer_without_a_call_reaches_the_agent_all_the_same(kind: str, reason: str, stream: bool) -> None:
+async def test_an_answer_without_a_call_reaches_the_agent_all_the_same(
+    stub: EngineStub, front: Front, kind: str, reason: str, stream: bool
+) -> None:
     headers = {"x-stub-fault": json.dumps({"kind": kind, "after": 3})}
     body = body_for(CHAT, stream=stream)
-    async with EngineStub() as stub, Front(stub.url) as front:
-        direct = await send(stub.url + CHAT, body=body, headers=headers)
-        answer = await send(f"{front.url}/e/x{CHAT}", body=body, headers=headers)
+    direct = await send(stub.url + CHAT, body=body, headers=headers)
+    answer = await send(f"{front.url}/e/x{CHAT}", body=body, headers=headers)
     assert answer.status == direct.status == 200
     assert steady(answer.body) == steady(direct.body)
     assert front.lost == [reason] and not front.calls and front.running == 0
 
 
-async def test_a_stream_without_its_last_event_is_whole_when_its_choices_are() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault("no_done"))
-        answer = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=True))
+async def test_a_stream_without_its_last_event_is_whole_when_its_choices_are(stub: EngineStub, front: Front) -> None:
+    stub.faults.append(Fault("no_done"))
+    answer = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=True))
     assert b"[DONE]" not in answer.body and b'"finish_reason":"' in answer.body
     assert len(front.calls) == 1 and front.running == 0
 
@@ -347,14 +342,13 @@ async def test_a_client_that_goes_away_ends_the_engines_request() -> None:
 
 
 @pytest.mark.parametrize("kind", ["hang", "slow"])
-async def test_a_client_that_goes_away_before_the_answer_begins(kind: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault(kind, delay_s=300.0))
-        asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT)))
-        await until(stub.llm_requests)
-        await leave(asking)
-        await until(lambda: front.lost == ["disconnected"])
-        await until(lambda: stub.llm_requests()[0].cancelled)
+async def test_a_client_that_goes_away_before_the_answer_begins(stub: EngineStub, front: Front, kind: str) -> None:
+    stub.faults.append(Fault(kind, delay_s=300.0))
+    asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT)))
+    await until(stub.llm_requests)
+    await leave(asking)
+    await until(lambda: front.lost == ["disconnected"])
+    await until(lambda: stub.llm_requests()[0].cancelled)
 
 
 async def test_an_episode_that_is_sealed_meanwhile_does_not_disturb_the_answer() -> None:

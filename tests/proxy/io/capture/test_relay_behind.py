@@ -43,56 +43,56 @@ async def finished(front: Front, path: str) -> AsyncIterator[aiohttp.ClientRespo
 
 
 @ROUTES
-async def test_the_agent_has_the_finish_before_the_engine_is_done(path: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults = [Fault("late_done")]
-        async with finished(front, path) as answer:
-            assert stub.go_on is not None and not stub.go_on.is_set()
-            stub.go_on.set()
-            rest = await answer.read()
-        ends = {CHAT: b"[DONE]\n\n", COMPLETIONS: b"[DONE]\n\n", MESSAGES: b'"message_stop"}\n\n', RESPONSES: b""}
-        assert rest.endswith(ends[path]) and (b'"usage"' in rest) == (path in (CHAT, MESSAGES))
-        assert front.store.state.calls == COMPLETE and front.lost == []
+async def test_the_agent_has_the_finish_before_the_engine_is_done(stub: EngineStub, front: Front, path: str) -> None:
+    stub.faults = [Fault("late_done")]
+    async with finished(front, path) as answer:
+        assert stub.go_on is not None and not stub.go_on.is_set()
+        stub.go_on.set()
+        rest = await answer.read()
+    ends = {CHAT: b"[DONE]\n\n", COMPLETIONS: b"[DONE]\n\n", MESSAGES: b'"message_stop"}\n\n', RESPONSES: b""}
+    assert rest.endswith(ends[path]) and (b'"usage"' in rest) == (path in (CHAT, MESSAGES))
+    assert front.store.state.calls == COMPLETE and front.lost == []
 
 
 @ROUTES
-async def test_an_engine_that_never_says_that_it_is_done_costs_nothing(path: str) -> None:
+async def test_an_engine_that_never_says_that_it_is_done_costs_nothing(
+    stub: EngineStub, front: Front, path: str
+) -> None:
     """It keeps the connection open for as long as the client does."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults = [Fault("late_done")]
-        async with finished(front, path):
-            pass
-        await until(lambda: front.gate.in_flight == 0)
-        assert front.store.state.calls == COMPLETE and front.lost == []
+    stub.faults = [Fault("late_done")]
+    async with finished(front, path):
+        pass
+    await until(lambda: front.gate.in_flight == 0)
+    assert front.store.state.calls == COMPLETE and front.lost == []
 
 
 @ROUTES
-async def test_a_call_that_the_engine_contradicts_behind_its_finish_is_taken_out(path: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults = [Fault("said_on")]
-        async with finished(front, path) as answer:
-            assert stub.go_on is not None
-            stub.go_on.set()
-            await answer.read()
-        await until(lambda: front.store.state.calls == LOST)
-        assert front.lost == ["capture_failed"]
-        record = views.record(front.store.state, "x")
-        assert [(call["complete"], call["reason"]) for call in record["calls"]] == [(False, "capture_failed")]
+async def test_a_call_that_the_engine_contradicts_behind_its_finish_is_taken_out(
+    stub: EngineStub, front: Front, path: str
+) -> None:
+    stub.faults = [Fault("said_on")]
+    async with finished(front, path) as answer:
+        assert stub.go_on is not None
+        stub.go_on.set()
+        await answer.read()
+    await until(lambda: front.store.state.calls == LOST)
+    assert front.lost == ["capture_failed"]
+    record = views.record(front.store.state, "x")
+    assert [(call["complete"], call["reason"]) for call in record["calls"]] == [(False, "capture_failed")]
 
 
-async def test_what_an_episode_has_settled_with_stays() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults = [Fault("said_on")]
-        async with finished(front, CHAT) as answer:
-            async with aiohttp.ClientSession() as client:
-                headers = {"x-ajet-episode": "x", "x-ajet-reward": "1.0", "x-ajet-final": "1"}
-                assert (await client.get(f"{front.url}/v1/models", headers=headers)).status == 200
-            assert stub.go_on is not None
-            stub.go_on.set()
-            assert (await answer.read()).endswith(b"[DONE]\n\n")
-        await until(lambda: front.gate.in_flight == 0)
-        assert views.record(front.store.state, "x")["state"] == "ready"
-        assert front.store.state.calls == COMPLETE and front.lost == []
+async def test_what_an_episode_has_settled_with_stays(stub: EngineStub, front: Front) -> None:
+    stub.faults = [Fault("said_on")]
+    async with finished(front, CHAT) as answer:
+        async with aiohttp.ClientSession() as client:
+            headers = {"x-ajet-episode": "x", "x-ajet-reward": "1.0", "x-ajet-final": "1"}
+            assert (await client.get(f"{front.url}/v1/models", headers=headers)).status == 200
+        assert stub.go_on is not None
+        stub.go_on.set()
+        assert (await answer.read()).endswith(b"[DONE]\n\n")
+    await until(lambda: front.gate.in_flight == 0)
+    assert views.record(front.store.state, "x")["state"] == "ready"
+    assert front.store.state.calls == COMPLETE and front.lost == []
 
 
 @pytest.mark.parametrize(("said", "calls"), [(b"", COMPLETE), (framed(TOKEN), LOST)])

@@ -78,15 +78,14 @@ def check_refused(front: Front, answer: Answer, *, on_responses: bool = False) -
     {"type": "tool_result", "tool_use_id": "c", "content": [SOURCE]},
 ], ids=["data", "url", "result"])  # fmt: skip
 async def test_an_image_of_anthropics_api_reaches_the_engine_as_the_data_that_it_is(
-    block: dict[str, Any], stream: bool
+    stub: EngineStub, front: Front, block: dict[str, Any], stream: bool
 ) -> None:
     said = [{"role": "user", "content": [{"type": "text", "text": QUESTION}, block]}]
     body = {"model": "stub", "max_tokens": 12, "stream": stream, "messages": said}
-    async with EngineStub() as stub, Front(stub.url) as front:
-        answer = await send(f"{front.url}/e/ep{MESSAGES}", body=body)
-        assert answer.status == 200 and (b"message_stop" in answer.body) == stream
-        [asked] = stub.llm_requests()
-        parts = [part for message in asked.body["messages"] for part in message["content"] if isinstance(part, dict)]
-        assert TYPED in parts
-        assert not {"return_token_ids", "logprobs"} & set(asked.body)
-        check_refused(front, answer)
+    answer = await send(f"{front.url}/e/ep{MESSAGES}", body=body)
+    assert answer.status == 200 and (b"message_stop" in answer.body) == stream
+    [asked] = stub.llm_requests()
+    parts = [part for message in asked.body["messages"] for part in message["content"] if isinstance(part, dict)]
+    assert TYPED in parts
+    assert not {"return_token_ids", "logprobs"} & set(asked.body)
+    check_refused(front, answer)

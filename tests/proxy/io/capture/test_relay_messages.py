@@ -51,9 +51,8 @@ async def test_what_the_engine_sampled_is_captured_and_told(stream: bool, split_
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_engines_refusal_has_anthropics_shape(stream: bool) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        answer = await send(f"{front.url}/e/x{MESSAGES}", body=body_for(model="nobody", stream=stream))
+async def test_the_engines_refusal_has_anthropics_shape(front: Front, stream: bool) -> None:
+    answer = await send(f"{front.url}/e/x{MESSAGES}", body=body_for(model="nobody", stream=stream))
     message = "The model `nobody` does not exist."
     assert (answer.status, answer.json()) == (
         404, {"type": "error", "error": {"type": "NotFoundError", "message": message}}
@@ -66,10 +65,11 @@ async def test_the_engines_refusal_has_anthropics_shape(stream: bool) -> None:
     (b"{", "not a JSON object"), (body_for(max_tokens=0), "max_tokens: "),
     (body_for(messages=[{"role": "user", "content": [{"type": "document"}]}]), "messages.0.content.0: "),
 ])  # fmt: skip
-async def test_what_cannot_be_carried_is_refused_before_it_begins(body: Any, words: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        answer = await send(f"{front.url}/e/x{MESSAGES}", body=body)
-        assert not stub.requests
+async def test_what_cannot_be_carried_is_refused_before_it_begins(
+    stub: EngineStub, front: Front, body: Any, words: str
+) -> None:
+    answer = await send(f"{front.url}/e/x{MESSAGES}", body=body)
+    assert not stub.requests
     assert answer.status == 400
     assert answer.json()["error"]["type"] == "invalid_request_error" and words in answer.json()["error"]["message"]
     assert not front.store.durable
@@ -96,19 +96,17 @@ async def test_a_silent_stream_says_ping() -> None:
     assert len(front.calls) == 1
 
 
-async def test_a_stream_that_is_cut_shows_nothing_of_the_engines_own_protocol() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults += [Fault("error_event", after=3), Fault("not_vllm")]
-        failed = await send(f"{front.url}/e/x{MESSAGES}", body=body_for(stream=True))
-        foreign = await send(f"{front.url}/e/x{MESSAGES}", body=body_for(stream=True))
+async def test_a_stream_that_is_cut_shows_nothing_of_the_engines_own_protocol(stub: EngineStub, front: Front) -> None:
+    stub.faults += [Fault("error_event", after=3), Fault("not_vllm")]
+    failed = await send(f"{front.url}/e/x{MESSAGES}", body=body_for(stream=True))
+    foreign = await send(f"{front.url}/e/x{MESSAGES}", body=body_for(stream=True))
     assert events(failed)[-1]["error"]["message"] == "EngineCore encountered an issue."
     assert b"It works!" in foreign.body
     assert front.lost == ["engine_error", "capture_failed"]
 
 
-async def test_counting_tokens_is_the_engines_own_affair() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        answer = await send(f"{front.url}/e/x{MESSAGES}/count_tokens", body=body_for())
-        assert [request.path for request in stub.requests] == []
+async def test_counting_tokens_is_the_engines_own_affair(stub: EngineStub, front: Front) -> None:
+    answer = await send(f"{front.url}/e/x{MESSAGES}/count_tokens", body=body_for())
+    assert [request.path for request in stub.requests] == []
     assert answer.status == 404 and answer.body == b"404: Not Found"
     assert not front.store.durable

@@ -113,48 +113,46 @@ async def test_a_call_that_cannot_be_scored_costs_the_agent_nothing(stream: bool
         assert front.lost == ["not_scored"] and front.running == 0
 
 
-async def test_new_weights_do_not_score_what_the_old_ones_sampled() -> None:
+async def test_new_weights_do_not_score_what_the_old_ones_sampled(stub: EngineStub, front: Front) -> None:
     body = body_for(**ASKED["call"])
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.store.post(front.store.commands.announce(Policy("stub", 1), at=front.clock.now()))
-        stub.faults += [Fault("slow"), Fault("slow", delay_s=0.2)]
-        asking = asyncio.create_task(send(f"{front.url}/e/x{RESPONSES}", body=body))
-        await until(lambda: len(stub.llm_requests()) == 2)
-        front.store.post(front.store.commands.announce(Policy("stub", 2), at=front.clock.now()))
-        assert (await asking).status == 200
+    front.store.post(front.store.commands.announce(Policy("stub", 1), at=front.clock.now()))
+    stub.faults += [Fault("slow"), Fault("slow", delay_s=0.2)]
+    asking = asyncio.create_task(send(f"{front.url}/e/x{RESPONSES}", body=body))
+    await until(lambda: len(stub.llm_requests()) == 2)
+    front.store.post(front.store.commands.announce(Policy("stub", 2), at=front.clock.now()))
+    assert (await asking).status == 200
     assert front.lost == ["weights_changed"]
 
 
-async def test_a_client_that_goes_away_while_its_call_is_scored() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults += [Fault("slow"), Fault("hang")]
-        asking = asyncio.create_task(send(f"{front.url}/e/x{RESPONSES}", body=body_for(**ASKED["call"])))
-        await until(lambda: len(stub.llm_requests()) == 2)
-        await leave(asking)
-        await until(lambda: front.lost == ["disconnected"])
-        await until(lambda: stub.llm_requests()[1].cancelled)
+async def test_a_client_that_goes_away_while_its_call_is_scored(stub: EngineStub, front: Front) -> None:
+    stub.faults += [Fault("slow"), Fault("hang")]
+    asking = asyncio.create_task(send(f"{front.url}/e/x{RESPONSES}", body=body_for(**ASKED["call"])))
+    await until(lambda: len(stub.llm_requests()) == 2)
+    await leave(asking)
+    await until(lambda: front.lost == ["disconnected"])
+    await until(lambda: stub.llm_requests()[1].cancelled)
 
 
 @pytest.mark.parametrize("status", [400, 403, 422])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_refuses_the_question_is_asked_as_the_agent_asked(stream: bool, status: int) -> None:
+async def test_an_engine_that_refuses_the_question_is_asked_as_the_agent_asked(
+    stub: EngineStub, front: Front, stream: bool, status: int
+) -> None:
     body = body_for(stream=stream)
-    async with EngineStub() as stub, Front(stub.url) as front:
-        direct = await send(stub.url + RESPONSES, body=body)
-        stub.faults.append(Fault("status", status=status))
-        answer = await send(f"{front.url}/e/x{RESPONSES}", body=body)
+    direct = await send(stub.url + RESPONSES, body=body)
+    stub.faults.append(Fault("status", status=status))
+    answer = await send(f"{front.url}/e/x{RESPONSES}", body=body)
     assert (answer.status, steady(answer.body)) == (200, steady(direct.body))
     assert stub.requests[-1].body == body
     assert front.lost == ["unaskable"]
 
 
-async def test_a_request_that_is_wrong_is_refused_in_the_engines_words() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        for more in ({"model": "nobody"}, {"max_output_tokens": 10**6}, {"previous_response_id": "resp_nobody"}):
-            direct = await send(stub.url + RESPONSES, body=body_for(**more))
-            answer = await send(f"{front.url}/e/x{RESPONSES}", body=body_for(**more))
-            assert direct.status in (400, 404)
-            assert (answer.status, answer.body, visible(answer)) == (direct.status, direct.body, visible(direct))
+async def test_a_request_that_is_wrong_is_refused_in_the_engines_words(stub: EngineStub, front: Front) -> None:
+    for more in ({"model": "nobody"}, {"max_output_tokens": 10**6}, {"previous_response_id": "resp_nobody"}):
+        direct = await send(stub.url + RESPONSES, body=body_for(**more))
+        answer = await send(f"{front.url}/e/x{RESPONSES}", body=body_for(**more))
+        assert direct.status in (400, 404)
+        assert (answer.status, answer.body, visible(answer)) == (direct.status, direct.body, visible(direct))
     assert set(front.lost) <= {"refused", "unaskable"} and len(front.lost) == 3
 
 
@@ -162,18 +160,18 @@ async def test_a_request_that_is_wrong_is_refused_in_the_engines_words() -> None
     ("no_token_ids", "no_token_ids"), ("no_finish", "truncated"), ("error_event", "engine_error"),
     ("not_vllm", "capture_failed"),
 ])  # fmt: skip
-async def test_an_answer_without_a_call_reaches_the_agent_all_the_same(kind: str, reason: str) -> None:
+async def test_an_answer_without_a_call_reaches_the_agent_all_the_same(
+    stub: EngineStub, front: Front, kind: str, reason: str
+) -> None:
     headers = {"x-stub-fault": json.dumps({"kind": kind, "after": 3})}
-    async with EngineStub() as stub, Front(stub.url) as front:
-        direct = await send(stub.url + RESPONSES, body=body_for(stream=True), headers=headers)
-        answer = await send(f"{front.url}/e/x{RESPONSES}", body=body_for(stream=True), headers=headers)
+    direct = await send(stub.url + RESPONSES, body=body_for(stream=True), headers=headers)
+    answer = await send(f"{front.url}/e/x{RESPONSES}", body=body_for(stream=True), headers=headers)
     assert (answer.status, steady(answer.body)) == (direct.status, steady(direct.body))
     assert front.lost == [reason]
 
 
-async def test_what_comes_later_is_not_captured() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        answer = await send(f"{front.url}/e/x{RESPONSES}", body=body_for(background=True))
+async def test_what_comes_later_is_not_captured(stub: EngineStub, front: Front) -> None:
+    answer = await send(f"{front.url}/e/x{RESPONSES}", body=body_for(background=True))
     assert answer.status == 200 and stub.requests[0].body == body_for(background=True)
     assert front.lost == ["background"]
 

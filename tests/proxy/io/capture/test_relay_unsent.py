@@ -19,56 +19,55 @@ WITH_IDS = {"return_token_ids": True, "logprobs": True}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_while_its_calls_are_written_has_not_made_them(stream: bool) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.store.slow.clear()
-        asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=stream, n=2)))
-        await until(lambda: len(front.calls) == 2)
-        await leave(asking)
-        await until(lambda: front.gate.in_flight == 0)
-        front.store.slow.set()
-        assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 2}
-        assert front.lost == ["disconnected"] * 2
+async def test_a_client_that_goes_away_while_its_calls_are_written_has_not_made_them(
+    front: Front, stream: bool
+) -> None:
+    front.store.slow.clear()
+    asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=stream, n=2)))
+    await until(lambda: len(front.calls) == 2)
+    await leave(asking)
+    await until(lambda: front.gate.in_flight == 0)
+    front.store.slow.set()
+    assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 2}
+    assert front.lost == ["disconnected"] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_is_gone_when_its_call_is_written_has_not_made_it(stream: bool) -> None:
+async def test_a_client_that_is_gone_when_its_call_is_written_has_not_made_it(front: Front, stream: bool) -> None:
     """The call is on disk, and nothing has told of the client yet but its connection, which takes no more."""
-    async with EngineStub() as stub, Front(stub.url) as front:
-        commit = front.store.commit
+    commit = front.store.commit
 
-        async def and_gone(events: Any) -> None:
-            await commit(events)
-            assert front._runner._server is not None
-            for connection in front._runner._server.connections:
-                assert connection.transport is not None
-                connection.transport.abort()
+    async def and_gone(events: Any) -> None:
+        await commit(events)
+        assert front._runner._server is not None
+        for connection in front._runner._server.connections:
+            assert connection.transport is not None
+            connection.transport.abort()
 
-        front.store.commit = and_gone  # type: ignore[method-assign]
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=stream))
-        await until(lambda: front.lost)
-        assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 1}
-        assert front.lost == ["disconnected"]
+    front.store.commit = and_gone  # type: ignore[method-assign]
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=stream))
+    await until(lambda: front.lost)
+    assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 1}
+    assert front.lost == ["disconnected"]
 
 
-async def test_an_answer_is_noted_as_sent_when_it_has_left_and_not_before() -> None:
+async def test_an_answer_is_noted_as_sent_when_it_has_left_and_not_before(front: Front) -> None:
     asked = {"model": "stub", "messages": [{"role": "user", "content": "long"}], "n": 1000, "logprobs": True}
     body = json.dumps(asked | {"top_logprobs": 5, "max_tokens": 64}).encode()
-    async with EngineStub() as stub, Front(stub.url) as front:
-        host, port = front.url.removeprefix("http://").split(":")
-        with socket.socket() as slow:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            slow.connect((host, int(port)))
-            slow.sendall(b"POST /e/x%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" % CHAT.encode())
-            slow.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-            await until(lambda: len(front.calls) == 1000)
-            await asyncio.sleep(0.5)
-            assert len(front.store.state.unsent) == 1000, "most of the answer waits for its reader"
-            while await asyncio.to_thread(slow.recv, 1 << 20):
-                pass
-        await until(lambda: not front.store.state.unsent)
-        assert front.lost == []
+    host, port = front.url.removeprefix("http://").split(":")
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((host, int(port)))
+        slow.sendall(b"POST /e/x%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" % CHAT.encode())
+        slow.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        await until(lambda: len(front.calls) == 1000)
+        await asyncio.sleep(0.5)
+        assert len(front.store.state.unsent) == 1000, "most of the answer waits for its reader"
+        while await asyncio.to_thread(slow.recv, 1 << 20):
+            pass
+    await until(lambda: not front.store.state.unsent)
+    assert front.lost == []
 
 
 async def test_a_client_that_goes_away_with_the_end_of_its_answer_has_made_the_call() -> None:
@@ -94,17 +93,16 @@ async def test_a_client_that_goes_away_with_the_end_of_its_answer_has_made_the_c
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_the_disk_does_not_take_is_a_503_or_breaks_off(stream: bool) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        commit = front.store.commit
+async def test_an_answer_that_the_disk_does_not_take_is_a_503_or_breaks_off(front: Front, stream: bool) -> None:
+    commit = front.store.commit
 
-        async def refuse(events: Any) -> None:
-            await commit(events)
-            raise NotReady("the disk is full", code="journal", retry_after=2.0)
+    async def refuse(events: Any) -> None:
+        await commit(events)
+        raise NotReady("the disk is full", code="journal", retry_after=2.0)
 
-        front.store.commit = refuse  # type: ignore[method-assign]
-        status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=stream))
-        assert (status, ended) == ((200, False) if stream else (503, True))
-        assert b'"finish_reason":"' not in got and (stream or json.loads(got)["error"]["code"] == "journal")
-        assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 1}
-        assert front.lost == ["not_written"] and front.gate.in_flight == 0
+    front.store.commit = refuse  # type: ignore[method-assign]
+    status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=stream))
+    assert (status, ended) == ((200, False) if stream else (503, True))
+    assert b'"finish_reason":"' not in got and (stream or json.loads(got)["error"]["code"] == "journal")
+    assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 1}
+    assert front.lost == ["not_written"] and front.gate.in_flight == 0

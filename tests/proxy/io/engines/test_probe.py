@@ -94,14 +94,15 @@ async def test_an_engine_that_says_nothing_is_asked_again(engine: Engine, garble
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_without_a_parser_reasoning_is_nothing_to_be_quiet_about(stream: bool) -> None:
+async def test_without_a_parser_reasoning_is_nothing_to_be_quiet_about(
+    stub: EngineStub, front: Front, stream: bool
+) -> None:
     """vLLM ignores the field then, and gives the ids, the logprobs and no null that it would not have given."""
     body = {"model": "stub", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}], "stream": stream,
             "include_reasoning": False, "logprobs": True}  # fmt: skip
-    async with EngineStub() as stub, Front(stub.url) as front:
-        direct = await send(stub.url + CHAT, body=body)
-        answers = [await send(f"{front.url}/e/x{CHAT}", body=body) for _ in range(2)]
-        asked = [request.body for request in stub.llm_requests()]
+    direct = await send(stub.url + CHAT, body=body)
+    answers = [await send(f"{front.url}/e/x{CHAT}", body=body) for _ in range(2)]
+    asked = [request.body for request in stub.llm_requests()]
     assert [steady(answer.body) for answer in answers] == [steady(direct.body)] * 2
     assert [request["max_tokens"] for request in asked] == [9, 1, 9, 9], "one trial"
     assert all(request["include_reasoning"] is False for request in asked)

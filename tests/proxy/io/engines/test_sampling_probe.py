@@ -69,12 +69,11 @@ async def test_it_is_asked_in_the_clients_name() -> None:
 
 
 @pytest.mark.parametrize("kind", ["no_token_ids", "no_logprobs", "refuses_ids", "status"])
-async def test_an_engine_of_which_nothing_is_captured_is_never_asked(kind: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault(kind, times=9))
-        for stream in (False, True):
-            await ask(front, stream=stream)
-        assert stub.sampling.asked == []
+async def test_an_engine_of_which_nothing_is_captured_is_never_asked(stub: EngineStub, front: Front, kind: str) -> None:
+    stub.faults.append(Fault(kind, times=9))
+    for stream in (False, True):
+        await ask(front, stream=stream)
+    assert stub.sampling.asked == []
     assert not front.calls and len(front.lost) == 2
 
 
@@ -129,14 +128,15 @@ async def test_a_silent_or_busy_engine_costs_little_and_is_asked_again_later(
     assert told(front) == [*[UNTOLD | {"logprobs": "unknown"}] * 3, {"logprobs": "raw"}], "nobody waits once more"
 
 
-async def test_an_engine_that_says_odd_things_of_itself_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_says_odd_things_of_itself_costs_no_call(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def odd(answers: object) -> None:
         raise TypeError("unhashable")
 
     monkeypatch.setattr(probe.sampling, "known", odd)
-    async with EngineStub() as stub, Front(stub.url) as front:
-        for _ in range(2):
-            assert (await ask(front)).status == 200
+    for _ in range(2):
+        assert (await ask(front)).status == 200
     assert told(front) == [UNTOLD | {"logprobs": "unknown"}] * 2
 
 

@@ -40,33 +40,32 @@ async def told(front: Front, raw: bytes) -> tuple[int, dict[str, str | None], by
     (HEAD + b"x-key: sesame" + b"a" * 10_000 + b"\r\n\r\n", "header_too_large"),
     (b"GET /sesame" + b"a" * 10_000 + b" HTTP/1.1\r\n\r\n", "header_too_large"),
 ])  # fmt: skip
-async def test_what_is_no_http_is_a_400_in_the_shape_of_errors(raw: bytes, code: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        status, error, answer = await told(front, raw)
-        assert (status, error["code"], error["type"]) == (400, code, "invalid_request_error")
-        assert set(error) == {"message", "type", "code", "param"}
-        assert b"sesame" not in answer
-        assert stub.requests == []
+async def test_what_is_no_http_is_a_400_in_the_shape_of_errors(
+    stub: EngineStub, front: Front, raw: bytes, code: str
+) -> None:
+    status, error, answer = await told(front, raw)
+    assert (status, error["code"], error["type"]) == (400, code, "invalid_request_error")
+    assert set(error) == {"message", "type", "code", "param"}
+    assert b"sesame" not in answer
+    assert stub.requests == []
 
 
-async def test_a_defect_of_the_server_itself_is_a_500(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_of_the_server_itself_is_a_500(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object) -> None:
         raise ZeroDivisionError("sesame")
 
-    async with EngineStub() as stub, Front(stub.url) as front:
-        assert isinstance(front._runner, Runner)
-        monkeypatch.setattr(front._runner._server, "request_handler", fails)
-        status, error, answer = await told(front, HEAD + b"\r\n")
-        assert (status, error["code"]) == (500, "internal_error")
-        assert b"sesame" not in answer
+    assert isinstance(front._runner, Runner)
+    monkeypatch.setattr(front._runner._server, "request_handler", fails)
+    status, error, answer = await told(front, HEAD + b"\r\n")
+    assert (status, error["code"]) == (500, "internal_error")
+    assert b"sesame" not in answer
 
 
-async def test_too_many_headers_are_refused() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        many = b"".join(b"x-%d: sesame\r\n" % number for number in range(200))
-        status, error, answer = await told(front, HEAD + many + b"\r\n")
-        assert (status, error["type"]) == (400, "invalid_request_error")
-        assert b"sesame" not in answer
+async def test_too_many_headers_are_refused(front: Front) -> None:
+    many = b"".join(b"x-%d: sesame\r\n" % number for number in range(200))
+    status, error, answer = await told(front, HEAD + many + b"\r\n")
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert b"sesame" not in answer
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: "])

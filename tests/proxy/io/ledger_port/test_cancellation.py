@@ -56,24 +56,25 @@ def over(front: Front, how: str) -> None:
 @pytest.mark.parametrize("how", ["abort", "wall_timeout"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, RAW])
-async def test_before_the_head_it_is_an_error(path: str, stream: bool, how: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults.append(Fault("hang"))
-        async with calling(front, path, stream=stream) as asking:
-            await until(stub.llm_requests)
-            over(front, how)
-            answer = await asking
-            said = await answer.json()
-        kind = "invalid_request_error" if path == MESSAGES else "conflict_error"
-        assert answer.status == 409 and said["error"]["type"] == kind
-        assert "was discarded while this call ran" in said["error"]["message"]
-        await until(lambda: stub.llm_requests()[-1].cancelled)
-        assert await front.gate.drained(10.0)
-        await until(lambda: front.running == 0)
-        assert front.lost == ["episode_discarded"] and not front.calls
-        counted = front.metrics.render().splitlines()
-        assert front.store.state.captures == {"episode_discarded": 1}
-        assert f'ajet_requests_total{{route="{route_of(path)}",status="409"}} 1' in counted
+async def test_before_the_head_it_is_an_error(
+    stub: EngineStub, front: Front, path: str, stream: bool, how: str
+) -> None:
+    stub.faults.append(Fault("hang"))
+    async with calling(front, path, stream=stream) as asking:
+        await until(stub.llm_requests)
+        over(front, how)
+        answer = await asking
+        said = await answer.json()
+    kind = "invalid_request_error" if path == MESSAGES else "conflict_error"
+    assert answer.status == 409 and said["error"]["type"] == kind
+    assert "was discarded while this call ran" in said["error"]["message"]
+    await until(lambda: stub.llm_requests()[-1].cancelled)
+    assert await front.gate.drained(10.0)
+    await until(lambda: front.running == 0)
+    assert front.lost == ["episode_discarded"] and not front.calls
+    counted = front.metrics.render().splitlines()
+    assert front.store.state.captures == {"episode_discarded": 1}
+    assert f'ajet_requests_total{{route="{route_of(path)}",status="409"}} 1' in counted
 
 
 async def hang(_: web.Request) -> web.Response:
@@ -123,34 +124,32 @@ async def test_in_mid_stream_it_breaks_off(path: str) -> None:
         assert front.lost == ["beam_search" if path == RAW else "episode_discarded"] and not front.calls
 
 
-async def test_only_what_runs_in_that_episode_ends() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.paused.clear()  # type: ignore[union-attr]
-        front.open("other")
-        front.open("sealed")
-        async with calling(front, CHAT, stream=False) as asking:
-            await until(stub.llm_requests)
-            commands, now = front.store.commands, front.clock.now()
-            front.store.post(commands.abort("other", Abort(), at=now))
-            front.store.post(commands.seal("sealed", at=now))
-            front.ledger_port._heard((EpisodeDiscarded(now, "ep", "stale", None, ("one of its models",)),))
-            front.store.post(commands.seal("ep", at=now))
-            stub.paused.set()  # type: ignore[union-attr]
-            assert (await asking).status == 200
-        assert len(front.calls) == 1 and not front.lost
+async def test_only_what_runs_in_that_episode_ends(stub: EngineStub, front: Front) -> None:
+    stub.paused.clear()  # type: ignore[union-attr]
+    front.open("other")
+    front.open("sealed")
+    async with calling(front, CHAT, stream=False) as asking:
+        await until(stub.llm_requests)
+        commands, now = front.store.commands, front.clock.now()
+        front.store.post(commands.abort("other", Abort(), at=now))
+        front.store.post(commands.seal("sealed", at=now))
+        front.ledger_port._heard((EpisodeDiscarded(now, "ep", "stale", None, ("one of its models",)),))
+        front.store.post(commands.seal("ep", at=now))
+        stub.paused.set()  # type: ignore[union-attr]
+        assert (await asking).status == 200
+    assert len(front.calls) == 1 and not front.lost
 
 
-async def test_who_waits_at_the_gate_is_refused_there() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.open("ep")
-        front.close_gate()
-        async with calling(front, CHAT, stream=False) as asking:
-            await until(lambda: front.gate.waiting == 1)
-            over(front, "abort")
-            front.open_gate(1)
-            answer = await asking
-            assert (answer.status, (await answer.json())["error"]["code"]) == (409, "episode_discarded")
-        assert not stub.llm_requests()
+async def test_who_waits_at_the_gate_is_refused_there(stub: EngineStub, front: Front) -> None:
+    front.open("ep")
+    front.close_gate()
+    async with calling(front, CHAT, stream=False) as asking:
+        await until(lambda: front.gate.waiting == 1)
+        over(front, "abort")
+        front.open_gate(1)
+        answer = await asking
+        assert (answer.status, (await answer.json())["error"]["code"]) == (409, "episode_discarded")
+    assert not stub.llm_requests()
 
 
 # --- the parts

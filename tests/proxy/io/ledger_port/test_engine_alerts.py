@@ -26,16 +26,17 @@ MESSAGES = "/v1/messages"
     ("refuses_ids", "refuses requests for token ids and logprobs (unaskable)", UNTRAINABLE["unaskable"].remedy),
     ("refuses_logprobs", "refuses requests for token ids and logprobs (unaskable)", UNTRAINABLE["unaskable"].remedy),
 ])  # fmt: skip
-async def test_an_alert_names_the_engine_until_it_tells(kind: str, said: str, remedy: str, stream: bool) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        stub.faults = [Fault(kind, times=4)]
-        for path in (CHAT, MESSAGES):
-            assert (await send(front.url + path, body=BODY | {"stream": stream})).status == 200
-        (line,) = front.store.trouble.values()
-        assert line == f"{stub.url}{CHAT} {said}, so nothing that it samples can be trained: {remedy}"
-        stub.faults = []
-        assert (await send(front.url + CHAT, body=BODY | {"stream": stream})).status == 200
-        assert front.store.trouble == {}
+async def test_an_alert_names_the_engine_until_it_tells(
+    stub: EngineStub, front: Front, kind: str, said: str, remedy: str, stream: bool
+) -> None:
+    stub.faults = [Fault(kind, times=4)]
+    for path in (CHAT, MESSAGES):
+        assert (await send(front.url + path, body=BODY | {"stream": stream})).status == 200
+    (line,) = front.store.trouble.values()
+    assert line == f"{stub.url}{CHAT} {said}, so nothing that it samples can be trained: {remedy}"
+    stub.faults = []
+    assert (await send(front.url + CHAT, body=BODY | {"stream": stream})).status == 200
+    assert front.store.trouble == {}
 
 
 async def test_a_judge_an_evaluation_and_an_engine_that_is_unwell_raise_none() -> None:

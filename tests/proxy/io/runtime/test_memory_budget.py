@@ -86,40 +86,37 @@ PATHS = ("/v1/chat/completions", "/v1/embeddings")
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_unfinished_bodies_take_no_more_than_is_left(path: str) -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        budget = front.budget
-        budget.look(6 * LARGE)
-        async with Sending(front.url, path, 4 * LARGE) as (_, first), Sending(front.url, path, 4 * LARGE) as second:
-            first.write(b" " * 3 * LARGE)
-            await until(lambda: budget._taken == 3 * LARGE)
-            reader, writer = second
-            writer.write(b" " * 4 * LARGE)
+async def test_unfinished_bodies_take_no_more_than_is_left(stub: EngineStub, front: Front, path: str) -> None:
+    budget = front.budget
+    budget.look(6 * LARGE)
+    async with Sending(front.url, path, 4 * LARGE) as (_, first), Sending(front.url, path, 4 * LARGE) as second:
+        first.write(b" " * 3 * LARGE)
+        await until(lambda: budget._taken == 3 * LARGE)
+        reader, writer = second
+        writer.write(b" " * 4 * LARGE)
+        assert await told(reader) == (503, "10", "memory_limit")
+        await until(lambda: budget._taken == 3 * LARGE)
+        async with Sending(front.url, path, 4 * LARGE) as (reader, writer):  # answered before a byte of it
             assert await told(reader) == (503, "10", "memory_limit")
-            await until(lambda: budget._taken == 3 * LARGE)
-            async with Sending(front.url, path, 4 * LARGE) as (reader, writer):  # answered before a byte of it
-                assert await told(reader) == (503, "10", "memory_limit")
-                writer.write(b" " * 4 * LARGE)  # which a client sends all the same, and is heard
-                await writer.drain()
-        await until(lambda: budget._taken == 0)
-        assert not stub.requests
+            writer.write(b" " * 4 * LARGE)  # which a client sends all the same, and is heard
+            await writer.drain()
+    await until(lambda: budget._taken == 0)
+    assert not stub.requests
 
 
-async def test_a_body_for_which_there_is_room_is_read_whole() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.budget.look(2 * LARGE)
-        body = json.dumps(CHAT).encode() + b" " * LARGE
-        for code in (200, 503, 200):
-            async with Sending(front.url, PATHS[0], len(body)) as (reader, writer):
-                writer.write(body)
-                status = (await reader.readuntil(b"\r\n")).split()[1]
-                assert int(status) == code
-            if code == 503:
-                front.budget.look(2 * LARGE)
+async def test_a_body_for_which_there_is_room_is_read_whole(front: Front) -> None:
+    front.budget.look(2 * LARGE)
+    body = json.dumps(CHAT).encode() + b" " * LARGE
+    for code in (200, 503, 200):
+        async with Sending(front.url, PATHS[0], len(body)) as (reader, writer):
+            writer.write(body)
+            status = (await reader.readuntil(b"\r\n")).split()[1]
+            assert int(status) == code
+        if code == 503:
+            front.budget.look(2 * LARGE)
 
 
-async def test_nobody_is_asked_for_a_body_for_which_there_is_no_room() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
-        front.budget.look(0)
-        async with Sending(front.url, PATHS[1], LARGE, "Expect: 100-continue") as (reader, _):
-            assert await told(reader) == (503, "10", "memory_limit")
+async def test_nobody_is_asked_for_a_body_for_which_there_is_no_room(front: Front) -> None:
+    front.budget.look(0)
+    async with Sending(front.url, PATHS[1], LARGE, "Expect: 100-continue") as (reader, _):
+        assert await told(reader) == (503, "10", "memory_limit")
