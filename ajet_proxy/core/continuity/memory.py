@@ -37,7 +37,7 @@ Outcome = Literal[
     "reasoning_left_out", "words_left_out", "stop_string", "not_rendered", "not_proven", "no_joint", "stop_token",
     "too_long", "reasoning_parser", "engine", "refused", "ignored",
 ]
-"""What can become of a turn's continuity. What each word means: docs/explain/continuity.md, in this order."""
+"""All that can become of a turn's continuity. What each word means: docs/explain/continuity.md, in this order."""
 CAPACITY = 100_000
 """Answers remembered; the oldest are forgotten first, and their next turns go out as they are."""
 HARMLESS = frozenset((
@@ -75,8 +75,8 @@ class Known(Struct, frozen=True):
 
 
 class Sought(NamedTuple):
-    """What a request is recognized by. ``end`` is the digest of its history up to and with its last answer; None if
-    there is none. ``goes_on`` says whether anything follows. ``shape`` stands for all else that may shape the
+    """The marks by which a request is recognized. ``end`` is the digest of its history up to and with its last answer;
+    None if there is none. ``goes_on`` says whether anything follows. ``shape`` stands for all else that may shape the
     prompt."""
 
     shape: bytes
@@ -139,8 +139,8 @@ class Outline(Struct, frozen=True):
 
     @property
     def heeds_reasoning(self) -> bool:
-        """Whether the answer may depend on where the engine sees reasoning in the prompt. It does in a stream and under
-        a grammar. Only answers that came with reasoning, or may have, put any there."""
+        """Tell whether the answer may depend on where the engine sees reasoning in the prompt. It does in a stream and
+        under a grammar. Only answers that came with reasoning, or may have, put any there."""
         forced = self.fields.get("tool_choice") not in (None, "auto", "none")
         heeding, messages = forced or any(map(self.fields.get, _HEEDING)), self.history.messages
         return heeding and (
@@ -162,7 +162,7 @@ class Outline(Struct, frozen=True):
             yield digest(self.seed, self.history.text(message)), "words_left_out"
 
     def called(self, answer: Mapping[str, Any]) -> bool:
-        """Whether `answer` calls tools."""
+        """Tell whether `answer` calls tools."""
         return bool(answer.get("tool_calls"))
 
     @property
@@ -196,7 +196,7 @@ def outline(fields: Mapping[str, Any], history: ChatHistory, *, episode: str, mo
 def sought_by(
     fields: Mapping[str, Any], harmless: frozenset[str], history: ChatHistory, seed: bytes
 ) -> Sought | None:
-    """What a request with these `fields` is recognized by; None if that cannot be told."""
+    """The marks of a request with these `fields`; None if that cannot be told."""
     if not history.exact:
         return None
     try:
@@ -230,7 +230,7 @@ class Memory:
         self._capacity = capacity
         self._known: OrderedDict[bytes, Known] = OrderedDict()
         self._ends: dict[str, list[bytes]] = {}
-        """What was remembered of each call, though another one's answer may have taken its place since."""
+        """The digests remembered of each call, though another one's answer may have taken its place since."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -272,7 +272,7 @@ class Memory:
 
 
 def heard_as(stream: bytes) -> str | None:
-    """Whether the first word of a `stream` came as ``reasoning`` or as ``content``; None if there is no word."""
+    """Tell whether the first word of a `stream` came as ``reasoning`` or as ``content``; None if there is no word."""
     for line in stream.splitlines():
         with suppress(ValueError, TypeError, LookupError, AttributeError):
             event = json.loads(line.removeprefix(b"data:"))
@@ -284,8 +284,8 @@ def heard_as(stream: bytes) -> str | None:
 
 
 def ended(captured: Captured, called: bool) -> str:
-    """How a choice ended, in the words of `Known`. If the choice `called` tools, its finish reason does not tell: vLLM
-    says ``tool_calls`` for some that were cut."""
+    """Tell how a choice ended, in the words of `Known`. If the choice `called` tools, its finish reason does not tell:
+    vLLM says ``tool_calls`` for some that were cut."""
     if captured.stop_string is not None:
         return "string"
     if called:

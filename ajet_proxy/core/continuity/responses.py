@@ -36,7 +36,7 @@ _NOT_ASKED = frozenset((
 ))  # fmt: skip
 _ONE = {"max_output_tokens": 1, "store": False, "enable_response_messages": True}
 _FREE = {"text": None, "structured_outputs": None, "tool_choice": "auto", "temperature": 0}
-"""What an answer of one given word must be free of."""
+"""Fields of which an answer of one given word must be free."""
 _DESCRIBED, _OPTIONAL = ("name", "description", "parameters"), ("strict", "defer_loading")
 _UNFINISHED = ("in_progress", "incomplete")
 _SURELY = 100
@@ -124,7 +124,7 @@ def outline(
 
 
 def is_unfinished(items: Sequence[Any]) -> bool:
-    """Whether the engine would continue the last of `items` instead of beginning a new turn."""
+    """Tell whether the engine would continue the last of `items` instead of beginning a new turn."""
     last = items[-1] if items and isinstance(items[-1], Mapping) else {}
     return last.get("status") in _UNFINISHED and last.get("type", "message") in ("message", "reasoning")
 

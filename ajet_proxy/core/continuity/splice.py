@@ -28,7 +28,7 @@ NoPrompt = Literal["no_joint", "stop_token"]
 
 
 def begins_with(prompt: Ids, history: Ids) -> bool:
-    """Whether `prompt` continues `history`, token for token."""
+    """Tell whether `prompt` continues `history`, token for token."""
     return tuple(prompt[: len(history)]) == tuple(history)
 
 
@@ -52,8 +52,8 @@ def joined(
 
 
 def _behind(marked: bytes, placeholder: bytes) -> bytes:
-    """What follows the one place of `placeholder`; nothing if it has no place, or two. Callers give its second half
-    alone, since the first may have merged with what stands before it."""
+    """The tokens that follow the one place of `placeholder`; nothing if it has no place, or two. Callers give its
+    second half alone, since the first may have merged with what stands before it."""
     end = count(marked)
     at = find(marked, placeholder, 0, end)
     if at < 0 or find(marked, placeholder, at + 1, end) >= 0:

@@ -111,8 +111,8 @@ class ChatHistory:
         return self._said[-1].hex() if self._said else ""
 
     def until(self, length: int | None) -> tuple[int, str] | None:
-        """How many messages there are and the digest of their words: of the first `length`, or of all. None if there
-        are not so many, or if it cannot be told."""
+        """The number of messages there are and the digest of their words: of the first `length`, or of all. None if
+        there are not so many, or if it cannot be told."""
         length = len(self._said) if length is None else length
         return (length, _keyed(self._said[length - 1], self._scope)) if 0 < length <= len(self._said) else None
 
@@ -248,7 +248,7 @@ class PromptHistory(Struct, frozen=True):
 
 History = ChatHistory | PromptHistory
 Beginnings = History | Marks
-"""What came before a request."""
+"""The past of a request."""
 
 
 class Kind(Protocol):
@@ -281,7 +281,7 @@ def _keyed(raw: bytes, scope: bytes) -> str:
 
 
 def words_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> tuple[bytes, bytes]:
-    """What `message` says at the level of words, and the ids in it."""
+    """The words of `message`, and the ids in it."""
     calls, role = message.get("tool_calls") or (), _ROLES.get(message["role"], message["role"])
     if not isinstance(role, str):
         raise TypeError(f"no role: {role!r}")
@@ -331,7 +331,7 @@ def packed(value: Any) -> bytes:
 
 
 def _arguments(message: Mapping[str, Any]) -> Arguments:
-    """What the arguments of each tool call mean as JSON: a tuple of the one value, empty where they are no JSON."""
+    """The meaning of each tool call's arguments as JSON: a tuple of the one value, empty where they are no JSON."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return ()

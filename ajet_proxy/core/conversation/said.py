@@ -1,4 +1,4 @@
-"""What a request says, by which it is compared with others: those of its episode that went unanswered, and the first.
+"""The words of a request, compared with those of its episode that went unanswered, and with the first.
 
 Two requests are compared by a key: the kind of a history, its length and its digest at the level of words. So a retry
 is known whatever its sampling, and mostly in another dialect too. No words are kept.
@@ -24,7 +24,7 @@ _SAID: Final = ("system", "instructions", "messages", "input", "prompt", "previo
 
 
 class Said:
-    """What a request with `fields` says, by its `history`."""
+    """The words of a request with `fields`, by its `history`."""
 
     def __init__(self, history: History | None, fields: Mapping[str, Any], scope: bytes) -> None:
         self._history, self._fields, self._scope = history, fields, scope
@@ -53,7 +53,7 @@ class Said:
 
     @property
     def is_first(self) -> bool:
-        """Whether there is no answer in it, so that a conversation begins with it."""
+        """Tell whether there is no answer in it, so that a conversation begins with it."""
         fields = self._fields
         said = fields.get("messages", fields.get("input"))
         if fields.get("previous_response_id") is not None:
@@ -62,7 +62,7 @@ class Said:
 
     @property
     def is_probe(self) -> bool:
-        """Whether it asks before the task begins."""
+        """Tell whether it asks before the task begins."""
         limits = [limit for name in _LIMITS if isinstance(limit := self._fields.get(name), int)]
         return not self._fields.get("tools") and bool(limits) and limits[0] <= PROBE
 

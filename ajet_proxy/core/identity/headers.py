@@ -1,4 +1,4 @@
-"""What the headers of a request say to the proxy: a key, a session, labels, a reward, and whether it is a retry.
+"""The headers of a request as the proxy reads them: a key, a session, labels, a reward, and whether it is a retry.
 
 What is asked for more than once a request is read once.
 
@@ -44,9 +44,9 @@ from ajet_sdk.routes import (
 )
 
 SHARED_HEADERS = ("x-session-id", "x-opencode-session", "x-session-affinity")
-"""What opencode sends. Other programs send the same names, with values that may name no run."""
+"""Headers that opencode sends. Other programs send the same names, with values that may name no run."""
 HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", *SHARED_HEADERS)
-"""What Codex, Claude Code and opencode send by themselves, in the order in which they are looked at."""
+"""Headers that Codex, Claude Code and opencode send by themselves, in the order in which they are looked at."""
 PARENT_HEADER = "x-parent-session-id"
 """With which opencode names the session that began this one."""
 SUBAGENT_HEADER = "x-claude-code-agent-id"
@@ -60,7 +60,7 @@ _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 class Labels(Struct, frozen=True):
-    """What the headers of a request say about its episode, the reward that they give it, and who plays it."""
+    """The word of a request's headers on its episode, the reward that they give it, and who plays it."""
 
     task: str | None
     agent: str | None
@@ -115,7 +115,7 @@ class Headers:
         )
 
     def came_through(self, daemon: str) -> bool:
-        """Whether `daemon` has sent this request on before, as ``Via`` says (RFC 9110, section 7.6.3)."""
+        """Tell whether `daemon` has sent this request on before, as ``Via`` says (RFC 9110, section 7.6.3)."""
         if "via" not in self._by_name:
             return False
         via = (value for name, value in self.sent.items() if name.lower() == "via")
@@ -168,7 +168,7 @@ class Headers:
 
 
 def is_text(value: str) -> bool:
-    """Whether `value` can be stored as UTF-8: headers and JSON can carry surrogates, which cannot."""
+    """Tell whether `value` can be stored as UTF-8: headers and JSON can carry surrogates, which cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -194,7 +194,7 @@ def retry_keys(headers: Mapping[str, str], path: str, body: bytes, *, scope: byt
 
 
 def retries(headers: Mapping[str, str]) -> int:
-    """How often the client says that it has sent this before; 0 if it does not say."""
+    """The count of times that the client says it has sent this before; 0 if it does not say."""
     count = headers.get("X-Stainless-Retry-Count", "")
     if not (count.isascii() and count.isdigit()):
         return 0

@@ -31,14 +31,14 @@ from ajet_sdk.routes import KEY, KEY_PREFIX
 Scope = Literal["agent", "trainer", "admin", "operator"]
 _SIGNED = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{43}}")
 KEY_ID = re.compile(r"[0-9a-f]{16}")
-"""What `key_id` gives."""
+"""The form of a `key_id`."""
 NO_KEY = "no API key: send one as 'Authorization: Bearer KEY' (ajet: set AJET_API_KEY; ajet-trainer: its `key`)"
 SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin", "operator")
 """A key says its scope by the place in this list, so it only grows."""
 
 
 class Claims(Struct, frozen=True):
-    """What a key says: its scope, its tenant, the one episode it is limited to (None: all of the tenant's), when it
+    """The claims of a key: its scope, its tenant, the one episode it is limited to (None: all of the tenant's), when it
     expires, and when it was issued. Both times are Unix seconds. A trainer's may be limited to one ``model``."""
 
     scope: Scope
@@ -50,7 +50,7 @@ class Claims(Struct, frozen=True):
 
 
 EVERYTHING = Claims(scope="admin")
-"""What a request without a key may do while the proxy listens on loopback and no admin secret is set."""
+"""The rights of a request without a key while the proxy listens on loopback and no admin secret is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Ring:
     episodes: Mapping[str, float] = field(default_factory=dict)
 
     def revoked(self, key: str, claims: Claims) -> bool:
-        """Whether `key`, which says `claims`, is revoked."""
+        """Tell whether `key`, which says `claims`, is revoked."""
         return (
             claims.issued <= self.tenants.get(claims.tenant, -1.0)
             or (claims.episode is not None and claims.issued <= self.episodes.get(claims.episode, -1.0))
@@ -122,7 +122,7 @@ class Keys:
         return self.verify(key, now)
 
 def key_id(key: str) -> str:
-    """How a key is named in logs and revocations: a hash, from which nobody can get the key."""
+    """The name of a key in logs and revocations: a hash, from which nobody can get the key."""
     return hashlib.sha256(_bytes(key)).hexdigest()[:16]
 
 
@@ -132,7 +132,8 @@ def masked(text: str) -> str:
 
 
 def holds_key(text: str) -> bool:
-    """Whether `text` contains a key that `Keys.issue` could have made; a name that only begins like one is none."""
+    """Tell whether `text` contains a key that `Keys.issue` could have made; a name that only begins like one is none.
+    """
     return KEY_PREFIX in text and _SIGNED.search(text) is not None
 
 

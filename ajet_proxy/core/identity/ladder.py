@@ -41,12 +41,12 @@ class Identity(Struct, frozen=True):
     """Its id, or, in the ways of `core.ledger.session_names`, the name that stands for one."""
     identified_by: Way
     issued: bool
-    """Whether the episode's own key named it, so that it must exist already."""
+    """True if the episode's own key named it, so that it must exist already."""
     labels: Labels
     parent: str | None = None
     """The session that began the one which ``episode`` names: both are of one episode."""
     may_be_shared: bool = False
-    """Whether the name may be that of several runs."""
+    """True if the name may be that of several runs."""
 
 
 def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, claims: Claims) -> Identity:
@@ -97,7 +97,7 @@ def key_of(path: str, headers: Headers) -> str | None:
 
 
 def _is_key(named: str | None) -> bool:
-    """Whether the path has a key in the place of an episode's name."""
+    """Tell whether the path has a key in the place of an episode's name."""
     return named is not None and named.startswith(KEY_PREFIX)
 
 

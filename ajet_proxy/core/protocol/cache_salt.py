@@ -16,7 +16,7 @@ from typing import Any
 MAX_LENGTH = 128
 """vLLM's own limit, in characters."""
 FORBIDDEN = "@/\\\0"
-"""What vLLM refuses in a salt."""
+"""Characters that vLLM refuses in a salt."""
 
 
 def salted(own: Any, version: int, since: float) -> str | None:

@@ -35,9 +35,9 @@ ROW = (
     rb'\{"token":' + STRING + rb',"logprob":(' + NUMBER + rb'),"bytes":(?:' + IDS + rb'|\[\]|null)'
     rb',"top_logprobs":\[\]\}'
 )
-"""What a chat answer tells of one token; its group is the logprob."""
+"""A chat answer's word on one token; its group is the logprob."""
 _BEFORE = ("role", "content")
-"""What stands before ``reasoning`` in a message."""
+"""Fields that stand before ``reasoning`` in a message."""
 
 
 class Chat(OpenAIDialect):
@@ -114,7 +114,7 @@ def _wants_no_reasoning(request: Mapping[str, Any]) -> bool:
 
 
 def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
-    """Whether the agent will get no logprobs, and what to ask for so that the proxy gets them."""
+    """Tell whether the agent will get no logprobs, and what to ask for so that the proxy gets them."""
     chosen, top = request.get("logprob_token_ids"), request.get("top_logprobs", 0)
     wants = flag(request, "logprobs") is True
     if not wants and not request.get("logprobs") and (chosen or top):
@@ -179,7 +179,7 @@ def _is_filler(choice: Spanned) -> bool:
 
 
 def _says_something(delta: Any) -> bool:
-    """Whether words are left without the reasoning. Null content alone is a tool call that was one too many for
+    """Tell whether words are left without the reasoning. Null content alone is a tool call that was one too many for
     ``parallel_tool_calls: false``; its event is sent in either case."""
     is_void = delta.get("content", "") is None and "reasoning" not in delta
     return bool(delta.get("content") or delta.get("tool_calls")) or is_void

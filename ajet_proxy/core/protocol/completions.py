@@ -94,7 +94,7 @@ def _prompts(prompt: Any) -> list[Any]:
 
 
 def _can_be_echoed(request: Mapping[str, Any], prompts: list[Any]) -> bool:
-    """Whether the engine's text of each prompt is the agent's own."""
+    """Tell whether the engine's text of each prompt is the agent's own."""
     return all(isinstance(prompt, str) for prompt in prompts) and request.get("truncate_prompt_tokens") is None
 
 

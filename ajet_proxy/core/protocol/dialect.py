@@ -25,7 +25,7 @@ from ajet_proxy.core.trajectory.call import Outcome
 
 DONE = b"[DONE]"
 COMMENT = b": waiting for the engine\n"
-"""What a waiting client is sent while there is nothing to imitate. Readers of server-sent events skip it. No empty line
+"""Sent to a waiting client while there is nothing to imitate. Readers of server-sent events skip it. No empty line
 follows: for some readers that would end an event, an empty one."""
 VERSIONS = "return_weight_versions"
 """Asks vLLM, from 0.33 on, which weights sampled each token."""
@@ -63,7 +63,7 @@ class Ask(Struct, frozen=True):
 
 
 Questions = list[tuple[str, dict[str, Any]]]
-"""What to ask an engine: routes and bodies."""
+"""Questions to an engine: routes and bodies."""
 
 
 class Doubt(Struct, frozen=True):
@@ -86,14 +86,14 @@ class Dialect(Protocol):
     limits: tuple[str, ...]
     """The fields that may limit an answer's tokens on the engine's route; the first that is there counts."""
     takes_ids: bool = False
-    """Whether the engine's route takes prompt ids, so that a turn can be continued."""
+    """True if the engine's route takes prompt ids, so that a turn can be continued."""
 
     def translate(self, request: JsonBody) -> JsonBody:
         """`request` as the engine's route takes it; `BadRequest` for what cannot be carried faithfully."""
         return request
 
     def doubt(self, request: Mapping[str, Any]) -> Doubt | None:
-        """What the engine must be asked before the client's `request` can be translated for good."""
+        """A question that the engine must be asked before the client's `request` can be translated for good."""
         return None
 
     def history(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> History | None:
@@ -120,17 +120,17 @@ class Reader(Protocol):
     """Reads one answer: what the client sees of it, and what became of the calls."""
 
     translates: bool = False
-    """Whether the client's protocol is another one than the engine's: then every event goes through `show`, also those
+    """True if the client's protocol is another one than the engine's: then every event goes through `show`, also those
     that come after the last call, and neither `show` nor `document` may raise."""
     ended: bool = False
-    """Whether the engine has said its last about the calls, so that `outcomes` holds; unless it is `spoilt` later."""
+    """True if the engine has said its last about the calls, so that `outcomes` holds; unless it is `spoilt` later."""
     spoilt: str | None = None
     """Why all calls are lost, whatever they were told to be: the engine failed, or contradicted itself. It may show
     behind the end."""
     response_id: str | None = None
     """The id under which the engine may keep the answer, where it gives answers out again."""
     tells_versions: bool = False
-    """Whether the engine has a place for the weights that sampled each token, so that it can be asked for them."""
+    """True if the engine has a place for the weights that sampled each token, so that it can be asked for them."""
 
     def spoil(self, reason: str) -> None:
         """Whatever else comes, all calls are lost; the first `reason` counts."""
@@ -185,7 +185,7 @@ class OpenAIDialect(Dialect, Protocol):
     the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
 
     silence: str
-    """What a choice holds, as JSON text, in an event that says nothing."""
+    """The words of a choice, as JSON text, in an event that says nothing."""
 
     def logprobs(self, value: Any) -> list[Any]:
         """One logprob for each token in the ``logprobs`` of a choice."""
@@ -194,9 +194,9 @@ class OpenAIDialect(Dialect, Protocol):
         """The object in `choice` that holds its words."""
 
     def wordless(self, choice: Spanned) -> bool:
-        """Whether `choice` opens the answer and says nothing yet. Then no ids belong to it."""
+        """Tell whether `choice` opens the answer and says nothing yet. Then no ids belong to it."""
         return False
 
     def is_filler(self, choice: Spanned) -> bool:
-        """Whether the engine sends this event only because ids or logprobs were asked for."""
+        """Tell whether the engine sends this event only because ids or logprobs were asked for."""
         return False

@@ -1,4 +1,4 @@
-"""Whether an answer was cut at its limit, though its engine says that it ended with a tool call.
+"""Answers that were cut at their limit, though its engine says that it ended with a tool call.
 
 vLLM says ``tool_calls`` of any document with a tool call, also of one whose tokens ran out. The last token of such an
 answer is no stop token. Which tokens are, shows where other answers stopped. Of any other token the engine is asked: a
@@ -22,14 +22,14 @@ IN_DOUBT = "tool_calls"
 
 
 def names_stop(choice: Captured, asked: Mapping[str, Any]) -> bool:
-    """Whether `choice`, an answer to what was `asked`, ended at a string or a token that the request names."""
+    """Tell whether `choice`, an answer to what was `asked`, ended at a string or a token that the request names."""
     listed = asked.get("stop_token_ids")
     return choice.stop_string is not None or (isinstance(listed, list) and choice.token_ids[-1] in listed)
 
 
 def is_full(choice: Captured, limits: Sequence[str], asked: Mapping[str, Any]) -> bool:
-    """Whether `choice` has as many tokens as was `asked` under one of the names in `limits`; False if the request does
-    not say."""
+    """Tell whether `choice` has as many tokens as was `asked` under one of the names in `limits`; False if the request
+    does not say."""
     told = (integer(asked, name) for name in limits)
     limit = next((limit for limit in told if limit is not None), None)
     return limit is not None and len(choice.token_ids) >= limit
@@ -41,7 +41,7 @@ def question(model: str, token: int) -> tuple[str, dict[str, Any]]:
 
 
 def answered(token: int, body: bytes) -> bool | None:
-    """Whether `token` stops, by the engine's answer to `question`; None if that does not say."""
+    """Tell whether `token` stops, by the engine's answer to `question`; None if that does not say."""
     try:
         [choice] = json.loads(body)["choices"]
         told = {"stop": True, "length": False}.get(choice["finish_reason"])

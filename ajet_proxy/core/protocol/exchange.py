@@ -71,7 +71,7 @@ _STREAMED = ("stream", "held", "watched")
 
 
 def question(dialect: Dialect, asked: JsonBody, max_choices: int) -> Ask:
-    """What `dialect` asks for besides what is `asked`; `BadRequest` for more than `max_choices`, since each would be a
+    """The form in which `dialect` asks what is `asked`; `BadRequest` for more than `max_choices`, since each would be a
     call."""
     if dialect.choices(asked.fields) > max_choices:
         raise BadRequest(
@@ -96,7 +96,7 @@ class Exchange:
         named = asked.naming(model)
         fields = {**ask.fields, **named}
         self.choices = ask.choices
-        """How many calls the exchange makes."""
+        """The number of calls the exchange makes."""
         self.altered = tuple(fields)
         """The names of the request's fields that the engine sees otherwise than the client sent them."""
         self.dialect = dialect
@@ -111,25 +111,25 @@ class Exchange:
         """Why the exchange is not captured, if it is not."""
         self.state: State = "waiting"
         self.buffered = False
-        """Whether the answer is one document, which `finish` gives as a whole."""
+        """True if the answer is one document, which `finish` gives as a whole."""
         self.settled = False
-        """Whether it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
+        """True if it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
         self.outcomes: tuple[Outcome, ...] = ()
-        """What became of each choice, in order, as far as is known; empty until `settled`."""
+        """The outcome of each choice, in order, as far as is known; empty until `settled`."""
         self.heard = False
-        """Whether the client has got an event since this was last set to false. A comment is none."""
+        """True if the client has got an event since this was last set to false. A comment is none."""
         self.contradicted: str | None = None
         """Why calls that were captured when they `settled` are lost after all, if they are; `outcomes` says so too."""
         self.ask = ask
-        """What the engine is asked for, and what of it the client must not see."""
+        """The form in which the engine is asked, and what of the answer the client must not see."""
         self._fields = fields
         self.reader = dialect.reader(ask)
-        """What is read of the answer."""
+        """Reads the answer."""
         self._translates = self.reader.translates
         self._is_mixed = False
-        """Whether the client was sent events that are not the engine's."""
+        """True if the client was sent events that are not the engine's."""
         self._is_awaited = False
-        """Whether nothing has come yet of a stream that is not read."""
+        """True if nothing has come yet of a stream that is not read."""
         self._parser = SseParser()
         self._document: list[bytes] = []
         self._held: list[bytes] = []
@@ -149,7 +149,7 @@ class Exchange:
 
     @cached_property
     def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said, for recognizing history by its words; see `Reader.answers`. Ask once `settled`."""
+        """The words of each choice, for recognizing history by its words; see `Reader.answers`. Ask once `settled`."""
         return self.reader.answers()
 
     @property
@@ -158,7 +158,7 @@ class Exchange:
         return None if self.asked.fields.get("store") is False else self.reader.response_id
 
     def keep_alive(self) -> bytes:
-        """What the client gets if it has waited for an event. Nothing after the end. Nothing either once a stream has
+        """Bytes for a client that has waited for an event. Nothing after the end. Nothing either once a stream has
         begun that is not read, since the client may have a part of an event."""
         says = self.state in _STREAMED or (self.state == "unread" and self._is_awaited)
         said = self.reader.keep_alive(held=self.state == "held") if says else b""

@@ -151,7 +151,7 @@ def scan_list(text: str, at: int) -> tuple[list[Spanned], int]:
 
 
 def is_utf8(raw: bytes) -> bool:
-    """Whether `raw` is UTF-8, which no pattern of bytes can tell."""
+    """Tell whether `raw` is UTF-8, which no pattern of bytes can tell."""
     if raw.isascii():
         return True
     try:

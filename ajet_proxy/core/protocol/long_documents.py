@@ -20,7 +20,7 @@ from ajet_proxy.core.tokens import TokenIds
 
 
 class _Row(Struct, gc=False):
-    """What a chat answer tells of one token; the rest of it is checked and left unread."""
+    """A chat answer's word on one token; the rest of it is checked and left unread."""
 
     logprob: float
 
@@ -79,7 +79,8 @@ def _taken(body: bytes) -> tuple[str, list[int], list[int], list[float]] | None:
 
 
 def _belongs(answer: Spanned) -> bool:
-    """Whether the values that were taken out are those of `answer` and its one choice, and the choice has no others."""
+    """Tell whether the values that were taken out are those of `answer` and its one choice, and the choice has no
+    others."""
     choices = answer.values.get("choices")
     if not isinstance(choices, list) or len(choices) != 1:
         return False

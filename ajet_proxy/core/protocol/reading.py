@@ -41,7 +41,7 @@ from ajet_proxy.core.trajectory.call import (
 from ajet_sdk.sample import are_logprobs
 
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
-"""What reading an answer may raise that is not of the dialect."""
+"""Errors of reading an answer that is not of the dialect."""
 LOSSES = {"abort": ENGINE_ABORTED, "error": ENGINE_ERROR}
 """The finish reasons of a generation that did not come to its end."""
 _OF_STREAM = ("id", "object", "created", "model")
@@ -52,7 +52,7 @@ The fast way through a stream keeps the raw bytes of its one member."""
 
 @dataclass(slots=True)
 class PartialChoice:
-    """What came of one choice so far."""
+    """One choice as far as it has come."""
 
     ids: list[Any] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
@@ -64,7 +64,7 @@ class PartialChoice:
     silent: bool = False
 
     def outcome(self, index: int, model: str, prompt: Any) -> Captured | Lost:
-        """What became of choice number `index`. `prompt` is a tuple of ids if the engine told it well, and None if it
+        """The outcome of choice number `index`. `prompt` is a tuple of ids if the engine told it well, and None if it
         did not tell it."""
         if not isinstance(self.finish_reason, str):
             return Lost(index, CAPTURE_FAILED)
@@ -116,7 +116,7 @@ class Reading(Reader):
     """One answer, read event by event or as a whole document."""
 
     _puts_back = False
-    """Whether `_put_back` does anything, for which it needs to know where values stand."""
+    """True if `_put_back` does anything, for which it needs to know where values stand."""
 
     def __init__(self, dialect: OpenAIDialect, ask: Ask) -> None:
         self._dialect = dialect
@@ -134,7 +134,7 @@ class Reading(Reader):
         self._last = 0
         """The choice that finished last."""
         self._stream: Mapping[str, Any] = {}
-        """What every event of this stream says of it."""
+        """The fields that every event of this stream says of it."""
         self._model = ""
         self.ended = False
 
@@ -163,7 +163,7 @@ class Reading(Reader):
         return seen, at
 
     def show(self, event: SseEvent) -> bytes | None:
-        """What the client sees of `event`: its own bytes, except for what only the proxy asked for."""
+        """The client's form of `event`: its own bytes, except for what only the proxy asked for."""
         if not event.data:
             return event.raw
         usual, end = self.usual(event.raw)
@@ -175,7 +175,7 @@ class Reading(Reader):
         return None if shown is None else event.with_data(shown)
 
     def event(self, data: bytes) -> bytes | None:
-        """What the agent sees in place of `data`, the payload of one event; None: nothing at all.
+        """The agent's form of `data`, the payload of one event; None: nothing at all.
 
         Raises ValueError or RecursionError for what is no JSON object.
         """
@@ -204,7 +204,7 @@ class Reading(Reader):
         return f'data: {head},"choices":[{choice}]}}\n\n'.encode()
 
     def document(self, body: bytes) -> bytes:
-        """What the agent sees in place of `body`; raises like `event`."""
+        """The agent's form of `body`; raises like `event`."""
         text, edits = self._document(body)[1:]
         self.ended = True
         return splice(text, edits).encode()
@@ -301,8 +301,8 @@ class Reading(Reader):
             self.ended = self._unfinished == 0
 
     def _behind(self, partial: PartialChoice, choice: Spanned) -> None:
-        """What `choice` says after its finish, or after the end of all. A word, a token or another finish than that of
-        `partial` contradicts what was told. Nothing of it is kept."""
+        """Judge what `choice` says after its finish, or after the end of all. A word, a token or another finish than
+        that of `partial` contradicts what was told. Nothing of it is kept."""
         values = choice.values
         finish_reason = values.get("finish_reason") or partial.finish_reason
         words = [word for name, word in self._dialect.said(choice).items() if name != "role"]
@@ -313,7 +313,7 @@ class Reading(Reader):
             self.spoil(CAPTURE_FAILED)
 
     def _is_filler(self, choices: list[Spanned]) -> bool:
-        """Whether an agent that asked for neither ids nor logprobs would not have been sent this event."""
+        """Tell whether an agent that asked for neither ids nor logprobs would not have been sent this event."""
         return self._hides_all and all(map(self._dialect.is_filler, choices))
 
 
@@ -325,8 +325,8 @@ def hide(owner: Spanned, names: Iterable[str], edits: Edits) -> None:
 
 
 def joined(pieces: Sequence[Piece]) -> dict[str, Any] | None:
-    """What one choice said, as a client that keeps history sends it back: the assistant's message, or the text. Texts
-    of one name are joined, and so are the arguments of one tool call, as clients of such a stream do it. None if
+    """The words of one choice, as a client that keeps history sends it back: the assistant's message, or the text.
+    Texts of one name are joined, and so are the arguments of one tool call, as clients of such a stream do it. None if
     clients could not put `pieces` together."""
     whole: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}

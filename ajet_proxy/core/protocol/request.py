@@ -88,8 +88,8 @@ Counts = tuple[int, int, int, int]
 
 
 def check_text(text: str, most: int) -> Counts | None:
-    """What the JSON object `text` is made of; None if it has too few signs to be counted. `TooLarge` if it is made of
-    more than a request of `most` messages may be."""
+    """Count what the JSON object `text` is made of; None if it has too few signs to be counted. `TooLarge` if it is
+    made of more than a request of `most` messages may be."""
     return _count((text,), most) if _may_be_over(text, most) else None
 
 
@@ -111,15 +111,15 @@ def too_large(what: str, param: str | None = None) -> TooLarge:
 
 
 def _may_be_over(text: str, most: int, escaped: int = 0) -> bool:
-    """Whether `text` has enough signs to be over a limit, if `escaped` more of them are written as escapes."""
+    """Tell whether `text` has enough signs to be over a limit, if `escaped` more of them are written as escapes."""
     opened = sum(map(text.count, _OPEN)) + escaped
     return opened > EACH * most or text.count(":") + escaped > NAMES * most or text.count(",") + opened > VALUES * most
 
 
 def _count(texts: Iterable[str], most: int, counted: Counts = (0, 0, 0, 0)) -> Counts:
-    """What the JSON `texts` are made of, added to what is `counted` already; `TooLarge` if it is over a limit. Each
-    string is a name, a value or a whole text, such as arguments. So what is within the other limits has at most two
-    quotes for each of these. What is no JSON may have any number, and each costs time."""
+    """Count what the JSON `texts` are made of, added to what is `counted` already; `TooLarge` if it is over a limit.
+    Each string is a name, a value or a whole text, such as arguments. So what is within the other limits has at most
+    two quotes for each of these. What is no JSON may have any number, and each costs time."""
     opened, names, values, quotes = counted
     for piece, quoted in (piece for text in texts for piece in _bare(text)):
         inner = sum(map(piece.count, _OPEN))
@@ -176,7 +176,7 @@ def flag(request: Mapping[str, Any], name: str) -> bool | None:
 
 
 def unread(request: Mapping[str, Any], name: str) -> bool:
-    """Whether the truth value `name` is there and cannot be read, so that the engine must see it and refuse it."""
+    """Tell whether the truth value `name` is there and cannot be read, so that the engine must see it and refuse it."""
     return request.get(name) is not None and flag(request, name) is None
 
 
@@ -215,10 +215,10 @@ _TEXT = (
 
 
 def beyond_text(entries: Any, *names: str) -> bool:
-    """Whether a message or item in the list `entries` holds more than text, such as an image or a sound, under one of
-    `names`. Ids do not tell such things: they hold a placeholder, and a sample would teach an answer to something that
-    is not there. What is not known to be text is taken to be more. vLLM finds an image also by its key alone, if the
-    part has no type, and by its ``uuid``."""
+    """Tell whether a message or item in the list `entries` holds more than text, such as an image or a sound, under one
+    of `names`. Ids do not tell such things: they hold a placeholder, and a sample would teach an answer to something
+    that is not there. What is not known to be text is taken to be more. vLLM finds an image also by its key alone, if
+    the part has no type, and by its ``uuid``."""
     if not isinstance(entries, list):
         return False
     contents = [entry.get(name) for entry in entries if isinstance(entry, dict) for name in names]

@@ -75,7 +75,7 @@ _PARTS = ("response.content_part.added", "response.reasoning_part.added")
 _BEGINS: Mapping[str, Mapping[str, Any]] = {
     "output_text": {"type": _DELTAS[0], "logprobs": []}, "reasoning_text": {"type": _DELTAS[1]}
 }  # fmt: skip
-"""What begins the deltas of a part, by its type."""
+"""The beginning of a part's deltas, by its type."""
 _DONE = tuple(
     f"response.{of}.done"
     for of in ("output_text", "reasoning_text", "function_call_arguments", "content_part", "reasoning_part")
@@ -149,13 +149,13 @@ class ResponseReading(Reader):
         self._part: Any = None
         """The part that was last added to it."""
         self._is_whole = True
-        """Whether the items that are done, and the open one, are all that the client has."""
+        """True if the items that are done, and the open one, are all that the client has."""
         self._delta: dict[str, Any] | bytes | None = None
         """An event that adds to the open item, or could."""
         self._number: Any = None
         """The ``sequence_number`` of the last event; None if it is that of the `_delta`."""
         self._put_in = 0
-        """How many events of our own the client has."""
+        """The number of events of our own the client has."""
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -319,7 +319,7 @@ def _objects(text: str, found: Spanned, name: str) -> list[Spanned]:
 
 
 def _outcome(response: Mapping[str, Any]) -> Outcome:
-    """What became of the call whose whole answer is `response`."""
+    """The outcome of the call whose whole answer is `response`."""
     status = response.get("status")
     if status in _LOSSES:
         return Lost(0, _LOSSES[status])
@@ -374,7 +374,7 @@ _KEPT = re.compile(re.escape(RESPONSES.path) + "/([^/]+)/?").fullmatch
 
 
 class KeptResponses:
-    """How responses were asked for, by their ids."""
+    """The ways in which responses were asked for, by their ids."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -387,7 +387,7 @@ class KeptResponses:
             del self._asks[next(iter(self._asks))]
 
     def kept(self, response: str) -> Ask | None:
-        """How `response` was asked for, if that is remembered."""
+        """The way in which `response` was asked for, if that is remembered."""
         return self._asks.get(response)
 
 
@@ -398,7 +398,7 @@ def fetched(method: str, path: str) -> str | None:
 
 
 def shown(ask: Ask, body: bytes) -> bytes:
-    """What the agent sees of `body`, a response to `ask`; all of it where it cannot be read."""
+    """The agent's form of `body`, a response to `ask`; all of it where it cannot be read."""
     try:
         return RESPONSES.reader(ask).document(body)
     except UNREADABLE:

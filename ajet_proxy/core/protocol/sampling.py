@@ -1,4 +1,4 @@
-"""How the tokens of a call were sampled, in effect: what its request says, over what its engine does of itself.
+"""The sampling of a call's tokens, in effect: what its request says, over what its engine does of itself.
 
 vLLM fills in what a request leaves out with the defaults of the model's ``generation_config.json`` or of its own
 options. Nobody sees these in a request, so the engine is asked, once for each model. With ``--enable-scale-out`` it has
@@ -47,7 +47,7 @@ _FORMATS = ("response_format", "structured_outputs", "text", "tools")
 _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _AS_IT_IS: Mapping[str, type] = {"bad_words": list, "allowed_token_ids": list, "vllm_xargs": dict}
 _NOT_OF_RESPONSES = ("min_p", "min_tokens", "thinking_token_budget", "bad_words", "allowed_token_ids")
-"""What ``/v1/responses`` does not read."""
+"""Fields that ``/v1/responses`` does not read."""
 SHAPING = frozenset((*OFF, *_WHOLE, *_FORMATS, *_AS_IT_IS, "logit_bias"))
 """The fields of a request that may change how it is sampled. Calls that name none of them are all sampled alike."""
 COLDEST = 0.01
@@ -58,7 +58,7 @@ LONGEST = 256
 
 
 class Known(Struct, frozen=True):
-    """What an engine tells of itself, for one model: its `defaults`, by name, as far as they are known. What its
+    """An engine's word on itself, for one model: its `defaults`, by name, as far as they are known. What its
     `logprobs` are, and whether it makes a grammar of `tools`, and of tools that are strict; None is not known. If it is
     not known of tools, none is made of those that are not strict: vLLM does that only if an option says so."""
 
@@ -78,7 +78,7 @@ def plain(route: str, known: Known, scored: bool) -> str:
 
 
 def effective(route: str, fields: Mapping[str, Any], known: Known, scored: bool) -> str:
-    """How a request for `route` with these `fields` was sampled, as JSON text. Its logprobs may have been `scored`
+    """Tell how a request for `route` with these `fields` was sampled, as JSON text. Its logprobs may have been `scored`
     afterwards, which gives those of the model itself."""
     if route == RESPONSES.path:
         fields = {name: value for name, value in fields.items() if name not in _NOT_OF_RESPONSES}
@@ -121,14 +121,14 @@ def _limits(fields: Mapping[str, Any]) -> Sampling:
 
 
 def _structured(route: str, fields: Mapping[str, Any], known: Known) -> Sampling:
-    """What kind of grammar limits the text, if any does."""
+    """The kind of grammar that limits the text, if any does."""
     of_tools = None if route == COMPLETIONS.path else _of_tools(route, fields, known)
     kind = "tools" if of_tools == "yes" else _format(route, fields)
     return {} if kind is None and of_tools != "unknown" else {"structured": kind}
 
 
 def _of_tools(route: str, fields: Mapping[str, Any], known: Known) -> Literal["yes", "unknown"] | None:
-    """Whether a grammar is made of the tools: of those that must be called, else if the engine does that."""
+    """Tell whether a grammar is made of the tools: of those that must be called, else if the engine does that."""
     tools, choice = fields.get("tools"), fields.get("tool_choice", "auto")
     if not tools or not isinstance(tools, list):
         return None
@@ -194,7 +194,7 @@ RENDER = "/render"
 
 
 def questions(model: str) -> Questions:
-    """What to ask the engine about `model` first. `known` reads the answers."""
+    """The first questions to the engine about `model`. `known` reads the answers."""
     named = _named(model)
     says = {**named, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
     empty = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -209,7 +209,7 @@ def questions(model: str) -> Questions:
 
 
 def known(answers: Sequence[Any]) -> Known:
-    """What the `answers` to `questions` tell; None is no answer."""
+    """Read the `answers` to `questions`; None is no answer."""
     *rendering, response, first, second, _ = answers
     rendered = [_rendered(answer) for answer in rendering]
     found = next((found for found in rendered if found is not None), None)
@@ -219,7 +219,7 @@ def known(answers: Sequence[Any]) -> Known:
 
 
 def more_questions(model: str, found: Known, answers: Sequence[Any]) -> Questions:
-    """What to ask about defaults that are not `found` in the `answers` to `questions`; see `with_draws`."""
+    """Further questions, about defaults that are not `found` in the `answers` to `questions`; see `with_draws`."""
     measured = _measured(answers[-1])
     if {*_TESTED} <= dict(found.defaults).keys() or measured is None:
         return []
@@ -247,7 +247,7 @@ def with_draws(found: Known, answers: Sequence[Any]) -> Known:
 
 
 def merged(before: Known, now: Known) -> Known:
-    """What an engine told `before` or tells `now`, which counts more."""
+    """Join what an engine told `before` and tells `now`, which counts more."""
     return Known(
         tuple({**dict(before.defaults), **dict(now.defaults)}.items()),
         before.logprobs if now.logprobs == "unknown" else now.logprobs,
@@ -261,7 +261,7 @@ def _named(model: str) -> dict[str, Any]:
 
 
 def one_token(model: str, biases: Mapping[int, float], **more: Any) -> tuple[str, dict[str, Any]]:
-    """What asks an engine for one token under these `biases`: a route and a body."""
+    """A question for one token under these `biases`: a route and a body."""
     body = {**_named(model), "prompt": [_PROMPT], "max_tokens": 1, "logprobs": 0, "return_token_ids": True, **more}
     if biases:
         body["logit_bias"] = {str(token): bias for token, bias in biases.items()}
@@ -299,7 +299,7 @@ def _echoed(response: Any) -> tuple[tuple[str, float], ...]:
 
 
 def _logprobs(answers: Sequence[Any]) -> Logprobs:
-    """What logprobs are, by those of two tokens that were certain. What is above 0 is a logit."""
+    """Tell what logprobs are, by those of two tokens that were certain. What is above 0 is a logit."""
     try:
         values = [answer["choices"][0]["logprobs"]["token_logprobs"][0] for answer in answers]
         if [_tokens(answer) for answer in answers] != [[_PROMPT], [_OTHER]] or not are_logprobs(values):

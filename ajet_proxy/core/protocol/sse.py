@@ -82,7 +82,7 @@ class SseParser:
 
 
 def _is_one_event(raw: bytes) -> bool:
-    """Whether `raw` is one event in the form in which nearly all come: a single data line."""
+    """Tell whether `raw` is one event in the form in which nearly all come: a single data line."""
     return raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and raw[-1] == 10 and b"\r" not in raw
 
 

@@ -1,4 +1,4 @@
-"""How many tokens an answer that passes through says it took, for the quota of its tenant; and whether it failed.
+"""The tokens that an answer that passes through says it took, for the quota of its tenant; and whether it failed.
 
 What is not captured is not parsed either: it passes as it comes, whatever its size. What it took stands at its end, in
 the ``usage`` of a document or of a stream's last event. So the last bytes are kept, and looked at when it is over.
@@ -32,11 +32,11 @@ class Tail:
         self._last = (self._last + data[-LAST:])[-LAST:]
 
     def failed(self) -> bool:
-        """Whether it is a stream that ends with an error."""
+        """Tell whether it is a stream that ends with an error."""
         return _FAILED.search(self._last) is not None
 
     def tokens(self) -> int:
-        """What the last ``usage`` adds up to: its total, or else the tokens that were read and written."""
+        """The sum of the last ``usage``: its total, or else the tokens that were read and written."""
         for text in reversed(_USAGE.findall(self._last)):
             try:
                 usage = json.loads(text)

@@ -1,4 +1,4 @@
-"""What became of one choice: `Captured`, with everything a `Call` needs from the engine, or `Lost` with its reason.
+"""The outcome of one choice: `Captured`, with everything a `Call` needs from the engine, or `Lost` with its reason.
 
 A failed capture is a value and not an exception: the agent's answer does not depend on it. An exchange is whole or lost
 as a whole. Within a whole exchange, a choice that the engine did not describe exactly is lost by itself. Between the
@@ -63,7 +63,7 @@ NOT_SCORED = "not_scored"
 """The engine did not tell the logprobs of tokens that it had sampled."""
 
 SCORED = "scored_logprobs"
-"""What `Call.altered` says of a call whose logprobs come from a second look at its tokens."""
+"""The word of `Call.altered` for a call whose logprobs come from a second look at its tokens."""
 
 
 class Captured(Struct, frozen=True):
@@ -76,7 +76,7 @@ class Captured(Struct, frozen=True):
     logprobs: tuple[float, ...]
     finish_reason: str
     scored: bool = False
-    """Whether the logprobs were asked for after the tokens had been sampled."""
+    """True if the logprobs were asked for after the tokens had been sampled."""
     stop_string: str | None = None
     """The stop string at which the engine cut the text; the tokens go on to its end."""
     labels: tuple[tuple[str, int], ...] = ()
@@ -104,7 +104,7 @@ Outcome = Captured | Unscored | Lost
 
 
 class Origin(Struct, frozen=True):
-    """What the proxy knows about a call before the engine answers; ``calls`` has one id for each choice."""
+    """Facts that the proxy knows about a call before the engine answers; ``calls`` has one id for each choice."""
 
     calls: tuple[str, ...]
     episode: str

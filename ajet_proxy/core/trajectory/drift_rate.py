@@ -1,4 +1,4 @@
-"""How often the turns of each model drifted: what its sealed episodes add up to, and the line that warns of it.
+"""The rate at which each model's turns drifted: what its sealed episodes add up to, and the line that warns of it.
 
 A turn is a call that has an earlier one of the same model and agent in its episode, so that it could have continued
 that. It drifted if it did not, because the prompt says the same with other tokens (`DRIFTED`): the model then reads a

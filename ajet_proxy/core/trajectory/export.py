@@ -1,4 +1,4 @@
-"""What other trainers want of samples: rows for supervised fine-tuning, and pairs for preference learning.
+"""Samples as other trainers want them: rows for supervised fine-tuning, and pairs for preference learning.
 
 Both hold token ids, because ids are what was sampled; text would need to be tokenized again. The names are those that
 Hugging Face's trainers read: ``input_ids`` and ``labels``, where `NO_LABEL` stands for tokens that are not learnt;
@@ -45,7 +45,7 @@ def place(sample: Sample, number: int, given: Iterable[float] = ()) -> Place | N
 
 
 def prompt_length(sample: Sample) -> int:
-    """How many tokens stand before the first sampled one."""
+    """The number of tokens stand before the first sampled one."""
     return sample.loss_mask.index(1) if 1 in sample.loss_mask else len(sample.loss_mask)
 
 

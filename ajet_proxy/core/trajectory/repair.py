@@ -93,8 +93,8 @@ def _joined(joined: Timeline, text: bytes, timeline: Timeline) -> Timeline:
 
 
 def replaced(read: bytes, kept: bytes) -> int:
-    """How many of the tokens that were `read` are not among the `kept` ones of the same text, in their order. If all
-    are, how many of the `kept` ones were not read: tokens of no text."""
+    """The number of of the tokens that were `read` are not among the `kept` ones of the same text, in their order. If
+    all are, how many of the `kept` ones were not read: tokens of no text."""
     start = common_prefix(read, kept)
     one, other = unpack_tokens(read)[start:], unpack_tokens(kept)[start:]
     shorter = min(len(one), len(other))
@@ -164,7 +164,8 @@ def _run(search: Decoding, model: str, text: Text) -> Found | None:
 
 
 def _length(prompt: bytes, start: int, text: str) -> Generator[tuple[int, ...], str, int | None]:
-    """How many tokens `prompt` has up to the end of `text`, which begins at token `start`; None if none ends there."""
+    """The number of tokens `prompt` has up to the end of `text`, which begins at token `start`; None if none ends
+    there."""
     low, high = start, count(prompt)
     while high - low > 1:
         middle = (low + high) // 2

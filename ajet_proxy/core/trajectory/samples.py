@@ -104,7 +104,7 @@ def _versions(turns: Iterable[Turn]) -> PolicySpans:
 
 
 def _sampling(turns: Iterable[Turn]) -> SamplingSpans:
-    """How the turns were sampled, in order; nothing if it is known of none."""
+    """Tell how the turns were sampled, in order; nothing if it is known of none."""
     runs = _runs((turn.sampling, turn.sampled) for turn in turns if turn.sampled)
     return () if all(text is None for text, _ in runs) else tuple((told(text), sampled) for text, sampled in runs)
 

@@ -71,12 +71,12 @@ class Turn(Struct, frozen=True):
 
     @property
     def rank(self) -> tuple[float, str]:
-        """What calls are ordered by wherever an order matters."""
+        """The key by which calls are ordered wherever an order matters."""
         return (self.started_at, self.call)
 
     @property
     def sampled(self) -> int:
-        """How many tokens it sampled."""
+        """The number of tokens it sampled."""
         return self.end - self.start
 
     def to_call(self, tokens: bytes, episode: str) -> Call:
@@ -100,13 +100,13 @@ class Turn(Struct, frozen=True):
 
 
 def told(sampling: str | None) -> Sampling | None:
-    """What the `sampling` of a turn says."""
+    """Read the `sampling` of a turn."""
     said: Sampling | None = None if sampling is None else json.loads(sampling)
     return said
 
 
 _IN_BOTH = tuple(name for name in Turn.__struct_fields__ if name not in ("start", "end", "logprobs", "sampling"))
-"""What a `Turn` says of a call in the same words as `Call`."""
+"""The fields that a `Turn` shares with a `Call`."""
 
 
 class Packed(Struct, frozen=True):
@@ -121,7 +121,7 @@ class Packed(Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether there are as many tokens, and as many logprobs, as the turn says."""
+        """Tell whether there are as many tokens, and as many logprobs, as the turn says."""
         turn = self.turn
         return 0 <= turn.start <= turn.end and is_long(self.text, turn.end) and len(turn.logprobs) == 8 * turn.sampled
 

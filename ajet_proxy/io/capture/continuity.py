@@ -54,7 +54,7 @@ RETRY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Continuity:
-    """What all requests share: what is known of the engines, by address, model and route. ``placeholder`` holds words
+    """Shared by all requests: what is known of the engines, by address, model and route. ``placeholder`` holds words
     that no conversation can contain, because nobody is told them."""
 
     upstream: Upstream

@@ -228,7 +228,7 @@ class HttpFront:
         return key_of(url.raw_path, headers)
 
     def _is_ours(self, key: str) -> bool:
-        """Whether `key` is meant for this proxy: no engine may see such a key."""
+        """Tell whether `key` is meant for this proxy: no engine may see such a key."""
         if key.startswith(KEY_PREFIX):
             return True
         try:
@@ -261,7 +261,7 @@ class HttpFront:
 
 
 def _is_preflight(http: web.Request) -> bool:
-    """Whether a browser asks here what a page of another site may ask."""
+    """Tell whether a browser asks here what a page of another site may ask."""
     return http.method == "OPTIONS" and "Origin" in http.headers and "Access-Control-Request-Method" in http.headers
 
 
@@ -272,7 +272,7 @@ def application(config: Config, keys: Keys, *around: Any) -> web.Application:
 
 
 def runner(config: Config, served: web.Application) -> Runner:
-    """What serves an application, with the limits of `config`. aiohttp waits twice for the shutdown's time: for the
+    """The server of an application, with the limits of `config`. aiohttp waits twice for the shutdown's time: for the
     handlers, and again after it has cut off the bodies of their requests."""
     return Runner(
         served, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s / 2,
@@ -291,7 +291,8 @@ def settings(config: Config, daemon: str) -> FrontSettings:
 
 
 def _own_names(config: Config) -> tuple[str, ...] | None:
-    """What callers may call us besides our address. None is any name: a trusted front answers for its names."""
+    """The names by which callers may call us besides our address. None is any name: a trusted front answers for its
+    names."""
     if config.trusted_front:
         return None
     name = urlsplit(config.public_url or "").hostname

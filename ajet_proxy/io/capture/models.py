@@ -51,7 +51,7 @@ async def listed(
 
 
 async def _cards(upstream: Upstream, url: str, request: EngineRequest) -> Mapping[str, Any]:
-    """What the engine at `url` lists, by name; nothing if it does not say."""
+    """The models that the engine at `url` lists, by name; nothing if it does not say."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             status, body = await upstream.told_by(url, request)

@@ -62,9 +62,9 @@ from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError, BadRequest
 
 NO_ROUTE: Final = (404, 405, 501)
-"""How an engine says that it does not have a route."""
+"""An engine that does not have a route says so."""
 REFUSED: Final = (400, 403, 422)
-"""How an engine says that it does not take a field, or not from everybody."""
+"""An engine that does not take a field, or not from everybody, says so."""
 PASSED_BY: Final = Ask(skip=NO_CHAT_ROUTE)
 """An engine without a chat route is asked what the client asked, on the client's own route."""
 
@@ -143,7 +143,7 @@ class Prepared(Struct, frozen=True):
 
 
 class Pipeline:
-    """What all captured requests share."""
+    """The steps of all captured requests, and all that they share."""
 
     def __init__(
         self, *, ledger_port: LedgerPort, upstream: Upstream, engines: Engines, forwarding: Forwarding,
@@ -352,7 +352,7 @@ class Pipeline:
 
 
 def _untold(identity: Identity) -> bool:
-    """Whether its history may have to tell whose a request is."""
+    """Tell whether its history may have to tell whose a request is."""
     return identity.episode is None or identity.may_be_shared
 
 

@@ -54,13 +54,13 @@ class Recorder:
         self.engine = ""
         """Who answered: the address of the engine's route."""
         self.answer: StreamReader | None = None
-        """What comes of the engine's answer, once that has begun."""
+        """The engine's answer as it comes, once it has begun."""
         self.lost: set[int] = set()
         """The places of the choices that ended in no whole call."""
         self._status = 0
         self._ended = False
         self._sent = False
-        """Whether the client's connection has taken the bytes that complete the answer."""
+        """True if the client's connection has taken the bytes that complete the answer."""
         self._questions = questions
         self._ledger_port = ledger_port
         self._marks, self._begins, self._finished = marks, begins, finished
@@ -150,12 +150,12 @@ class Recorder:
         return await self._questions.same_text(outcome.prompt_token_ids, calls, model) if calls else None
 
     def _same_weights(self) -> bool:
-        """Whether the weights that the call began with have served it all along."""
+        """Tell whether the weights that the call began with have served it all along."""
         version = self._ledger_port.serving.policy_version(self.origin.model)
         return not self._changes and version == self.origin.policy_version
 
     def _ending(self, outcome: Captured | Lost) -> Ending:
-        """What there is to record of one choice."""
+        """The record of one choice."""
         origin, marks = self.origin, self._marks(outcome)
         if isinstance(outcome, Lost):
             self.lost.add(outcome.index)

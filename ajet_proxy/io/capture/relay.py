@@ -110,7 +110,7 @@ class _Relay:
         self._tail = tail
         self._pulse = pulse
         self._open = ExitStack()
-        """What ends with the answer."""
+        """All that ends with the answer."""
         self._open.callback(answer.close)
         self._open.enter_context(pulse.listening())
 
@@ -173,9 +173,9 @@ class StreamRelay(_Relay):
 
     _shortcut: Shortcut | None = None
     _take: Callable[[bytes], list[bytes]]
-    """What the client gets of a piece of the answer."""
+    """Gives the client's part of a piece of the answer."""
     _rest: list[bytes] | None = None
-    """What the client gets once no more comes."""
+    """The client's part of the end, once no more comes."""
     _is_cut = False
     _silence: KeepAlive
 

@@ -20,7 +20,7 @@ from ajet_sdk.errors import AjetError
 Ask = Callable[[str, str, Mapping[str, Any] | None], Awaitable[tuple[int, bytes]]]
 """Asks a route with a method and a JSON body; the status and the body of the answer. What fails is one of `FAILED`."""
 FAILED: Final = (AjetError, aiohttp.ClientError, TimeoutError)
-"""How an engine does not answer."""
+"""Raised where an engine does not answer."""
 Ids = tuple[int, ...]
 
 
@@ -32,7 +32,7 @@ class Rendered(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What an engine says of itself: its own models, each with its name, its folder and its longest context; the
+    """An engine's word on itself: its own models, each with its name, its folder and its longest context; the
     version of its weights, if it tells one; and whether it is paused."""
 
     models: list[list[Any]]
@@ -44,7 +44,7 @@ class Engine(Protocol):
     """One engine. Each question raises one of `FAILED` if nothing answers it, unless it says otherwise."""
 
     async def probe(self) -> Told:
-        """What it says of itself. Nothing is known of one that does not answer; no error is raised."""
+        """Ask what it says of itself. Nothing is known of one that does not answer; no error is raised."""
 
     async def pause(self) -> None:
         """Freeze it with the calls in flight. `EngineError` if it does not."""
@@ -68,4 +68,4 @@ class Engine(Protocol):
         """`choice` with its logprobs, or as lost if it does not tell them. `salt` keeps the prompt private."""
 
     async def stops(self, model: str, token: int) -> bool | None:
-        """Whether `token` stops `model`; None if it does not say."""
+        """Tell whether `token` stops `model`; None if it does not say."""

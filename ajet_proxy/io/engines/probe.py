@@ -1,4 +1,4 @@
-"""What each model's engines decide for themselves, such as by a chat template: asked once, when it first matters.
+"""Questions on what each model's engines decide for themselves, asked once, when it first matters.
 
 Answers are kept as long as the model has the same engines, and none of them is found gone. An engine that restarts at
 the same address while no request is on its way to it is not asked again until the proxy restarts. Nothing is kept of an
@@ -69,12 +69,12 @@ class DialectProbe:
 
 
 class SamplingProbe:
-    """How each model's engines sample where requests do not say (`core.protocol.sampling`). They are asked when a call
-    of the model was captured, and before it is recorded: an engine that reports no ids is never asked. Requests that
-    want to know at the same time ask together, and wait for the answers. At a gate the questions wait as requests do.
-    That takes `PATIENCE_S` at most of those who wait, and the questions go on without them. What a silent or busy
-    engine did not tell is asked again after `RETRY_S`, then after twice that, and so on. Nobody waits for that: until
-    then it is unknown.
+    """Finds out how each model's engines sample where requests do not say (`core.protocol.sampling`). They are asked
+    when a call of the model was captured, and before it is recorded: an engine that reports no ids is never asked.
+    Requests that want to know at the same time ask together, and wait for the answers. At a gate the questions wait as
+    requests do. That takes `PATIENCE_S` at most of those who wait, and the questions go on without them. What a silent
+    or busy engine did not tell is asked again after `RETRY_S`, then after twice that, and so on. Nobody waits for that:
+    until then it is unknown.
 
     `kept` has what is known by now, for a request that need not wait."""
 
@@ -82,14 +82,14 @@ class SamplingProbe:
         self._upstream = upstream
         self.kept: dict[tuple[str, Standing], sampling.Known] = {}
         self._due: dict[tuple[str, Standing], sampling.Known] = {}
-        """What is known of models that it is time to ask about again."""
+        """Knowledge of models that it is time to ask about again."""
         self._pause: dict[str, float] = {}
         self._asking: dict[str, tuple[asyncio.Task[sampling.Known], float]] = {}
         self._asked = set[str]()
         """The models of which engines are being asked, past the gate."""
 
     async def of(self, model: str, request: Asking, enter: Entering) -> sampling.Known:
-        """What is known of `model`. `enter` lets the questions through the gate."""
+        """All that is known of `model`. `enter` lets the questions through the gate."""
         now = asyncio.get_running_loop().time()
         if model not in self._asking:
             asking = asyncio.create_task(self._find(model, request, enter))
@@ -174,7 +174,7 @@ class ChatRoutes:
         self._lacking: set[tuple[str, ...]] = set()
 
     def lack(self, model: str) -> bool:
-        """Whether the engines of `model` are known to have none."""
+        """Tell whether the engines of `model` are known to have none."""
         return self._engines.candidates(model) in self._lacking
 
     def note(self, model: str) -> None:
@@ -182,8 +182,8 @@ class ChatRoutes:
         self._lacking.add(self._engines.candidates(model))
 
     async def look(self, dialect: Dialect, model: str, request: Callable[[str], EngineRequest]) -> bool:
-        """Whether the engine has the route of `dialect` but not its target. `request` makes a ``GET`` to a route in the
-        name of the client. Raises `AjetError` if no engine can be reached."""
+        """Tell whether the engine has the route of `dialect` but not its target. `request` makes a ``GET`` to a route
+        in the name of the client. Raises `AjetError` if no engine can be reached."""
         statuses = []
         for path in (dialect.target, dialect.path):
             answer = await self._upstream.send(request(path))

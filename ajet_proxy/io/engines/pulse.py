@@ -1,4 +1,4 @@
-"""Whether an engine that sends nothing shows any sign of life.
+"""Signs of life of an engine that sends nothing.
 
 A client that gives up by its own timeout may have met an engine that is dead, or a policy that rambles. The two look
 alike where an answer comes in one piece. So while requests wait and nothing comes of an engine, not even for others, it
@@ -49,7 +49,7 @@ class Pulse:
             self._listening -= 1
 
     def is_dead(self, waited_s: float) -> bool:
-        """Whether a client that has waited for `waited_s` seconds was right to take the engine for dead."""
+        """Tell whether a client that has waited for `waited_s` seconds was right to take the engine for dead."""
         if self.beat or self._silent_since is None:
             return False
         return asyncio.get_running_loop().time() - self._silent_since >= min(waited_s / 2, DEAF_S)

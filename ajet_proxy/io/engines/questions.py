@@ -1,4 +1,4 @@
-"""What an engine is asked about an answer that it gave, before the answer's calls are recorded.
+"""Questions to an engine about an answer that it gave, asked before the answer's calls are recorded.
 
 A question goes out as the agent's request did, to the same engine and with the same headers. The end of the answer
 waits for it, each kind of question with its limit of time. If anything goes wrong no error is raised, because the
@@ -42,7 +42,7 @@ Sampled = Callable[[bool], str | None]
 
 
 class Facts:
-    """What all answers share: what is known of the engines behind `upstream`. `enter` waits at a model's gate."""
+    """Shared by all answers: what is known of the engines behind `upstream`. `enter` waits at a model's gate."""
 
     def __init__(
         self, upstream: Upstream, metrics: Metrics, enter: Callable[[str], AbstractAsyncContextManager[None]]
@@ -54,7 +54,7 @@ class Facts:
         self._told: dict[str, tuple[Standing, dict[int, bool | None]]] = {}
 
     def told_of(self, model: str) -> dict[int, bool | None]:
-        """What the engines that serve `model` now have told of the tokens that stop it."""
+        """The tokens that stop `model`, as far as the engines that serve it now have told."""
         standing = self.upstream.standing(model)
         known, tokens = self._told.get(model, ((), {}))
         if known != standing:
@@ -88,7 +88,7 @@ class Questions:
         self._facts.stops.add((self._request.model or choice.model, choice.token_ids[-1]))
 
     async def is_cut(self, choice: Captured) -> bool:
-        """Whether `choice`, which has tokens, was cut. Its finish reason leaves that in doubt."""
+        """Tell whether `choice`, which has tokens, was cut. Its finish reason leaves that in doubt."""
         asked = self._exchange.asked.fields
         if ending.names_stop(choice, asked):
             return False
@@ -124,7 +124,7 @@ class Questions:
         return partial(effective, exchange.target, exchange.asked.fields, known)
 
     async def _stops(self, model: str, token: int) -> bool | None:
-        """Whether `token` stops `model`, as its engine says; None if it does not say."""
+        """Tell whether `token` stops `model`, as its engine says; None if it does not say."""
         tokens = self._facts.told_of(model)
         if token not in tokens:
             tokens[token] = None

@@ -28,7 +28,7 @@ class NotRendered(Exception):
 
 @dataclass(slots=True)
 class Renderings:
-    """What is known of how one engine renders for one model and route. `placeholder` has the tokens of the words that
+    """Facts of how one engine renders for one model and route. `placeholder` has the tokens of the words that
     stand in for an answer, and `length` is the longest context of the model. The tokenizer was seen to render the
     `kinds` of requests as the route reads them, and those in `odd` differently. `takes_ids` is None until it was
     tried."""
@@ -82,11 +82,12 @@ class Renderer:
         return rendered
 
     async def takes_ids(self, ids: Ids) -> bool:
-        """Whether the engine's route reads `ids` when it is given them. It generates one token for this."""
+        """Tell whether the engine's route reads `ids` when it is given them. It generates one token for this."""
         return await self._prompt_of(self.outline.trial(self.model, ids)) == ids
 
     async def is_read_alike(self, prompt: Ids) -> bool:
-        """Whether the engine takes what follows `prompt` for reasoning exactly if it does after its own rendering."""
+        """Tell whether the engine takes what follows `prompt` for reasoning exactly if it does after its own rendering.
+        """
         token, heard = self.known.placeholder[0], []
         for ids in (None, prompt):
             _, stream = await self.engine.generate(self.route, self.outline.first_word(token, ids))
@@ -103,12 +104,12 @@ class Renderer:
 
     @property
     def _by_route(self) -> bool:
-        """Whether the route itself must be asked each time."""
+        """Tell whether the route itself must be asked each time."""
         return self.outline.by_name or self.outline.kind in self.known.odd
 
     async def _is_proof(self, before: Packed, history: Ids, rendered: Ids) -> bool:
-        """Whether the chat route reads what the tokenizer renders. If the turn `before` was given its ids, the route is
-        asked."""
+        """Tell whether the chat route reads what the tokenizer renders. If the turn `before` was given its ids, the
+        route is asked."""
         if before.turn.continuity != "exact":
             return await self.render(self.outline.asked_before()) == history[: before.turn.start]
         return await self._prompt_of(self.outline.question()) == rendered

@@ -97,9 +97,9 @@ class Engines:
         return announced[0] if len(announced) == 1 else ""
 
     def guards(self, gate: str, home: str) -> bool:
-        """Whether the gate of a model, or the one without a name, holds what counts as of `home`. It holds the model's
-        own. Where no other model is announced, it holds all. What names no announced model may be answered by any
-        engine that it can reach, and so is held by the gates of their models."""
+        """Tell whether the gate of a model, or the one without a name, holds what counts as of `home`. It holds the
+        model's own. Where no other model is announced, it holds all. What names no announced model may be answered by
+        any engine that it can reach, and so is held by the gates of their models."""
         announced = self._models()
         if gate in ("", home):
             return True
@@ -108,7 +108,7 @@ class Engines:
         return len(announced) < 2 or not set(self.of(gate)).isdisjoint(self.candidates(home))
 
     def passes(self, shut: Callable[[], Iterable[str]], home: str) -> bool:
-        """Whether what counts as of `home` may go while the gates are shut that `shut` tells."""
+        """Tell whether what counts as of `home` may go while the gates are shut that `shut` tells."""
         return not any(self.guards(gate, home) for gate in shut())
 
     def all(self) -> tuple[str, ...]:
@@ -121,8 +121,8 @@ class Engines:
         return self.of(gate) if gate and set(self._models()) - {gate} else self.all()
 
     def shares(self, gate: str) -> bool:
-        """Whether an engine of the model of a gate also serves another one by its name, as two adapters: what is frozen
-        there is frozen for both. A gate without a name is that of the only model that is announced."""
+        """Tell whether an engine of the model of a gate also serves another one by its name, as two adapters: what is
+        frozen there is frozen for both. A gate without a name is that of the only model that is announced."""
         announced = self._models()
         model = gate or (announced[0] if len(announced) == 1 else "")
         others = {url for name in self.names() if name not in ("", model) for url in self.of(name)}
@@ -144,7 +144,7 @@ def _base_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class EngineRequest(Struct, frozen=True):
-    """What goes to an engine. ``target`` is path and query as written; ``sticky`` keeps an episode on one engine.
+    """A request to an engine. ``target`` is path and query as written; ``sticky`` keeps an episode on one engine.
     ``asked`` has the engines that it was sent to, in this body or another."""
 
     method: str
@@ -231,8 +231,8 @@ class Upstream:
         return known
 
     def is_dead(self, model: str, sticky: str, asked: Sequence[str], waited_s: float) -> bool:
-        """Whether the engine is dead that was `asked` last, as far as a client can tell that waited for so long. If
-        none was, it is the one that `order` names first."""
+        """Tell whether the engine is dead that was `asked` last, as far as a client can tell that waited for so long.
+        If none was, it is the one that `order` names first."""
         return any(self.pulse(url).is_dead(waited_s) for url in asked[-1:] or self.order(model, sticky)[:1])
 
     async def _is_healthy(self, origin: str) -> bool:
@@ -346,7 +346,7 @@ async def told(upstream: Upstream, request: EngineRequest) -> tuple[int, bytes]:
 
 
 class Forwarding:
-    """How clients' requests go on to the engines: without keys of ours (`is_ours`), with `upstream_key` in place of any
+    """Makes the engines' requests of clients': without keys of ours (`is_ours`), with `upstream_key` in place of any
     other key, and under the name of this `daemon`."""
 
     def __init__(self, *, daemon: str, upstream_key: str | None, is_ours: Callable[[str], bool]) -> None:

@@ -26,14 +26,14 @@ from ajet_sdk.errors import EngineError
 logger = logging.getLogger(__name__)
 
 PAUSE: Final = "/pause?mode=keep&clear_cache=false"
-"""What is computed for the calls in flight stays: vLLM would otherwise compute it all again before they go on."""
+"""Keeps what is computed for the calls in flight: vLLM would otherwise compute it all again before they go on."""
 UNTOLD: Final = "default"
-"""What vLLM says of its weights until it is told their version."""
+"""vLLM's word on its weights until it is told their version."""
 UNREACHABLE: Final = "engine_unreachable"
 
 
 class Refused(EngineError):
-    """What no other attempt would change: a refusal, or nobody who listens."""
+    """An error that no other attempt would change: a refusal, or nobody who listens."""
 
 
 class Vllm(Engine):

@@ -1,4 +1,4 @@
-"""Whether each engine still serves what it was last given, and goes on: looked at every few seconds.
+"""A watch on whether each engine still serves what it was last given, and goes on: looked at every few seconds.
 
 An engine may be started again while daemon and trainer run, with another model, or with the weights that it began with.
 It answers as before, and its calls count as the trained model's. And a trainer that dies in a push may leave an engine
@@ -37,7 +37,7 @@ ANSWER_S = 5.0
 AGENT = "ajet-proxy"
 FILE = "engines.json"
 Noted = Mapping[str, Any]
-"""What an engine says of itself: `models` with its own ones, and the `version` of its weights, if it tells one."""
+"""An engine's word on itself: `models` with its own ones, and the `version` of its weights, if it tells one."""
 
 
 def words(models: Sequence[Sequence[Any]]) -> str:
@@ -45,7 +45,7 @@ def words(models: Sequence[Sequence[Any]]) -> str:
 
 
 def changed(before: Noted, now: Noted) -> str | None:
-    """What has changed at an engine that should not have."""
+    """Name the change at an engine that should not have come."""
     was, serves = before.get("models"), now.get("models")
     if was and serves and was != serves:
         return f"serves {words(serves)}, where it served {words(was)} when it was last given weights"
@@ -55,7 +55,7 @@ def changed(before: Noted, now: Noted) -> str | None:
 
 
 def read(data_dir: Path) -> dict[str, Noted]:
-    """What engines said of themselves when it was last noted, by base URL."""
+    """Read what engines said of themselves when it was last noted, by base URL."""
     try:
         found = json.loads((data_dir / FILE).read_text())
     except (OSError, ValueError):
@@ -78,7 +78,7 @@ class EngineWatch:
         self._frozen: set[str] = set()
 
     def spoken(self, model: str) -> None:
-        """What the engines of `model` say from now on is right, since its trainer has looked. "" is any model."""
+        """Take as right what the engines of `model` say from now on, since its trainer has looked. "" is any model."""
         self._due.update(self._engines.of(model) if model else self._engines.all())
         self._spoken.set()
 

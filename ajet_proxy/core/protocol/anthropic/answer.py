@@ -194,7 +194,7 @@ class _Block:
         return self.kind != "tool_use" or self.head["name"] is not None
 
     def may_end(self) -> bool:
-        """Whether nothing of it can follow: the arguments of a tool are a whole object by then."""
+        """Tell whether nothing of it can follow: the arguments of a tool are a whole object by then."""
         if self.kind != "tool_use":
             return True
         with suppress(ValueError, RecursionError):
@@ -211,7 +211,7 @@ class Blocks:
         self.kind: str | None = None
         self.index = 0
         self.is_lossy = False
-        """Whether something could not be told: its block had ended, or is a tool's that never had a name."""
+        """True if something could not be told: its block had ended, or is a tool's that never had a name."""
         self._message = message
         self._open: _Block | None = None
         self._later: list[_Block] = []

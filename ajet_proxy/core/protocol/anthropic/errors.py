@@ -19,7 +19,7 @@ _TYPES = {
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether clients that ask at the engine's route `path` expect errors in this shape."""
+    """Tell whether clients that ask at the engine's route `path` expect errors in this shape."""
     return path == PREFIX or path.startswith(PREFIX + "/")
 
 
@@ -29,5 +29,5 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
 
 
 def body_of(error: AjetError) -> dict[str, Any]:
-    """What an Anthropic client gets for `error`."""
+    """The body that an Anthropic client gets for `error`."""
     return error_body(_TYPES.get(error.status, "api_error"), error.message)

@@ -1,4 +1,4 @@
-"""What an engine decides by the model's chat template when it answers ``/v1/messages``, found out by asking it.
+"""Questions on what an engine decides by the model's chat template when it answers ``/v1/messages``.
 
 vLLM moves system messages from the middle of a conversation to its front if the template takes them nowhere else. It
 does so for ``count_tokens`` too, so its counts tell. A conversation with such a message counts the same, to the token,
@@ -27,14 +27,14 @@ _LAST = {"role": "user", "content": "Bye"}
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Whether system messages in the middle are moved to the front, and which effort stands for no thinking."""
+    """Tells whether system messages in the middle are moved to the front, and which effort stands for no thinking."""
 
     merges_system: bool = False
     disabled_effort: str = "none"
 
 
 def depends_on_template(asked: Mapping[str, Any]) -> bool:
-    """Whether a `Template` makes a difference to the request `asked`."""
+    """Tell whether a `Template` makes a difference to the request `asked`."""
     messages, thinking = asked.get("messages"), asked.get("thinking")
     inline = isinstance(messages, list) and any(isinstance(m, dict) and m.get("role") == "system" for m in messages)
     return inline or (isinstance(thinking, dict) and thinking.get("type") == "disabled")
@@ -54,7 +54,7 @@ def questions(model: str) -> Questions:
 
 
 def template_of(answers: Sequence[Any]) -> Template | None:
-    """What the engine's answers to `questions` say. Each is decoded JSON, or None for a refusal. Returns None if the
+    """Read the engine's answers to `questions`. Each is decoded JSON, or None for a refusal. Returns None if the
     engine said nothing at all, as for a model that it does not know."""
     counts = [_in(answer, "input_tokens") for answer in answers[:2]]
     none, *others = [_in(answer, "tokens") for answer in answers[2:]]
