@@ -51,6 +51,7 @@ _ROLES = {"developer": "system", "function": "tool"}
 Arguments = Sequence[tuple[Any, ...]]
 _in_order = json.JSONEncoder(sort_keys=True).encode
 _packed, _packed_in_order = Encoder().encode, Encoder(order="sorted").encode
+_NO_IDS = _packed([])
 
 
 class Mark(NamedTuple):
@@ -282,7 +283,7 @@ def _keyed(raw: bytes, scope: bytes) -> str:
 
 def words_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> tuple[bytes, bytes]:
     """The words of `message`, and the ids in it."""
-    calls, role = message.get("tool_calls") or (), _ROLES.get(message["role"], message["role"])
+    role = _ROLES.get(message["role"], message["role"])
     if not isinstance(role, str):
         raise TypeError(f"no role: {role!r}")
     text = _joined(message.get("content"))
@@ -291,6 +292,9 @@ def words_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> 
     elif role == "system":
         text = _BILLING.sub("", text)
     said = [role, text.strip()]
+    if "content" in message and len(message) == 2:
+        return packed(said), _NO_IDS
+    calls = message.get("tool_calls") or ()
     for call, meant in zip(calls, _arguments(message) if arguments is None else arguments, strict=True):
         said += (call["function"]["name"], _written(call["function"], meant))
     if function := message.get("function_call"):
@@ -302,6 +306,8 @@ def words_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> 
 def text_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> dict[str, Any]:
     """`message` at the level of text: without everything that is neither text nor structure."""
     out = dict(message)
+    if len(out) == 2 and out.get("role") and isinstance(out.get("content"), str) and out["content"]:
+        return out
     if out.get("role") == "assistant":
         out.pop("name", None)
     other = out.pop("reasoning_content", None)

@@ -63,8 +63,10 @@ class Said:
     @property
     def is_probe(self) -> bool:
         """Tell whether it asks before the task begins."""
-        limits = [limit for name in _LIMITS if isinstance(limit := self._fields.get(name), int)]
-        return not self._fields.get("tools") and bool(limits) and limits[0] <= PROBE
+        for name in _LIMITS:
+            if isinstance(limit := self._fields.get(name), int):
+                return limit <= PROBE and not self._fields.get("tools")
+        return False
 
     def _begins_with(self, key: str) -> bool:
         history, (kind, length, digest) = self._history, key.rsplit(":", 2)

@@ -330,6 +330,8 @@ def joined(pieces: Sequence[Piece]) -> dict[str, Any] | None:
     clients could not put `pieces` together."""
     whole: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
+    if len(pieces) == 1 and isinstance(one := pieces[0], dict) and not one.get("tool_calls"):
+        return {name: value for name, value in one.items() if value is not None and name != "tool_calls"}
     try:
         for piece in _decoded(pieces):
             for name, value in piece.items():

@@ -99,7 +99,7 @@ def check(text: str, fields: Mapping[str, Any], most: int, made_of: Counts | Non
     for name in _LISTS:
         if isinstance(told := fields.get(name), list) and len(told) > most:
             raise too_large(f"{name} has {len(told)} entries, and may have {most}", name)
-    if made_of is None and _may_be_over(text, most, text.count("\\u00")):
+    if made_of is None and (escaped := text.count("\\u00")) and _may_be_over(text, most, escaped):
         made_of = _count((text,), most)
     if made_of is not None:
         _count(_arguments(fields), most, made_of)

@@ -39,7 +39,7 @@ from ajet_proxy.io.capture.pipeline import (
     FrontSettings,
     Pipeline,
     Received,
-    noting_unserved,
+    note_unserved,
     record_reward,
 )
 from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, Upstream, as_written
@@ -153,7 +153,7 @@ class HttpFront:
         return CAPTURED.get(route) if http.method == "POST" else None
 
     async def _capture(self, caller: Caller, dialect: Dialect) -> web.StreamResponse:
-        with noting_unserved(self._ledger_port, caller):
+        try:
             sent = await self._body(caller)
             try:
                 body = await self._read(caller, sent)
@@ -162,6 +162,9 @@ class HttpFront:
                     await self._rewarded(caller, sent, None)
                     raise
                 return await self._pass_body(caller, sent, None)  # no call can come of it; the engine says so itself
+        except Exception as error:
+            note_unserved(self._ledger_port, error, caller)
+            raise
         return await self._pipeline.capture(Received(caller, dialect, sent, body))
 
     async def _pass(self, caller: Caller) -> web.StreamResponse:

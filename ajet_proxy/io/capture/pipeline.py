@@ -168,8 +168,11 @@ class Pipeline:
 
     async def capture(self, received: Received) -> web.StreamResponse:
         """Ask the engine on the agent's behalf, and record the calls that come of it."""
-        with noting_unserved(self._ledger_port, received.caller, received.body):
+        try:
             identified = await self._identify(received)
+        except Exception as error:
+            note_unserved(self._ledger_port, error, received.caller, received.body)
+            raise
         async with CallOff(received.caller.http) as call_off, self._begin(identified, call_off) as begun:
             prepared = await self._prepare(identified, begun)
             with self._calls_end(prepared), await self._send(prepared) as answer:
@@ -356,19 +359,14 @@ def _untold(identity: Identity) -> bool:
     return identity.episode is None or identity.may_be_shared
 
 
-@contextmanager
-def noting_unserved(ledger_port: LedgerPort, caller: Caller, body: JsonBody | None = None) -> Iterator[None]:
-    """A block that makes a request ready to become calls. It is noted if it gets an error of ours instead. `body` is
-    what it asks, if that was read."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, AjetError) or is_ours(error):
-            with suppress(AjetError):  # which is its own fault
-                identity = caller.identify(None if body is None else body.fields)
-                code = getattr(error, "code", "internal_error")
-                ledger_port.unserved(identity, "" if body is None else body.model, code)
-        raise
+def note_unserved(ledger_port: LedgerPort, error: Exception, caller: Caller, body: JsonBody | None = None) -> None:
+    """Note a request to a captured route that cannot become calls, if the `error` is ours. `body` is what it asks, if
+    that was read."""
+    if not isinstance(error, AjetError) or is_ours(error):
+        with suppress(AjetError):  # which is its own fault
+            identity = caller.identify(None if body is None else body.fields)
+            code = getattr(error, "code", "internal_error")
+            ledger_port.unserved(identity, "" if body is None else body.model, code)
 
 
 async def record_reward(

@@ -112,7 +112,7 @@ class _Relay:
         self._open = ExitStack()
         """All that ends with the answer."""
         self._open.callback(answer.close)
-        self._open.enter_context(pulse.listening())
+        self._open.enter_context(pulse)
 
     def __enter__(self) -> Self:
         return self

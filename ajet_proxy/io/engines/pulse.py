@@ -11,9 +11,8 @@ one before, up to `MOST_S`. A stream costs no more than setting a flag for each 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, Self
 
 TICK_S: Final = 0.25
 FIRST_S: Final = 0.25
@@ -36,17 +35,16 @@ class Pulse:
         self._silent_since: float | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def __enter__(self) -> Self:
         """A block in which a request waits for the engine."""
         self._listening += 1
         self._pause = FIRST_S
         if self._watching is None:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
-        try:
-            yield
-        finally:
-            self._listening -= 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening -= 1
 
     def is_dead(self, waited_s: float) -> bool:
         """Tell whether a client that has waited for `waited_s` seconds was right to take the engine for dead."""

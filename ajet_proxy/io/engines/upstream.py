@@ -299,7 +299,7 @@ class Upstream:
     async def _send_to(self, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
         LATEST.set(None)
         pulse = self.pulse(url)
-        with pulse.listening():
+        with pulse:
             try:
                 answer = await self._request(self._pooled, url, request)
             except aiohttp.ClientConnectionError as error:

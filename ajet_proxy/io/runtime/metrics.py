@@ -66,6 +66,8 @@ class Metrics:
         self._histograms: dict[str, dict[tuple[str, ...], _Histogram]] = {
             m.name: {} if m.labels else {(): _Histogram()} for m in METRICS if m.kind == "histogram"
         }
+        self._observed: dict[object, _Histogram] = {}
+        """The histograms that there are, by how they are asked for."""
         self._keys: dict[tuple[object, ...], tuple[str, ...]] = {}
         """The keys of series that there are, by how they are asked for."""
 
@@ -77,7 +79,11 @@ class Metrics:
 
     def observe(self, name: str, value: float, **labels: object) -> None:
         """Count `value` (seconds) in a histogram."""
-        self._histogram(name, labels).observe(value)
+        asked = (name, *labels.items()) if labels else name
+        found = self._observed.get(asked)
+        if found is None:
+            found = self._observed[asked] = self._histogram(name, labels)
+        found.observe(value)
 
     def figures(self) -> Figures:
         """All values, for `add` of another `Metrics`."""
