@@ -253,15 +253,15 @@ class Pipeline:
             identified_by=begun.identified_by, altered=exchange.altered,
         )
         request = asks(exchange.target, exchange.upstream_body(), model=begun.model, sticky=begun.episode)
-        turn = None
+        continued = None
         if self._continuity is not None and dialect.takes_ids:
-            turn = ContinuedRequest(self._continuity, exchange, origin, history)
+            continued = ContinuedRequest(self._continuity, exchange, origin, history)
         recorder = Recorder(
             origin, Questions(self._facts, request, exchange, asks), ledger_port=self._ledger_port,
             begins=identified.said.begins_with(begun.open), marks=self._marks(history, exchange),
-            finished=None if turn is None else turn.finished,
+            finished=None if continued is None else continued.finished,
         )
-        sender = turn or self._upstream
+        sender = continued or self._upstream
         return Prepared(caller, received.body, begun, began, exchange, request, sender, recorder, Tail())
 
     async def _send(self, prepared: Prepared) -> Relay:

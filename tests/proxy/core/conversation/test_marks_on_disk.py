@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -50,65 +51,15 @@ CASES: dict[str, tuple[Kind, dict[str, Any], dict[str, Any]]] = {
     "ids": (COMPLETIONS, {"prompt": [1, 2, 3]}, {"text": " than 7"}),
 }
 """Kind, request and answer."""
-MARKS: dict[str, tuple[list[tuple[str, int, str]], list[tuple[str, int, str]]]] = {
-    "chat": (
-        [
-            ("chat:db587aadfe27e8e147909ca5", 0, "762b891e4f0a5219ecd38d96"),
-            ("chat:cb3c94529fa4fbc03b4c6361", 0, "0a0b737ae1c63c0bf375dc49"),
-        ],
-        [
-            ("chat:2f808d654cf6eddc0261e694", 0, "72a7b14af25d6cb0fe0ed0db"),
-        ],
-    ),
-    "response": (
-        [
-            ("chat:9ea8dfac9f35b2853730c9cd", 0, "1bc7fc201eebb1ad05b7f8fc"),
-            ("chat:64ac6443557a0bab5baf895e", 0, "00d9c272478699a2c8c4639c"),
-            ("chat:08b3be6213f1e76454123d17", 0, "a056a995228f8ab099f04557"),
-        ],
-        [
-            ("response:5744b906df46872592b1d829", 0, ""),
-            ("chat:c384e3a16cfdc928421dbdad", 0, "bf4d619d20350d91a4e1c929"),
-        ],
-    ),
-    "response without instructions": (
-        [],
-        [
-            ("response:5744b906df46872592b1d829", 0, ""),
-            ("chat:849334e39a48410923bc9144", 0, "914adf95333b3c4b6f290cbd"),
-        ],
-    ),
-    "response that names one": (
-        [
-            ("response:e79f0217108e2b8b07276345", 0, ""),
-        ],
-        [
-            ("response:5744b906df46872592b1d829", 0, ""),
-        ],
-    ),
-    "text": (
-        [
-            ("text:69897a1779115d5401ac3eca", 12, ""),
-            ("text:3e9e1043bb5f6ed2912fc664", 8, ""),
-            ("text:0f5e76313fab86af22c1ef96", 4, ""),
-        ],
-        [
-            ("ids:faf991935c33648431911694", 12, ""),
-            ("text:0db7f9799c6a1103b40ab23d", 19, ""),
-        ],
-    ),
-    "ids": (
-        [
-            ("ids:faf991935c33648431911694", 12, ""),
-            ("ids:559f6dd8d5e6774cb418acd7", 8, ""),
-            ("ids:aab401691803832432cd739f", 4, ""),
-        ],
-        [
-            ("ids:faf991935c33648431911694", 12, ""),
-        ],
-    ),
+MARKS = {
+    "chat": (2, 1, "83f3911e17b0f52abccb35df"),
+    "response": (3, 2, "ae3e6b132b13359403d48c72"),
+    "response without instructions": (0, 2, "819b75652b71486ffc7f2be0"),
+    "response that names one": (1, 1, "c894ea3bf15ea0eb17d2a486"),
+    "text": (3, 2, "b077a167168120e9201802dc"),
+    "ids": (3, 1, "39e2862dce302818401a5f3f"),
 }
-"""The marks at which the request may go on from an earlier one, the longest first; and those behind its answer."""
+"""How many marks there are before the request and behind its answer, and a digest of all of them."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -116,6 +67,5 @@ def test_a_history_has_these_marks(name: str) -> None:
     kind, request, answer = CASES[name]
     history = read(kind, request, SCOPE)
     assert history is not None
-    before, after = MARKS[name]
-    assert list(history.beginnings({4, 8, 12})) == before
-    assert list(history.after(answer, CAPTURED)) == after
+    before, after = list(history.beginnings({4, 8, 12})), list(history.after(answer, CAPTURED))
+    assert (len(before), len(after), sha256(repr([*before, *after]).encode()).hexdigest()[:24]) == MARKS[name]
