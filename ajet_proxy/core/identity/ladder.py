@@ -6,7 +6,7 @@ no other. Names that were made for us (path, header) must be valid. Names borrow
 to a valid id if they are not one, always to the same. If nothing names an episode, the way is `lineage`: the history in
 the request shows the episode (see `ajet_proxy.core.conversation.history`).
 
-Next: ajet_proxy/core/protocol/exchange.py
+Next: ajet_proxy/io/capture/pipeline.py
 """
 
 from __future__ import annotations

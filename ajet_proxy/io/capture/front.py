@@ -8,7 +8,7 @@ The order is always the same: the key and the name of the episode (`identity`), 
 gate, the engine. Only a ``POST`` under ``/v1`` waits at the gate, which holds requests while weights change. Nothing is
 decided here that the core can decide.
 
-Next: ajet_proxy/io/capture/pipeline.py
+Next: ajet_proxy/core/identity/ladder.py
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ What a step finds is a value that it hands to the next one:
 
 Invariant: whatever ends a request early, each of its calls ends in the ledger, as lost with a reason.
 
-Next: ajet_proxy/core/identity/ladder.py
+Next: ajet_proxy/core/protocol/chat.py
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ajet_proxy.core.trajectory.call import (
     Outcome,
 )
 from ajet_proxy.io.capture.continuity import ContinuedRequest, Continuity
-from ajet_proxy.io.capture.recorder import Recorder
+from ajet_proxy.io.capture.recorder import Finished, Recorder
 from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
 from ajet_proxy.io.engines.probe import ChatRoutes, DialectProbe
 from ajet_proxy.io.engines.questions import Facts, Questions
@@ -138,6 +138,7 @@ class Prepared(Struct, frozen=True):
     exchange: Exchange
     request: EngineRequest
     sender: Sender
+    finished: Finished | None
     recorder: Recorder
     tail: Tail
 
@@ -177,7 +178,7 @@ class Pipeline:
             prepared = await self._prepare(identified, begun)
             with self._calls_end(prepared), await self._send(prepared) as answer:
                 await answer.relay()
-                await prepared.recorder.record(prepared.exchange.outcomes)
+                await prepared.recorder.record(prepared.exchange.outcomes, prepared.finished)
                 return await answer.release()
 
     async def _identify(self, received: Received) -> Identified:
@@ -253,16 +254,16 @@ class Pipeline:
             identified_by=begun.identified_by, altered=exchange.altered,
         )
         request = asks(exchange.target, exchange.upstream_body(), model=begun.model, sticky=begun.episode)
-        continued = None
-        if self._continuity is not None and dialect.takes_ids:
-            continued = ContinuedRequest(self._continuity, exchange, origin, history)
         recorder = Recorder(
             origin, Questions(self._facts, request, exchange, asks), ledger_port=self._ledger_port,
             begins=identified.said.begins_with(begun.open), marks=self._marks(history, exchange),
-            finished=None if continued is None else continued.finished,
         )
-        sender = continued or self._upstream
-        return Prepared(caller, received.body, begun, began, exchange, request, sender, recorder, Tail())
+        sender: Sender = self._upstream
+        finished: Finished | None = None
+        if self._continuity is not None and dialect.takes_ids:
+            sender = continued = ContinuedRequest(self._continuity, exchange, origin, history)
+            finished = continued.finished
+        return Prepared(caller, received.body, begun, began, exchange, request, sender, finished, recorder, Tail())
 
     async def _send(self, prepared: Prepared) -> Relay:
         exchange, request, dialect = prepared.exchange, prepared.request, prepared.exchange.dialect

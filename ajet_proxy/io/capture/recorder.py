@@ -45,11 +45,9 @@ class Recorder:
     def __init__(
         self, origin: Origin, questions: Questions, *, ledger_port: LedgerPort,
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), begins: tuple[str, ...] = (),
-        finished: Finished | None = None,
     ) -> None:
         """`questions` ask the engine more about a choice. `marks` tells where the calls' history ends. `begins` has
-        what unanswered requests said and this one begins with. `finished` is told of each whole choice before it is
-        recorded, and has the last word on where it came from."""
+        what unanswered requests said and this one begins with."""
         self.origin = origin
         self.engine = ""
         """Who answered: the address of the engine's route."""
@@ -63,7 +61,7 @@ class Recorder:
         """True if the client's connection has taken the bytes that complete the answer."""
         self._questions = questions
         self._ledger_port = ledger_port
-        self._marks, self._begins, self._finished = marks, begins, finished
+        self._marks, self._begins = marks, begins
         self._sampled: Sampled = lambda scored: None
         self._version = origin.policy_version
         self._updates = -1
@@ -90,8 +88,9 @@ class Recorder:
             self._version = version
             self._changes.append(Change(version, exchange.reader.sampled))
 
-    async def record(self, outcomes: Sequence[Outcome]) -> None:
-        """Record `outcomes`; returns when they are on disk."""
+    async def record(self, outcomes: Sequence[Outcome], finished: Finished | None = None) -> None:
+        """Record `outcomes`; returns when they are on disk. `finished` is told of each whole choice before that, and
+        has the last word on where it came from."""
         if self._ended:
             return
         whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
@@ -102,7 +101,7 @@ class Recorder:
         if any(isinstance(outcome, Captured) for outcome in whole):
             self._sampled = await self._questions.sampling()
         self._ended = True
-        self._endings = [self._ending(outcome) for outcome in whole]
+        self._endings = [self._ending(outcome, finished) for outcome in whole]
         await self._ledger_port.end(self._endings)
 
     def sent(self) -> None:
@@ -154,7 +153,7 @@ class Recorder:
         version = self._ledger_port.serving.policy_version(self.origin.model)
         return not self._changes and version == self.origin.policy_version
 
-    def _ending(self, outcome: Captured | Lost) -> Ending:
+    def _ending(self, outcome: Captured | Lost, finished: Finished | None = None) -> Ending:
         """The record of one choice."""
         origin, marks = self.origin, self._marks(outcome)
         if isinstance(outcome, Lost):
@@ -163,8 +162,8 @@ class Recorder:
                 origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine, begins=self._begins,
                 status=self._status if outcome.reason == REFUSED else 0,
             )
-        if self._finished is not None:
-            origin = self._finished(origin, outcome)
+        if finished is not None:
+            origin = finished(origin, outcome)
         same_text, sampling = self._same_text.get(outcome.index), self._sampled(outcome.scored)
         call = to_packed(outcome, origin, self._changes, same_text, sampling)
         return Whole(origin.episode, call, marks, self.engine, self._begins)

@@ -70,7 +70,10 @@ class Questions:
         self, facts: Facts, request: EngineRequest, exchange: Exchange, asks: Callable[..., EngineRequest]
     ) -> None:
         self._facts, self._request, self._exchange, self._asks = facts, request, exchange, asks
-        self._engine: Engine = behind(facts.upstream, request)
+
+    @property
+    def _engine(self) -> Engine:
+        return behind(self._facts.upstream, self._request)
 
     async def score(self, choice: Unscored) -> Captured | Lost:
         """`choice` with its logprobs, or as lost."""
