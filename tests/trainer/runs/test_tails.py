@@ -16,7 +16,7 @@ from ajet_proxy.core.ledger.supervisors import Supervisors
 from ajet_sdk.bodies import parse
 from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import line_digest
-from ajet_trainer import followed
+from ajet_trainer.runs import tails
 from ajet_trainer.runs.tails import last_line, log_after, metrics_after
 
 
@@ -43,7 +43,7 @@ def test_of_a_long_log_the_end_comes_in_pieces(tmp_path: Path) -> None:
     path.write_text("".join(f"line {number}\n" for number in range(300_000)))
     place, lines = 0, list[str]()
     while (found := log_after(path, place, plain)) is not None:
-        assert found["end"] - found["start"] <= followed.MOST
+        assert found["end"] - found["start"] <= tails.MOST
         lines += found["lines"]
         place = found["end"]
     assert place == path.stat().st_size
@@ -52,13 +52,13 @@ def test_of_a_long_log_the_end_comes_in_pieces(tmp_path: Path) -> None:
 
 
 def test_a_line_longer_than_a_report_is_cut(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("x" * 3 * followed.MOST + "\nend\n")
+    (tmp_path / "log").write_text("x" * 3 * tails.MOST + "\nend\n")
     place, lines = 0, list[str]()
     while (found := log_after(tmp_path / "log", place, plain)) is not None:
         lines += found["lines"]
         place = found["end"]
     assert lines[-1] == "end"
-    assert all(len(line) <= followed.MAX_LINE for line in lines)
+    assert all(len(line) <= tails.MAX_LINE for line in lines)
 
 
 def have(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def test_metrics_that_the_daemon_lacks(tmp_path: Path) -> None:
 def test_metrics_come_in_pieces_and_a_monster_in_none(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines: list[dict[str, Any]] = [{"step": step, "x": "y" * 50_000} for step in range(6)]
-    lines[2]["x"] = "y" * (followed.MOST + 1)
+    lines[2]["x"] = "y" * (tails.MOST + 1)
     write(path, lines)
     got: list[dict[str, Any]] = []
     while (found := metrics_after(path, have(got))[0]):
