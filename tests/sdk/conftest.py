@@ -14,21 +14,24 @@ from tests.kit.control_stub import ControlStub
 Ajet = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy, key or episode of whoever runs the tests."""
+    for name in ("AJET_PROXY_URL", "AJET_API_KEY", "AJET_EPISODE", "AJET_TASK", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
+def stub(environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
     """A proxy that answers the control routes only. The environment names it, with no key."""
     with ControlStub() as running:
         monkeypatch.setenv("AJET_PROXY_URL", running.url)
-        monkeypatch.delenv("AJET_API_KEY", raising=False)
         yield running
 
 
 @pytest.fixture
 def ajet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ajet:
     """Runs the command in this process: exit code, standard output, standard error."""
-    for name in ("AJET_PROXY_URL", "AJET_API_KEY", "AJET_EPISODE", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-
     def run(*argv: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ajet", *argv])
         monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # those of the tests stay

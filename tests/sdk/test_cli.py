@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,6 @@ from tests.sdk.conftest import Ajet
 from tests.sdk.play.test_child import until_dead
 
 AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
-
-
-@pytest.fixture
-def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
-    with ControlStub() as running:
-        monkeypatch.setenv("AJET_PROXY_URL", running.url)
-        yield running
 
 
 @pytest.mark.parametrize(

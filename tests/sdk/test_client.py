@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ from ajet_sdk.client import Reply, Target, connected
 from tests.kit.certificates import Authority
 from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
 from tests.kit.ports import free_port
-
-
-@pytest.fixture
-def stub() -> Iterator[ControlStub]:
-    with ControlStub() as running:
-        yield running
 
 
 def ask(url: str, *args: Any, key: str | None = None, deadline: float = 10.0, **more: Any) -> Reply:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ from tests.kit.ports import free_port
 AJET = f"exec {sys.executable} -c 'from ajet_sdk.cli import main; main()'"
 FULL = "No space left on device"
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-
-
-@pytest.fixture
-def stub() -> Iterator[ControlStub]:
-    with ControlStub() as running:
-        yield running
 
 
 def shell(stub: ControlStub, words: str, before: str = "", **env: str) -> tuple[int, str, str]:

@@ -34,8 +34,6 @@ def running(
 @pytest.fixture
 def proxy(running: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> ProxyProcess:
     monkeypatch.setenv("AJET_PROXY_URL", running.url)
-    for name in ("AJET_API_KEY", "AJET_EPISODE", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
     return running
 
 

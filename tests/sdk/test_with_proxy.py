@@ -45,8 +45,6 @@ def running(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 @pytest.fixture
 def proxy(running: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> ProxyProcess:
     monkeypatch.setenv("AJET_PROXY_URL", running.url)
-    for name in ("AJET_API_KEY", "AJET_EPISODE", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
     return running
 
 

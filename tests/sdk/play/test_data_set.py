@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,16 +23,13 @@ from ajet_sdk.rewards.blame import WorldFailed
 from tests.kit.control_stub import ControlStub, Say
 
 
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
-    with ControlStub() as running:
-        monkeypatch.setenv("AJET_PROXY_URL", running.url)
-        monkeypatch.delenv("AJET_API_KEY", raising=False)
-        monkeypatch.setattr(rollouts, "WANTED_S", 0.01)
-        for module in (plays, turns):
-            monkeypatch.setattr(module, "AGAIN_S", 0.01)
-        monkeypatch.setattr(plays, "LOOK_S", 0.01)
-        yield running
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is waited for comes soon."""
+    monkeypatch.setattr(rollouts, "WANTED_S", 0.01)
+    for module in (plays, turns):
+        monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(plays, "LOOK_S", 0.01)
 
 
 async def one(task: Any, episode: Any) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +14,6 @@ from ajet_sdk.rewards.numbers import finite
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
 from tests.kit.ports import free_port
-
-ENV = ("AJET_PROXY_URL", "AJET_API_KEY", "AJET_EPISODE", "AJET_TASK", "OPENAI_API_KEY")
-
-
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
-    for name in ENV:
-        monkeypatch.delenv(name, raising=False)
-    with ControlStub() as running:
-        monkeypatch.setenv("AJET_PROXY_URL", running.url)
-        yield running
 
 
 async def within(episode: Any, agent: Any) -> None:

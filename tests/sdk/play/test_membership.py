@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,10 @@ from tests.kit.ports import free_port
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
-    with ControlStub() as running:
-        running.hears_clients = True
-        monkeypatch.setenv("AJET_PROXY_URL", running.url)
-        for name in ("AJET_API_KEY", "AJET_EPISODE"):
-            monkeypatch.delenv(name, raising=False)
-        yield running
+def stub(stub: ControlStub) -> ControlStub:
+    """The proxy, which hears clients here."""
+    stub.hears_clients = True
+    return stub
 
 
 def joined(stub: ControlStub) -> list[dict[str, Any]]:

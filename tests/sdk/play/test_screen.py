@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,10 @@ if os.environ["AJET_TASK"] == "broken":
 """
 
 
-@pytest.fixture
-def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
-    with ControlStub() as running:
-        monkeypatch.setenv("AJET_PROXY_URL", running.url)
-        monkeypatch.setattr(plays, "AGAIN_S", 0.01)
-        yield running
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is played again soon."""
+    monkeypatch.setattr(plays, "AGAIN_S", 0.01)
 
 
 @pytest.fixture
