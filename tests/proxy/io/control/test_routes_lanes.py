@@ -195,7 +195,7 @@ async def test_the_sdk_waits_for_room_longer_than_for_a_proxy(client: Client) ->
     first = [await opened(client, "a/1") for _ in range(2)]
     with mock.patch.object(openings, "HOLD_S", 0.05):
         opening = aio.episode("a/1", proxy_url=client.app.url, deadline=0.2)
-        waiting = asyncio.ensure_future(opening._open())
+        waiting = asyncio.ensure_future(opening.opened(aio.Episode))
         await asyncio.sleep(3.0)
         assert not waiting.done()
         await client.control("POST", f"/episodes/{first[0]}/abort")
