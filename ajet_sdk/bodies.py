@@ -49,20 +49,25 @@ class Body:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name, kind, rules in _fields(type(self)):  # type: ignore[arg-type]
+        for name, kind, optional, rules in _fields(type(self)):  # type: ignore[arg-type]
             given = getattr(self, name)
+            if given is None and optional:
+                continue
             value = _coerce(name, kind, given)
             if value is not given:
                 object.__setattr__(self, name, value)
-            if value is not None:
-                for rule, limits in rules:
-                    _RULES[rule](name, value, limits)
+            for rule, limits in rules:
+                _RULES[rule](name, value, limits)
 
 
 @cache
-def _fields(kind: type[Any]) -> tuple[tuple[str, str, tuple[tuple[str, Any], ...]], ...]:
-    """Each field of a body: its name, its annotation, and its rules with what they allow."""
-    return tuple((one.name, str(one.type), tuple(one.metadata.items())) for one in fields(kind))
+def _fields(kind: type[Any]) -> tuple[tuple[str, str, bool, tuple[tuple[str, Any], ...]], ...]:
+    """Each field of a body: its name, its type, whether it may be None, and its rules with what they allow."""
+    return tuple(
+        (one.name, str(one.type).removesuffix(" | None"), str(one.type).endswith(" | None"),
+         tuple(one.metadata.items()))
+        for one in fields(kind)
+    )  # fmt: skip
 
 
 def _within(name: str, value: float, bounds: tuple[float, float, bool]) -> None:
@@ -127,11 +132,8 @@ def _required(f: Any) -> bool:
     return f.default is MISSING and f.default_factory is MISSING
 
 
-def _coerce(name: str, kind: str, value: Any) -> Any:
-    """`value` checked against the annotation `kind`; numbers must be finite."""
-    if value is None and kind.endswith("| None"):
-        return None
-    base = kind.removesuffix(" | None")
+def _coerce(name: str, base: str, value: Any) -> Any:
+    """`value` checked against the type `base`; numbers must be finite."""
     check_storable(value, name)
     if base == "float" and type(value) in (int, float):
         return float(value)

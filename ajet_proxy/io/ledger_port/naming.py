@@ -56,7 +56,7 @@ class Naming:
         named = request.identity
         if named.labels.reward is not None:
             return named, NOTHING
-        current = await self._store.decide(partial(self.current, named))
+        current = named if named.identified_by not in RUNGS else await self._store.decide(partial(self.current, named))
         if current.may_be_shared and current.episode is not None and request.history is not None:
             current = self._told_apart(named, current, await self.find(current.episode), request)
         return self.continued(current, request.history, request.sent)
