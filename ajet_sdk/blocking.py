@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
 
-    import httpx
-
 P = ParamSpec("P")
 T = TypeVar("T")
 HEARD_S = 1.0
@@ -180,10 +178,9 @@ class Client:
     """
 
     def __init__(
-        self, proxy_url: str | None = None, api_key: str | None = None, *, deadline: float = DEADLINE_S,
-        transport: httpx.AsyncBaseTransport | None = None,
+        self, proxy_url: str | None = None, api_key: str | None = None, *, deadline: float = DEADLINE_S
     ) -> None:
-        self.core = client.Client(proxy_url, api_key, deadline=deadline, transport=transport)
+        self.core = client.Client(proxy_url, api_key, deadline=deadline)
 
     @property
     def target(self) -> Target:

@@ -128,7 +128,7 @@ class NoReply:
     reason: str
 
 
-def connected(target: Target, transport: Any = None) -> httpx.AsyncClient:
+def connected(target: Target) -> httpx.AsyncClient:
     """A client of httpx for `target`; `BadRequest` for what the environment names and httpx cannot use.
 
     It has no TLS set-up for plain HTTP. To this machine it takes no proxy of the environment, and then httpx would not
@@ -139,7 +139,7 @@ def connected(target: Target, transport: Any = None) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=64, keepalive_expiry=15.0)
     try:
         verify = httpx.create_ssl_context() if target.url.startswith("https:") else False
-        return httpx.AsyncClient(transport=transport, verify=verify, trust_env=not target.local, limits=limits)
+        return httpx.AsyncClient(verify=verify, trust_env=not target.local, limits=limits)
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         raise BadRequest(f"the environment's HTTP proxy cannot be used: {error}", param="HTTP_PROXY") from error
     except OSError as error:
@@ -147,11 +147,10 @@ def connected(target: Target, transport: Any = None) -> httpx.AsyncClient:
 
 
 class _Pool:
-    """Connections of one process; they belong to the event loop that first uses them. `transport` replaces the network
-    in tests."""
+    """Connections of one process; they belong to the event loop that first uses them."""
 
-    def __init__(self, transport: Any = None) -> None:
-        self._transport, self._process = transport, os.getpid()
+    def __init__(self) -> None:
+        self._process = os.getpid()
         self._http: httpx.AsyncClient | None = None
 
     @property
@@ -161,7 +160,7 @@ class _Pool:
 
     def connections(self, target: Target) -> httpx.AsyncClient:
         """The connections, made when they are first needed."""
-        http = self.made or connected(target, self._transport)
+        http = self.made or connected(target)
         self._process, self._http = os.getpid(), http
         return http
 
@@ -184,15 +183,10 @@ class Client:
     """Draws the jitter of a pause."""
 
     def __init__(
-        self,
-        proxy_url: str | None = None,
-        api_key: str | None = None,
-        *,
-        deadline: float = DEADLINE_S,
-        transport: httpx.AsyncBaseTransport | None = None,
+        self, proxy_url: str | None = None, api_key: str | None = None, *, deadline: float = DEADLINE_S
     ) -> None:
         self.target = Target.resolve(proxy_url, api_key, deadline=deadline)
-        self._pool = _Pool(transport)
+        self._pool = _Pool()
 
     def but(self, **change: Any) -> Client:
         """This client with another `key` or `deadline`, over the same connections."""

@@ -154,24 +154,6 @@ def test_a_ca_of_ones_own_is_named_in_the_environment(
         ask(url.replace("127.0.0.1", "localhost"), "status", deadline=60.0)
 
 
-def test_a_transport_of_the_tests() -> None:
-    seen: list[str] = []
-
-    def handle(request: httpx.Request) -> httpx.Response:
-        seen.append(request.url.path)
-        return httpx.Response(200, json={"version": "x"})
-
-    with Client("http://proxy", transport=httpx.MockTransport(handle)) as client:
-        assert client.ask("status").json() == {"version": "x"}
-
-    async def go() -> Any:
-        async with aio.Client("http://proxy", transport=httpx.MockTransport(handle)) as client:
-            return (await client.ask("status")).json()
-
-    assert asyncio.run(go()) == {"version": "x"}
-    assert seen == ["/ajet/v1/status"] * 2
-
-
 def test_a_client_never_used_is_closed_without_a_connection() -> None:
     with Client("http://proxy"):
         pass

@@ -24,7 +24,7 @@ def loaded_by(code: str) -> set[str]:
 def test_importing_it_loads_nothing_heavy() -> None:
     loaded = loaded_by("import ajet_sdk")
     assert {name for name in loaded if name.startswith("ajet")} == {"ajet_sdk"}
-    assert not {"httpx", "click", "msgpack", "asyncio"} & loaded
+    assert not {"httpx", "click", "msgpack", "asyncio", "ssl"} & loaded
 
 
 def test_not_even_the_functions_load_httpx_before_a_request() -> None:

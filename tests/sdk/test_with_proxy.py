@@ -70,13 +70,6 @@ def test_an_episode_is_rewarded_and_ready(proxy: ProxyProcess) -> None:
     assert len(call["token_ids"]) == len(call["logprobs"]) == 4
 
 
-async def test_the_async_face(proxy: ProxyProcess) -> None:
-    async with aio.episode("real/2") as ep:
-        assert (await asyncio.to_thread(ask, ep)).status_code == 200
-        await ep.reward(0.25)
-    assert ep.outcome == Outcome(reward=0.25)
-
-
 def test_settling_without_a_reward(proxy: ProxyProcess) -> None:
     with ajet_sdk.episode("real/3") as left:
         ask(left)
