@@ -44,10 +44,15 @@ class Gate:
         self.served = self._learner.version
 
     def open(self) -> None:
-        """Calls pass again, served by the version that the engines last took. A daemon may have come back with an empty
-        data directory between two questions. So it is told whatever it knows, and again whenever it has no batch."""
+        """Calls pass again, served by the version that the engines last took. The daemon is told which, whatever it
+        knows: it may have come back with an empty data directory."""
         self.announce(self._learner.upstreams())
         self.open_as_it_was()
+
+    def open_if_unknown(self) -> None:
+        """Tells the daemon what serves behind the open gate, if it does not know: it may have come back empty."""
+        if not self._link.knows(self.served, self._learner.upstreams()):
+            self.open()
 
     def open_as_it_was(self) -> None:
         """Calls pass again, to engines that are known."""

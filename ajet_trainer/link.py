@@ -172,6 +172,13 @@ class Link:
         if self._told(f"/mix{query}").get("ahead") == ahead:
             self.direct(routes.SetMix(ahead=0))
 
+    def knows(self, version: int, upstreams: Sequence[str] | None) -> bool:
+        """Whether the proxy says at once that the model is served at `version`, behind an open gate. If `upstreams` are
+        given, they must be its engines."""
+        told: dict[str, Any] = self._glance().get("models", {}).get(self._model, {})
+        serves = (told.get("policy_version"), told.get("gate")) == (version, "open")
+        return serves and (upstreams is None or told.get("upstreams") == list(upstreams))
+
     def busy_s(self) -> float | None:
         """Seconds since the proxy's start in which an agent's request for the model was under way. None if the proxy
         does not tell at once."""

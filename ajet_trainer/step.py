@@ -229,7 +229,7 @@ class Run:
                 )  # fmt: skip
                 leased = self.link.lease(replace(ask, groups=self.config.groups - groups_in(hand)))
                 if leased is None:
-                    self.gate.open()
+                    self.gate.open_if_unknown()
                     self.learner.check()
                     waits = self.look_at_team(waits)
                     continue

@@ -152,6 +152,6 @@ class Team:
         train again and nobody could group yet."""
         latest = self.stage.checkpoint(model)
         weights = set(latest["weights"])
-        lost = {episode for _, episode in latest["history"].get("lost", ())}
+        lost = set(latest["history"]["lost"])
         assert weights - trained <= lost, f"in the weights, but not trained: {sorted(weights - trained - lost)[:5]}"
         self.counts[f"episodes in the weights of {model}, each once"] = len(weights)

@@ -149,6 +149,10 @@ class MemoryProxy:
     def check(self) -> None:
         self.answer()
 
+    def knows(self, version: int, upstreams: Sequence[str] | None) -> bool:
+        same = upstreams is None or self.upstreams == tuple(upstreams)
+        return not self.down and (self.version, self.gate) == (version, "open") and same
+
     def busy_s(self) -> float | None:
         return self.busy
 

@@ -237,6 +237,18 @@ def test_the_gate_and_the_busy_time_are_those_of_the_model() -> None:
     assert (mine.busy_s(), link(handler, Clock(), model="coder").busy_s()) == (2.5, None)
 
 
+@pytest.mark.parametrize(("says", "knows"), [
+    ({}, (True, True)), ({"policy_version": 3}, (False, False)), ({"gate": "closed"}, (False, False)),
+    ({"upstreams": []}, (True, False)),
+])  # fmt: skip
+def test_a_proxy_that_knows_what_serves_is_told_nothing(says: dict[str, Any], knows: tuple[bool, bool]) -> None:
+    told = {"models": {"planner": {"policy_version": 4, "gate": "open", "upstreams": ["http://e"]} | says}}
+    answers = link(lambda _: httpx.Response(200, json=told), Clock(), model="planner")
+    assert (answers.knows(4, None), answers.knows(4, ["http://e"])) == knows
+    assert not link(lambda _: httpx.Response(200, json=told), Clock(), model="coder").knows(4, None)
+    assert not link(lambda _: httpx.Response(503, json={}), Clock(), model="planner").knows(4, None)
+
+
 def test_for_whom_the_model_waits_stands_in_the_status() -> None:
     team = {"planner": {"updates": 5, "waits_for": "coder"}, "coder": {"updates": 3}}
     told = {"teams": [{"other": {"updates": 1}}, team]}

@@ -133,8 +133,10 @@ def test_a_daemon_that_was_emptied_unseen_hears_the_policy_again(tmp_path: Path)
         setting.proxy.version, setting.proxy.upstreams = -1, ()
 
     setting.instants.happens = {setting.instants.seen: empty}
-    setting.proxy.slower = [None]  # no batch at the first question
+    setting.proxy.slower = [None, None, None]  # no batch at the first questions
+    said = len(setting.proxy.log)
     run.lease()
+    assert setting.proxy.log[said:] == ["announce 0", "open 0"], "once, and not each time"
     assert (setting.proxy.version, setting.proxy.upstreams, setting.proxy.gate) == (0, ("http://engine",), "open")
 
 
