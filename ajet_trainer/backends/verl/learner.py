@@ -97,17 +97,13 @@ class VerlLearner:
         return batches
 
     def upstreams(self) -> Sequence[str] | None:
-        return self._launched() if self.colocated else None
-
-    def _launched(self) -> tuple[str, ...]:
-        """Base URLs of the engines that verl has launched."""
         if not self.colocated:
-            return ()
+            return None
         return tuple(f"http://{address}" for address in self._verl.llm_server_manager.get_addresses())
 
     def check(self) -> None:
         if self._engines is None:
-            if dead := dead_engine(self._launched()):
+            if dead := dead_engine(self.upstreams() or ()):
                 raise EngineLost(dead)
         elif self._engines.check():
             self.compare()
@@ -180,14 +176,14 @@ class VerlLearner:
             self._send("auto")
 
     def _send(self, mode: str) -> None:
-        launched = self._launched()
+        launched = self.upstreams() or ()
         references = self._verl.actor_rollout_wg.update_weights(global_steps=self.version, mode=mode)
         weights.wait(references, lambda: dead_engine(launched))
 
     def compare(self) -> None:
         """An engine of ours gives up its devices meanwhile, as in a step."""
         verl, ours = self._verl, self._verl.ours
-        urls, key = (self._launched(), "") if self._engines is None else (ours.engine_urls, ours.engine_key)
+        urls, key = self.upstreams() or ours.engine_urls, "" if self.colocated else ours.engine_key
         prompt = verl.tokenizer.encode(answers.PROMPT)
         found = answers.answers(urls, ours.model_name, prompt, key)
         if self.colocated:
