@@ -271,7 +271,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     ARGUMENTS are the options of `serve`.
     """
     from ajet_proxy import systemd as service
-    from ajet_sdk.systemd import out_of_reach
+    from ajet_sdk.systemd import out_of_reach, unit_path
 
     given = serve.make_context("ajet-proxy serve", list(arguments)).params
     names = ("file", *(found.name for found in SETTINGS.options.values() if found.metavar == "FILE"))
@@ -294,7 +294,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     if only_print:
         click.echo(text, nl=False)
         return
-    path = service.unit_path(user=user, env=os.environ)
+    path = unit_path(service.UNIT_NAME, user=user, env=os.environ)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     scope = " --user" if user else ""

@@ -118,11 +118,6 @@ def unit(arguments: tuple[str, ...], *, user: bool, drain_s: float, files: Mappi
     )
 
 
-def unit_path(*, user: bool, env: Mapping[str, str]) -> Path:
-    """Where systemd looks for the unit."""
-    return systemd.unit_path(UNIT_NAME, user=user, env=env)
-
-
 def environment_file(*, user: bool, env: Mapping[str, str]) -> Path:
     """The file of settings that the unit names."""
     return systemd.users_config(env) / "ajet" / "proxy.env" if user else Path(ENVIRONMENT_FILE)

@@ -134,21 +134,19 @@ def mix(
     A lane is a kind of task: what its name has before its first "/". Shares add up to 1:
     `ajet mix math=0.4 code=0.6`. It needs a key of scope trainer.
     """
-    from ajet_sdk.routes import SetMix, check_shares
+    from ajet_sdk.routes import SetMix
     from ajet_sdk.views import mix_view
 
     if drop and shares:
         raise click.UsageError("either shares or --any")
     with usage():
-        found = shares_of(shares)
-        if found is not None:
-            check_shares(found)
+        change = SetMix(shares_of(shares), ahead, lane_wait_s=wait, model=model)
     which = {} if model is None else {"model": model}
     with client_for(proxy, LOOK_S) as client:
         if drop:
             client.ask("drop_mix", **which)
-        if found is not None or ahead is not None or wait is not None:
-            client.ask("set_mix", SetMix(found, ahead, lane_wait_s=wait, model=model))
+        if change != SetMix(model=model):
+            client.ask("set_mix", change)
         show_json_or(as_json, client.ask("mix", **which).json(), mix_view)
 
 

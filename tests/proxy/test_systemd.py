@@ -13,7 +13,7 @@ import pytest
 
 from ajet_proxy import systemd as service
 from ajet_sdk.settings import ConfigError
-from ajet_sdk.systemd import out_of_reach
+from ajet_sdk.systemd import out_of_reach, unit_path
 
 
 @pytest.mark.parametrize("user", [False, True])
@@ -100,8 +100,9 @@ def test_a_program_in_a_private_folder_is_out_of_the_services_reach(tmp_path: Pa
 
 
 def test_where_the_unit_goes() -> None:
-    assert service.unit_path(user=False, env={}) == Path("/etc/systemd/system/ajet-proxy.service")
-    assert service.unit_path(user=True, env={"XDG_CONFIG_HOME": "/c"}) == Path("/c/systemd/user/ajet-proxy.service")
+    assert unit_path(service.UNIT_NAME, user=False, env={}) == Path("/etc/systemd/system/ajet-proxy.service")
+    users = unit_path(service.UNIT_NAME, user=True, env={"XDG_CONFIG_HOME": "/c"})
+    assert users == Path("/c/systemd/user/ajet-proxy.service")
 
 
 def test_the_services_environment_is_what_its_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
