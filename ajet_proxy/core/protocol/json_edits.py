@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+_quoted = lru_cache(json.dumps)
 _scan_value = json.JSONDecoder().raw_decode
 _space = re.compile(r"[ \t\n\r]*").match
 _plain_name = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
@@ -84,7 +86,7 @@ def with_fields(text: str, values: Mapping[str, Any], fields: Mapping[str, str])
         text = splice(text, {spans[name]: fields[name] for name in there})
     if len(there) == len(fields):
         return text
-    added = ",".join([f"{json.dumps(name)}:{value}" for name, value in fields.items() if name not in values])
+    added = ",".join([f"{_quoted(name)}:{value}" for name, value in fields.items() if name not in values])
     end = text.rindex("}")
     return f"{text[:end]}{',' if values else ''}{added}{text[end:]}"
 

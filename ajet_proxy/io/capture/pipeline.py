@@ -276,7 +276,7 @@ class Pipeline:
         return relaying(
             prepared.caller.http, answer, request, exchange, prepared.recorder,
             None if exchange.skip is None else prepared.tail,
-            self._upstream.pulse(str(answer.url.origin())), keep_alive_s=self._settings.keep_alive,
+            self._upstream.pulse(request.asked[-1]), keep_alive_s=self._settings.keep_alive,
         )
 
     async def _pass_by(

@@ -369,12 +369,11 @@ class Forwarding:
         """The client's headers as the engine gets them. What is for us, for one hop or about the body's framing is left
         out. With `identity` the answer must not be compressed. ``Via`` names this daemon, which so recognizes a request
         of its own. A repeated name is spelled as it was first, since aiohttp keeps all values of one spelling."""
-        pairs, upstream_key = list(headers), self._upstream_key
-        dropped = _dropped(pairs, _NOT_FORWARDED)
+        named, upstream_key = [(name.lower(), name, value) for name, value in headers], self._upstream_key
+        dropped = _dropped(named, _NOT_FORWARDED)
         spelled: dict[str, str] = {}
         out: CIMultiDict[str] = CIMultiDict()
-        for name, value in pairs:
-            lower = name.lower()
+        for lower, name, value in named:
             if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
                 continue
             if lower in _CREDENTIALS and (upstream_key is not None or any(map(self._is_ours, _keys(value)))):
@@ -400,9 +399,9 @@ def as_written(raw_headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
 def response_headers(headers: Mapping[str, str], *, keep_length: bool) -> CIMultiDict[str]:
     """The engine's headers as the client gets them. `keep_length` means that the body stays as it is, or that the
     caller corrects the length."""
-    pairs = list(headers.items())
-    dropped = _dropped(pairs, HOP_BY_HOP if keep_length else _OF_OTHER_LENGTH)
-    return CIMultiDict([(name, sendable(value)) for name, value in pairs if name.lower() not in dropped])
+    named = [(name.lower(), name, value) for name, value in headers.items()]
+    dropped = _dropped(named, HOP_BY_HOP if keep_length else _OF_OTHER_LENGTH)
+    return CIMultiDict([(name, sendable(value)) for lower, name, value in named if lower not in dropped])
 
 
 def sendable(value: str) -> str:
@@ -421,9 +420,10 @@ def leading_back(location: str, *, engine: str, prefix: str) -> str:
     return location
 
 
-def _dropped(pairs: Iterable[tuple[str, str]], names: frozenset[str]) -> frozenset[str]:
-    """`names` and the header names that a ``Connection`` header declares to be for this hop only."""
-    values = [value for name, value in pairs if name.lower() == "connection"]
+def _dropped(named: Iterable[tuple[str, str, str]], names: frozenset[str]) -> frozenset[str]:
+    """`names` and the header names that a ``Connection`` header declares to be for this hop only. Each header is
+    `named` in lower case first."""
+    values = [value for lower, _, value in named if lower == "connection"]
     return names.union(name.strip().lower() for value in values for name in value.split(",")) if values else names
 
 
