@@ -119,11 +119,11 @@ class App:
         self._store = store = await self._open_store()
         state = store.state
         waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
-        engines = Engines(config.upstreams, state.upstreams, state.models)
-        is_open = functools.partial(engines.passes, state.shut)
+        engines = Engines(config.upstreams, state.weights.upstreams, state.weights.models)
+        is_open = functools.partial(engines.passes, state.gates.shut)
         self._gate = gate = Gatekeeper(is_open=is_open, hold_s=config.gate_hold_s, waited=waited)
         self._keys = keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
-        looking = EngineWatch(engines, store.trouble, shut=state.shut, data_dir=data_dir, key=config.upstream_key)
+        looking = EngineWatch(engines, store.trouble, shut=state.gates.shut, data_dir=data_dir, key=config.upstream_key)
         ledger_port = LocalPort(
             store=store, gate=gate, engines=engines, clock=clock, metrics=metrics, spoken=looking.spoken,
             pauses=config.gate_mode == "pause",
@@ -231,7 +231,8 @@ class App:
         settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
         def facts() -> Facts:
-            serving = dict(state.served), state.default_version, state.policy_updates, state.merge_policy
+            known = state.weights
+            serving = dict(known.served), known.default_version, known.policy_updates, known.merge_policy
             return Facts(*serving, keys.ring, self.name)
 
         def heard(events: Sequence[Event]) -> None:

@@ -67,7 +67,7 @@ def _pairs(state: State, episodes: Iterable[Episode], choice: Choice) -> Iterato
         if (known := place(sample, number, (one.value for one in episode.rewards.values()))) is not None
     ]
     for better, worse in pairs(places):
-        chosen, rejected = (_of(episode) for episode in map(state.find, (better.episode, worse.episode)))
+        chosen, rejected = (_of(episode) for episode in map(state.episodes.find, (better.episode, worse.episode)))
         if chosen and rejected:  # a running daemon may remove them meanwhile
             yield preference_row(chosen[better.number], rejected[worse.number])
 
@@ -78,7 +78,7 @@ def _trees(state: State, episodes: Iterable[Episode], choice: Choice, by: By) ->
         tasks: dict[str, list[str]] = {}
         for episode in episodes:
             tasks.setdefault(episode.named_task, []).append(episode.id)
-        parts: Iterable[Iterable[Episode | None]] = (map(state.find, names) for names in tasks.values())
+        parts: Iterable[Iterable[Episode | None]] = (map(state.episodes.find, names) for names in tasks.values())
     else:
         parts = ((episode,) for episode in episodes)
     for part in parts:
@@ -90,8 +90,8 @@ def _episodes(
     state: State, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
 ) -> Iterator[Episode]:
     """The archived ones first, then those in memory, each once."""
-    live = {**state.leaving, **state.episodes}
-    gone = sum(state.archived[name] for name in choice.states)
+    live = {**state.episodes.leaving, **state.episodes}
+    gone = sum(state.episodes.archived[name] for name in choice.states)
     archived = (episode for episode in archive.episodes(choice.states) if episode.id not in live)
     for episode in chain(archived, live.values()):
         if episode.state in choice.states:

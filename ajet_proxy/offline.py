@@ -126,7 +126,7 @@ def replay_lines(
     folder = Path(data_dir)
     with closing(ArchiveFile(folder)) as archive:
         state, whole = read_state(folder, archive), 0
-        known = {batch.number: batch for batch in (*state.batches.values(), *state.leaving_batches.values())}
+        known = {batch.number: batch for batch in (*state.batches.values(), *state.batches.leaving.values())}
         archived = (batch for batch in archive.batches() if batch.number not in known)
         for batch in merge(archived, (known[number] for number in sorted(known)), key=lambda batch: batch.number):
             found = views.batch(state, batch.id)
@@ -135,7 +135,7 @@ def replay_lines(
                 yield from _lines(_delivered(group.episodes), by)
         for _, ready in groupby(views.ready_episodes(state), key=lambda one: (one.model, one.task)):
             yield from _lines(_delivered(ready), by)
-        removed(state.leases - whole)
+        removed(state.batches.leases - whole)
 
 
 def read_state(data_dir: Path, archive: ArchiveFile) -> State:

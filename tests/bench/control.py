@@ -114,7 +114,7 @@ def answers_of_a_swarm() -> Mapping[str, Callable[[], bytes]]:
 
     return {
         "wanted": wanted,
-        "the room of a lane": lambda: repr(rig.state.room(LANES[7])).encode(),
+        "the room of a lane": lambda: repr(rig.state.mixes.room(LANES[7])).encode(),
         "a lease of 8 groups": lambda: lease(rig),
         "a lease of 8 groups, half of them past half of max_staleness": lambda: lease(old, max_staleness=6),
         "a lease of 8 groups that waits for a lane": lambda: lease(waiting),
@@ -125,7 +125,7 @@ def answers_of_a_swarm() -> Mapping[str, Callable[[], bytes]]:
 def answers(rig: LedgerRig, ready: LedgerRig, old: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
     """What is asked, each as a function that makes the bytes of the answer."""
     gate, metrics = Gatekeeper(is_open=lambda model: True, hold_s=1.0), Metrics()
-    engines = Engines({"": ("http://a",)}, rig.state.upstreams, rig.state.models)
+    engines = Engines({"": ("http://a",)}, rig.state.weights.upstreams, rig.state.weights.models)
     store: Any = SimpleNamespace(state=rig.state, healthy=True, alerts=dict, limits=None)
 
     def asked(path: str, **query: str) -> bytes:

@@ -30,7 +30,6 @@ from ajet_proxy import cli
 from ajet_proxy.core.ledger import retention
 from ajet_proxy.core.ledger.events import BatchLeased, EpisodeDiscarded, Event, GateOpened
 from ajet_proxy.core.ledger.looks import count
-from ajet_proxy.core.ledger.mix import QueueCredit
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.queues import Demand
 from ajet_proxy.core.ledger.state import State
@@ -82,22 +81,28 @@ def appending(path: Path) -> Callable[[Any], None]:
     return add
 
 
-def noting(real: Callable[[State, BatchLeased], None], path: Path) -> Callable[[State, BatchLeased], None]:
-    """`real`, which applies a lease to a state, and a note of it. A group has as many as are compared. Some of them may
-    have been leased before."""
+Listener = Callable[[State, Event], None]
+
+
+def noting(real: Listener, path: Path) -> Listener:
+    """`real`, which applies an event to a state, and a note of each lease. A group has as many as are compared. Some of
+    them may have been leased before."""
     add = appending(path)
 
-    def call(state: State, event: BatchLeased) -> None:
-        size = state.directed(event.model).mix.group_size or state.settings.group_size
-        had = count(state.queues, event.model, Demand(1, size))
+    def call(state: State, event: Event) -> None:
+        if not isinstance(event, BatchLeased):
+            real(state, event)
+            return
+        size = state.mixes.of(event.model).mix.group_size or state.settings.group_size
+        had = count(state.seats.queues, event.model, Demand(1, size))
         groups = []
         for _, names in event.groups:
             keys = sorted({GroupKey.of(state.episodes[name]) for name in names})
-            compared = len(names) + len(state.queues.compared(event.model, keys[0], names))
+            compared = len(names) + len(state.seats.queues.compared(event.model, keys[0], names))
             groups.append((keys, max(len(names), min(size, compared))))
-        number = state.leases
+        number = state.batches.leases
         real(state, event)
-        credit = state.credits.get(event.model, QueueCredit())
+        credit = state.mixes.of(event.model).credit
         note = {
             "number": number, "batch": event.batch, "model": event.model, "groups": groups, "had": had,
             "episodes": [name for _, names in event.groups for name in names], "dealt": credit.dealt,
@@ -108,12 +113,12 @@ def noting(real: Callable[[State, BatchLeased], None], path: Path) -> Callable[[
     return call
 
 
-def dropping(real: Callable[[State, EpisodeDiscarded], None], path: Path) -> Callable[[State, EpisodeDiscarded], None]:
-    """`real`, which applies a discard to a state, and a note of it if other models keep their shares."""
+def dropping(real: Listener, path: Path) -> Listener:
+    """`real`, which applies an event to a state, and a note of each discard where other models keep their shares."""
     add = appending(path)
 
-    def call(state: State, event: EpisodeDiscarded) -> None:
-        if event.models:
+    def call(state: State, event: Event) -> None:
+        if isinstance(event, EpisodeDiscarded) and event.models:
             add({"episode": event.episode, "models": event.models, "reason": event.reason})
         real(state, event)
 
@@ -128,8 +133,8 @@ class Holds:
         self._state: State | None = None
         self._opened = defaultdict[str, float](float)
 
-    def of(self, real: Callable[[State, Event], None]) -> Callable[[State, Event], None]:
-        """`real`, which applies the start of the daemon, or that a gate opens."""
+    def of(self, real: Listener) -> Listener:
+        """`real`, which applies an event to a state."""
 
         def call(state: State, event: Event) -> None:
             self._state = state
@@ -145,13 +150,13 @@ class Holds:
         async def call(keeper: Gatekeeper, passable: Callable[[], bool], model: Callable[[], str], who: str) -> None:
             state, name, began = self._state, model(), time.monotonic()
             assert state is not None
-            shut = state.gate_of(name).shut
+            shut = state.gates.of(name).shut
             try:
                 await real(keeper, passable, model, who)
             finally:
                 now = time.monotonic()
                 since = self._opened[name] if shut else began
-                free = 0.0 if state.gate_of(name).shut else now - max(began, since)
+                free = 0.0 if state.gates.of(name).shut else now - max(began, since)
                 self._add({"model": name, "held_s": now - began, "free_s": free})
 
         return call
@@ -159,10 +164,8 @@ class Holds:
 
 def note_all(conditions: Path) -> None:
     holds = Holds(conditions / "holds")
-    State._leased = noting(State._leased, conditions / "leases")  # type: ignore[assignment,method-assign]
-    State._discarded = dropping(State._discarded, conditions / "dropped")  # type: ignore[assignment,method-assign]
-    State._started = holds.of(State._started)  # type: ignore[assignment,arg-type,method-assign]
-    State._gate_opened = holds.of(State._gate_opened)  # type: ignore[assignment,arg-type,method-assign]
+    apply = noting(dropping(holds.of(State.apply), conditions / "dropped"), conditions / "leases")
+    State.apply = apply  # type: ignore[method-assign]
     Gatekeeper._hold = holds.held(Gatekeeper._hold)  # type: ignore[assignment,method-assign]
 
 

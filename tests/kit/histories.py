@@ -43,7 +43,7 @@ def _call(rig: LedgerRig, draw: Any) -> None:
     choices, evaluates = draw(st.integers(1, 2)), draw(st.integers(0, 9)) == 0
     for call in rig.begin(draw(EPISODES), model=model, choices=choices, eval=evaluates):
         if draw(st.integers(0, 3)):
-            episode = rig.state.episode_by_call.get(call, "")
+            episode = rig.state.episodes.by_call.get(call, "")
             rig.finish(episode, call, (1, *draw(SHORT)), draw(SHORT))
 
 
@@ -148,10 +148,22 @@ def histories(draw: st.DrawFn, longest: int = 40) -> LedgerRig:
     return rig
 
 
+APART = ("archive", "leaving")
+"""What of a room is not in memory."""
+
+
+APART = ("archive", "leaving")
+"""What of a room is not in memory."""
+
+
 def everything(state: State) -> dict[str, Any]:
     """All that `state` holds, private parts and kinds of containers included, so that two of them can be compared."""
-    apart = ("_handlers", "archive", "leaving", "leaving_batches")
-    return {name: _plain(value) for name, value in vars(state).items() if name not in apart}
+    rooms = {
+        name: {field: _plain(value) for field, value in vars(room).items() if field[0] != "_" and field not in APART}
+        for name, room in state.rooms().items() if name != "queues"
+    }
+    tables = {name: _plain(dict(getattr(state, name))) for name in ("episodes", "batches", "runs")}
+    return {"now": state.now, **rooms, "tables": tables}
 
 
 def _plain(value: Any) -> Any:

@@ -18,12 +18,13 @@ from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.episodes import Archive
 from ajet_proxy.core.ledger.events import Event
-from ajet_proxy.core.ledger.mix import LaneMix
+from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.parts import Part
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.queues import LeasedBatch
-from ajet_proxy.core.ledger.state import Archive, LedgerSettings, State
+from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.trajectory.timeline import pack
 from ajet_sdk.routes import (
     EPISODE_STATES,
@@ -47,7 +48,7 @@ def picture(state: State) -> str:
     """Everything that anyone can see of `state`."""
     queues = {
         f"{model}/{group_key}": [asdict(groups[number]) for number in sorted(groups)]
-        for (model, group_key), groups in state.queues._groups.items()
+        for (model, group_key), groups in state.seats.queues._groups.items()
     }
     batches = [
         (batch.id, batch.model, batch.groups, batch.state, batch.lease_until, batch.policy_version, batch.earlier)
@@ -55,81 +56,81 @@ def picture(state: State) -> str:
     ]
     seen: dict[str, Any] = {
         "status": views.status(state),
-        "teams": state.teams,
+        "teams": state.weights.teams,
         "overview": views.overview(state, 0.0),
         "episodes": [views.record(state, episode, tokens="all") for episode in state.episodes],
-        "unsettled": sorted(state.unsettled),
+        "unsettled": sorted(state.episodes.unsettled),
         "queues": sorted(queues.items()),
         "batches": batches,
-        "leased": sorted(state.leased),
-        "evaluations": [one.to_json() for one in state.evaluations.values()],
-        "wanted": state.wanted(),
-        "mix": views.mix(state),
+        "leased": sorted(state.batches.leased),
+        "evaluations": [one.to_json() for one in state.plays.evaluations.values()],
+        "wanted": state.plays.wanted(),
         "room": views.wanted(state),
-        "credits": {model: asdict(credit) for model, credit in state.credits.items()},
-        "counts": {name: counts_picture(state.directed(name)) for name in ("", *state.own)},
-        "progress": sorted((key, *asdict(one).values()) for key, one in state.progress.by_key.items()),
-        "plays": [one.to_json() for one in state.plays.values()],
+        "mixes": {name: mix_picture(known) for name, known in state.mixes.table.items()},
+        "progress": sorted((key, *asdict(one).values()) for key, one in state.seats.progress.by_key.items()),
+        "plays": [one.to_json() for one in state.plays.table.values()],
         "clients": [
             one.to_json(state.now, one.heard_at) for one in (*state.clients.live.values(), *state.clients.gone.values())
         ],
-        "gates": {model: [gate.shut, gate.since, gate.reason] for model, gate in state.gates.items()},
+        "gates": {model: [gate.shut, gate.since, gate.reason] for model, gate in state.gates.table.items()},
         "runs": [structs.asdict(run) for run in state.runs.values()],
         "births": {
             model: [births.run, births.anew, list(map(asdict, births.branches))]
-            for model, births in state.births.items()
+            for model, births in state.weights.births.items()
         },
-        "trainers": {model: asdict(trainer) for model, trainer in state.trainers.items()},
+        "trainers": {model: asdict(trainer) for model, trainer in state.weights.trainers.items()},
     }
     return json.dumps(seen, sort_keys=True)
 
 
-def counts_picture(lane_mix: LaneMix) -> list[Any]:
-    counts, mix = lane_mix.counts, lane_mix.mix
-    return [structs.asdict(mix), lane_mix.since, counts.size, counts.ignored, counts.playing, counts.waiting]
+def mix_picture(known: LaneMix) -> list[Any]:
+    counts, mix, credit = known.counts, structs.asdict(known.mix), asdict(known.credit)
+    return [mix, credit, known.since, counts.size, counts.ignored, counts.playing, counts.waiting]
 
 
 def check(state: State) -> None:
     """The ledger identity, and every counter against a slow count."""
-    live, gone = list(state.episodes.values()), list(state.leaving.values())
+    live, gone = list(state.episodes.values()), list(state.episodes.leaving.values())
     episodes = live + gone
-    shown = {name: state.counts[name] for name in EPISODE_STATES}
+    shown = {name: state.tallies.counts[name] for name in EPISODE_STATES}
     assert shown == {name: sum(episode.state == name for episode in episodes) for name in EPISODE_STATES}
-    assert state.archived == Counter(episode.state for episode in gone)
-    assert sum(shown.values()) == len(episodes) == state.opened
+    assert state.episodes.archived == Counter(episode.state for episode in gone)
+    assert sum(shown.values()) == len(episodes) == state.tallies.opened
     assert {episode.stored for episode in live} <= {None}
     assert {episode.stored for episode in gone} <= {"archive"}
-    assert state.finished == {episode.id: episode.size() for episode in live if episode.ended_at is not None}
-    assert len(state.batches) + len(state.leaving_batches) == state.leases
-    assert state.episode_by_call == {call: episode.id for episode in live for call in episode.calls}
-    assert all(state.episodes[state.episode_by_call[call]].calls[call].state == "complete" for call in state.unsent)
+    assert state.episodes.finished == {episode.id: episode.size() for episode in live if episode.ended_at is not None}
+    assert len(state.batches) + len(state.batches.leaving) == state.batches.leases
+    assert state.episodes.by_call == {call: episode.id for episode in live for call in episode.calls}
+    owners = {call: state.episodes[state.episodes.by_call[call]] for call in state.episodes.unsent}
+    assert all(episode.calls[call].state == "complete" for call, episode in owners.items())
     entries = [entry for episode in episodes for entry in episode.calls.values()]
     for name in ("running", "complete", "lost"):
-        assert state.calls[name] == sum(entry.state == name for entry in entries)
-    assert dict(state.running) == Counter(entry.asked.model for entry in entries if entry.state == "running")
-    assert state.captures.total() - state.captures["complete"] == state.calls["lost"]
-    assert state.captures["complete"] >= state.calls["complete"]
+        assert state.tallies.calls[name] == sum(entry.state == name for entry in entries)
+    assert dict(state.gates.running) == Counter(entry.asked.model for entry in entries if entry.state == "running")
+    assert state.tallies.captures.total() - state.tallies.captures["complete"] == state.tallies.calls["lost"]
+    assert state.tallies.captures["complete"] >= state.tallies.calls["complete"]
     for episode in episodes:
         assert episode.members or episode.may_train == (episode.named_to_train() or episode.may_train)
         assert not set(episode.may_train) & set((episode.teachers or {}).values())
         assert episode.running == sum(entry.state == "running" for entry in episode.calls.values())
-        assert (episode.id in state.unsettled) == (episode.state in ("open", "sealed"))
+        assert (episode.id in state.episodes.unsettled) == (episode.state in ("open", "sealed"))
         assert not (episode.state == "sealed" and not episode.running)
         assert (episode.reason is not None) == (episode.state == "discarded")
         if episode.state in ("ready", "leased", "trained"):
             assert episode.state == episode.share_state()
     ready = sorted((m, e.id) for e in episodes if e.state != "discarded" for m, s in e.shares.items() if s is None)
-    assert sorted(state.queues.ready()) == ready
+    assert sorted(state.seats.queues.ready()) == ready
     for model in ("m", "n"):
-        aged = [(state.oldest(state.episodes[name], model), name) for shown, name in ready if shown == model]
-        assert state.queues.older(model, 2) == [name for oldest, name in sorted(aged) if oldest < 2]
+        aged = [(state.weights.oldest(state.episodes[name], model), name) for shown, name in ready if shown == model]
+        assert state.seats.queues.older(model, 2) == [name for oldest, name in sorted(aged) if oldest < 2]
     check_seats(state, episodes)
-    assert sum(state.discarded.values()) == shown["discarded"]
+    assert sum(state.tallies.discarded.values()) == shown["discarded"]
     check_progress(state, episodes)
-    for name in ("", *state.own):
+    assert state.weights.served.keys() <= state.mixes.table.keys()
+    for name in state.mixes.table:
         check_counts(state, name)
     check_clients(state, episodes)
-    for model, evaluation in state.evaluations.items():
+    for model, evaluation in state.plays.evaluations.items():
         own = [one for one in episodes if one.evaluation == evaluation.id and one.id in evaluation.places]
         assert all(episode.eval and episode.model in (model, None) for episode in own)
         assert evaluation.playing == {episode.id for episode in own if episode.state in ("open", "sealed")}
@@ -139,7 +140,7 @@ def check(state: State) -> None:
 
 def check_seats(state: State, episodes: Sequence[Episode]) -> None:
     """Who has a seat, and all that is counted of groups, against a slow count."""
-    queues = state.queues
+    queues = state.seats.queues
     members = {
         (model, name, of, group_key): number for (model, group_key), groups in queues._groups.items()
         for number, group in groups.items() for name, of in group.members.items()
@@ -158,9 +159,9 @@ def check_seats(state: State, episodes: Sequence[Episode]) -> None:
 
 def check_progress(state: State, episodes: Sequence[Episode]) -> None:
     """What is open and ready of each group key and lane, against a slow count."""
-    progress = state.progress
+    progress = state.seats.progress
     opened = Counter(GroupKey.of(one) for one in episodes if one.state in ("open", "sealed") and one.awaited)
-    ready = Counter(GroupKey.of(state.episodes[name]) for _, name in state.queues.ready())
+    ready = Counter(GroupKey.of(state.episodes[name]) for _, name in state.seats.queues.ready())
     assert {group_key: (one.open, one.ready) for group_key, one in progress.by_key.items()} == {
         group_key: (opened[group_key], ready[group_key]) for group_key in opened.keys() | ready.keys()
     }
@@ -171,19 +172,17 @@ def check_progress(state: State, episodes: Sequence[Episode]) -> None:
 
 
 def check_counts(state: State, name: str) -> None:
-    """What counts for the mix of that name, against a slow count: its own model's episodes, or those of all models that
-    have none of their own."""
-    lane_mix, counts = state.directed(name), state.directed(name).counts
+    """What counts for the mix of that name, against a slow count."""
+    counts, mix = state.mixes.table[name].counts, state.mixes.table[name].mix
     open_now = [
         one for one in state.episodes.values() if one.state in ("open", "sealed") and one.awaited
-        and state.counts_for(name, one)
+        and state.mixes.counts_for(name, one)
     ]
-    shares = [(model, state.episodes[episode]) for model, episode in state.queues.ready()]
-    mine = {one.id: one for model, one in shares if (model == name if name else model not in state.own)}
-    playing, waiting = Counter(map(GroupKey.of, open_now)), Counter(map(GroupKey.of, mine.values()))
+    mine = [state.episodes[one] for model, one in state.seats.queues.ready() if state.mixes.name(model) == name]
+    playing, waiting = Counter(map(GroupKey.of, open_now)), Counter(map(GroupKey.of, mine))
     assert counts.playing == Counter(one.lane for one in open_now)
-    assert counts.waiting == Counter(one.lane for one in mine.values())
-    size = lane_mix.mix.group_size or state.settings.group_size
+    assert counts.waiting == Counter(one.lane for one in mine)
+    size = mix.group_size or state.settings.group_size
     for lane in counts.playing.keys() | counts.waiting.keys():
         left = sum(number % size for key, number in waiting.items() if key.lane == lane and not playing[key])
         assert counts.of(lane) == max(0, counts.playing[lane] + counts.waiting[lane] - left - counts.ignored[lane])
@@ -216,9 +215,9 @@ class Shelf:
 
     def take(self, state: State, episodes: int) -> None:
         """The first `episodes` that are leaving `state`, and all batches."""
-        self.episodes |= dict(islice(state.leaving.items(), episodes))
-        self.batches |= state.leaving_batches
-        state.arrived(list(state.leaving)[:episodes], list(state.leaving_batches))
+        self.episodes |= dict(islice(state.episodes.leaving.items(), episodes))
+        self.batches |= state.batches.leaving
+        state.arrived(list(state.episodes.leaving)[:episodes], list(state.batches.leaving))
 
     def episode(self, name: str) -> Episode | None:
         return self.episodes.get(name)
@@ -294,10 +293,10 @@ class LedgerRig:
         version: int | None = None, same_text: tuple[str, int] | None = None, begins: Sequence[str] = (),
         marks: tuple[Mark, ...] = (),
     ) -> Sequence[Event]:
-        known = self.state.find(episode)
+        known = self.state.episodes.find(episode)
         assert known is not None
         entry = known.calls[call]
-        version = self.state.policy_version(entry.asked.model) if version is None else version
+        version = self.state.weights.policy_version(entry.asked.model) if version is None else version
         done = make_call(
             call, prompt, sampled, at=entry.asked.started_at, model=entry.asked.model, agent=entry.asked.agent,
             version=version,
@@ -313,7 +312,7 @@ class LedgerRig:
         return self.run(self.commands.lose_call(episode, call, reason, at=self.at, taken_back=taken_back, **more))
 
     def unanswered(self, episode: str) -> list[dict[str, Any]]:
-        return self.state.episode(episode).attempts.unanswered()
+        return self.state.episodes.known(episode).attempts.unanswered()
 
     def call(
         self, episode: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), **options: Any
@@ -406,7 +405,7 @@ class LedgerRig:
         return episode
 
     def state_of(self, episode: str) -> str:
-        known = self.state.find(episode)
+        known = self.state.episodes.find(episode)
         assert known is not None
         return known.state
 

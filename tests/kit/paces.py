@@ -86,7 +86,7 @@ def came_of(
         rig.at += 61.0
         train()
     for name, pace in paces.items():
-        figures.lost[pace] += rig.state.episode(name).reason == "incomplete_group"
+        figures.lost[pace] += rig.state.episodes.known(name).reason == "incomplete_group"
     return figures
 
 

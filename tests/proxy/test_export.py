@@ -120,7 +120,7 @@ def test_what_retention_removed_is_left_out_and_counted(rig: LedgerRig, tmp_path
         compact(tmp_path, ended_after=rig.state.now + 1)
     for arguments, what in (
         (["export"], "8 episodes in these states"), (["export", "--as", "preferences"], "8 episodes in these states"),
-        (["replay"], f"{rig.state.leases} batches, whole or in part"),
+        (["replay"], f"{rig.state.batches.leases} batches, whole or in part"),
     ):
         done = run(arguments[0], str(tmp_path), *arguments[1:])
         assert done.returncode == 0

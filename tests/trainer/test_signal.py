@@ -36,12 +36,12 @@ def test_what_is_discarded_had_no_signal_and_what_is_leased_had_one(
         if rig.state_of(episode) == "open":
             rig.seal(episode)
     ready = [name for name in rig.state.episodes if rig.state_of(name) == "ready"]
-    before = {name: views.delivered(rig.state.episode(name), "m", None) for name in ready}
+    before = {name: views.delivered(rig.state.episodes[name], "m", None) for name in ready}
     batch = rig.lease(groups=1, group_size=size, signal=True)
     taken = rig.state.batches[batch].groups[0][1] if batch else ()
     if taken:
         assert has_signal(Group("t", tuple(before[name] for name in taken)))
-    gone = [name for name in ready if rig.state.episode(name).reason == "filtered"]
+    gone = [name for name in ready if rig.state.episodes[name].reason == "filtered"]
     assert len(gone) % size == 0
     for at in range(0, len(gone), size):
         assert not has_signal(Group("t", tuple(before[name] for name in gone[at : at + size])))

@@ -74,7 +74,7 @@ class Asked:
 
     def check_trainer(self, model: str | None) -> None:
         """Raises `Conflict` if another trainer of `model` has taken the place of the one that asks."""
-        self.commands.trainers.check(model or self.state.only_model(), self.trainer)
+        self.commands.trainers.check(model or self.state.weights.only_model(), self.trainer)
 
     def asked_model(self) -> str:
         """The model in the query, or that of the key."""

@@ -23,14 +23,14 @@ def open_episode(asked: Asked) -> Answer:
 
 
 def _opened(asked: Asked, episode: str, key: str, body: OpenEpisode) -> Body:
-    version = asked.state.policy_version
+    version = asked.state.weights.policy_version
     teams = {
         kind: {name: {"model": model, "policy_version": version(model)} for name, model in given.items()}
         for kind, given in (("members", body.members), ("teachers", body.teachers)) if given
     }
     return {
         "episode": episode, "task": body.task, "base_url": f"{asked.base}/e/{episode}/v1", "api_key": key,
-        "policy_version": version(body.model or asked.state.only_model()),
+        "policy_version": version(body.model or asked.state.weights.only_model()),
         "env": environment(asked.base, episode, key, body.task), **teams,
     }
 
@@ -90,13 +90,13 @@ def _own(asked: Asked) -> str:
     claims, episode = asked.claims, asked.id
     if claims.episode not in (None, episode):
         raise Forbidden(f"this key is for episode {claims.episode} alone", code="foreign_episode")
-    if claims.tenant != asked.state.episode(episode).tenant and claims.scope != "admin":
+    if claims.tenant != asked.state.episodes.known(episode).tenant and claims.scope != "admin":
         raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
     return episode
 
 
 def _shown(asked: Asked) -> dict[str, Any]:
-    known = asked.state.episode(asked.id)
+    known = asked.state.episodes.known(asked.id)
     out = {"episode": known.id, "state": known.state, "reward": known.reward()}
     more = {"reason": known.reason, "detail": known.detail}
     return out | {name: value for name, value in more.items() if value is not None}

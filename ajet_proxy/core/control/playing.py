@@ -16,8 +16,8 @@ def wanted(asked: Asked) -> Answer:
     asked.whole_tenant("it does not say what is wanted")
 
     def show() -> Body:
-        missing = asked.state.wanted()
-        nexts = {model: asked.state.evaluations[model].next for model in missing}
+        missing = asked.state.plays.wanted()
+        nexts = {model: asked.state.plays.evaluations[model].next for model in missing}
         return {"eval": missing, "next": nexts} | views.wanted(asked.state)
 
     return Answer(show)
@@ -29,18 +29,18 @@ def wanted(asked: Asked) -> Answer:
 def play(asked: Asked) -> Answer:
     name, tenant = asked.body.name, _players(asked)
     events = asked.commands.play(asked.body, tenant=tenant, at=asked.at)
-    return Answer(lambda: asked.state.play(tenant, name).to_json(), events)
+    return Answer(lambda: asked.state.plays.play(tenant, name).to_json(), events)
 
 
 def get_play(asked: Asked) -> Answer:
-    known, after = asked.state.play(_players(asked), asked.id), asked.query.get("after", "-1")
+    known, after = asked.state.plays.play(_players(asked), asked.id), asked.query.get("after", "-1")
     if not after.removeprefix("-").isdecimal() or len(after) > MAX_DIGITS or not after.isascii():
         raise BadRequest("after must be a place", param="after")
     return Answer(lambda: known.to_json(int(after)))
 
 
 def end_play(asked: Asked) -> Answer:
-    known = asked.state.play(_players(asked), asked.id)
+    known = asked.state.plays.play(_players(asked), asked.id)
     return Answer(known.to_json, asked.commands.end_play(known.name, tenant=known.tenant, at=asked.at))
 
 

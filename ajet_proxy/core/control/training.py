@@ -37,19 +37,19 @@ def extend(asked: Asked) -> Answer:
 
 def _own_batch(asked: Asked) -> str:
     """The batch in the path, if it exists and is of a model that the caller may train."""
-    batch = asked.state.batch(asked.id)
+    batch = asked.state.batches.known(asked.id)
     asked.check_own(batch.model)
     asked.check_trainer(batch.model)
     return batch.id
 
 
 def _batch(asked: Asked) -> Body:
-    batch = asked.state.batch(asked.id)
+    batch = asked.state.batches.known(asked.id)
     return {"batch": batch.id, "state": batch.state, "lease_until": batch.lease_until}
 
 
 def flush(asked: Asked) -> Answer:
-    ended = len(asked.state.progress.unended(asked.body.lane, asked.body.task))
+    ended = len(asked.state.seats.progress.unended(asked.body.lane, asked.body.task))
     return Answer(lambda: {"tasks": ended}, asked.commands.flush(asked.body, at=asked.at))
 
 
@@ -71,7 +71,7 @@ def drop_mix(asked: Asked) -> Answer:
 
 
 def _mix(asked: Asked, model: str | None, events: tuple[Event, ...] = ()) -> Answer:
-    return Answer(lambda: views.mix(asked.state, model or asked.state.whose_mix()), events)
+    return Answer(lambda: views.mix(asked.state, model), events)
 
 
 # -- weights
@@ -88,8 +88,8 @@ def gate_open(asked: Asked) -> Answer:
 
 
 def _gate(asked: Asked) -> Body:
-    model, state = asked.body.model or "", asked.state
-    return {"gate": state.gate_state(model) if model else state.gate, "in_flight": state.in_flight(model)}
+    model, gates = asked.state.weights.meant(asked.body.model), asked.state.gates
+    return {"gate": gates.state(model), "in_flight": gates.in_flight(model)}
 
 
 def policy(asked: Asked) -> Answer:
@@ -97,7 +97,7 @@ def policy(asked: Asked) -> Answer:
     model, events = asked.body.model, asked.commands.announce(asked.body, at=asked.at)
 
     def show() -> Body:
-        version, upstreams = asked.state.policy_version(model), asked.state.upstreams(model)
+        version, upstreams = asked.state.weights.policy_version(model), asked.state.weights.upstreams(model)
         out = {"model": model, "policy_version": version, "upstreams": list(upstreams)}
         return out | (_run(asked, events) if asked.body.run else {})
 
@@ -114,7 +114,7 @@ def _run(asked: Asked, events: tuple[Event, ...]) -> dict[str, Any]:
     all_events = *asked.before, *events
     discarded = sum(isinstance(event, ev.EpisodeDiscarded) for event in all_events)
     void = sum(isinstance(event, ev.BatchReturned) for event in all_events)
-    return {"run": asked.state.born(asked.body.model).run or None, "discarded": discarded, "void": void}
+    return {"run": asked.state.weights.born(asked.body.model).run or None, "discarded": discarded, "void": void}
 
 
 # -- evaluations
@@ -124,13 +124,13 @@ def evaluate(asked: Asked) -> Answer:
     name, model = asked.name("eval"), asked.body.model
     asked.check_trainer(model)
     events = asked.commands.evaluate(asked.body, evaluation=name, at=asked.at)
-    known = asked.state.evaluation(name)
-    version = asked.state.policy_version(model) if known is None else known.policy_version
+    known = asked.state.plays.evaluation(name)
+    version = asked.state.weights.policy_version(model) if known is None else known.policy_version
     return Answer(lambda: {"evaluation": name, "policy_version": version}, events)
 
 
 def evaluation(asked: Asked) -> Answer:
-    known = asked.state.evaluation(asked.id)
+    known = asked.state.plays.evaluation(asked.id)
     if known is None:
         raise NotFound(f"no evaluation {asked.id}, or there is a later one of its model", code="unknown_evaluation")
     asked.check_own(known.model)

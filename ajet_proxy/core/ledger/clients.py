@@ -13,6 +13,7 @@ Signs of life are not kept here, since the state is a function of events and nob
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,8 @@ class Client:
 class Clients:
     """All of them, by their ids. Only `State.apply` changes anything here."""
 
+    KEPT = ("live", "gone")
+
     def __init__(self) -> None:
         self.live: dict[str, Client] = {}
         self.gone: dict[str, Client] = {}
@@ -92,14 +95,17 @@ class Clients:
         """The client with this id, as long as it is known."""
         return self.live.get(client) or self.gone.get(client)
 
-    def joined(self, event: ev.ClientJoined) -> None:
+    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
+        return {ev.ClientJoined: self._joined, ev.ClientGone: self._left, ev.ProxyStarted: self._restarted}
+
+    def _joined(self, event: ev.ClientJoined) -> None:
         self.live[event.client] = Client(
             id=event.client, name=event.name, tenant=event.tenant, ttl_s=event.ttl_s, revision=event.revision,
             lane=event.lane, replaces_older=event.replaces_older, joined_at=event.at, heard_at=event.at,
             latest=event.revision,
         )
 
-    def left(self, event: ev.ClientGone) -> None:
+    def _left(self, event: ev.ClientGone) -> None:
         client = self.gone[event.client] = self.live.pop(event.client)
         client.reason, client.gone_at, client.heard_at = event.reason, event.at, event.heard_at
         surplus = len(self.gone) - KEPT_GONE
@@ -138,9 +144,9 @@ class Clients:
         client.rewarded += before is None
         client.reward_sum += reward - (before or 0.0)
 
-    def restarted(self, at: float, back: float) -> None:
-        """Each has its whole time again. Times move with a clock that went `back` by so many seconds (0 or less)."""
+    def _restarted(self, event: ev.ProxyStarted) -> None:
+        """Each has its whole time again."""
         for client in self.live.values():
-            client.heard_at = at
-            client.joined_at += back
-            client.played = deque((one + back for one in client.played), client.played.maxlen)
+            client.heard_at = event.at
+            client.joined_at += event.back
+            client.played = deque((one + event.back for one in client.played), client.played.maxlen)

@@ -26,7 +26,7 @@ from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose, lacking
-from ajet_proxy.core.ledger.mix import Mix, QueueCredit
+from ajet_proxy.core.ledger.mix import Mix
 from ajet_proxy.core.ledger.parts import AT_ONCE, Part, parted
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.retries import repeats
@@ -78,7 +78,7 @@ class Commands:
     ) -> Events:
         """`plays` is the model of its first call, if it opens with one. It tells the evaluation, and no more. An
         episode that was opened by this very request before, and is open, stays as it is."""
-        if (known := self.state.find(episode)) is not None:
+        if (known := self.state.episodes.find(episode)) is not None:
             ours = (body.id, known.state, known.tenant) == (episode, "open", tenant)
             if ours and (known.task, known.play, known.place) == (body.task or None, body.play, body.place):
                 return ()
@@ -101,10 +101,10 @@ class Commands:
 
     def _evaluation(self, body: OpenEpisode, plays: str | None) -> str | None:
         """The evaluation that an episode belongs to which opens so, if there is one."""
-        model = body.model or plays or self.state.only_model()
+        model = body.model or plays or self.state.weights.only_model()
         found = None
-        if body.eval and not body.trial and (body.model or not body.members) and model in self.state.wanted():
-            found = self.state.evaluations[model]
+        if body.eval and not body.trial and (body.model or not body.members) and model in self.state.plays.wanted():
+            found = self.state.plays.evaluations[model]
         if body.place is not None and (found is None or found.next != body.place):
             message = f"place {body.place} is not the next one of an evaluation: ask again what is wanted"
             raise Conflict(message, code="place_taken", param="place")
@@ -114,7 +114,7 @@ class Commands:
         """Raises an error unless the place can be opened in the play."""
         if body.place is None:
             raise BadRequest("an episode of a play needs a place in it", param="place")
-        if not self.state.play(tenant, body.play or "").has_free(body.place):
+        if not self.state.plays.play(tenant, body.play or "").has_free(body.place):
             message = f"place {body.place} of play {body.play} is not free: ask again what is missing"
             raise Conflict(message, code="place_taken", param="place")
 
@@ -131,7 +131,7 @@ class Commands:
         started = ev.CallStarted(
             at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries, said
         )
-        known = self.state.find(episode)
+        known = self.state.episodes.find(episode)
         titled = (ev.TaskNamed(at, episode, f"prompt-{prompt}"),) if prompt and task is None else ()
         if known is None:
             body = OpenEpisode(task=task, eval=eval, metadata=metadata or {}, client=client)
@@ -150,7 +150,7 @@ class Commands:
 
     def label(self, episode: str, *, task: str | None, eval: bool, at: float) -> Events:
         """A request names the task, or says that this is an evaluation. That holds for the whole of an open episode."""
-        known, at, out = self.state.episode(episode), self._time(at), list[Event]()
+        known, at, out = self.state.episodes.known(episode), self._time(at), list[Event]()
         if known.state == "open" and task is not None and (known.task is None or known.task_derived):
             out.append(ev.TaskNamed(at, episode, task, derived=False))
         if known.state == "open" and eval and not known.eval:
@@ -163,7 +163,7 @@ class Commands:
         """`call` is whole, and its client's history ends in `marks`. Its request begins with what earlier ones said
         that `begins` has. Nothing happens if it was lost or finished before. If its episode has ended, it is lost."""
         turn = call.turn
-        known, entry, at = self.state.episode(episode), self._entry(episode, turn.call), self._time(at)
+        known, entry, at = self.state.episodes.known(episode), self._entry(episode, turn.call), self._time(at)
         if entry.state != "running":
             return _late(known, turn.call, entry, marks, at)
         if known.state not in ("open", "sealed"):
@@ -185,7 +185,7 @@ class Commands:
         engine refused it, and `begins` is as of `finish_call`. A call that ended before stays as it is, unless its
         client was answered and it is `taken_back`: the client was not sent the end, or the engine contradicted itself.
         A settled episode keeps even such a call: what may be delivered, or was, does not change."""
-        known, entry, at = self.state.episode(episode), self._entry(episode, call), self._time(at)
+        known, entry, at = self.state.episodes.known(episode), self._entry(episode, call), self._time(at)
         unsettled = known.state in ("open", "sealed")
         answered = entry.state == "complete" or (entry.reason is not None and fate(entry.reason) == "answered")
         if entry.state != "running" and not (taken_back and answered and unsettled):
@@ -200,19 +200,19 @@ class Commands:
     ) -> Events:
         """A request of an open `episode` became no call, and the world failed it. Nothing happens if that tells nothing
         new."""
-        known, at = self.state.find(episode), self._time(at)
+        known, at = self.state.episodes.find(episode), self._time(at)
         if known is None or known.state != "open" or not known.attempts.adds(Attempt(agent, said, 0, at)):
             return ()
         return (ev.RequestLost(at, episode, reason, agent, said, model, detail),)
 
     def answers_sent(self, calls: Collection[str], unknown: Collection[str] = (), *, at: float) -> Events:
         """The clients of `calls` have been sent the end of their answers; for `unknown` calls nobody will know."""
-        sent, doubtful = (tuple(sorted(self.state.unsent.intersection(some))) for some in (calls, unknown))
+        sent, doubtful = (tuple(sorted(self.state.episodes.unsent.intersection(some))) for some in (calls, unknown))
         return (ev.AnswersSent(self._time(at), sent, doubtful),) if sent or doubtful else ()
 
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
         """A final reward seals an open episode. `reward_id` is `body.id`, or a new one if that is None."""
-        known, at = self.state.episode(episode), self._time(at)
+        known, at = self.state.episodes.known(episode), self._time(at)
         recorded = known.rewards.get(reward_id)
         if recorded is not None:
             if recorded.value != body.value:
@@ -228,7 +228,7 @@ class Commands:
         return (rewarded, *(self._sealed(known, at) if body.final and known.state == "open" else ()))
 
     def seal(self, episode: str, *, at: float) -> Events:
-        known = self.state.episode(episode)
+        known = self.state.episodes.known(episode)
         return self._sealed(known, self._time(at)) if takes("seal", known) else ()
 
     def _sealed(self, known: Episode, at: float) -> Events:
@@ -238,12 +238,13 @@ class Commands:
         return (*named, ev.EpisodeSealed(at, known.id))
 
     def abort(self, episode: str, body: Abort, *, at: float) -> Events:
-        if not takes("abort", self.state.episode(episode)):
+        if not takes("abort", self.state.episodes.known(episode)):
             return ()
         return (ev.EpisodeDiscarded(self._time(at), episode, "aborted", body.reason, cause=body.cause),)
 
     def heartbeat(self, episode: str, *, at: float) -> Events:
-        return (ev.EpisodeTouched(self._time(at), episode),) if takes("heartbeat", self.state.episode(episode)) else ()
+        touches = takes("heartbeat", self.state.episodes.known(episode))
+        return (ev.EpisodeTouched(self._time(at), episode),) if touches else ()
 
     # -- batches
 
@@ -260,7 +261,7 @@ class Commands:
         if chosen is None:
             return tuple(dropped or lacking(self.state, body, at=at))
         model, groups = chosen
-        size, version = body.group_size or self.state.settings.group_size, self.state.policy_version(model)
+        size, version = body.group_size or self.state.settings.group_size, self.state.weights.policy_version(model)
         return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, version, groups, model, size))
 
     def _leads(self, body: Lease) -> bool:
@@ -270,11 +271,11 @@ class Commands:
             return False
         model = body.model or ""
         self.leads[model] = body.max_lead
-        return slowest(self.state.teams, model)[1] > body.max_lead
+        return slowest(self.state.weights.teams, model)[1] > body.max_lead
 
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
         """The batch is trained. A returned one can be acknowledged too, while its episodes are as it had them."""
-        known = self.state.batch(batch)
+        known = self.state.batches.known(batch)
         if not body.filtered.keys() <= set(known.episodes()):
             raise BadRequest(f"filtered names an episode that batch {batch} does not have", param="filtered")
         if known.state == "trained":
@@ -283,20 +284,21 @@ class Commands:
             raise Conflict(f"batch {batch} was leased to another run, which has ended: it is void", code="batch_void")
         if known.state == "returned" and any(
             one is None or one.state == "discarded" or one.shares.get(known.model, "") is not None
-            or len(one.rewards) != known.rewards_at_lease[one.id] for one in map(self.state.find, known.episodes())
+            or len(one.rewards) != known.rewards_at_lease[one.id]
+            for one in map(self.state.episodes.find, known.episodes())
         ):
             raise Conflict(f"batch {batch} was returned and its episodes went elsewhere", code="lease_expired")
         return (ev.BatchTrained(self._time(at), batch, body.policy_version, body.filtered),)
 
     def nack(self, batch: str, *, at: float) -> Events:
         """The batch comes back untrained."""
-        known = self.state.batch(batch)
+        known = self.state.batches.known(batch)
         if known.state == "trained":
             raise Conflict(f"batch {batch} is trained", code="batch_trained")
         return (ev.BatchReturned(self._time(at), batch, "nack"),) if known.state == "leased" else ()
 
     def extend(self, batch: str, body: Extend, *, at: float) -> Events:
-        known, at = self.state.batch(batch), self._time(at)
+        known, at = self.state.batches.known(batch), self._time(at)
         if known.state != "leased":
             raise Conflict(f"batch {batch} is {known.state}: there is no lease to extend", code=f"batch_{known.state}")
         return (ev.LeaseExtended(at, batch, at + body.lease_s),)
@@ -305,117 +307,96 @@ class Commands:
         """In how many seconds a lease may find more though nothing happens: a group key ends, or a lane lends its
         turns."""
         at, state = self._time(at), self.state
-        quiet = None if body.min_group_size is None else state.progress.next_end(at - body.group_wait_s)
-        models = state.queues.models() if body.model is None else (body.model,)
-        known = [(state.credits.get(model, QueueCredit()), state.directed(model)) for model in models]
+        quiet = None if body.min_group_size is None else state.seats.progress.next_end(at - body.group_wait_s)
+        models = state.seats.queues.models() if body.model is None else (body.model,)
         lending = [
-            since + by.mix.lane_wait_s for one, by in known for lane in by.mix.shares
-            for since in one.since(lane, by.since)
+            since + one.mix.lane_wait_s for one in map(state.mixes.of, models) for lane in one.mix.shares
+            for since in one.credit.since(lane, one.since)
         ]
         ends = [] if quiet is None else [quiet + body.group_wait_s]
-        mixes = [state.directed(name).mix for name in state.waited_for(body.model)]
+        mixes = [state.mixes.table[name].mix for name in state.mixes.waited_for(body.model)]
         if any(mix.ahead is not None for mix in mixes):  # agents may hang, or have died
             ends.append(at + body.group_wait_s)
         return min((end - at for end in (*ends, *lending) if end > at), default=math.inf)
 
     def flush(self, body: Flush, *, at: float) -> Events:
-        progress = self.state.progress.unended(body.lane, body.task)
+        progress = self.state.seats.progress.unended(body.lane, body.task)
         return (ev.GroupsFlushed(self._time(at), body.lane, body.task),) if progress else ()
 
     # -- the mix
 
     def set_mix(self, body: SetMix, *, at: float) -> Events:
         """What is given is changed; the same again changes nothing."""
-        model = self._whose_mix(body.model)
-        known = self.state.directed(model).mix
+        model = self.state.weights.meant(body.model)
+        known = self.state.mixes.of(model).mix
         mix = Mix(
             known.shares if body.shares is None else body.shares,
             known.ahead if body.ahead is None else body.ahead or None,
             known.group_size if body.group_size is None else body.group_size or None,
             known.lane_wait_s if body.lane_wait_s is None else body.lane_wait_s,
         )
-        same = mix == known and (not model or model in self.state.own)
+        same = mix == known and (not model or model in self.state.mixes.table)
         return () if same else (ev.MixSet(self._time(at), model=model, **asdict(mix)),)
 
     def drop_mix(self, model: str | None = None, *, at: float) -> Events:
         """No lane has a share any more: groups are leased as they were complete."""
-        model = self._whose_mix(model)
-        known = self.state.directed(model).mix
+        model = self.state.weights.meant(model)
+        known = self.state.mixes.of(model).mix
         mix = replace(known, shares={})
         return () if mix == known else (ev.MixSet(self._time(at), model=model, **asdict(mix)),)
-
-    def _whose_mix(self, model: str | None) -> str:
-        """Whose mix is meant; "" is that of all models without one of their own."""
-        if not model:
-            self._check_alone()
-        return model or self.state.whose_mix()
 
     # -- weights
 
     def announce(self, body: Policy, *, at: float) -> Events:
-        at, begun = self._time(at), tuple[Event, ...]()
+        at, begun, born = self._time(at), tuple[Event, ...](), self.state.weights.born(body.model)
         if body.run is not None:
             self.trainers.check_run(body.model, body.run, at)
-            begun = self.trainers.begin(body.model, body.run, at) if self.state.born(body.model).run != body.run else ()
-        known = self.state.served.get(body.model)
+            begun = self.trainers.begin(body.model, body.run, at) if born.run != body.run else ()
+        known = self.state.weights.served.get(body.model)
         same = known is not None and known.version == body.version and body.upstreams in (None, known.upstreams)
-        if not begun and same and self.state.born(body.model).continues(body.version):
+        if not begun and same and born.continues(body.version):
             return ()
         announced = ev.PolicyAnnounced(at, body.model, body.version, body.upstreams)
         return begun if isinstance(begun, Part) else (*begun, announced)
 
     def evaluate(self, body: Evaluate, *, evaluation: str, at: float) -> Events:
         """`evaluation` is `body.id`, or a new one if that is None. One that was asked for before stays as it is."""
-        if (known := self.state.evaluation(evaluation)) is not None:
+        if (known := self.state.plays.evaluation(evaluation)) is not None:
             if (known.model, known.wanted) != (body.model, body.episodes):
                 raise BadRequest(f"evaluation {evaluation} is of another model or number of episodes", param="id")
             return ()
-        version = self.state.policy_version(body.model)
+        version = self.state.weights.policy_version(body.model)
         return (ev.EvaluationWanted(self._time(at), evaluation, body.model, version, body.episodes),)
 
     def play(self, body: Play, *, tenant: str, at: float) -> Events:
         """A data set is played. One that is being played goes on where it is."""
-        if (known := self.state.plays.get((tenant, body.name))) is not None:
+        if (known := self.state.plays.table.get((tenant, body.name))) is not None:
             if known.episodes != body.episodes:
                 message = f"play {body.name} has {known.episodes} episodes, not {body.episodes}: end it, or name one"
                 raise Conflict(message, code="play_exists", param="episodes")
             return ()
         at = self._time(at)
-        own = [name for owner, name in self.state.plays if owner == tenant]
+        own = [name for owner, name in self.state.plays.table if owner == tenant]
         left = (ev.PlayEnded(at, name, tenant) for name in own[: max(0, len(own) + 1 - MAX_PLAYS)])
         return (*left, ev.PlayBegun(at, body.name, tenant, body.episodes))
 
     def end_play(self, play: str, *, tenant: str, at: float) -> Events:
         """It is whole, or given up."""
-        return (ev.PlayEnded(self._time(at), self.state.play(tenant, play).name, tenant),)
+        return (ev.PlayEnded(self._time(at), self.state.plays.play(tenant, play).name, tenant),)
 
     def gate_close(self, body: GateClose, *, at: float) -> Events:
-        model = body.model or ""
-        if not model:
-            self._check_alone()
-        same = (model,) if model else ("", self.state.only_model())
-        closed = not self.state.shut().isdisjoint(same)
+        model = self.state.weights.meant(body.model)
+        known = self.state.gates.table.get(model)
+        closed = known is not None and known.shut
         return () if closed else (ev.GateClosed(self._time(at), body.reason, model),)
 
     def gate_open(self, body: GateOpen, *, at: float) -> Events:
-        """What was closed without a name, when one model was announced or none, may open without a name later."""
-        state, model, version = self.state, body.model or "", body.policy_version
-        if not model and not state.gate_now.shut:
-            self._check_alone()
-        meant = state.meant(model)
-        known = [state.default_version] if "" in meant else []
-        known += [state.policy_version(model)] if model else []
-        goes_on = not model or state.born(model).continues(version)
-        if state.shut().isdisjoint(meant) and all(one == version for one in known) and goes_on:
+        weights, gates, version = self.state.weights, self.state.gates, body.policy_version
+        model = weights.meant(body.model)
+        goes_on = not model or weights.born(model).continues(version)
+        if gates.shut().isdisjoint(gates.opened_by(model)) and weights.policy_version(model) == version and goes_on:
             return ()
         return (ev.GateOpened(self._time(at), version, model),)
-
-    def _check_alone(self) -> None:
-        """`Conflict` unless it is clear whose gate is meant by a request that names no model."""
-        if len(self.state.served) > 1:
-            known = ", ".join(self.state.served)
-            message = f"several models are announced ({known[:200]}): say which one is meant"
-            raise Conflict(message, code="several_models", param="model")
 
     # -- time
 
@@ -424,12 +405,12 @@ class Commands:
         idle only while none of its calls is in flight and no gate holds it. A gate is known to hold those that are
         `held`."""
         at = self._time(at)
-        expired = next((batch for batch in self.state.leased.values() if batch.lease_until <= at), None)
+        expired = next((batch for batch in self.state.batches.leased.values() if batch.lease_until <= at), None)
         if expired is not None:
             return (ev.BatchReturned(at, expired.id, "expired"),)
         out = self.clients.expire(at, AT_ONCE)
         ended = {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)}
-        for episode in self.state.unsettled.values():
+        for episode in self.state.episodes.unsettled.values():
             if len(out) >= AT_ONCE:
                 break
             if episode.id in ended:
@@ -446,11 +427,11 @@ class Commands:
         waited for in vain."""
         state, factor = self.state, self.state.settings.member_wait
         found = dict[str, None]()
-        for model in state.queues.begun():
-            if not state.gate_of(model).shut:
-                late = state.queues.overdue(
+        for model in state.seats.queues.begun():
+            if not state.gates.of(model).shut:
+                late = state.seats.queues.overdue(
                     model, lambda slowest: max(LEAST_WAIT_S, factor * slowest),
-                    lambda name: state.played(state.episodes[name], model, at),  # noqa: B023
+                    lambda name: state.seats.played(state.episodes[name], model, at),  # noqa: B023
                 )
                 found |= dict.fromkeys(islice((name for name in late if name not in ended), AT_ONCE))
         return tuple(found)
@@ -460,7 +441,7 @@ class Commands:
         gate may hold it."""
         if at - episode.active_at < episode.idle_timeout:
             return False
-        gate = self.state.gate_over(episode)
+        gate = self.state.gates.over(episode)
         return not gate.shut and at - gate.since >= episode.idle_timeout
 
     def restarted(self, at: float) -> Events:
@@ -472,13 +453,13 @@ class Commands:
         ]
         lost = (ev.CallLost(at, episode, call, RESTARTED) for episode, call in running)
         settings = self.state.settings
-        return (ev.ProxyStarted(at, settings.merge_policy, settings.group_size), *lost)
+        return (ev.ProxyStarted(at, settings.merge_policy, settings.group_size, self.state.now), *lost)
 
     def _time(self, at: float) -> float:
         return max(at, self.state.now)
 
     def _entry(self, episode: str, call: str) -> CallEntry:
-        entry = self.state.episode(episode).calls.get(call)
+        entry = self.state.episodes.known(episode).calls.get(call)
         if entry is None:
             raise NotFound(f"episode {episode} has no call {call}", code="unknown_call")
         return entry
@@ -490,7 +471,7 @@ def paced(state: State, events: Sequence[Event]) -> tuple[GroupKey, tuple[str, .
     opened = (event for event in events if isinstance(event, ev.EpisodeOpened) and not event.eval)
     found = (
         (GroupKey(one.lane or lane_of(one.task or ""), one.task or "", one.revision or ""),
-         state.may_train(one.model, one.members, one.teachers)) for one in opened
+         state.weights.may_train(one.model, one.members, one.teachers)) for one in opened
     )  # fmt: skip
     return next(found, None)
 

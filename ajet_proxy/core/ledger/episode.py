@@ -24,7 +24,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ajet_proxy.core.ledger.attempts import Attempts
+from ajet_proxy.core.ledger.attempts import AWAY, Attempt, Attempts
 from ajet_proxy.core.ledger.texts import Texts
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
@@ -202,16 +202,100 @@ class Episode:
     shown: Shown | None = field(default=None, init=False, compare=False)
     """How its timelines were shown last."""
 
-    def move(self, state: str, at: float, reason: str | None = None, detail: str | None = None) -> None:
+    def move(
+        self, state: str, at: float, reason: str | None = None, detail: str | None = None, cause: str | None = None
+    ) -> None:
         if state not in NEXT[self.state]:
             raise Conflict(f"episode {self.id} cannot go from {self.state} to {state}")
-        self.state, self.reason, self.detail = state, reason, detail
+        self.state, self.reason, self.detail, self.cause = state, reason, detail, cause
+        if state == "sealed":
+            self.sealed_at = at
         if not NEXT[state]:
             self.ended_at = at
 
-    def finish(self, entry: CallEntry, packed: Packed) -> None:
+    def touch(self, at: float) -> None:
+        """It gives a sign of life."""
+        self.active_at = at
+
+    def restart(self, at: float, back: float, stopped_at: float) -> None:
+        """The proxy runs again since `at`, by a clock that went `back` so many seconds (0 or below). Nobody knows who
+        has asked since it `stopped_at`."""
+        self.active_at, self.opened_at = at, self.opened_at + back
+        if self.state == "open":
+            self.attempts.lose(Attempt(None, "", self.attempts.begun, at, reason=AWAY, since=stopped_at))
+
+    def name_task(self, task: str, derived: bool) -> None:
+        """It is of this task; ``derived`` says that nobody has named that."""
+        self.task, self.task_derived = task, derived
+
+    def mark_eval(self) -> None:
+        """It will not be trained."""
+        self.eval = True
+
+    def train_else(self, models: tuple[str, ...]) -> None:
+        """It may train these models, which nothing had said before."""
+        self.may_train = models
+
+    def give_up_waiting(self) -> None:
+        """Its group waits for it no longer."""
+        self.late = True
+
+    def begin(self, calls: Collection[str], asked: Asked) -> None:
+        """`calls` are in flight, one for each choice of a request."""
+        self.calls.update((call, CallEntry(asked)) for call in calls)
+        self.running += len(calls)
+        self.active_at = asked.started_at
+
+    def finish(self, entry: CallEntry, packed: Packed, branches: tuple[int, int], ahead: bool) -> None:
         """Keep what a call generated: an episode costs as much memory as its distinct tokens."""
         entry.turn, entry.text = packed.turn, self.texts.add(packed.text, packed.turn.call)
+        entry.branches, entry.ahead = branches, ahead
+
+    def lose(self, entry: CallEntry, reason: str) -> None:
+        """A call will never be trained."""
+        entry.turn, entry.reason = None, reason
+
+    def end(self, entry: CallEntry, state: str, at: float) -> None:
+        """A call has come to `state`."""
+        self.running -= entry.state == "running"
+        entry.state, self.active_at = state, at
+
+    def earn(self, reward: EpisodeReward) -> None:
+        """It has a reward more."""
+        self.rewards[reward.id] = reward
+        self.active_at = reward.at
+
+    def count_reward(self, number: int) -> None:
+        """It is that `number` among the rewarded ones."""
+        self.reward_number = number
+
+    def share_among(self, models: Collection[str], others: Mapping[str, str]) -> None:
+        """Each of `models` has a share, which is ready. `others` learn nothing, each for a reason."""
+        self.shares = dict.fromkeys(models)
+        self.learned |= others
+
+    def set_share(self, model: str, share: str | None) -> None:
+        """The share of a model is ready (None), leased (the batch), or trained (``""``)."""
+        self.shares[model] = share
+        if share is not None:
+            self.taken.add(model)
+
+    def untake(self, model: str) -> None:
+        """The trainer of a model says that it trained nothing of its share."""
+        self.taken.discard(model)
+
+    def drop_share(self, model: str) -> None:
+        """A model learns nothing from it."""
+        del self.shares[model]
+        self.taken.discard(model)
+
+    def learn(self, model: str, came: int | str) -> None:
+        """This came of a model's share: the version that learned from it, or why none does."""
+        self.learned[model] = came
+
+    def archive(self) -> None:
+        """Nothing happens to it any more."""
+        self.stored = "archive"
 
     def beginning(self, call: str, length: int) -> bytes:
         """The first tokens of a call that is or was complete, as long as the episode is not merged; else `KeyError`."""

@@ -347,7 +347,20 @@ class NameShared(Event, frozen=True):
 
 class ProxyStarted(Event, frozen=True):
     """The proxy runs, perhaps again: silence during a stop was nobody's fault. From now on it merges by this policy,
-    and the groups of models whose mix names no size have ``group_size`` seats."""
+    and the groups of models whose mix names no size have ``group_size`` seats. The latest event before that was at
+    ``stopped_at``; 0 if there was none."""
 
     merge_policy: str
     group_size: int = 8
+    stopped_at: float = 0.0
+
+    @property
+    def away(self) -> float:
+        """For how many seconds the proxy did not run."""
+        return max(self.at - self.stopped_at, 0.0) if self.stopped_at else 0.0
+
+    @property
+    def back(self) -> float:
+        """How far the machine's clock went back meanwhile, in seconds (0 or below). Times that are counted from its
+        old reading move with it."""
+        return min(self.at - self.stopped_at, 0.0)

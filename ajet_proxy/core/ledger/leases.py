@@ -29,10 +29,10 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import looks
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.groups import Share
-from ajet_proxy.core.ledger.mix import QueueCredit, Turns
+from ajet_proxy.core.ledger.life import NO_SIGNAL
+from ajet_proxy.core.ledger.mix import Turns
 from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_proxy.core.ledger.queues import Demand, Groups
-from ajet_proxy.core.ledger.shares import NO_SIGNAL
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk.rounding import differ, magnitude, slack
@@ -85,7 +85,7 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         teaches = partial(_teaches, state, demand.size, flat, most if body.signal else 0)
         short = _short(state, body.model, demand, fits, unusable, most)
         chosen = None if short else looks.choose(
-            state.queues, demand, body.model, fits, teaches, out=unusable, fresh=fresh, order=order
+            state.seats.queues, demand, body.model, fits, teaches, out=unusable, fresh=fresh, order=order
         )
         if idle:
             dropped += _dropped(episodes, idle, "no_reward", _named, at, apart=_rewarded)
@@ -104,7 +104,7 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         model, groups = chosen
         sizes = {name: most_bytes(episodes[name], model) for _, names in groups for name in names}
         for _, names in groups:
-            earlier = state.earlier(model, names, demand.size)
+            earlier = state.seats.earlier(model, names, demand.size)
             sizes[names[0]] += sum(most_bytes(episodes[name], model) for name in earlier)
         if taken := leading(groups, sizes):
             return dropped, (model, taken)
@@ -121,39 +121,34 @@ def _demand(state: State, body: Lease, at: float) -> Demand:
     early = body.min_group_size is not None
     by_episode = body.unit == "episodes"
     most = max(LEASE_EPISODES // (1 if by_episode else size), 1)
-    ended = state.progress.ended(before)
+    ended = state.seats.progress.ended(before)
     return Demand(body.groups, size, by_episode, body.min_group_size or 1, ended, early, most)
 
 
 def _turns(state: State, demand: Demand, at: float, model: str) -> Turns | None:
     """The turns of the lanes, from now on; None if they have no shares."""
-    lane_mix, credit = state.directed(model), state.credits.get(model, QueueCredit())
-    mix = lane_mix.mix
-    if not mix.shares:
+    known = state.mixes.of(model)
+    if not known.mix.shares:
         return None
     groups = -(-demand.groups // demand.size) if demand.by_episode else demand.groups
-
-    def lends(lane: str) -> bool:
-        return credit.lends(lane, lane_mix.since, mix.lane_wait_s, at)
-
-    return Turns(mix.shares, credit.copy(), groups, lends)
+    return Turns(known.mix.shares, known.credit.copy(), groups, lambda lane: known.lends(lane, at))
 
 
 def lacking(state: State, body: Lease, *, at: float) -> list[ev.LanesLacking]:
     """The lanes for which a lease waits in vain, once it has found too little: they are full, and nobody plays in them.
     A trainer may want more groups than may be ahead, or larger ones. Another model's may be ready, where models share a
     mix. Or agents have died, or hang, without a client that would show it."""
-    found = ((name, _lanes_lacking(state, body, name, at)) for name in state.waited_for(body.model))
+    found = ((name, _lanes_lacking(state, body, name, at)) for name in state.mixes.waited_for(body.model))
     return [ev.LanesLacking(at, lanes, name) for name, lanes in found if lanes]
 
 
 def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str, ...]:
     """Those of the mix of that name."""
-    lane_mix = state.directed(name)
+    lane_mix = state.mixes.table[name]
     counts = lane_mix.counts
     full = [
         lane for lane in sorted(counts.playing | counts.waiting)
-        if counts.of(lane) and lane_mix.room(lane, state.settings.group_size) == 0
+        if counts.of(lane) and lane_mix.room(lane) == 0
     ]
     active = _active(state, name, at - body.group_wait_s) if full else frozenset[str]()
     idle = tuple(lane for lane in full if lane not in active)
@@ -161,9 +156,9 @@ def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str
         return idle
     lacks = set[str]()
     demand = _demand(state, body, at)
-    for model in state.queues.models() if body.model is None else (body.model,):
-        if name in state.waited_for(model):
-            turns, left = _turns(state, demand, at, model), looks.count(state.queues, model, demand)
+    for model in state.seats.queues.models() if body.model is None else (body.model,):
+        if name in state.mixes.waited_for(model):
+            turns, left = _turns(state, demand, at, model), looks.count(state.seats.queues, model, demand)
             assert turns is not None
             while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
                 turns.take(lane)
@@ -175,15 +170,15 @@ def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str
 def _active(state: State, name: str, since: float) -> Collection[str]:
     """The lanes in which an agent has done something since then, or cannot because of a gate, with an episode that
     counts for the mix of that name. Who is held at the gate of another model alone does not count."""
-    elsewhere = state.shut() - {"", name} if name else set[str]()
+    elsewhere = state.gates.shut() - {"", name} if name else set[str]()
 
     def active(episode: Episode) -> bool:
-        gate = state.gate_of(name) if name else state.gate_over(episode)
+        gate = state.gates.of(name) if name else state.gates.over(episode)
         if gate.shut or max(episode.active_at, gate.since) > since:
             return True
         return bool(episode.running) and elsewhere.isdisjoint(episode.may_train)
 
-    mine = (one for one in state.unsettled.values() if not one.eval and state.counts_for(name, one))
+    mine = (one for one in state.episodes.unsettled.values() if not one.eval and state.mixes.counts_for(name, one))
     return {one.lane for one in mine if active(one)}
 
 
@@ -191,8 +186,8 @@ def _short(
     state: State, model: str | None, demand: Demand, fits: Callable[[Share], bool], out: Collection[Share], most: int
 ) -> set[Share]:
     """What is left of group keys that have ended, and is too little for a group; at most so many."""
-    names = state.queues.models() if model is None else (model,)
-    left = (share for name in names for share in state.queues.left_over(name, demand, out))
+    names = state.seats.queues.models() if model is None else (model,)
+    left = (share for name in names for share in state.seats.queues.left_over(name, demand, out))
     return {share for share in islice(left, most) if fits(share)}
 
 
@@ -239,7 +234,7 @@ def _teaches(
     """
     if len(flat) >= most:
         return True
-    members = [state.episodes[name] for name in (*names, *state.earlier(model, names, size))]
+    members = [state.episodes[name] for name in (*names, *state.seats.earlier(model, names, size))]
     rewards = [one for member in members for one in member.rewards_of(model)]
     if len(members) == 1 or any(one.call is not None for one in rewards):
         return True
@@ -260,16 +255,16 @@ def _teaches(
 
 def _fresh(state: State, max_staleness: int, model: str) -> int:
     """The oldest version of `model` that is at most half of `max_staleness` behind."""
-    return state.policy_version(model) - max_staleness // 2
+    return state.weights.policy_version(model) - max_staleness // 2
 
 
 def _stale(state: State, body: Lease) -> Iterator[Share]:
     """Ready shares with a token that was sampled more than ``max_staleness`` versions ago."""
     if body.max_staleness is None:
         return
-    for model in state.queues.models() if body.model is None else (body.model,):
-        last = state.policy_version(model) - body.max_staleness
-        yield from ((model, episode) for episode in state.queues.older(model, last))
+    for model in state.seats.queues.models() if body.model is None else (body.model,):
+        last = state.weights.policy_version(model) - body.max_staleness
+        yield from ((model, episode) for episode in state.seats.queues.older(model, last))
 
 
 def _dropped(

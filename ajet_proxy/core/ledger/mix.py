@@ -22,8 +22,6 @@ from fractions import Fraction
 
 from msgspec import Struct
 
-from ajet_proxy.core.ledger.progress import OpenCounts
-
 LANE_WAIT_S = 30.0
 
 
@@ -47,25 +45,6 @@ class Mix(Struct, frozen=True):
         return (groups + more) * (self.group_size or group_size)
 
 
-@dataclass(slots=True)
-class LaneMix:
-    """The mix of one model, or of all that have none of their own, with the ``counts`` of these models. Lanes are
-    waited for ``since`` then: the shares were set, or the proxy started after that."""
-
-    mix: Mix
-    counts: OpenCounts
-    since: float
-
-    def room(self, lane: str, group_size: int) -> int | None:
-        """How many more episodes of `lane` may be opened now; None: any number. `group_size` is the proxy's own."""
-        most = self.mix.room(lane, group_size)
-        return None if most is None else max(0, most - self.counts.of(lane))
-
-    def arrange(self, group_size: int) -> None:
-        """Count by the size of groups that holds. `group_size` is the proxy's own."""
-        self.counts.arrange(self.mix.group_size or group_size)
-
-
 def weights(shares: Mapping[str, float]) -> dict[str, int]:
     """Whole numbers in the proportion of the shares, as the decimal numbers that they are written as; by name."""
     exact = {lane: Fraction(str(share)) for lane, share in sorted(shares.items()) if share > 0}
@@ -76,14 +55,14 @@ def weights(shares: Mapping[str, float]) -> dict[str, int]:
 @dataclass(slots=True)
 class QueueCredit:
     """What came of the turns since the shares were set, for one model. Each lane was ``dealt`` so many, and so many
-    groups of it were ``leased``. It is ``owed`` the turns that it has lent; below 0, it has borrowed them. ``heard`` is
-    when an episode of it was last ready anew, and ``discarded`` when a ready one was first and last discarded since
+    groups of it were ``leased``. It is ``owed`` the turns that it has lent; below 0, it has borrowed them. ``ready_at``
+    is when an episode of it was last ready anew, and ``discarded`` when a ready one was first and last discarded since
     any of it was leased; in Unix seconds."""
 
     dealt: dict[str, int] = field(default_factory=dict)
     owed: dict[str, int] = field(default_factory=dict)
     leased: dict[str, int] = field(default_factory=dict)
-    heard: dict[str, float] = field(default_factory=dict)
+    ready_at: dict[str, float] = field(default_factory=dict)
     discarded: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def copy(self) -> QueueCredit:
@@ -93,7 +72,7 @@ class QueueCredit:
     def since(self, lane: str, least: float) -> tuple[float, float]:
         """Since when nothing of `lane` became ready, and since when what did is discarded; not before `least`."""
         first, _ = self.discarded.get(lane, (math.inf, math.inf))
-        return max(least, self.heard.get(lane, least)), max(least, first)
+        return max(least, self.ready_at.get(lane, least)), max(least, first)
 
     def lends(self, lane: str, least: float, wait_s: float, at: float) -> bool:
         """Whether a lane that has no group at `at` is waited for no longer: it had nothing for `wait_s`, or only what
@@ -109,7 +88,7 @@ class QueueCredit:
 
     def restart(self) -> None:
         """Nobody could play for a while."""
-        self.heard, self.discarded = {}, {}
+        self.ready_at, self.discarded = {}, {}
 
 
 class Turns:
@@ -120,14 +99,14 @@ class Turns:
         self, shares: Mapping[str, float], credit: QueueCredit, most: int,
         lends: Callable[[str], bool] = lambda lane: False,
     ) -> None:
-        self._weights, self._standing, self._most, self._lends = weights(shares), credit, most, lends
+        self._weights, self._credit, self._most, self._lends = weights(shares), credit, most, lends
         self._whole = sum(self._weights.values())
         self._due = self._deal()
 
     def next(self, has: Callable[[str], bool]) -> str | None:
         """The lane whose group is taken next. `has` tells which lanes have a group. None if a lane is waited for, or if
         none has one."""
-        lane, owed = self._due, self._standing.owed
+        lane, owed = self._due, self._credit.owed
         if owed.get(lane, 0) < 0:
             lenders = [other for other, number in owed.items() if number > 0 and has(other)]
             if lenders:
@@ -141,7 +120,7 @@ class Turns:
 
     def take(self, lane: str) -> None:
         """The turn goes to a group of `lane`."""
-        due, credit = self._due, self._standing
+        due, credit = self._due, self._credit
         credit.dealt[due] = credit.dealt.get(due, 0) + 1
         credit.leased[lane] = credit.leased.get(lane, 0) + 1
         if lane != due and credit.owed.get(due, 0) < self._most:
@@ -157,7 +136,7 @@ class Turns:
 
     def _deal(self) -> str:
         """The lane that is dealt the next turn."""
-        dealt, slack = self._standing.dealt, 2 * len(self._weights) - 2
+        dealt, slack = self._credit.dealt, 2 * len(self._weights) - 2
         if not slack:
             return next(iter(self._weights))
         number = sum(dealt.values()) + 1
@@ -172,5 +151,5 @@ class Turns:
 
     def _urgency(self, lane: str) -> tuple[Fraction, str]:
         """How many turns a lane can still wait for its next group, by the groups that it has had."""
-        had = self._standing.dealt.get(lane, 0) - self._standing.owed.get(lane, 0)
+        had = self._credit.dealt.get(lane, 0) - self._credit.owed.get(lane, 0)
         return Fraction((had + 1) * self._whole, self._weights[lane]), lane

@@ -12,8 +12,15 @@ Invariant: the places of the episodes that were opened and not given back are di
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.evaluations import Evaluation
+from ajet_proxy.core.ledger.weights import Weights
+from ajet_sdk.errors import NotFound
 
 SHOWN = 100
 """So many places that were given back are told at once, the lowest first."""
@@ -76,3 +83,78 @@ class Play:
             "missing": self.missing, "next": self.next if self.next < self.episodes else None,
             "given_back": self.given_back[first : first + SHOWN],
         }
+
+
+class Plays:
+    """Every play by its key, and the latest evaluation of each model."""
+
+    KEPT = ("table", "begun", "evaluations")
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self.table: dict[Key, Play] = {}
+        self.begun = 0
+        self.evaluations: dict[str, Evaluation] = {}
+
+    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
+        return {
+            ev.PlayBegun: self._begun, ev.PlayEnded: self._ended, ev.EvaluationWanted: self._evaluation_wanted,
+            ev.EpisodeOpened: self._opened,
+        }
+
+    def play(self, tenant: str, name: str) -> Play:
+        """The play of `tenant` called `name`, or `NotFound`."""
+        known = self.table.get((tenant, name))
+        if known is None:
+            raise NotFound(f"no play {name}: it is whole, was given up, or never began", code="unknown_play")
+        return known
+
+    def evaluation(self, name: str | None) -> Evaluation | None:
+        """The evaluation called `name`, as long as it is the latest of its model."""
+        return next((one for one in self.evaluations.values() if one.id == name), None)
+
+    def wanted(self) -> dict[str, int]:
+        """How many evaluation episodes of each model are still to be opened now, where any are. What another version
+        would play is wanted no more, nor what one would play that was made again."""
+        return {
+            one.model: one.missing for one in self.evaluations.values()
+            if one.missing > 0 and one.policy_version == self._weights.policy_version(one.model)
+            and one.branch == self._weights.born(one.model).last
+        }
+
+    def number(self, tenant: str, name: str | None) -> int | None:
+        """The number of the play called `name`, if there is one."""
+        known = self.table.get((tenant, name or ""))
+        return None if known is None else known.number
+
+    def moved(self, episode: Episode, before: str) -> None:
+        """`episode` came from the state `before` to the one that it is in."""
+        if episode.place is not None and episode.play is not None:
+            play = self.table.get((episode.tenant, episode.play))
+            if play is not None and play.number == episode.play_number:
+                play.moved(episode.place, before, episode.state, episode.reason)
+        self.rewarded(episode)
+
+    def rewarded(self, episode: Episode) -> None:
+        """Tells the evaluation of `episode`, if it has one that still counts, how it stands."""
+        if (evaluation := self.evaluation(episode.evaluation)) is not None:
+            evaluation.moved(episode.id, episode.state, episode.reward())
+
+    def _begun(self, event: ev.PlayBegun) -> None:
+        self.table[event.tenant, event.play] = Play(event.tenant, event.play, event.episodes, self.begun)
+        self.begun += 1
+
+    def _ended(self, event: ev.PlayEnded) -> None:
+        del self.table[event.tenant, event.play]
+
+    def _evaluation_wanted(self, event: ev.EvaluationWanted) -> None:
+        self.evaluations[event.model] = Evaluation(
+            event.evaluation, event.model, event.policy_version, event.episodes,
+            branch=self._weights.born(event.model).last,
+        )
+
+    def _opened(self, event: ev.EpisodeOpened) -> None:
+        if event.play is not None and event.place is not None:
+            self.table[event.tenant, event.play].begin(event.place)
+        if (evaluation := self.evaluation(event.evaluation)) is not None:
+            evaluation.begin(event.episode)

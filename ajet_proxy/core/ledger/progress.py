@@ -4,8 +4,7 @@ Idea: episodes of one task form a group if they are of one lane and were played 
 three are a group key. A group key is quiet while none of its episodes is open or sealed. A lease may wait for it for
 some time after an episode was last opened in it. If it is quiet then, it has ended: nobody will bring another member.
 
-`Progress` knows which have ended. `OpenCounts` knows how many episodes are open or ready in each lane, of the models
-that have one mix in common. Where each model has its own, what one of them leaves lying counts for no other.
+`Progress` knows which have ended. `OpenCounts` knows how many episodes are open or ready for a model in each lane.
 
 Invariant: a group key is kept exactly while it has episodes that are open, sealed or ready. So one that is not kept is
 quiet.
@@ -118,8 +117,13 @@ class Progress:
             known.last = at
         self.arrange()
 
+    def derive(self) -> None:
+        """Rebuild whatever follows from what a snapshot has, where a group key is a plain tuple."""
+        self.by_key = {GroupKey(*group_key): known for group_key, known in self.by_key.items()}
+        self.arrange()
+
     def arrange(self) -> None:
-        """Rebuild what follows from the progress."""
+        """Rebuild what follows from the progress of each group key."""
         self._flushed = {group_key for group_key, known in self.by_key.items() if known.flushed}
         self._quiet = sorted((one.last, key) for key, one in self.by_key.items() if one.ready and not one.open)
 
@@ -140,9 +144,8 @@ class Progress:
 
 @dataclass(slots=True)
 class OpenCounts:
-    """What is open and ready of the models that have one mix, by lane and by group key, with groups of ``size``. In
-    each lane so many episodes are ``playing`` (open or sealed), and so many are ``waiting`` with a ready share. Lanes
-    without any are left out."""
+    """What is open and ready for one model, by lane and by group key, with groups of ``size``. In each lane so many
+    episodes are ``playing`` (open or sealed), and so many are ``waiting`` (ready). Lanes without any are left out."""
 
     size: int = 1
     ignored: Counter[str] = field(default_factory=Counter)
@@ -151,8 +154,6 @@ class OpenCounts:
     waiting: Counter[str] = field(default_factory=Counter, init=False)
     _open: Counter[GroupKey] = field(default_factory=Counter, init=False)
     _waiting: Counter[GroupKey] = field(default_factory=Counter, init=False)
-    _shares: Counter[str] = field(default_factory=Counter, init=False)
-    """How many shares of an episode are ready, if any are."""
     _loose: Counter[str] = field(default_factory=Counter, init=False)
     """Of each lane, the ready episodes that no whole group has and that nobody is adding to."""
 
@@ -160,17 +161,9 @@ class OpenCounts:
         """So many episodes more are open or sealed."""
         self._change(group_key, self._open, self.playing, change)
 
-    def came(self, group_key: GroupKey, episode: str) -> None:
-        """A share of `episode` is ready."""
-        _count(self._shares, episode, 1)
-        if self._shares[episode] == 1:
-            self._change(group_key, self._waiting, self.waiting, 1)
-
-    def went(self, group_key: GroupKey, episode: str) -> None:
-        """A share of `episode` is ready no more."""
-        _count(self._shares, episode, -1)
-        if not self._shares[episode]:
-            self._change(group_key, self._waiting, self.waiting, -1)
+    def waits(self, group_key: GroupKey, change: int) -> None:
+        """So many shares more are ready."""
+        self._change(group_key, self._waiting, self.waiting, change)
 
     def of(self, lane: str) -> int:
         """How many episodes of a lane are open, or ready for a group that is whole or may still become so. What is left

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from itertools import chain
 from sys import maxsize
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ajet_proxy.core.ledger.groups import LATE, OPEN, READY, Group, Seat, Share, dealt, in_order
 from ajet_proxy.core.ledger.progress import GroupKey
@@ -114,6 +114,7 @@ class ReadyQueues:
     """For each model and group key its groups. ``group_size`` is that of models without one of their own, which
     ``sizes`` has."""
 
+    KEPT: ClassVar = ("group_size", "sizes", "changes", "_next", "_made", "_seats", "_groups")
     group_size: int
     changes: int = 0
     """How often a share came or went."""
@@ -143,6 +144,15 @@ class ReadyQueues:
     """For each model, the groups in which somebody is waited for, and others have ended."""
     _ages: dict[str, list[tuple[int, str]]] = field(default_factory=dict, init=False)
     """For each model its ready episodes, those with the oldest version first."""
+
+    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
+        """None: `Seats` does, and calls the methods below."""
+        return {}
+
+    def derive(self) -> None:
+        """Rebuild whatever follows from what a snapshot has, where a group key is a plain tuple."""
+        self._groups = {(model, GroupKey(*group_key)): groups for (model, group_key), groups in self._groups.items()}
+        self.arrange(self.group_size, self.sizes)
 
     def size_of(self, model: str) -> int:
         """How many seats the groups of `model` have."""

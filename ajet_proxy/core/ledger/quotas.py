@@ -164,11 +164,11 @@ class Quotas:
         return self._buckets.setdefault((tenant, name), _Bucket(limit, limit, at))
 
     def _tenant(self, episode: str) -> str:
-        known = self._state.find(episode)
+        known = self._state.episodes.find(episode)
         return "" if known is None else known.tenant
 
     def _open(self, tenant: str) -> int:
-        return sum(one.state == "open" and one.tenant == tenant for one in self._state.unsettled.values())
+        return sum(one.state == "open" and one.tenant == tenant for one in self._state.episodes.unsettled.values())
 
     def _keeps(self, tenant: str, at: float) -> int:
         seen = self._kept.get(tenant)

@@ -28,10 +28,10 @@ def to_archive(state: State, at: float, max_age: float = 0.0) -> tuple[ev.Event,
     """The episodes whose time in memory is over, and the batches that have no episode left in memory. No episode goes
     with which others may still be compared. One that ended more than `max_age` seconds ago is not kept, however few
     there are; 0 means no limit."""
-    surplus, held = len(state.finished) - KEPT_EPISODES, sum(state.finished.values())
+    surplus, held = len(state.episodes.finished) - KEPT_EPISODES, sum(state.episodes.finished.values())
     most, chosen = max(AT_ONCE, surplus // 10), list[str]()
-    ended_after, needed = at - max_age if max_age else 0.0, state.queues.needed()
-    for name, size in state.finished.items():
+    ended_after, needed = at - max_age if max_age else 0.0, state.seats.queues.needed()
+    for name, size in state.episodes.finished.items():
         episode = state.episodes[name]
         latest = surplus <= 0 and held <= KEPT_BYTES and (episode.ended_at or 0.0) >= ended_after
         if latest or len(chosen) == most:

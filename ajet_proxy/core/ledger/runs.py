@@ -10,7 +10,7 @@ supervisor compares one number, and knows no keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -39,6 +39,23 @@ class WantedRun(Struct, frozen=True):
         """The flat configuration."""
         found: dict[str, Any] = json.loads(self.config)
         return found
+
+
+class Runs(dict[str, WantedRun]):
+    """Those that are wanted, by their names."""
+
+    KEPT = ()
+
+    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
+        return {ev.RunWanted: self._wanted, ev.RunForgotten: self._forgotten}
+
+    def _wanted(self, event: ev.RunWanted) -> None:
+        self[event.run] = WantedRun(
+            event.run, event.supervisor, event.desired, event.config, event.digest, event.starts, event.at
+        )
+
+    def _forgotten(self, event: ev.RunForgotten) -> None:
+        del self[event.run]
 
 
 def known_run(runs: Mapping[str, WantedRun], run: str) -> WantedRun:

@@ -14,9 +14,10 @@ from __future__ import annotations
 from itertools import chain
 
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.life import OTHER_RUN
 from ajet_proxy.core.ledger.parts import Part, parted
 from ajet_proxy.core.ledger.queues import LeasedBatch
-from ajet_proxy.core.ledger.state import OTHER_RUN, State
+from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.trainers import Trainer
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import Attend
@@ -36,7 +37,7 @@ class TrainerCommands:
     def attend(self, body: Attend, *, at: float) -> tuple[ev.Event, ...]:
         """A trainer says how it is. Raises `Conflict` if another one is at work, or has taken its place."""
         at = max(at, self.state.now)
-        known = self.state.trainers.get(body.model)
+        known = self.state.weights.trainers.get(body.model)
         came: tuple[ev.Event, ...] = ()
         if known is None or (body.says == "comes" and known.instance != body.instance):
             self._let_in(body, at)
@@ -54,13 +55,13 @@ class TrainerCommands:
 
     def check(self, model: str, instance: str) -> None:
         """`Conflict` for an `instance` whose place another one has taken. Who names none is no trainer of ours."""
-        known = self.state.trainers.get(model)
+        known = self.state.weights.trainers.get(model)
         if instance and known is not None and known.instance != instance:
             raise Conflict(f"{_who(known, model)} has taken the place of this trainer", code="other_trainer")
 
     def check_run(self, model: str, run: str, at: float) -> None:
         """`Conflict` while the trainer of another run is heard."""
-        known = self.state.trainers.get(model)
+        known = self.state.weights.trainers.get(model)
         if known is not None and known.run != run and self._heard(known, model, at):
             raise Conflict(f"{_who(known, model)} is at work", code="other_trainer")
 
@@ -68,30 +69,30 @@ class TrainerCommands:
         """`run` has the model from now on. What is leased to another's comes back, and what is sealed or ready for that
         is discarded."""
         state, began = self.state, ev.RunBegan(at, model, run)
-        before = state.born(model).run
+        before = state.weights.born(model).run
         if before in ("", run):
             return (began,)
-        if (batch := next((one for one in state.leased.values() if one.model == model), None)) is not None:
+        if (batch := next((one for one in state.batches.leased.values() if one.model == model), None)) is not None:
             return Part((ev.BatchReturned(at, batch.id, "other_run"),))
         waiting = (
             ev.EpisodeDiscarded(
                 at, name, "other_run", OTHER_RUN, () if set(state.episodes[name].shares) == {model} else (model,)
             )
-            for of, name in state.queues.ready() if of == model
+            for of, name in state.seats.queues.ready() if of == model
         )
         sealed = (
-            ev.EpisodeDiscarded(at, one.id, "other_run", OTHER_RUN) for one in state.unsettled.values()
+            ev.EpisodeDiscarded(at, one.id, "other_run", OTHER_RUN) for one in state.episodes.unsettled.values()
             if one.state == "sealed" and not one.eval and one.named_to_train() == (model,)
         )
         return parted(chain(waiting, sealed), began)
 
     def void(self, batch: LeasedBatch) -> bool:
         """Whether a batch was leased to another run than the one that has its model now."""
-        born = self.state.born(batch.model)
+        born = self.state.weights.born(batch.model)
         return born.branches[batch.branch].run != born.run
 
     def _let_in(self, body: Attend, at: float) -> None:
-        known = self.state.trainers.get(body.model)
+        known = self.state.weights.trainers.get(body.model)
         if known is None or (known.run, known.folder) == (body.run, body.folder):
             return
         if self._heard(known, body.model, at):

@@ -14,6 +14,7 @@ from itertools import chain, dropwhile, islice
 from typing import Any, Literal
 
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, Shown
+from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.teams import slowest
 from ajet_proxy.core.trajectory.drift_rate import by_model
@@ -34,35 +35,35 @@ SHOWN = 50
 def status(state: State, leads: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The terms of the ledger identity, and what else costs nothing to know. `leads` is how many updates models may be
     ahead of their teams."""
-    gate = state.gate_of()
+    gate = state.gates.any()
     teams = [
         {name: {"updates": team[name], **_waits(state, name, leads or {})} for name in sorted(team)}
-        for team in state.teams
+        for team in state.weights.teams
     ]
     return {
         "version": __version__,
         "now": state.now,
-        "gate": {"state": state.gate, "since": gate.since or None, "reason": gate.reason},
+        "gate": {"state": state.gates.overall(), "since": gate.since or None, "reason": gate.reason},
         "models": {
             model: {
-                "policy_version": served.version, "gate": state.gate_state(model), "upstreams": list(served.upstreams)
+                "policy_version": served.version, "gate": state.gates.state(model), "upstreams": list(served.upstreams)
             }
-            for model, served in state.served.items()
+            for model, served in state.weights.served.items()
         },
-        "episodes": {"opened": state.opened, **{name: state.counts[name] for name in EPISODE_STATES}},
-        "archived": sum(state.archived.values()),
-        "discarded": dict(state.discarded),
+        "episodes": {"opened": state.tallies.opened, **{name: state.tallies.counts[name] for name in EPISODE_STATES}},
+        "archived": sum(state.episodes.archived.values()),
+        "discarded": dict(state.tallies.discarded),
         "groups": {
-            "waiting": state.queues.waiting,
-            "ready": state.queues.complete,
-            "leased": sum(len(batch.groups) for batch in state.leased.values()),
+            "waiting": state.seats.queues.waiting,
+            "ready": state.seats.queues.complete,
+            "leased": sum(len(batch.groups) for batch in state.batches.leased.values()),
         },
-        "batches": {"leased": len(state.leased), "total": state.leases},
-        "calls": dict(state.calls),
-        "captures": dict(state.captures),
-        "tokens": dict(state.tokens),
-        "drift": dict(state.drift),
-        "drift_by_model": {model: drift.to_json() for model, drift in state.drifts.items()},
+        "batches": {"leased": len(state.batches.leased), "total": state.batches.leases},
+        "calls": dict(state.tallies.calls),
+        "captures": dict(state.tallies.captures),
+        "tokens": dict(state.tallies.tokens),
+        "drift": dict(state.tallies.drift),
+        "drift_by_model": {model: drift.to_json() for model, drift in state.tallies.drifts.items()},
         "alerts": list(state.alerts().values()),
         **({"teams": teams} if teams else {}),
     }
@@ -70,7 +71,7 @@ def status(state: State, leads: Mapping[str, int] | None = None) -> dict[str, An
 
 def _waits(state: State, model: str, leads: Mapping[str, int]) -> dict[str, str]:
     """For which model of its team a trainer waits, if it does."""
-    least, behind = slowest(state.teams, model)
+    least, behind = slowest(state.weights.teams, model)
     return {"waits_for": least} if behind > leads.get(model, behind) else {}
 
 
@@ -78,46 +79,37 @@ def wanted(state: State) -> dict[str, Any]:
     """How many episodes each lane wants now that has a share, or any ``other`` lane. Without shares, those are named in
     which most is open or ready. Nothing where no lane is held back. Of several models, the one that wants most
     counts."""
-    models = state.may_train(None, None, None)
-    other = state.room("", models)
+    models = state.weights.may_train(None, None, None)
+    other = state.mixes.room("", models)
     if other is None:
         return {}
-    names = dict.fromkeys(model if model in state.own else "" for model in models or ("",))
     named = {
-        lane for name in names
-        for lane in state.directed(name).mix.shares or [row["lane"] for row in lanes(state, name)]
+        lane for known in state.mixes.several(models)
+        for lane in known.mix.shares or [row["lane"] for row in lanes(known)]
     }
-    return {"lanes": {lane: state.room(lane, models) for lane in sorted(named)}, "other": other}
+    return {"lanes": {lane: state.mixes.room(lane, models) for lane in sorted(named)}, "other": other}
 
 
-def mix(state: State, model: str = "") -> dict[str, Any]:
+def mix(state: State, model: str | None = None) -> dict[str, Any]:
     """The mix that holds for a model, with how each lane stands that has a share, and those of the others in which most
     is open or ready."""
-    name = model if model in state.own else ""
-    mix = state.directed(name).mix
+    known = state.mixes.of(state.weights.meant(model))
     return {
-        "shares": dict(mix.shares), "ahead": mix.ahead or 0, "lane_wait_s": mix.lane_wait_s,
-        "group_size": mix.group_size or state.settings.group_size,
-        "lanes": {lane.pop("lane"): lane for lane in lanes(state, name)},
+        "shares": dict(known.mix.shares), "ahead": known.mix.ahead or 0, "lane_wait_s": known.mix.lane_wait_s,
+        "group_size": known.counts.size, "lanes": {lane.pop("lane"): lane for lane in lanes(known)},
     }
 
 
-def lanes(state: State, name: str = "") -> list[dict[str, Any]]:
-    """How lanes stand in the mix of that name. ``leased`` are groups since the shares were set, ``owed`` those that a
-    lane has lent, or borrowed if below 0. ``open`` and ``ready`` are episodes."""
-    known = state.directed(name)
-    shares, counts = known.mix.shares, known.counts
-    credits = [
-        one for model, one in state.credits.items() if (model == name if name else model not in state.own)
-    ]
+def lanes(known: LaneMix) -> list[dict[str, Any]]:
+    """How the lanes of a mix stand. ``leased`` are groups since the shares were set, ``owed`` those that a lane has
+    lent, or borrowed if below 0. ``open`` and ``ready`` are episodes."""
+    shares, counts, credit = known.mix.shares, known.counts, known.credit
     others = (counts.playing.keys() | counts.waiting.keys()) - shares.keys()
     most = heapq.nsmallest(SHOWN, others, key=lambda lane: (-counts.playing[lane] - counts.waiting[lane], lane))
     return [
         {
-            "lane": lane, "share": shares.get(lane, 0.0),
-            "leased": sum(credit.leased.get(lane, 0) for credit in credits),
-            "owed": sum(credit.owed.get(lane, 0) for credit in credits),
-            "open": counts.playing[lane], "ready": counts.waiting[lane],
+            "lane": lane, "share": shares.get(lane, 0.0), "leased": credit.leased.get(lane, 0),
+            "owed": credit.owed.get(lane, 0), "open": counts.playing[lane], "ready": counts.waiting[lane],
         }
         for lane in (*sorted(shares), *most)
     ]
@@ -125,8 +117,7 @@ def lanes(state: State, name: str = "") -> list[dict[str, Any]]:
 
 def _all_lanes(state: State) -> list[dict[str, Any]]:
     """The lanes of each mix, with its ``model`` if several are in use."""
-    tables = {name: lanes(state, name) for name in ("", *state.own)}
-    used = {name: rows for name, rows in tables.items() if rows}
+    used = {name: rows for name, known in state.mixes.table.items() if (rows := lanes(known))}
     if len(used) < 2:
         return [row for rows in used.values() for row in rows]
     return [row | ({"model": name} if name else {}) for name, rows in used.items() for row in rows]
@@ -136,14 +127,14 @@ def overview(state: State, at: float) -> dict[str, Any]:
     """What an owner asks at time `at` beyond the status: rewards of the whole run and by task, which episodes are
     quiet, and what is leased."""
     at = max(at, state.now)
-    idle = heapq.nsmallest(SHOWN, state.unsettled.values(), key=lambda episode: episode.active_at)
+    idle = heapq.nsmallest(SHOWN, state.episodes.unsettled.values(), key=lambda episode: episode.active_at)
     return {
         "now": at,
         "rewards": {
             kind: {"episodes": curve.count, "points": [point.to_json() for point in curve.points]}
-            for kind, curve in state.reward_curves.curves.items()
+            for kind, curve in state.tallies.reward_curves.curves.items()
         },
-        "tasks": list(state.reward_curves.tasks(SHOWN)),
+        "tasks": list(state.tallies.reward_curves.tasks(SHOWN)),
         "lanes": _all_lanes(state)[:SHOWN],
         "quiet": [_idle(episode, at) for episode in idle],
         "leases": [
@@ -152,7 +143,7 @@ def overview(state: State, at: float) -> dict[str, Any]:
                 "groups": len(batch.groups), "episodes": sum(len(episodes) for _, episodes in batch.groups),
                 "lease_until": batch.lease_until,
             }
-            for batch in list(state.leased.values())[:SHOWN]
+            for batch in list(state.batches.leased.values())[:SHOWN]
         ],
     }
 
@@ -182,17 +173,17 @@ def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
     """`record` as it is now, with iterators in place of its lists of calls and timelines, and a function in place of
     ``drift``. Each item is made when it is asked for, in any thread, and timelines are merged only then. Together the
     items may have many times the tokens that the episode has."""
-    episode = state.episode(name)
+    episode = state.episodes.known(name)
     rewards = tuple(episode.rewards.values())
     entries = [
         (call, CallEntry(entry.asked, entry.state, entry.reason, entry.turn)) for call, entry in episode.calls.items()
     ]
     text: Callable[[], Mapping[str, bytes]] = dict
     if tokens == "none":
-        shown = _shown(episode, state.merge_policy)
+        shown = _shown(episode, state.weights.merge_policy)
         drift, timelines = lambda: shown().drift, _later(lambda: shown().timelines)
     else:
-        merged = cache(episode.merging(state.merge_policy))
+        merged = cache(episode.merging(state.weights.merge_policy))
         told = partial(samples_of, episode=episode.id, task=episode.named_task, rewards=rewards)
         drift, timelines = lambda: _drift(merged()), _later(lambda: (one.to_json() for one in told(merged())))
         if tokens == "all":
@@ -275,7 +266,7 @@ def records(state: State, wanted: Wanted) -> dict[str, Any]:
     the `Wanted.before` to ask for them with."""
     if wanted.state is not None and wanted.state not in EPISODE_STATES:
         raise BadRequest(f"state must be one of {', '.join(EPISODE_STATES)}", param="state")
-    if wanted.before is not None and state.find(wanted.before) is None:
+    if wanted.before is not None and state.episodes.find(wanted.before) is None:
         raise BadRequest(f"no episode {wanted.before}", param="before")
     fitting = (
         episode for episode in _newest_first(state, wanted)
@@ -289,16 +280,17 @@ def records(state: State, wanted: Wanted) -> dict[str, Any]:
 def _newest_first(state: State, wanted: Wanted) -> Iterator[Episode]:
     """Those in memory, then the archived, going on from the last one that was listed."""
     before, after = wanted.before, None
-    known: Iterator[Episode] = chain(reversed(state.episodes.values()), reversed(state.leaving.values()))
-    if before in state.episodes or before in state.leaving:
+    known: Iterator[Episode] = chain(reversed(state.episodes.values()), reversed(state.episodes.leaving.values()))
+    if before in state.episodes or before in state.episodes.leaving:
         known = islice(dropwhile(lambda episode: episode.id != before, known), 1, None)
     elif before is not None:
         known, after = iter(()), before
     yield from known
-    if state.archive is None:
+    if state.episodes.archive is None:
         return
-    archived = state.archive.latest(wanted.state, wanted.task, after, wanted.limit + 1 + len(state.leaving))
-    yield from (episode for episode in archived if episode.id not in state.leaving)
+    leaving = state.episodes.leaving
+    archived = state.episodes.archive.latest(wanted.state, wanted.task, after, wanted.limit + 1 + len(leaving))
+    yield from (episode for episode in archived if episode.id not in leaving)
 
 
 def _shares(episode: Episode) -> dict[str, str] | None:
@@ -370,14 +362,14 @@ def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
 def batch(state: State, name: str) -> Batch:
     """What a lease delivers, as the state was when it was leased. Episodes that retention has removed since are left
     out."""
-    known = state.batch(name)
+    known = state.batches.known(name)
     groups = tuple(
         Group(task, tuple(
             delivered(one, known.model, known.rewards_at_lease[one.id], _told(state, one, known.model, known.branch))
-            for one in map(state.find, names) if one is not None
+            for one in map(state.episodes.find, names) if one is not None
         ), tuple(
             delivered(one, known.model, None)
-            for one in map(state.find, known.earlier.get(names[0], ())) if one is not None and one.chains
+            for one in map(state.episodes.find, known.earlier.get(names[0], ())) if one is not None and one.chains
         ))
         for task, names in known.groups
     )  # fmt: skip
@@ -386,14 +378,14 @@ def batch(state: State, name: str) -> Batch:
 
 def ready_episodes(state: State) -> Iterator[BatchEpisode]:
     """What the ready episodes would deliver, for each task the longest ready first."""
-    for model, episode in state.queues.ready():
-        known = state.episode(episode)
-        yield delivered(known, model, None, _told(state, known, model, state.born(model).last))
+    for model, episode in state.seats.queues.ready():
+        known = state.episodes.known(episode)
+        yield delivered(known, model, None, _told(state, known, model, state.weights.born(model).last))
 
 
 def _told(state: State, episode: Episode, model: str, branch: int) -> tuple[Timeline, ...]:
     """The timelines of an episode, with the versions of `model` as they are told to who is on `branch`."""
-    return state.born(model).told(episode.timelines, episode.sampled_by(model), branch)
+    return state.weights.born(model).told(episode.timelines, episode.sampled_by(model), branch)
 
 
 def delivered(

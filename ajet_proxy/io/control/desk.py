@@ -13,6 +13,7 @@ import asyncio
 import json
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from aiohttp import web
@@ -64,8 +65,10 @@ class Desk:
         )
 
     async def decide(self, asked: Asked) -> Answer:
-        """The core's answer to `asked` as things are now; nothing has changed."""
-        return await self.store.decide(lambda: api.decide(replace(asked, at=self.clock.now())))
+        """The core's answer to `asked` as things are now; nothing has changed. New ids stay the same while the archive
+        is read for it."""
+        new_id = cache(self.clock.new_id)
+        return await self.store.decide(lambda: api.decide(replace(asked, at=self.clock.now(), new_id=new_id)))
 
     async def settle(self, asked: Asked) -> Answer:
         """The core's answer to `asked`. Unless it is a ``GET``, its events and all earlier ones are on disk first."""

@@ -86,9 +86,9 @@ def read(
     figures = {
         "ajet_build_info": _by_label({__version__: 1}),
         **ledger_figures(state),
-        "ajet_policy_version": _by_label({name or "*": state.policy_version(name) for name in engines.names()}),
+        "ajet_policy_version": _by_label({name or "*": state.weights.policy_version(name) for name in engines.names()}),
         "ajet_engines": _by_label({name or "*": len(engines.of(name)) for name in engines.names()}),
-        "ajet_gate_open": _one(not state.shut()),
+        "ajet_gate_open": _one(not state.gates.shut()),
         "ajet_requests_in_flight": _one(gate.in_flight),
         "ajet_requests_waiting": _one(gate.waiting),
         "ajet_busy_seconds_total": _one(gate.busy_s),
@@ -108,24 +108,24 @@ def read(
 
 def ledger_figures(state: State) -> dict[str, Values]:
     """The figures of the ledger; `ajet_proxy.core.ledger.views.status` shows the same."""
-    curves = state.reward_curves.curves
-    recent = {kind: state.reward_curves.recent_mean(kind, RECENT_EPISODES) for kind in curves}
-    drifts = state.drifts.items()
+    curves = state.tallies.reward_curves.curves
+    recent = {kind: state.tallies.reward_curves.recent_mean(kind, RECENT_EPISODES) for kind in curves}
+    drifts = state.tallies.drifts.items()
     groups = {
-        "waiting": state.queues.waiting, "ready": state.queues.complete,
-        "leased": sum(len(batch.groups) for batch in state.leased.values()),
+        "waiting": state.seats.queues.waiting, "ready": state.seats.queues.complete,
+        "leased": sum(len(batch.groups) for batch in state.batches.leased.values()),
     }
     return {
-        "ajet_episodes": _by_label(state.counts),
-        "ajet_episodes_opened_total": _one(sum(state.counts.values())),
-        "ajet_episodes_discarded_total": _by_label(state.discarded),
+        "ajet_episodes": _by_label(state.tallies.counts),
+        "ajet_episodes_opened_total": _one(sum(state.tallies.counts.values())),
+        "ajet_episodes_discarded_total": _by_label(state.tallies.discarded),
         "ajet_episodes_rewarded_total": _by_label({kind: curve.count for kind, curve in curves.items()}),
         "ajet_recent_reward_mean": _by_label({kind: mean for kind, mean in recent.items() if mean is not None}),
-        "ajet_calls_in_flight": _one(state.calls["running"]),
-        "ajet_captures_total": _by_label(state.captures),
+        "ajet_calls_in_flight": _one(state.tallies.calls["running"]),
+        "ajet_captures_total": _by_label(state.tallies.captures),
         "ajet_groups": _by_label(groups),
-        "ajet_batches_leased": _one(len(state.leased)),
-        "ajet_tokens_total": _by_label(state.tokens),
+        "ajet_batches_leased": _one(len(state.batches.leased)),
+        "ajet_tokens_total": _by_label(state.tallies.tokens),
         "ajet_turns_total": _by_label({model: drift.turns for model, drift in drifts}),
         "ajet_broken_timelines_total": {
             (model, why): count for model, drift in drifts for why, count in drift.broken.items()

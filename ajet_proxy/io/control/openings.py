@@ -24,7 +24,7 @@ class Openings:
 
     def __init__(self, desk: Desk, engines: Engines) -> None:
         self._desk, self._state, self._engines = desk, desk.store.state, engines
-        self._pace = Pace(self._state.room, self._state.lacking, self._watch)
+        self._pace = Pace(self._state.mixes.room, self._state.mixes.lacking, self._watch)
 
     def stop(self) -> None:
         """Hold nobody from now on."""
@@ -34,7 +34,7 @@ class Openings:
         """Open it when its lane has room. What is wrong with it is said before, and who has it already has it
         again."""
         await self._check_engines(asked)
-        where = paced(self._state, (await self._desk.decide(asked)).events) if self._state.paced() else None
+        where = paced(self._state, (await self._desk.decide(asked)).events) if self._state.mixes.paced() else None
         if where is not None:
             group_key, models = where
             wanted = HOLD_S if asked.body.hold_s is None else asked.body.hold_s
@@ -54,7 +54,7 @@ class Openings:
     def held(self) -> Iterator[str]:
         """An alert for each lane in which agents wait for room that nobody makes."""
         for lane, models in self._pace.full():
-            mixes = [one.mix for one in self._state.directions(models)]
+            mixes = [one.mix for one in self._state.mixes.several(models)]
             if all(mix.shares and not mix.shares.get(lane) for mix in mixes):
                 yield f"agents wait to play lane {lane!r}, which has no share in the mix (ajet mix)"
 

@@ -111,7 +111,7 @@ class Weights:
         faults: list[str] = []
         if self._pauses:
             engines, own = self._engines, asked.body.model or ""
-            freezing = (gate for gate in self._desk.store.state.shut() if not engines.shares(gate))
+            freezing = (gate for gate in self._desk.store.state.gates.shut() if not engines.shares(gate))
             frozen = {url for gate in freezing for url in engines.behind(gate)}
             urls = tuple(url for url in engines.behind(own) if url not in frozen)
             version = None if engines.shares(own) else asked.body.policy_version

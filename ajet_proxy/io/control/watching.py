@@ -70,10 +70,10 @@ class Watching:
         """Which weights serve a model, its gate, and the requests that count as its own."""
         state, gate = self._store.state, "open"
         if not self._gate.is_open(name):
-            several = len(state.served) > 1
-            gate = ("closing" if self._gate.of(name).in_flight else "closed") if several else state.gate
+            several = len(state.weights.served) > 1
+            gate = ("closing" if self._gate.of(name).in_flight else "closed") if several else state.gates.overall()
         urls = list(self._engines.of(name))
-        version = state.policy_version(name)
+        version = state.weights.policy_version(name)
         return {"policy_version": version, "gate": gate, "upstreams": urls} | _figures(self._gate.of(name))
 
     async def ca(self, http: web.Request, asked: Asked) -> web.Response:

@@ -25,7 +25,7 @@ from ajet_proxy.core.ledger.attempts import HELD, UNSERVED
 from ajet_proxy.core.ledger.engine_alerts import EngineAlerts
 from ajet_proxy.core.ledger.episode import Episode, takes
 from ajet_proxy.core.ledger.retries import UnseenRequests
-from ajet_proxy.core.ledger.state import Serving
+from ajet_proxy.core.ledger.weights import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
 from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_SILENT, NOT_WRITTEN
@@ -60,7 +60,7 @@ class LocalPort:
         engines are frozen with their calls while a gate is shut."""
         self._store, self._spoken = store, spoken
         self._state, self._commands = store.state, store.commands
-        self.serving: Serving = store.state
+        self.serving: Serving = store.state.weights
         self._gate = gate
         self._pauses = pauses
         self._engines = engines
@@ -100,7 +100,7 @@ class LocalPort:
             await self._store.commit(await self._store.decide(lambda: commands.open_episode(
                 opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
             )))
-            known = self._state.episode(episode)
+            known = self._state.episodes.known(episode)
         sent, at = (episode, name), self._clock.now()
         if again is not None:
             before = sum(one.startswith(name) for one in known.rewards)
@@ -160,7 +160,7 @@ class LocalPort:
             said = identity.labels.agent
             agent = said or "" if known is None else known.agent_of(said, request.model)
             chosen = None if known is None else known.model_for(agent, request.model, self._engines.names())
-            model = chosen or request.model or self._state.only_model()
+            model = chosen or request.model or self._state.weights.only_model()
             opening = partial(
                 self._commands.begin_call, model=model, agent=agent, task=identity.labels.task,
                 eval=identity.labels.eval, identified_by=identity.identified_by, route=request.route,
@@ -198,14 +198,14 @@ class LocalPort:
         """The calls of a request that is let in now, and what begins them. Of the `names` of episodes, the second is
         that of a new one, for where the first has ended meanwhile."""
         state, named, (episode, spare) = self._state, request.identity, names
-        known = state.find(episode)
+        known = state.episodes.find(episode)
         if named.identified_by in UNSURE and named.labels.reward is None and known and known.state != "open":
             episode = self._naming.current(named).episode or spare
-            known = state.find(episode)
+            known = state.episodes.find(episode)
         begun = Begun(
             calls=tuple(self._clock.new_id("call") for _ in range(request.choices)), episode=episode,
             model=model, episode_model=chosen, agent=agent, started_at=self._clock.now(),
-            policy_version=state.policy_version(model), gate_since=self._gate_since(model),
+            policy_version=state.weights.policy_version(model), gate_since=self._gate_since(model),
             open=() if known is None else known.attempts.open_to(agent),
             identified_by=identity.identified_by,
         )
@@ -223,9 +223,9 @@ class LocalPort:
 
     def _gate_since(self, model: str) -> float:
         """When a gate was last moved that holds requests for `model`."""
-        home, gates = self._engines.home(model), self._state.gates.items()
+        home, gates = self._engines.home(model), self._state.gates.table.items()
         own = (gate.since for name, gate in gates if self._engines.guards(name, home))
-        return max(self._state.gate_now.since, *own, 0.0)
+        return max(own, default=0.0)
 
     @contextmanager
     def _running(self, begun: Begun, on_discard: OnDiscard) -> Iterator[None]:
@@ -292,7 +292,7 @@ class LocalPort:
         return "unknown_history" if before is None else (known, before)
 
     def remember(self, ends: Sequence[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
-        known = self._state.episodes.get(self._state.episode_by_call.get(call, ""))
+        known = self._state.episodes.get(self._state.episodes.by_call.get(call, ""))
         if known is None or known.state == "open":
             self._memory.remember(ends, shape, call, ended)
 
@@ -346,7 +346,7 @@ class LocalPort:
                     ending.episode, ending.call, at=at, marks=ending.marks, begins=ending.begins
                 )
                 if not any(isinstance(event, ev.CallFinished) for event in events):  # too late, but used
-                    self.used(self._state.episode(ending.episode).tenant, ending.call.turn.end)
+                    self.used(self._state.episodes.known(ending.episode).tenant, ending.call.turn.end)
                 return events
             return self._commands.lose_call(
                 ending.episode, ending.call, ending.reason, at=at, marks=ending.marks, taken_back=ending.taken_back,

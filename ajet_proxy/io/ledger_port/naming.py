@@ -42,14 +42,15 @@ class Naming:
 
     def __init__(self, store: Store, clock: Clock, metrics: Metrics) -> None:
         self._store, self._state, self._clock, self._metrics = store, store.state, clock, metrics
-        self._names = names = SessionNames(store.state.episodes.values(), store.state.sealed_lineage)
-        self._shared = SharedNames(names, store.state.lineage.continued, store.trouble, logger.warning)
+        self._names = names = SessionNames(store.state.episodes.values(), store.state.episodes.sealed_lineage)
+        self._shared = SharedNames(names, store.state.episodes.lineage.continued, store.trouble, logger.warning)
 
     async def find(self, episode: str | None) -> Episode | None:
         """The episode, wherever it is."""
         if episode is None:
             return None
-        return self._state.episodes.get(episode) or await self._store.decide(partial(self._state.find, episode))
+        known = self._state.episodes
+        return known.get(episode) or await self._store.decide(partial(known.find, episode))
 
     async def whose(self, request: CallRequest) -> tuple[Identity, Mapping[str, Any]]:
         """The identity of a request with the episode that it belongs to, and what to note on one that it opens."""
@@ -66,11 +67,11 @@ class Naming:
         runs."""
         if identity.episode is None or identity.identified_by not in RUNGS:
             return identity
-        find, tenant = self._state.find, identity.claims.tenant
+        find, tenant = self._state.episodes.find, identity.claims.tenant
         name, agent = self._names.root(identity.episode, identity.parent, tenant), identity.labels.agent
         if name != identity.episode:
             identity = replace(identity, labels=replace(identity.labels, agent=agent or identity.episode[:MAX_LABEL]))
-        if identity.may_be_shared and base_of(name, tenant) in self._state.shared_names:
+        if identity.may_be_shared and base_of(name, tenant) in self._state.episodes.shared_names:
             return replace(identity, episode=None, identified_by="lineage")
         found = self._names.current(name, tenant, find, for_reward=identity.labels.reward is not None)
         return replace(identity, episode=found)
@@ -94,7 +95,7 @@ class Naming:
         """`identity` with the episode that the request continues, if none is named; and what to note on a new one."""
         if identity.episode is not None:
             return identity, NOTHING
-        found = self._state.continued(history, **sent)
+        found = self._state.episodes.continued(history, **sent)
         what = ("new", "continued", "ambiguous")[min(len(found), 2)]
         self._metrics.inc("ajet_lineage_total", found=what)
         if len(found) == 1:

@@ -21,7 +21,7 @@ from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings, Mark
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger.attempts import fate
-from ajet_proxy.core.ledger.state import Serving
+from ajet_proxy.core.ledger.weights import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, REFUSED
 from ajet_proxy.core.trajectory.timeline import Packed

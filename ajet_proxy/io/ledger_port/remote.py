@@ -21,7 +21,7 @@ from ajet_proxy.core.conversation.history import Beginnings, ChatHistory, Mark, 
 from ajet_proxy.core.identity.headers import Labels
 from ajet_proxy.core.identity.keys import Claims, Ring
 from ajet_proxy.core.identity.ladder import Identity
-from ajet_proxy.core.ledger.state import Served, Serving
+from ajet_proxy.core.ledger.weights import Served, Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Turn
 from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore

@@ -143,7 +143,7 @@ class ArchiveFile:
 def refuse_missing(data_dir: Path, compacted: State) -> None:
     """`JournalDamaged` if `compacted`, a snapshot's state, has archived episodes and there is no archive: nobody would
     know any more that they were trained."""
-    path, episodes = data_dir / NAME, sum(compacted.archived.values())
+    path, episodes = data_dir / NAME, sum(compacted.episodes.archived.values())
     if episodes and not path.exists():
         raise JournalDamaged(
             f"{path} is missing; it held {episodes} ended episodes: restore it from a copy, or `touch` it to "

@@ -63,7 +63,7 @@ def compact(data_dir: Path, *, ended_after: float = 0.0, limit: int = 0) -> int:
             if ended:
                 ended_records = (record for path in ended for record, _ in read_segment(path, last=False))
                 state = snapshot.replay(data_dir, ended_records, snapshot.load(data_dir, LedgerSettings()))
-                archiver.put(state.leaving.values(), state.leaving_batches.values())
+                archiver.put(state.episodes.leaving.values(), state.batches.leaving.values())
                 snapshot.save(data_dir, int(ended[-1].stem), state)
             _tidy(data_dir)
             return archiver.retain(ended_after, limit)

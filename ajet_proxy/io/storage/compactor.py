@@ -78,7 +78,8 @@ class Compactor:
     async def _forget(self) -> None:
         """Let go of some of what has arrived in the archive."""
         try:
-            self._arrived = await self._store.forget_archived(max(AT_ONCE, len(self._store.state.leaving) // 10))
+            leaving = len(self._store.state.episodes.leaving)
+            self._arrived = await self._store.forget_archived(max(AT_ONCE, leaving // 10))
         except (OSError, AjetError) as error:
             self._failed(str(error))
             return
@@ -93,7 +94,7 @@ class Compactor:
     async def _run(self) -> None:
         """Run one compaction. It ends with this process, which holds the other end of its input."""
         try:
-            if self._retains and self._store.state.leaving:
+            if self._retains and self._store.state.episodes.leaving:
                 await self._store.end_segment()
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *COMMAND, str(self._data_dir), *self._limits, TIED, stdin=PIPE, stdout=PIPE, stderr=PIPE

@@ -31,19 +31,23 @@ import msgpack
 from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger.attempts import Attempt, Attempts
 from ajet_proxy.core.ledger.births import Births, Branch
-from ajet_proxy.core.ledger.clients import Client, Clients
+from ajet_proxy.core.ledger.clients import Client
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
+from ajet_proxy.core.ledger.episodes import Archive
 from ajet_proxy.core.ledger.evaluations import Evaluation
+from ajet_proxy.core.ledger.gates import Gate
 from ajet_proxy.core.ledger.groups import Group, Seat
-from ajet_proxy.core.ledger.mix import LaneMix, Mix, QueueCredit
+from ajet_proxy.core.ledger.mix import Mix, QueueCredit
+from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.plays import Play
-from ajet_proxy.core.ledger.progress import GroupKey, GroupProgress, OpenCounts, Progress
-from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
+from ajet_proxy.core.ledger.progress import GroupProgress, OpenCounts, Progress
+from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
 from ajet_proxy.core.ledger.runs import WantedRun
-from ajet_proxy.core.ledger.state import Archive, Gate, LedgerSettings, Served, State
+from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.ledger.texts import Text, Texts
 from ajet_proxy.core.ledger.trainers import Trainer
+from ajet_proxy.core.ledger.weights import Served
 from ajet_proxy.core.trajectory.drift_rate import Drift
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import Turn
@@ -52,11 +56,11 @@ from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, fram
 
 KINDS: dict[str, Any] = {
     "Asked": Asked, "Attempt": Attempt, "Attempts": Attempts, "Births": Births, "Branch": Branch,
-    "CallEntry": CallEntry, "Chain": Chain, "Client": Client, "Clients": Clients, "Curve": Curve,
+    "CallEntry": CallEntry, "Chain": Chain, "Client": Client, "Curve": Curve,
     "LaneMix": LaneMix, "Drift": Drift, "Episode": Episode, "EpisodeReward": EpisodeReward,
     "Evaluation": Evaluation, "Gate": Gate, "GroupProgress": GroupProgress, "Group": Group, "LeasedBatch": LeasedBatch,
     "Lineage": Lineage, "OpenCounts": OpenCounts, "Mix": Mix, "Play": Play, "Point": Point, "Progress": Progress,
-    "QueueCredit": QueueCredit, "ReadyQueues": ReadyQueues, "RewardCurves": RewardCurves, "Seat": Seat,
+    "QueueCredit": QueueCredit, "RewardCurves": RewardCurves, "Seat": Seat,
     "Served": Served, "TaskRewards": TaskRewards, "Text": Text, "Texts": Texts, "Trainer": Trainer, "Turn": Turn,
     "WantedRun": WantedRun,
 }
@@ -66,16 +70,13 @@ HEADER = ("ajet-snapshot-1", sys.byteorder)
 OBJECT, SET = 1, 2
 PIECE = 16 << 20
 """The longest record of a snapshot."""
+TABLES = ("batches", "runs")
+"""Rooms that are themselves what they keep, besides the episodes."""
 HUGE = 1 << 40
 """More than any value that a machine holds: msgpack has a limit of its own otherwise."""
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, msgpack.UnpackException)
 """What reading may raise where the checksums fit and the values do not: it is another program's, or written wrongly."""
 READING: dict[str, Any] = {"use_list": False, "strict_map_key": False, "unicode_errors": "surrogatepass"}
-DERIVED = frozenset((
-    "settings", "archive", "episodes", "leaving", "leaving_batches", "unsettled", "leased", "episode_by_call",
-    "running", "_handlers",
-))
-"""What `State` holds besides what is written as it is."""
 
 
 def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = None) -> State:
@@ -130,7 +131,9 @@ def pack_state(state: State) -> Iterator[bytes]:
     yield pack(HEADER)
     for episode in state.episodes.values():
         yield pack(episode)
-    yield pack({name: value for name, value in vars(state).items() if name not in DERIVED})
+    kept = {name: {field: getattr(room, field) for field in room.KEPT} for name, room in state.rooms().items()}
+    tables = {name: dict(getattr(state, name)) for name in TABLES}
+    yield pack(kept | {"tables": tables, "now": state.now})
     yield pack(len(state.episodes))
 
 
@@ -140,10 +143,14 @@ def unpack_state(path: Path, state: State) -> None:
         if isinstance(value, Episode):
             state.episodes[value.id] = value
             continue
-        for name, item in value.items():
-            if name in vars(state):
-                setattr(state, name, _like(getattr(state, name), item))
-    _derive(state)
+        state.now = value["now"]
+        for name, room in state.rooms().items():
+            for field in room.KEPT:
+                if field in value.get(name, ()):
+                    setattr(room, field, _like(getattr(room, field), value[name][field]))
+            if name in TABLES:
+                room.update(value["tables"].get(name, {}))
+    state.derive()
 
 
 def values(path: Path) -> Iterator[Any]:
@@ -165,18 +172,6 @@ def values(path: Path) -> Iterator[Any]:
         raise JournalDamaged(f"{damaged} ({error!r})") from error
     if last != found - 2 or end != path.stat().st_size:
         raise JournalDamaged(damaged)
-
-
-def _derive(state: State) -> None:
-    """Set what follows from the rest, and from settings that may have changed."""
-    for episode in state.episodes.values():
-        state.episode_by_call.update(dict.fromkeys(episode.calls, episode.id))
-        if episode.running:
-            state.running.update(entry.asked.model for entry in episode.calls.values() if entry.state == "running")
-        if episode.state in ("open", "sealed"):
-            state.unsettled[episode.id] = episode
-    state.leased = {name: batch for name, batch in state.batches.items() if batch.state == "leased"}
-    state.regroup()
 
 
 def unpack(record: bytes) -> Any:
@@ -258,10 +253,6 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
             for name, marks in vars(value)["_marks"].items():
                 vars(value)["_marks"][name] = [Mark(*mark) for mark in marks]
         return value
-    if kind is ReadyQueues:
-        fields["_groups"] = {(model, GroupKey(*key)): groups for (model, key), groups in fields["_groups"].items()}
-    if kind is Progress:
-        fields["by_key"] = {GroupKey(*key): known for key, known in fields["by_key"].items()}
     made = {name: field.default_factory() for name, field in known.items() if callable(field.default_factory)}
     value = kind(**{name: _like(made.get(name), item) for name, item in fields.items() if name in known})
     if kind is Episode:

@@ -182,9 +182,9 @@ class Store:
 
     async def forget_archived(self, most: int) -> bool:
         """Let go of at most `most` episodes and batches that are in the archive. Returns True if there may be more."""
-        leaving, batches = (list(islice(some, most)) for some in (self.state.leaving, self.state.leaving_batches))
-        episodes = await asyncio.to_thread(self._archive.holds, "episodes", leaving)
-        batches = await asyncio.to_thread(self._archive.holds, "batches", batches)
+        leaving = [list(islice(room.leaving, most)) for room in (self.state.episodes, self.state.batches)]
+        episodes = await asyncio.to_thread(self._archive.holds, "episodes", leaving[0])
+        batches = await asyncio.to_thread(self._archive.holds, "batches", leaving[1])
         self.state.arrived(episodes, batches)
         return most in (len(episodes), len(batches))
 

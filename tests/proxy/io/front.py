@@ -113,7 +113,7 @@ class Front:
         self.gate = Gatekeeper(is_open=self._passes, hold_s=hold_s)
         self.fixed: dict[str, tuple[str, ...]] = {"": upstreams} if upstreams else {}
         state = self.store.state
-        self.engines = engines = Engines(self.fixed, state.upstreams, state.models)
+        self.engines = engines = Engines(self.fixed, state.weights.upstreams, state.weights.models)
         self.ledger_port = LocalPort(
             store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
             pauses=settings.get("pauses", False),
@@ -127,7 +127,7 @@ class Front:
         self.url = ""
 
     def _passes(self, home: str) -> bool:
-        return self.engines.passes(self.store.state.shut, home)
+        return self.engines.passes(self.store.state.gates.shut, home)
 
     async def __aenter__(self) -> Front:
         app = web.Application(middlewares=[error_middleware])
@@ -180,7 +180,8 @@ class Front:
 
     def facts(self) -> Facts:
         state = self.store.state
-        serving = dict(state.served), state.default_version, state.policy_updates, state.merge_policy
+        known = state.weights
+        serving = dict(known.served), known.default_version, known.policy_updates, known.merge_policy
         return Facts(*serving, self.keys.ring, "ajet_proxy")
 
     def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:

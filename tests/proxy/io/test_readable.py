@@ -50,7 +50,7 @@ async def test_what_the_journal_cannot_hold_does_not_happen(tmp_path: Path, monk
         await store.commit(events)
     at = events.index(*[event for event in events if type(event).__name__ == "CallFinished"])
     assert heard == events[:at]
-    assert store.state.calls == {"running": 1, "complete": 0, "lost": 0}
+    assert store.state.tallies.calls == {"running": 1, "complete": 0, "lost": 0}
     await store.commit(store.commands.lose_call("ep-000", "call-001", "engine_error", at=rig.at))
     left = picture(store.state)
     await store.close()

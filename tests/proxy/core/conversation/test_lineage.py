@@ -31,7 +31,7 @@ class Nameless(LedgerRig):
         """A request as the front takes it: the episode that it belongs to, and its call."""
         history = read(ChatHistory, {"messages": messages}, b"scope")
         sent = {"body_hash": json.dumps(messages), "idempotency_key": key, "retries": int(retry)}
-        found = self.state.continued(history, **sent)
+        found = self.state.episodes.continued(history, **sent)
         episode = found[0] if len(found) == 1 else self.id("ep")
         call = self.id("call")
         self.run(self.commands.begin_call(
@@ -91,7 +91,7 @@ def test_a_history_of_two_episodes_begins_a_new_one() -> None:
     twins = {rig.turn([USER], said("five")) for _ in range(2)}
     history = read(ChatHistory, {"messages": [USER, said("five"), USER]}, b"scope")
     assert history is not None
-    assert set(rig.state.lineage.continued(history)) == twins
+    assert set(rig.state.episodes.lineage.continued(history)) == twins
     third = rig.turn([USER, said("five"), USER], said("four"))
     assert third not in twins
     assert rig.turn([USER, said("five"), USER, said("four"), USER], said("three")) == third
@@ -116,7 +116,7 @@ def test_an_episode_that_takes_no_more_calls_is_continued_no_more() -> None:
     assert other != first
     rig.abort(other)
     assert rig.turn([USER, said("five"), USER], said("four")) not in (first, other)
-    assert not vars(rig.state.lineage)["_marks"].keys() & {first, other}
+    assert not vars(rig.state.episodes.lineage)["_marks"].keys() & {first, other}
 
 
 def test_a_first_prompt_of_which_nothing_came_is_asked_again_in_its_episode() -> None:
@@ -154,7 +154,7 @@ def test_a_replay_knows_the_same_histories() -> None:
     again = State(rig.state.settings)
     for event in rig.events:
         again.apply(event)
-    assert vars(again.lineage) == vars(rig.state.lineage)
+    assert vars(again.episodes.lineage) == vars(rig.state.episodes.lineage)
 
 
 MARKS = st.builds(Mark, st.sampled_from("abc"), st.sampled_from((0, 3, 7)), st.sampled_from(("", "f")))

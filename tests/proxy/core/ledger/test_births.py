@@ -33,7 +33,7 @@ def play(rig: LedgerRig, number: int = 2, **options: Any) -> list[str]:
 
 
 def states(rig: LedgerRig, names: list[str]) -> set[tuple[str, str | None]]:
-    return {(rig.state.episode(name).state, rig.state.episode(name).reason) for name in names}
+    return {(rig.state.episodes.known(name).state, rig.state.episodes.known(name).reason) for name in names}
 
 
 def told(rig: LedgerRig, batch: str) -> set[int]:
@@ -103,7 +103,7 @@ def test_an_open_episode_goes_on_and_goes_with_its_run_when_it_is_sealed() -> No
     for name in (over, clean):
         rig.call(name)
     for name in (before, over, clean):
-        assert rig.state.episode(name).state == "open"
+        assert rig.state.episodes.known(name).state == "open"
         rig.reward(name)
     assert states(rig, [before, over]) == {("discarded", "other_run")}
     assert states(rig, [clean]) == {("ready", None)}
@@ -138,8 +138,8 @@ def test_shares_of_other_models_stay() -> None:
     batch = rig.lease(model="n")
     rig.announce("m", 0, run="b")
     rig.reward(names[4])
-    assert [rig.state.episode(name).state for name in names] == ["leased", "leased", *["ready"] * 3]
-    assert all(set(rig.state.episode(name).shares) == {"n"} for name in names)
+    assert [rig.state.episodes.known(name).state for name in names] == ["leased", "leased", *["ready"] * 3]
+    assert all(set(rig.state.episodes.known(name).shares) == {"n"} for name in names)
     assert batch is not None
     rig.ack(batch)
     assert states(rig, names[:2]) == {("trained", None)}
@@ -257,13 +257,13 @@ def test_an_evaluation_of_a_lost_version_is_wanted_no_more() -> None:
     rig = LedgerRig(watch=True)
     rig.announce(version=1, run="a")
     rig.evaluate()
-    assert rig.state.wanted() == {"m": 2}
+    assert rig.state.plays.wanted() == {"m": 2}
     for version in (0, 1):
         rig.announce(version=version, run="a")
-    assert rig.state.wanted() == {}
+    assert rig.state.plays.wanted() == {}
     rig.evaluate()
     rig.announce(version=1, run="b")
-    assert rig.state.wanted() == {}
+    assert rig.state.plays.wanted() == {}
 
 
 def test_another_run_begins_where_the_slowest_of_its_team_is() -> None:
@@ -276,7 +276,7 @@ def test_another_run_begins_where_the_slowest_of_its_team_is() -> None:
     rig.reward(name)
     rig.announce("m", 3, run="am")
     rig.announce("m", 5, run="b")
-    assert rig.state.teams == [{"m": 0, "n": 0}]
+    assert rig.state.weights.teams == [{"m": 0, "n": 0}]
 
 
 @dataclass
@@ -328,7 +328,7 @@ class World:
         self._pass(instants, die)
 
     def _begins(self) -> None:
-        self.rig.attend("begins", self.run, self.rig.state.trainers["m"].instance)
+        self.rig.attend("begins", self.run, self.rig.state.weights.trainers["m"].instance)
 
     def step(self, die: int, *, save: bool) -> None:
         made = self.weights()
@@ -388,7 +388,7 @@ class World:
             self.sample(name)
 
     def sample(self, name: str) -> None:
-        self.flights[name].tokens.append((self.engine, self.rig.state.policy_version("m")))
+        self.flights[name].tokens.append((self.engine, self.rig.state.weights.policy_version("m")))
 
     def finish(self, name: str) -> None:
         flight = self.flights.pop(name)
@@ -406,7 +406,7 @@ class World:
         self.sampled[name] = [made for made, _ in flight.tokens]
 
     def end(self, name: str) -> None:
-        if self.rig.state.episode(name).state == "open":
+        if self.rig.state.episodes.known(name).state == "open":
             self.rig.reward(name)
 
     def lease(self, max_staleness: int | None) -> None:
@@ -414,7 +414,7 @@ class World:
         batch = self.rig.lease(group_size=1, max_staleness=max_staleness)
         if batch is None:
             return
-        for _, names in self.rig.state.batch(batch).groups:
+        for _, names in self.rig.state.batches.known(batch).groups:
             for name in names:
                 assert {self.run_of[made] for made in self.sampled[name]} == {self.run}
                 if max_staleness == 0:
@@ -456,8 +456,8 @@ def test_no_run_learns_from_another_and_nothing_lost_is_fresh(pause: bool, says:
     again = State(SETTINGS)
     for event in world.rig.events:
         again.apply(decode(encode(event, again.episodes), again.episodes))
-    assert (again.births, again.queues) == (world.rig.state.births, world.rig.state.queues)
-    kept = world.rig.state.births["m"]
+    assert (again.weights.births, again.seats.queues) == (world.rig.state.weights.births, world.rig.state.seats.queues)
+    kept = world.rig.state.weights.births["m"]
     assert snapshot.unpack(snapshot.pack(kept)) == kept
 
 

@@ -49,7 +49,7 @@ def test_of_two_of_a_name_the_older_is_gone(rig: LedgerRig) -> None:
     newer = rig.join("one")
     assert list(rig.state.clients.live) == [other, foreign, newer]
     assert (shown(rig, older)["state"], shown(rig, older)["reason"]) == ("gone", "replaced")
-    assert rig.state.episode(mine).reason == "client_gone"
+    assert rig.state.episodes.known(mine).reason == "client_gone"
 
 
 def test_one_that_replaces_nobody_is_refused_the_name(rig: LedgerRig) -> None:
@@ -94,7 +94,7 @@ def test_an_episode_has_its_clients_revision_and_lane_unless_it_names_its_own(ri
     first, second = rig.open(client=client, task="code/1"), rig.open(client=client, revision="r2")
     alone, empty = rig.open(revision="r3", task="code/1"), rig.open(client="", revision="")
     assert [
-        (one.client, one.revision, one.lane) for one in map(rig.state.episode, (first, second, alone, empty))
+        (one.client, one.revision, one.lane) for one in map(rig.state.episodes.known, (first, second, alone, empty))
     ] == [(client, "r1", "math"), (client, "r2", "math"), (None, "r3", "code"), (None, None, "default")]
     record = views.record(rig.state, second)
     assert (record["client"], record["revision"], record["lane"]) == (client, "r2", "math")
@@ -105,7 +105,7 @@ def test_an_episode_has_its_clients_revision_and_lane_unless_it_names_its_own(ri
 def test_a_call_opens_an_episode_of_its_client(rig: LedgerRig) -> None:
     client = rig.join(revision="r1")
     rig.begin("seen", client=client)
-    assert (rig.state.episode("seen").client, rig.state.episode("seen").revision) == (client, "r1")
+    assert (rig.state.episodes.known("seen").client, rig.state.episodes.known("seen").revision) == (client, "r1")
     rig.begin("seen", client="no client at all")
     with pytest.raises(NotFound):
         rig.begin("new", client="no client at all")
@@ -129,7 +129,7 @@ def test_what_is_unknown_or_anothers_opens_nothing(rig: LedgerRig) -> None:
         with pytest.raises(kind) as caught:
             rig.open(client=name)
         assert caught.value.code == code
-    assert rig.state.opened == 0
+    assert rig.state.tallies.opened == 0
 
 
 # ---- who is gone
@@ -144,7 +144,7 @@ def test_one_that_leaves_takes_what_it_has_open_and_nothing_else(rig: LedgerRig)
     mine = [rig.open(client=client), rig.open(client=client)]
     rig.leave(client)
     assert [rig.state_of(one) for one in (*kept, sealed)] == ["ready", "open", "open", "sealed"]
-    assert {rig.state.episode(one).reason for one in mine} == {"client_gone"}
+    assert {rig.state.episodes.known(one).reason for one in mine} == {"client_gone"}
     assert rig.leave(client) == ()
     with pytest.raises(Conflict) as caught:
         rig.beat(client)
@@ -167,7 +167,7 @@ def test_one_that_is_silent_for_its_time_is_gone(rig: LedgerRig) -> None:
     assert rig.state_of(mine) == "open"
     rig.at += 0.1
     rig.tick()
-    assert (rig.state_of(mine), rig.state.episode(mine).reason) == ("discarded", "client_gone")
+    assert (rig.state_of(mine), rig.state.episodes.known(mine).reason) == ("discarded", "client_gone")
     assert (shown(rig, client)["reason"], shown(rig, client)["heard_at"]) == ("silent", beaten)
     assert list(rig.state.clients.live) == [other]
     rig.lose(mine, call)
@@ -213,7 +213,7 @@ def test_they_go_some_at_a_time(rig: LedgerRig) -> None:
             rig.open(client=silent)
         rig.at += 5000.0
         assert [len(rig.expire()) for _ in range(3)] == [4, 1, 0]
-    assert set(rig.state.discarded) == {"client_gone"}
+    assert set(rig.state.tallies.discarded) == {"client_gone"}
 
 
 def test_only_the_latest_that_are_gone_are_remembered_and_those_with_something_open(rig: LedgerRig) -> None:
@@ -228,7 +228,7 @@ def test_only_the_latest_that_are_gone_are_remembered_and_those_with_something_o
         rig.tick()
         rig.leave(rig.join())
         assert first not in rig.state.clients.gone
-    assert rig.state.episode(mine).client == first
+    assert rig.state.episodes.known(mine).client == first
     batch = rig.lease(group_size=1)
     assert batch is not None
     rig.nack(batch)
@@ -347,13 +347,13 @@ def test_one_that_replaces_older_discards_what_waits_under_another_revision(rig:
     rig.begin(foreign, tenant="acme")
     rig.seal(foreign)
     second = rig.join("two", lane="math", revision="r2", replaces_older=True)
-    assert {rig.state.episode(one).reason for one in (sealed, waits, derived)} == {"older_revision"}
+    assert {rig.state.episodes.known(one).reason for one in (sealed, waits, derived)} == {"older_revision"}
     kept = (*leased, *had, still_open, unnamed, elsewhere, seen, foreign)
-    assert {rig.state.episode(one).reason for one in kept} == {None}
+    assert {rig.state.episodes.known(one).reason for one in kept} == {None}
     own = ready(rig, client=second)
     assert rig.state_of(own) == "ready"
     third = rig.open(client=second, revision="r3")
-    assert rig.state.episode(own).reason == "older_revision"
+    assert rig.state.episodes.known(own).reason == "older_revision"
     own = ready(rig, client=second, revision="r3")
     rig.open(client=second, revision="r3")
     assert (rig.state_of(own), rig.state_of(third)) == ("ready", "open")

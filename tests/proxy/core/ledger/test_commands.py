@@ -42,7 +42,7 @@ def test_a_call_opens_an_unknown_episode(rig: LedgerRig) -> None:
     rig.begin("new", task="t", eval=True, tenant="acme")
     episode = rig.state.episodes["new"]
     assert (episode.task, episode.eval, episode.tenant, episode.identified_by) == ("t", True, "acme", "path")
-    assert rig.state.calls["running"] == 1
+    assert rig.state.tallies.calls["running"] == 1
 
 
 def test_a_call_of_another_tenant_is_refused(rig: LedgerRig) -> None:
@@ -137,7 +137,7 @@ def test_a_call_that_ends_after_its_episode_is_lost(rig: LedgerRig) -> None:
     rig.abort(episode)
     _ = rig.finish(episode, one), rig.lose(episode, other, "disconnected")
     assert {entry.reason for entry in rig.state.episodes[episode].calls.values()} == {"episode_discarded"}
-    assert rig.state.calls["running"] == 0
+    assert rig.state.tallies.calls["running"] == 0
 
 
 
@@ -160,7 +160,7 @@ def test_a_retry_takes_the_place_of_the_first_attempt(rig: LedgerRig, first: str
     (new,) = rig.begin(episode, body="same", retry=True)
     assert live(rig, episode) == [new]
     assert rig.state.episodes[episode].calls[old].reason == "retried"
-    assert rig.state.calls["running"] == 1
+    assert rig.state.tallies.calls["running"] == 1
 
 
 def test_the_same_body_without_the_word_retry_is_another_call(rig: LedgerRig) -> None:
@@ -331,19 +331,19 @@ def test_sealing_and_touching_what_is_sealed_changes_nothing(rig: LedgerRig) -> 
 
 
 def test_what_is_asked_about_unknown_episodes(rig: LedgerRig) -> None:
-    assert rig.state.find("no") is None
+    assert rig.state.episodes.find("no") is None
     with pytest.raises(NotFound, match="no episode no"):
-        rig.state.episode("no")
+        rig.state.episodes.known("no")
     with pytest.raises(NotFound, match="no batch no"):
-        rig.state.batch("no")
+        rig.state.batches.known("no")
 
 
 def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
     episode = rig.open(model="m", agent="a", tenant="acme")
-    (call,), known = rig.begin(episode, tenant="acme"), rig.state.episode(episode)
+    (call,), known = rig.begin(episode, tenant="acme"), rig.state.episodes.known(episode)
     assert (known.tenant, known.agent) == ("acme", "a")
     assert [known.model_for("b", asked, ("", "x")) for asked in ("y", "m", "", "x")] == ["m", "m", "m", None]
-    assert rig.state.episode_by_call[call] == episode
+    assert rig.state.episodes.by_call[call] == episode
     assert known.packed(call) is None
     rig.finish(episode, call, (1, 2), (3,))
     found = known.packed(call)
@@ -383,12 +383,12 @@ def test_a_request_continues_what_was_said_or_is_the_same_again(rig: LedgerRig) 
     (call,) = rig.begin(episode, body="b", key="k")
     whole = packed_call(call, [1], [2])
     rig.run(rig.commands.finish_call(episode, whole, at=rig.at, marks=(MARK,)))
-    assert rig.state.continued(Said(MARK), **SENT) == (episode,)
-    assert rig.state.continued(Said(Mark("other")), **SENT) == rig.state.continued(None, **SENT) == ()
-    rig.state.lineage.add_request(episode, "b", "k")
-    assert rig.state.continued(None, **{**SENT, "idempotency_key": "k"}) == (episode,)
+    assert rig.state.episodes.continued(Said(MARK), **SENT) == (episode,)
+    assert rig.state.episodes.continued(Said(Mark("other")), **SENT) == rig.state.episodes.continued(None, **SENT) == ()
+    rig.state.episodes.lineage.add_request(episode, "b", "k")
+    assert rig.state.episodes.continued(None, **{**SENT, "idempotency_key": "k"}) == (episode,)
     rig.seal(episode)
-    assert rig.state.continued(Said(MARK), **{**SENT, "idempotency_key": "k"}) == ()
+    assert rig.state.episodes.continued(Said(MARK), **{**SENT, "idempotency_key": "k"}) == ()
 
 
 @pytest.mark.parametrize("end", ["complete", "lost"])
@@ -402,8 +402,8 @@ def test_what_a_replaced_attempt_is_told_can_be_gone_on_from(rig: LedgerRig, end
     else:
         events = rig.run(rig.commands.lose_call(episode, old, "no_logprobs", at=rig.at, marks=(MARK,)))
     assert list(events) == [CallLost(rig.at, episode, old, "retried", (MARK,))]
-    assert rig.state.continued(Said(MARK), **SENT) == (episode,)
-    assert rig.state.calls["running"] == 1
+    assert rig.state.episodes.continued(Said(MARK), **SENT) == (episode,)
+    assert rig.state.tallies.calls["running"] == 1
 
 
 def test_an_episode_opens_with_what_is_to_be_noted(rig: LedgerRig) -> None:

@@ -156,7 +156,7 @@ def test_what_cannot_change_a_lease_is_told_from_what_can(rig: LedgerRig) -> Non
     rig.announce("n", 10)
     assert rig.state.leasable() != seen
     assert rig.lease(model="n", group_size=1, max_staleness=1) is None
-    assert rig.state.queues.models() == ()
+    assert rig.state.seats.queues.models() == ()
     assert rig.state_of(episode) == "trained"
 
 
@@ -280,7 +280,7 @@ def test_an_evaluation_never_enters_a_batch(rig: LedgerRig) -> None:
 
 def test_an_episode_of_several_models_is_trained_when_all_are(rig: LedgerRig) -> None:
     episode = rig.open(task="t", members={"solver": "m", "critic": "n"})
-    assert rig.state.episode(episode).model_for("critic", "m", ("m", "n")) == "n"
+    assert rig.state.episodes.known(episode).model_for("critic", "m", ("m", "n")) == "n"
     rig.call(episode, model="m", agent="solver")
     rig.call(episode, model="n", agent="critic")
     rig.call(episode, model="judge")

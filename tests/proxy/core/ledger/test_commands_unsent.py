@@ -25,8 +25,8 @@ def test_a_call_whose_end_was_not_sent_is_complete_no_longer(rig: LedgerRig, sea
     if not sealed:
         rig.reward(episode)
     assert [turn.call for turn in rig.state.episodes[episode].turns()] == [first]
-    assert rig.state.calls == {"running": 0, "complete": 1, "lost": 2}
-    assert rig.state.captures == {"complete": 2, "disconnected": 2}
+    assert rig.state.tallies.calls == {"running": 0, "complete": 1, "lost": 2}
+    assert rig.state.tallies.captures == {"complete": 2, "disconnected": 2}
     batch = rig.lease(group_size=1)
     assert batch is not None
     (delivered,) = views.batch(rig.state, batch).groups[0].episodes

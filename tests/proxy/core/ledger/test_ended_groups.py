@@ -28,7 +28,7 @@ def leased(rig: LedgerRig, **asked: Any) -> list[tuple[str, ...]]:
 
 
 def detail(rig: LedgerRig, episode: str) -> tuple[str, str | None, str | None]:
-    found = rig.state.episode(episode)
+    found = rig.state.episodes.known(episode)
     return found.state, found.reason, found.detail
 
 
@@ -216,7 +216,7 @@ def test_who_is_compared_does_not_depend_on_who_ends_first(size: int) -> None:
     groups = leased(rig, groups=16 // size, **{**EIGHT, "group_size": size})
     assert sorted(groups) == sorted(tuple(names[at : at + size]) for at in range(0, 16, size))
     for group in groups:
-        rewards = [rig.state.episode(name).reward() for name in group]
+        rewards = [rig.state.episodes.known(name).reward() for name in group]
         assert sum(filter(None, rewards)) / size == pytest.approx(0.4)
 
 
@@ -281,11 +281,11 @@ def test_a_group_waits_for_a_member_four_times_as_long_as_for_the_slowest_other(
     rig.at += 136.0
     rig.run(rig.commands.heartbeat(names[7], at=rig.at))
     rig.run(rig.commands.expire(rig.at))
-    assert leased(rig, **EIGHT) == [] and rig.state.room("default", ["m"]) == 0
+    assert leased(rig, **EIGHT) == [] and rig.state.mixes.room("default", ["m"]) == 0
     rig.at += 0.2
     assert rig.run(rig.commands.expire(rig.at)) == (ev.EpisodesLate(rig.at, (names[7],)),)
     assert rig.run(rig.commands.expire(rig.at)) == ()
-    assert rig.state.room("default", ["m"]) == 8, "nor does it hold up the lane"
+    assert rig.state.mixes.room("default", ["m"]) == 8, "nor does it hold up the lane"
     assert leased(rig, **EIGHT) == [tuple(names[:7])]
 
 
@@ -333,9 +333,9 @@ def test_a_late_member_whose_group_comes_back_is_one_of_it_again() -> None:
     rig = of_eight()
     others, name = late(rig)
     ends(rig, name, 0.9)
-    rig.nack(next(iter(rig.state.leased)))
+    rig.nack(next(iter(rig.state.batches.leased)))
     assert leased(rig, **EIGHT) == [(*others, name)]
-    assert not rig.state.batches[next(iter(rig.state.leased))].earlier
+    assert not rig.state.batches[next(iter(rig.state.batches.leased))].earlier
 
 
 def test_a_late_member_teaches_something_where_its_reward_differs_from_those_of_before() -> None:
@@ -356,7 +356,7 @@ def test_a_late_one_that_is_named_or_turns_out_to_be_an_evaluation_counts_nowher
     unaimed = rig.open(task="t")
     rig.run([ev.EpisodesLate(rig.at, (unaimed,))])
     rig.begin(unaimed, model="n")
-    assert rig.state.unsettled[unaimed].late
+    assert rig.state.episodes.unsettled[unaimed].late
 
 
 def test_who_aims_at_one_model_and_trains_another_gives_up_the_seat_of_the_first() -> None:
@@ -379,7 +379,8 @@ def test_a_group_that_lost_members_to_staleness_ends_early() -> None:
         rig.call(name, version=1 if name in names[:3] else 9)
         rig.reward(name)
     assert leased(rig, **EIGHT, max_staleness=2) == [tuple(names[3:])]
-    assert [one.episode for one in views.batch(rig.state, next(iter(rig.state.leased))).groups[0].episodes] == names[3:]
+    shown = views.batch(rig.state, next(iter(rig.state.batches.leased)))
+    assert [one.episode for one in shown.groups[0].episodes] == names[3:]
 
 
 class Groups(RuleBasedStateMachine):
@@ -420,9 +421,9 @@ class Groups(RuleBasedStateMachine):
     def a_trainer_asks(self) -> None:
         while groups := leased(self.rig):
             assert all(2 <= len(names) <= 4 for names in groups)
-        playing = {self.rig.state.episode(name).task for name in self.open}
-        for _, name in self.rig.state.queues.ready():
-            task = self.rig.state.episode(name).task or ""
+        playing = {self.rig.state.episodes.known(name).task for name in self.open}
+        for _, name in self.rig.state.seats.queues.ready():
+            task = self.rig.state.episodes.known(name).task or ""
             assert task in playing or self.rig.at - self.last[task] < 60.0
 
     @rule(seconds=st.sampled_from([0.0, 3600.0, -3600.0]))
@@ -434,7 +435,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(batch=st.integers(0, 9))
     def a_batch_is_returned(self, batch: int) -> None:
-        leased = sorted(self.rig.state.leased)
+        leased = sorted(self.rig.state.batches.leased)
         if leased:
             self.rig.nack(leased[batch % len(leased)])
 

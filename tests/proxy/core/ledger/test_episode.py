@@ -143,7 +143,7 @@ ASKED = Asked(0.0, "m", "", "path", "", None)
 def told(episode: Episode, call: Call) -> None:
     """`call` is complete."""
     entry = episode.calls[call.call] = CallEntry(ASKED, "complete")
-    episode.finish(entry, pack(call))
+    episode.finish(entry, pack(call), (0, 0), ahead=False)
 
 
 def blank(**fields: object) -> Episode:
@@ -327,4 +327,4 @@ def test_why_calls_were_lost_what_was_most_often_first() -> None:
 def test_the_lane_of_a_task(task: str | None, given: str | None, lane: str) -> None:
     state = State(LedgerSettings())
     state.apply(EpisodeOpened(1.0, "ep", task, None, None, False, 10.0, 10.0, lane=given))
-    assert state.episode("ep").lane == lane
+    assert state.episodes.known("ep").lane == lane

@@ -18,7 +18,7 @@ def rig(rig: LedgerRig) -> LedgerRig:
 
 
 def told(rig: LedgerRig, name: str) -> dict[str, Any]:
-    found = rig.state.evaluation(name)
+    found = rig.state.plays.evaluation(name)
     assert found is not None
     return found.to_json()
 
@@ -35,8 +35,8 @@ def plays(rig: LedgerRig, reward: float | None = 1.0, **how: Any) -> str:
 
 
 def test_nothing_is_wanted_unless_somebody_wants_it(rig: LedgerRig) -> None:
-    assert rig.state.wanted() == {}
-    assert rig.state.evaluation(None) is None
+    assert rig.state.plays.wanted() == {}
+    assert rig.state.plays.evaluation(None) is None
     assert rig.state.episodes[plays(rig)].evaluation is None
 
 
@@ -46,11 +46,11 @@ def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRi
         "evaluation": name, "model": "m", "policy_version": 3, "wanted": 2, "opened": 0, "done": 0, "lost": 0,
         "rewards": [], "mean_reward": None,
     }  # fmt: skip
-    assert rig.state.wanted() == {"m": 2}
+    assert rig.state.plays.wanted() == {"m": 2}
     first = rig.open(eval=True, model="m")
-    assert (rig.state.wanted(), told(rig, name)["opened"]) == ({"m": 1}, 1)
+    assert (rig.state.plays.wanted(), told(rig, name)["opened"]) == ({"m": 1}, 1)
     second, third = plays(rig, 0.5), plays(rig, 0.0)
-    assert rig.state.wanted() == {}
+    assert rig.state.plays.wanted() == {}
     assert [rig.state.episodes[one].evaluation for one in (first, second, third)] == [name, name, None]
     assert (told(rig, name)["done"], told(rig, name)["rewards"]) == (1, [0.5])
     rig.call(first)
@@ -92,14 +92,14 @@ def test_a_discarded_one_is_wanted_again(rig: LedgerRig) -> None:
     name = rig.evaluate("m", 1)
     for end in ("abort", "expire"):
         episode = rig.open(eval=True, model="m")
-        assert rig.state.wanted() == {}
+        assert rig.state.plays.wanted() == {}
         if end == "abort":
             rig.abort(episode)
         else:
             rig.at += 101.0
             rig.expire()
         assert rig.state.episodes[episode].state == "discarded"
-        assert (rig.state.wanted(), told(rig, name)["opened"]) == ({"m": 1}, 0)
+        assert (rig.state.plays.wanted(), told(rig, name)["opened"]) == ({"m": 1}, 0)
     assert told(rig, name)["lost"] == 2
     plays(rig)
     assert told(rig, name)["done"] == 1
@@ -108,7 +108,7 @@ def test_a_discarded_one_is_wanted_again(rig: LedgerRig) -> None:
 def test_what_was_discarded_has_its_place_again_when_all_were_given(rig: LedgerRig) -> None:
     """In the order in which they were given back, so that one that always fails holds up no other."""
     name = rig.evaluate("m", 4)
-    evaluation = rig.state.evaluation(name)
+    evaluation = rig.state.plays.evaluation(name)
     assert evaluation is not None
     opened = [rig.open(eval=True, model="m") for _ in range(3)]
     for place in (2, 0):
@@ -118,10 +118,10 @@ def test_what_was_discarded_has_its_place_again_when_all_were_given(rig: LedgerR
         found.append(evaluation.next)
         rig.open(eval=True, model="m")
         rig.restart()
-        evaluation = rig.state.evaluation(name)
+        evaluation = rig.state.plays.evaluation(name)
         assert evaluation is not None
     assert found == [3, 2, 0]
-    assert sorted(evaluation.places.values()) == [0, 1, 2, 3] and rig.state.wanted() == {}
+    assert sorted(evaluation.places.values()) == [0, 1, 2, 3] and rig.state.plays.wanted() == {}
 
 
 def test_one_without_a_reward_is_done_and_counts_in_no_mean(rig: LedgerRig) -> None:
@@ -140,8 +140,8 @@ def test_a_newer_one_takes_its_place(rig: LedgerRig) -> None:
     late = rig.open(eval=True, model="m")
     new = rig.evaluate("m", 3)
     other = rig.evaluate("n", 1)
-    assert rig.state.evaluation(old) is None
-    assert rig.state.wanted() == {"m": 3, "n": 1}
+    assert rig.state.plays.evaluation(old) is None
+    assert rig.state.plays.wanted() == {"m": 3, "n": 1}
     rig.call(late)
     rig.reward(late)
     assert (told(rig, new)["opened"], told(rig, other)["opened"]) == (0, 0)
@@ -159,9 +159,9 @@ def test_what_another_version_would_play_is_wanted_no_more(rig: LedgerRig) -> No
     name = rig.evaluate("m", 2)
     begun = rig.open(eval=True, model="m")
     rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
-    assert rig.state.wanted() == {"m": 1}, "calls wait at the gate"
+    assert rig.state.plays.wanted() == {"m": 1}, "calls wait at the gate"
     rig.run(rig.commands.gate_open(GateOpen(4), at=rig.at))
-    assert rig.state.wanted() == {}
+    assert rig.state.plays.wanted() == {}
     assert rig.state.episodes[plays(rig)].evaluation is None
     rig.call(begun)
     rig.reward(begun)
@@ -173,7 +173,7 @@ def test_it_survives_a_restart_and_what_is_archived_still_counts(rig: LedgerRig)
     plays(rig, 0.5)
     rig.restart()
     rig.archive()
-    assert rig.state.wanted() == {"m": 1}
+    assert rig.state.plays.wanted() == {"m": 1}
     plays(rig, 1.0)
     assert told(rig, name)["mean_reward"] == 0.75
 

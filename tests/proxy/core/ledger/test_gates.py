@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.events import Event
-from ajet_proxy.core.ledger.state import Gate
+from ajet_proxy.core.ledger.gates import Gate
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import GateClose, GateOpen
 from tests.kit.histories import folded
@@ -40,12 +40,12 @@ def test_a_model_is_closed_and_opened_while_the_other_stays_as_it_is() -> None:
     rig = two()
     assert close(rig, "m") == (ev.GateClosed(rig.at, "weights", "m"),)
     assert close(rig, "m") == ()
-    assert (rig.state.shut(), rig.state.gate_state("m"), rig.state.gate_state("n")) == ({"m"}, "closed", "open")
+    assert (rig.state.gates.shut(), rig.state.gates.state("m"), rig.state.gates.state("n")) == ({"m"}, "closed", "open")
     assert unlock(rig, 1, "n") == ()
     assert unlock(rig, 2, "m") == (ev.GateOpened(rig.at, 2, "m"),)
     assert unlock(rig, 2, "m") == ()
-    assert [rig.state.policy_version(model) for model in ("m", "n", "other")] == [2, 1, 0]
-    assert rig.state.gate == "open"
+    assert [rig.state.weights.policy_version(model) for model in ("m", "n", "other")] == [2, 1, 0]
+    assert rig.state.gates.overall() == "open"
 
 
 def test_who_names_no_model_is_told_to_where_there_are_several() -> None:
@@ -62,11 +62,12 @@ def test_a_gate_waits_for_the_calls_of_its_own_model() -> None:
     rig = two()
     (mine,), (other,) = rig.begin("a", model="m"), rig.begin("b", model="n")
     close(rig, "m")
-    assert (rig.state.gate_state("m"), rig.state.gate, rig.state.in_flight("m")) == ("closing", "closing", 1)
+    gates = rig.state.gates
+    assert (gates.state("m"), gates.overall(), gates.in_flight("m")) == ("closing", "closing", 1)
     rig.finish("a", mine)
-    assert (rig.state.gate_state("m"), rig.state.gate, rig.state.in_flight("n")) == ("closed", "closed", 1)
+    assert (gates.state("m"), gates.overall(), gates.in_flight("n")) == ("closed", "closed", 1)
     rig.finish("b", other)
-    assert rig.state.running == {}
+    assert rig.state.gates.running == {}
 
 
 def test_with_one_model_its_gate_is_that_of_all_requests_whether_it_is_named_or_not() -> None:
@@ -76,35 +77,37 @@ def test_with_one_model_its_gate_is_that_of_all_requests_whether_it_is_named_or_
         (call,) = rig.begin("a", model="judge")
         close(rig, closes)
         assert close(rig, None) == ()
-        assert (rig.state.gate, rig.state.gate_state("m")) == ("closing", "closing")
+        assert (rig.state.gates.overall(), rig.state.gates.state("m")) == ("closing", "closing")
         rig.finish("a", call)
-        assert (rig.state.gate, rig.state.gate_state("m")) == ("closed", "closed")
+        assert (rig.state.gates.overall(), rig.state.gates.state("m")) == ("closed", "closed")
         unlock(rig, 2, opens)
-        assert (rig.state.gate, rig.state.policy_version("m"), rig.state.policy_version("judge")) == ("open", 2, 2)
+        assert rig.state.gates.overall() == "open"
+        assert [rig.state.weights.policy_version(model) for model in ("m", "judge")] == [2, 0]
         assert unlock(rig, 2, opens) == ()
 
 
 def test_before_any_model_is_announced_a_gate_holds_everybody() -> None:
     rig = LedgerRig(watch=True)
     close(rig, "m")
-    assert (rig.state.gate, rig.state.shut()) == ("closed", {"m"})
+    assert (rig.state.gates.overall(), rig.state.gates.shut()) == ("closed", {"m"})
     unlock(rig, 1)
-    assert (rig.state.gate, rig.state.gates) == ("open", {"m": Gate(False, rig.at)})
+    assert (rig.state.gates.overall(), rig.state.gates.table) == ("open", {"m": Gate(False, rig.at)})
     close(rig)
     rig.announce("m", 1)
     unlock(rig, 1, "m")
-    assert rig.state.gate == "open"
+    assert rig.state.gates.overall() == "open"
 
 
-def test_what_was_closed_without_a_name_stays_shut_when_one_of_several_opens() -> None:
-    rig = LedgerRig(watch=True)
-    rig.announce("m", 1)
-    close(rig)
-    rig.announce("n", 1)
-    unlock(rig, 2, "n")
-    assert rig.state.shut() == {""}
-    unlock(rig, 3)
-    assert (rig.state.shut(), rig.state.policy_version("m"), rig.state.policy_version("n")) == (set(), 1, 2)
+def test_what_was_closed_before_any_model_was_announced_is_the_gate_of_the_first() -> None:
+    for named in (None, "m", "n"):
+        rig = LedgerRig(watch=True)
+        close(rig, named)
+        rig.announce("m", 1)
+        rig.announce("n", 1)
+        shut = {named or "m"}
+        assert (rig.state.gates.shut(), rig.state.gates.table.keys()) == (shut, {"m", "n"})
+        unlock(rig, 2, named or "m")
+        assert rig.state.gates.shut() == set()
 
 
 def test_silence_counts_while_another_models_gate_is_shut() -> None:
@@ -138,7 +141,7 @@ def test_a_gate_of_several_is_as_it_was_after_a_restart() -> None:
     rig.begin("a", model="n")
     close(rig, "m")
     rig.restart()
-    assert (rig.state.shut(), rig.state.running) == ({"m"}, {})
+    assert (rig.state.gates.shut(), rig.state.gates.running) == ({"m"}, {})
     assert picture(folded(rig.events)) == picture(rig.state)
 
 
@@ -160,8 +163,8 @@ def played(steps: list[tuple[str, str, int]], only: str | None = None) -> tuple[
                 running[model] += rig.begin(f"of-{model}", model=model)
             elif what == "end" and running[model]:
                 rig.lose(f"of-{model}", running[model].pop())
-        state = rig.state
-        seen.append((state.gate_state("m"), state.gate_of("m"), state.policy_version("m"), state.in_flight("m")))
+        gates = rig.state.gates
+        seen.append((gates.state("m"), gates.of("m"), rig.state.weights.policy_version("m"), gates.in_flight("m")))
     return tuple(seen)
 
 

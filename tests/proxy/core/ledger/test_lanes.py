@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import paced
 from ajet_proxy.core.ledger.events import LanesLacking
+from ajet_proxy.core.ledger.mix import QueueCredit
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import GateClose, GateOpen, Join, Lease, OpenEpisode, SetMix
@@ -92,11 +93,11 @@ def test_what_is_set_stays_and_what_is_the_same_changes_nothing(rig: LedgerRig) 
     ready(rig, "math", 2)
     ready(rig, "code", 2)
     assert len(leased(rig, 1)) == 1
-    before = rig.state.credits
+    before = rig.state.mixes.of("").credit
     assert mix(rig, ahead=0) == 1
-    assert rig.state.credits is before
+    assert rig.state.mixes.of("").credit is before
     assert mix(rig, {"math": 1.0}) == 1
-    assert rig.state.credits == {}
+    assert rig.state.mixes.of("").credit == QueueCredit()
     assert mix(rig, group_size=0) == 1
     assert views.mix(rig.state)["group_size"] == 2
     assert mix(rig, group_size=3) == 1
@@ -112,8 +113,8 @@ def test_what_no_mix_can_be_changes_nothing(rig: LedgerRig) -> None:
 
 
 def test_each_model_has_turns_of_its_own(rig: LedgerRig) -> None:
-    mix(rig, {"a": 0.5, "b": 0.5})
     for model in ("m", "n"):
+        mix(rig, {"a": 0.5, "b": 0.5}, model=model)
         for lane in ("a/1", "b/1"):
             for _ in range(2):
                 rig.ready(lane, model=model)
@@ -150,7 +151,7 @@ def test_what_does_not_fit_is_formed_anew_in_its_lane(rig: LedgerRig) -> None:
 def full(rig: LedgerRig, body: OpenEpisode) -> bool:
     """Whether an opening would have to wait."""
     where = paced(rig.state, rig.commands.open_episode(body, episode=body.id or "new", at=rig.at, tenant=""))
-    return where is not None and rig.state.room(where[0].lane, where[1]) == 0
+    return where is not None and rig.state.mixes.room(where[0].lane, where[1]) == 0
 
 
 def wanted(rig: LedgerRig) -> dict[str, Any]:
@@ -216,13 +217,13 @@ def test_a_group_that_was_begun_lacks_episodes_until_it_is_whole(rig: LedgerRig)
     where = paced(rig.state, rig.commands.open_episode(body, episode="new", at=rig.at, tenant=""))
     assert where is not None
     group_key, _ = where
-    lacking = [rig.state.lacking(group_key)]
+    lacking = [rig.state.mixes.lacking(group_key)]
     for _ in range(3):
         opened = rig.open(task="math/1", revision="r")
-        lacking.append(rig.state.lacking(group_key))
-    assert group_key == GroupKey.of(rig.state.episode(opened))
+        lacking.append(rig.state.mixes.lacking(group_key))
+    assert group_key == GroupKey.of(rig.state.episodes.known(opened))
     rig.ready("math/1"), rig.abort(opened)
-    lacking.append(rig.state.lacking(group_key))
+    lacking.append(rig.state.mixes.lacking(group_key))
     assert lacking == [0, 2, 1, 0, 1]
 
 
@@ -248,8 +249,8 @@ def test_groups_are_counted_by_the_sizes_that_hold_now(rig: LedgerRig) -> None:
     for _ in range(3):
         rig.ready("math/1")
     before = wanted(rig)
-    rig.state.regroup()
-    assert (wanted(rig), rig.state.queues.complete) == (before, 1)
+    rig.state.derive()
+    assert (wanted(rig), rig.state.seats.queues.complete) == (before, 1)
 
 
 def test_a_lane_of_which_every_group_is_discarded_lends_its_turns(rig: LedgerRig) -> None:
@@ -291,7 +292,7 @@ def test_a_lane_of_which_one_went_stale_is_waited_for_while_others_become_ready(
         assert leased(rig, 2, max_staleness=0) == ""
         rig.at += 1.0
         rig.ready(f"code/{number}")
-    assert rig.state.discarded == {"stale": 1}
+    assert rig.state.tallies.discarded == {"stale": 1}
     assert rig.commands.next_end(Lease(model="m"), at=rig.at) == 30.0
     rig.at += 30.0
     assert leased(rig, 2, max_staleness=0) == "mm"
@@ -311,7 +312,8 @@ def test_a_restart_grants_a_lane_its_whole_wait(rig: LedgerRig) -> None:
 
 
 def test_a_lane_that_only_another_model_plays_lends_its_turns(rig: LedgerRig) -> None:
-    mix(rig, {"a": 0.5, "b": 0.5}, lane_wait_s=30.0)
+    for model in ("m", "n"):
+        mix(rig, {"a": 0.5, "b": 0.5}, lane_wait_s=30.0, model=model)
     ready(rig, "a", 4)
     for _ in range(3):
         rig.at += 10.0
@@ -376,8 +378,8 @@ def test_what_agents_have_left_behind_keeps_nobody_out_for_long(rig: LedgerRig) 
 
 def test_who_waits_is_not_held_up_by_the_gate_of_a_model_that_is_not_played_there(rig: LedgerRig) -> None:
     """The other model's trainer may be dead, or move its gate all the time."""
-    mix(rig, ahead=1)
     rig.announce("m"), rig.announce("n")
+    mix(rig, ahead=1, model="n")
     rig.open(task="a/1", model="n"), rig.open(task="a/1", model="n")
     asked: dict[str, Any] = {"group_wait_s": 20.0, "model": "n"}
     rig.at += 20.0
@@ -422,12 +424,13 @@ def test_whoever_goes_on_asking_is_served(data: st.DataObject) -> None:
         for model in "mn"[: data.draw(st.integers(1, 2))]
     ]  # fmt: skip
     flat = data.draw(st.sampled_from(lanes))
-    teach = {lane for lane in rig.state.mix.shares or lanes if rig.state.mix.shares.get(lane, 1.0)} - {flat}
+    known = rig.state.mixes.of("").mix.shares
+    teach = {lane for lane in known or lanes if known.get(lane, 1.0)} - {flat}
     chance = random.Random(data.draw(st.integers(0, 99)))
 
     def play() -> None:
         for lane in lanes:
-            while rig.state.room(lane):
+            while rig.state.mixes.room(lane):
                 reward = 1.0 if lane == flat else float(chance.randrange(2))
                 model = "mn"[chance.randrange(len(trainers))]
                 rig.ready(f"{lane}/{chance.randrange(2)}", model=model, reward=reward)
@@ -473,7 +476,7 @@ class Lanes(RuleBasedStateMachine):
         self.heard[lane] = self.rig.at
 
     def whole(self, lane: str) -> int:
-        ready = (self.rig.state.episode(name) for _, name in self.rig.state.queues.ready())
+        ready = (self.rig.state.episodes.known(name) for _, name in self.rig.state.seats.queues.ready())
         return sum(episode.lane == lane for episode in ready) // 2
 
     @rule(groups=st.integers(1, 4))
@@ -495,7 +498,7 @@ class Lanes(RuleBasedStateMachine):
 
     @rule(batch=st.integers(0, 9), trained=st.booleans())
     def ends(self, batch: int, trained: bool) -> None:
-        leased = sorted(self.rig.state.leased)
+        leased = sorted(self.rig.state.batches.leased)
         if leased:
             (self.rig.ack if trained else self.rig.nack)(leased[batch % len(leased)])
 

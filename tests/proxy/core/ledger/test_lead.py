@@ -50,7 +50,7 @@ class Training:
                     self.rig.ack(batch, self.versions[model])
                 self.held[model].clear()
             return False
-        if model not in {one for one, _ in self.rig.state.queues.ready()}:
+        if model not in {one for one, _ in self.rig.state.seats.queues.ready()}:
             self.play()
         batch = self.rig.lease(model=model, group_size=1, lease_s=6e5, max_lead=self.leads[model])
         if batch is not None:
@@ -159,8 +159,8 @@ def test_a_model_that_is_announced_later_begins_with_its_team() -> None:
     training.leads["n"] = None
     training.play()
     training.go_on("m"), training.go_on("m")
-    assert rig.state.teams == [{"m": 1, "n": 0}]
+    assert rig.state.weights.teams == [{"m": 1, "n": 0}]
     rig.announce("n", 40)
-    assert rig.state.teams == [{"m": 1, "n": 0}]
+    assert rig.state.weights.teams == [{"m": 1, "n": 0}]
     rig.announce("n", 41)
-    assert rig.state.teams == [{"m": 1, "n": 1}]
+    assert rig.state.weights.teams == [{"m": 1, "n": 1}]

@@ -46,7 +46,7 @@ def test_after_ten_thousand_episodes_it_is_still_short() -> None:
     rig = LedgerRig()
     for number in range(10_000):
         rig.open(task=f"t{number}")
-    rig.state.reward_curves.add("train", "ep", "t", 1.0, at=0.0, version=0)
+    rig.state.tallies.reward_curves.add("train", "ep", "t", 1.0, at=0.0, version=0)
     assert steps(lambda: views.status(rig.state)) < 100
     assert steps(lambda: overview(rig.state, 0.0)) < 10_000 + 500, "one look at each open episode"
     assert [lane["lane"] for lane in overview(rig.state, 0.0)["lanes"]] == ["default"]

@@ -32,7 +32,7 @@ def begin(rig: LedgerRig, name: str = "d", episodes: int = EPISODES, tenant: str
 
 
 def told(rig: LedgerRig, name: str = "d", tenant: str = "") -> dict[str, Any]:
-    return rig.state.play(tenant, name).to_json()
+    return rig.state.plays.play(tenant, name).to_json()
 
 
 def opens(rig: LedgerRig, place: int, **how: Any) -> str:
@@ -112,7 +112,7 @@ def test_of_too_many_plays_the_oldest_of_the_tenant_ends() -> None:
     with mock.patch.object(commands, "MAX_PLAYS", 2):
         for name, tenant in (("a", ""), ("z", "them"), ("b", ""), ("c", "")):
             begin(rig, name, 1, tenant)
-    assert [*rig.state.plays] == [("them", "z"), ("", "b"), ("", "c")]
+    assert [*rig.state.plays.table] == [("them", "z"), ("", "b"), ("", "c")]
 
 
 @pytest.mark.parametrize("reason", ["abort", "idle", "no_call", "stale"])
@@ -151,7 +151,7 @@ def test_an_evaluation_can_be_a_play_and_then_belongs_to_no_other(rig: LedgerRig
     episode = opens(rig, 0, eval=True, model="m")
     rig.call(episode)
     rig.seal(episode)
-    assert (rig.state_of(episode), told(rig)["done"], rig.state.wanted()) == ("recorded", 1, {"m": 2})
+    assert (rig.state_of(episode), told(rig)["done"], rig.state.plays.wanted()) == ("recorded", 1, {"m": 2})
 
 
 def test_a_trial_is_recorded_and_belongs_to_nothing() -> None:
@@ -159,7 +159,7 @@ def test_a_trial_is_recorded_and_belongs_to_nothing() -> None:
     rig.announce("m", 1)
     rig.evaluate("m", 2)
     known = rig.state.episodes[rig.open(trial=True, model="m")]
-    assert (known.eval, known.evaluation, rig.state.wanted()) == (True, None, {"m": 2})
+    assert (known.eval, known.evaluation, rig.state.plays.wanted()) == (True, None, {"m": 2})
 
 
 def test_a_cause_is_one_of_a_list(rig: LedgerRig) -> None:
@@ -242,7 +242,7 @@ class Played(RuleBasedStateMachine):
 
     def placed(self, *states: str) -> dict[str, int]:
         """The episodes of the play in these states, with their places."""
-        episodes = {**self.rig.state.episodes, **self.rig.state.leaving}.values()
+        episodes = {**self.rig.state.episodes, **self.rig.state.episodes.leaving}.values()
         return {one.id: one.place for one in episodes if one.place is not None and one.state in states}
 
     @rule(data=st.data())
@@ -301,10 +301,10 @@ class Played(RuleBasedStateMachine):
 
     @invariant()
     def each_place_is_had_by_one(self) -> None:
-        known, seen = self.rig.state, told(self.rig)
+        known, seen = self.rig.state.episodes, told(self.rig)
         had = list(self.placed("open", "sealed", "ready", "leased", "trained", "recorded").values())
         had += [
-            one.place for one in {**known.episodes, **known.leaving}.values()
+            one.place for one in {**known, **known.leaving}.values()
             if one.place is not None and one.reason == "filtered"
         ]  # fmt: skip
         assert sorted(set(had)) == sorted(had)
@@ -317,7 +317,7 @@ class Played(RuleBasedStateMachine):
         replay = State(SETTINGS)
         for event in self.rig.events:
             replay.apply(event)
-        assert replay.plays == self.rig.state.plays
+        assert replay.plays.table == self.rig.state.plays.table
 
 
 TestPlayed = Played.TestCase

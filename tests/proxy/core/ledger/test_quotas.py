@@ -48,7 +48,7 @@ def test_open_episodes_are_limited_at_a_time() -> None:
     assert refusal(rig, "b") is None
     assert refusal(rig, "a", episode=first) is None
     assert refusal(rig, "a", episode="new-on-first-sight") == ("episodes_quota", 10.0)
-    assert rig.state.find("new-on-first-sight") is None
+    assert rig.state.episodes.find("new-on-first-sight") is None
     rig.abort(first)
     assert refusal(rig, "a") is None
 
@@ -139,7 +139,7 @@ def test_a_tenant_within_its_bytes_may_go_on_for_ever() -> None:
         assert batch is not None
         rig.ack(batch)
         rig.at += 1.0
-    assert rig.state.counts["trained"] == 100
+    assert rig.state.tallies.counts["trained"] == 100
 
 
 def test_metadata_and_notes_are_bytes_too() -> None:

@@ -52,7 +52,7 @@ def test_the_more_episodes_wait_the_more_leave_at_once(monkeypatch: pytest.Monke
 def test_long_episodes_leave_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = LedgerRig()
     ended = [rig.in_state("trained") for _ in range(4)]
-    size = next(iter(rig.state.finished.values()))
+    size = next(iter(rig.state.episodes.finished.values()))
     assert size == 3 * 4 + 8
     monkeypatch.setattr(retention, "KEPT_BYTES", 2 * size)
     assert archived(rig)[0] == tuple(ended[:2])
@@ -126,7 +126,7 @@ def test_a_returned_batch_whose_episodes_were_trained_elsewhere_is_refused_for_g
     assert second is not None
     rig.ack(second)
     rig.archive()
-    assert set(rig.state.leaving_batches) == {first, second}
+    assert set(rig.state.batches.leaving) == {first, second}
     with pytest.raises(Conflict, match="went elsewhere"):
         rig.ack(first)
     assert rig.ack(second) == ()

@@ -132,7 +132,7 @@ def test_what_nothing_says_to_be_a_retry_repeats_nothing() -> None:
     episode = rig.open()
     for _ in range(2):
         rig.begin(episode, body="same")
-    assert (rig.state.calls["running"], rig.state.calls["lost"]) == (2, 0)
+    assert (rig.state.tallies.calls["running"], rig.state.tallies.calls["lost"]) == (2, 0)
     rig.begin(episode, body="same", key="k")
     rig.begin(episode, body="same", key="k")
-    assert (rig.state.calls["running"], rig.state.calls["lost"]) == (3, 1)
+    assert (rig.state.tallies.calls["running"], rig.state.tallies.calls["lost"]) == (3, 1)

@@ -84,7 +84,7 @@ def rewarded(rig: LedgerRig, value: float, *, task: str = "t", eval: bool = Fals
 
 
 def mean(rig: LedgerRig, kind: str = "train") -> list[float]:
-    return [point.to_json()["mean"] for point in rig.state.reward_curves.curves[kind].points]
+    return [point.to_json()["mean"] for point in rig.state.tallies.reward_curves.curves[kind].points]
 
 
 def test_settled_episodes_are_counted_once_and_corrections_follow() -> None:
@@ -94,7 +94,7 @@ def test_settled_episodes_are_counted_once_and_corrections_follow() -> None:
     assert mean(rig) == [1.0, 0.0]
     rig.reward(first, 0.5)
     assert mean(rig) == [0.5, 0.0]
-    (task,) = rig.state.reward_curves.tasks(1)
+    (task,) = rig.state.tallies.reward_curves.tasks(1)
     assert (task["mean"], task["recent"], task["episodes"]) == (0.25, [0.5, 0.0], 2)
     batch = rig.lease(group_size=2)
     assert batch is not None
@@ -111,7 +111,7 @@ def test_an_evaluation_may_be_rewarded_after_it_is_recorded() -> None:
     rig.reward(episode, 0.5)
     rig.reward(episode, 1.0)
     assert (mean(rig, "eval"), mean(rig)) == ([1.0], [])
-    assert rig.state.reward_curves.curves["eval"].points[0].newest == 4
+    assert rig.state.tallies.reward_curves.curves["eval"].points[0].newest == 4
 
 
 @pytest.mark.parametrize("why", ["no reward", "nothing sampled"])

@@ -21,7 +21,7 @@ def name_of(rig: LedgerRig, name: str = "s", tenant: str = "", *, for_reward: bo
 
     def find(episode: str) -> Episode | None:
         asked.append(episode)
-        return rig.state.find(episode)
+        return rig.state.episodes.find(episode)
 
     found = SessionNames(rig.state.episodes.values()).current(name, tenant, find, for_reward=for_reward)
     assert len(asked) < 20

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from ajet_proxy.core.conversation.history import ChatHistory, Mark, Marks, read
-from ajet_proxy.core.ledger import session_names, shared_names, state
+from ajet_proxy.core.ledger import session_names, shared_names
 from ajet_proxy.core.ledger.events import NameShared
 from ajet_proxy.core.ledger.session_names import SessionNames
 from ajet_proxy.core.ledger.shared_names import NAMES, TASKS, SharedNames
@@ -87,11 +87,11 @@ def test_several_conversations_are_an_alert_until_the_episode_ends() -> None:
 def test_a_call_that_goes_on_from_a_sealed_episode_of_the_name_is_a_sign(
     rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "MOST_SEALED", 2)
+    monkeypatch.setattr(episodes, "MOST_SEALED", 2)
     said = Marks((Mark("k"),))
 
     def shows(episode: str, way: str = "body", known: Any = None) -> bool:
-        signs, _ = shared(LedgerRig(), SessionNames((), rig.state.sealed_lineage))
+        signs, _ = shared(LedgerRig(), SessionNames((), rig.state.episodes.sealed_lineage))
         return signs.shows(way, known, episode, "x", asked(history=said))
 
     def ends(episode: str, key: str, way: str = "body") -> None:
@@ -107,7 +107,7 @@ def test_a_call_that_goes_on_from_a_sealed_episode_of_the_name_is_a_sign(
         rig.seal(episode)
         assert not shows("given-up.2") and not shows("named.2") and not shows("me.3", "harness")
         assert shows("me.3") == shows("me.3", known=called(LedgerRig(), "b")) == (episode != "other")
-    assert rig.state.lineage.continued(said) == ()
+    assert rig.state.episodes.lineage.continued(said) == ()
 
 
 def test_second_conversations_that_differ_under_one_derived_task_are_an_alert(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +130,10 @@ def test_second_conversations_that_differ_under_one_derived_task_are_an_alert(mo
 
 
 def test_the_latest_shared_names_are_kept(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "MOST_SHARED", 2)
+    monkeypatch.setattr(episodes, "MOST_SHARED", 2)
     for name in ("a", "b", "a", "c"):
         rig.run([NameShared(rig.at, name)])
-    assert list(rig.state.shared_names) == ["a", "c"]
+    assert list(rig.state.episodes.shared_names) == ["a", "c"]
     assert "'c' (of 2)" in rig.state.alerts()["shared names"]
 
 

@@ -118,4 +118,5 @@ def test_the_time_of_a_lease_is_no_time_of_play() -> None:
     assert batch is not None
     rig.at += 300.0
     rig.run([ev.BatchReturned(rig.at, batch, "expired")])
-    assert [group.slowest for groups in rig.state.queues._groups.values() for group in groups.values()] == [QUICK_S]
+    known = rig.state.seats.queues._groups.values()
+    assert [group.slowest for groups in known for group in groups.values()] == [QUICK_S]

@@ -14,7 +14,8 @@ from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import Commands
-from ajet_proxy.core.ledger.state import Gate, State
+from ajet_proxy.core.ledger.gates import Gate
+from ajet_proxy.core.ledger.state import State
 from ajet_sdk.errors import AjetError, NotFound
 from ajet_sdk.routes import Flush, GateClose, GateOpen, SetMix
 from tests.kit.histories import everything
@@ -138,7 +139,7 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def aborts_late(self, data: st.DataObject) -> None:
-        episode = data.draw(st.sampled_from(sorted({**self.rig.state.episodes, **self.rig.state.leaving})))
+        episode = data.draw(st.sampled_from(sorted({**self.rig.state.episodes, **self.rig.state.episodes.leaving})))
         self.attempt(lambda: self.rig.abort(episode))
 
     @rule(episode=EPISODES, action=st.sampled_from(["seal", "abort"]))
@@ -177,8 +178,8 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(data=st.data(), action=st.sampled_from(["ack", "nack", "extend"]))
     def answers(self, data: st.DataObject, action: str) -> None:
-        if self.rig.state.leases:
-            batch = data.draw(st.sampled_from(sorted({**self.rig.state.batches, **self.rig.state.leaving_batches})))
+        if self.rig.state.batches.leases:
+            batch = data.draw(st.sampled_from(sorted({**self.rig.state.batches, **self.rig.state.batches.leaving})))
             self.attempt(lambda: getattr(self.rig, action)(batch))
 
     @rule(lane=st.sampled_from([None, "default", "lane"]), task=st.sampled_from([None, "t"]))
@@ -222,7 +223,7 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(sent=st.integers(0, 3), unknown=st.integers(0, 1))
     def answers_are_sent(self, sent: int, unknown: int) -> None:
-        calls = sorted(self.rig.state.unsent)
+        calls = sorted(self.rig.state.episodes.unsent)
         self.rig.run(self.rig.commands.answers_sent(calls[:sent], calls[sent : sent + unknown], at=self.rig.at))
 
     @rule(kept=st.sampled_from([0, 1, 3]))
@@ -250,7 +251,7 @@ TestAnythingHappens.settings = settings(
 
 
 def test_every_event_is_understood() -> None:
-    assert set(State(SETTINGS)._handlers) == set(EVENT_KINDS)
+    assert set(State(SETTINGS)._listeners) == set(EVENT_KINDS)
 
 
 def test_tokens_and_drift_are_counted_when_an_episode_seals() -> None:
@@ -259,11 +260,11 @@ def test_tokens_and_drift_are_counted_when_an_episode_seals() -> None:
     rig.call(episode, (1, 2), (3, 4))
     rig.call(episode, (1, 2, 3, 4, 5), (6,))
     rig.call(episode, (9,), (8,))
-    assert rig.state.tokens == {"prompt": 0, "sampled": 0, "merged": 0, "generated": 4}
+    assert rig.state.tallies.tokens == {"prompt": 0, "sampled": 0, "merged": 0, "generated": 4}
     rig.reward(episode)
-    assert rig.state.tokens == {"prompt": 8, "sampled": 4, "merged": 4, "generated": 4}
-    assert rig.state.drift == {"new_chain": 1}
-    assert rig.state.drifts["m"].to_json() == {"turns": 2, "broken_by": {"new_chain": 1}, "rate": None}
+    assert rig.state.tallies.tokens == {"prompt": 8, "sampled": 4, "merged": 4, "generated": 4}
+    assert rig.state.tallies.drift == {"new_chain": 1}
+    assert rig.state.tallies.drifts["m"].to_json() == {"turns": 2, "broken_by": {"new_chain": 1}, "rate": None}
 
 
 def test_what_was_not_noted_as_sent_is_doubtful_after_a_start() -> None:
@@ -275,7 +276,7 @@ def test_what_was_not_noted_as_sent_is_doubtful_after_a_start() -> None:
     rig.archive()
     rig.run(rig.commands.restarted(rig.at))
     calls = rig.state.episodes[episode].calls
-    assert (calls[sent].doubtful, calls[unsent].doubtful, rig.state.unsent) == (False, True, set())
+    assert (calls[sent].doubtful, calls[unsent].doubtful, rig.state.episodes.unsent) == (False, True, set())
     assert ended not in rig.state.episodes
 
 
@@ -288,11 +289,11 @@ def test_archived_episodes_leave_the_state_and_are_still_found() -> None:
     assert (old in rig.state.episodes, new in rig.state.episodes, rig.state.batches) == (False, True, {})
     assert views.record(rig.state, old, tokens="all") == before | {"stored": "archive"}
     assert views.status(rig.state)["archived"] == 1
-    assert rig.state.batch(batch).state == "trained"
+    assert rig.state.batches.known(batch).state == "trained"
     rig.state.arrived([old], [batch])
-    assert rig.state.find(old) is None
+    assert rig.state.episodes.find(old) is None
     with pytest.raises(NotFound):
-        rig.state.batch(batch)
+        rig.state.batches.known(batch)
     assert [one["episode"] for one in views.records(rig.state, views.Wanted())["episodes"]] == [new]
 
 
@@ -303,9 +304,9 @@ def test_what_is_archived_is_read_from_the_archive() -> None:
     (batch,) = rig.state.batches
     rig.archive()
     shelf.take(rig.state, 1)
-    assert rig.state.leaving == rig.state.leaving_batches == {}
-    assert rig.state.find(episode) is shelf.episodes[episode]
-    assert rig.state.batch(batch) is shelf.batches[batch]
+    assert rig.state.episodes.leaving == rig.state.batches.leaving == {}
+    assert rig.state.episodes.find(episode) is shelf.episodes[episode]
+    assert rig.state.batches.known(batch) is shelf.batches[batch]
     assert rig.ack(batch) == ()
 
 
@@ -342,11 +343,11 @@ def test_a_whole_call_that_is_repeated_is_lost() -> None:
     episode = rig.open()
     rig.call(episode, body="same")
     (again,) = rig.begin(episode, body="same", retry=True)
-    assert rig.state.calls == {"running": 1, "complete": 0, "lost": 1}
+    assert rig.state.tallies.calls == {"running": 1, "complete": 0, "lost": 1}
     assert rig.state.episodes[episode].running == 1
     rig.finish(episode, again)
-    assert rig.state.calls == {"running": 0, "complete": 1, "lost": 1}
-    assert rig.state.captures == {"complete": 2, "retried": 1}
+    assert rig.state.tallies.calls == {"running": 0, "complete": 1, "lost": 1}
+    assert rig.state.tallies.captures == {"complete": 2, "retried": 1}
 
 
 def test_every_call_that_is_lost_is_counted_once_with_its_first_reason() -> None:
@@ -358,20 +359,20 @@ def test_every_call_that_is_lost_is_counted_once_with_its_first_reason() -> None
     (late,) = rig.begin(episode, model="other")
     rig.restart()
     rig.finish(episode, late)
-    assert rig.state.captures == {"disconnected": 1, "restarted": 2}
+    assert rig.state.tallies.captures == {"disconnected": 1, "restarted": 2}
     (dead,) = rig.begin(episode)
     rig.abort(episode)
     rig.finish(episode, dead)
-    assert rig.state.captures == {"disconnected": 1, "restarted": 2, "episode_discarded": 1}
+    assert rig.state.tallies.captures == {"disconnected": 1, "restarted": 2, "episode_discarded": 1}
 
 
 def test_opening_the_gate_names_the_version_of_the_one_model() -> None:
     rig = LedgerRig(watch=True)
-    for models, versions in ((("m",), [7]), (("m", "n"), [7, 1])):
-        rig.announce(models[-1], 1)
-        rig.run([ev.GateOpened(rig.at, len(models) + 6)])
-        assert [rig.state.policy_version(model) for model in models] == versions
-    assert rig.state.policy_version("other") == 8
+    rig.run(rig.commands.gate_open(GateOpen(7), at=rig.at))
+    assert rig.state.weights.policy_version("other") == 7
+    rig.announce("m", 1)
+    rig.run(rig.commands.gate_open(GateOpen(8), at=rig.at))
+    assert [rig.state.weights.policy_version(model) for model in ("m", "other")] == [8, 7]
 
 
 def test_a_clock_set_back_over_a_stop_takes_leases_and_ages_with_it() -> None:
@@ -401,7 +402,7 @@ def test_a_part_that_is_returned_leaves_the_rest_leased() -> None:
     assert first is not None
     rig.nack(first)
     assert rig.state_of(episode) == "leased"
-    assert list(rig.state.queues.ready()) == [("m", episode)]
+    assert list(rig.state.seats.queues.ready()) == [("m", episode)]
 
 
 def test_of_an_episode_that_a_model_has_trained_only_the_rest_is_dropped() -> None:
@@ -414,7 +415,7 @@ def test_of_an_episode_that_a_model_has_trained_only_the_rest_is_dropped() -> No
     rig.ack(rig.lease(model="m", group_size=1) or "")
     assert rig.lease(model="n", group_size=1, max_staleness=1) is None
     assert (rig.state_of(episode), rig.state.episodes[episode].shares) == ("trained", {"m": ""})
-    assert list(rig.state.queues.ready()) == []
+    assert list(rig.state.seats.queues.ready()) == []
 
 
 @pytest.mark.parametrize("why", [None, "too_long: 9 tokens"])
@@ -426,7 +427,7 @@ def test_a_batch_that_was_acknowledged_late_leaves_the_queue(why: str | None) ->
     rig.at += 1.0
     rig.expire()
     rig.ack(batch, 1, **({} if why is None else {episode: why}))
-    assert list(rig.state.queues.ready()) == []
+    assert list(rig.state.seats.queues.ready()) == []
 
 
 def test_what_the_trainer_did_not_train_is_discarded_with_its_words() -> None:
@@ -436,7 +437,7 @@ def test_what_the_trainer_did_not_train_is_discarded_with_its_words() -> None:
     assert batch is not None
     rig.ack(batch, 1, **{dropped: "too_long: 9 tokens"})
     assert (rig.state_of(kept), rig.state_of(dropped)) == ("trained", "discarded")
-    assert (rig.state.episodes[dropped].detail, rig.state.discarded) == ("too_long: 9 tokens", {"filtered": 1})
+    assert (rig.state.episodes[dropped].detail, rig.state.tallies.discarded) == ("too_long: 9 tokens", {"filtered": 1})
 
 
 @pytest.mark.parametrize(("dropped", "state"), [("m", "trained"), ("n", "trained"), ("mn", "discarded")])
@@ -461,11 +462,11 @@ def test_marks_count_while_their_episode_is_open() -> None:
         one, two, late, later = rig.begin(episode, choices=4)
         rig.run([ev.CallFinished(rig.at, episode, packed_call(one, [1], [2]), (mark,))])
         rig.run([ev.CallLost(rig.at, episode, two, "no_token_ids", (mark._replace(key="lost"),))])
-        assert [len(known) for known in vars(rig.state.lineage)["_episodes"].values()] == [1, 1]
+        assert [len(known) for known in vars(rig.state.episodes.lineage)["_episodes"].values()] == [1, 1]
         rig.seal(episode) if end == "seal" else rig.abort(episode)
         rig.run([ev.CallFinished(rig.at, episode, packed_call(late, [1], [2]), (mark,))])
         rig.run([ev.CallLost(rig.at, episode, later, "no_token_ids", (mark,))])
-        assert vars(rig.state.lineage) == vars(Lineage())
+        assert vars(rig.state.episodes.lineage) == vars(Lineage())
 
 
 def test_an_attempt_that_nothing_names_is_known_again() -> None:
@@ -474,8 +475,8 @@ def test_an_attempt_that_nothing_names_is_known_again() -> None:
     for way in ("path", "lineage"):
         rig.run([ev.CallStarted(rig.at, episode, (way,), "m", "", way, f"body by {way}")])
         rig.lose(episode, way)
-    assert rig.state.lineage.repeated("body by path", None, rig.state._all_lost) is None
-    assert rig.state.lineage.repeated("body by lineage", None, rig.state._all_lost) == episode
+    assert rig.state.episodes.lineage.repeated("body by path", None, rig.state.episodes.all_lost) is None
+    assert rig.state.episodes.lineage.repeated("body by lineage", None, rig.state.episodes.all_lost) == episode
 
 
 def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the_next() -> None:
@@ -483,7 +484,7 @@ def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the
     episode = rig.open(task="t", eval=True)
     rig.call(episode)
     rig.seal(episode)
-    curve = rig.state.reward_curves.curves["eval"]
+    curve = rig.state.tallies.reward_curves.curves["eval"]
     assert (curve.count, rig.state.episodes[episode].reward_number) == (0, None)
     rig.reward(episode, 1.0)
     rig.reward(episode, 0.25)
@@ -492,27 +493,27 @@ def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the
 
 def test_the_gate_is_open_until_it_is_shut() -> None:
     rig = LedgerRig()
-    assert rig.state.shut() == set()
+    assert rig.state.gates.shut() == set()
     rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
-    assert rig.state.shut() == {""}
+    assert rig.state.gates.shut() == {""}
 
 
 def test_the_gate_is_closing_while_calls_are_in_flight() -> None:
     rig = LedgerRig(watch=True)
     episode = rig.open()
-    assert not rig.state.gate_now.shut
+    assert not rig.state.gates.any().shut
     (call,) = rig.begin(episode)
-    assert rig.state.gate == "open"
+    assert rig.state.gates.overall() == "open"
     rig.run([ev.GateClosed(5.0, "weights")])
-    assert (rig.state.gate, rig.state.gate_now) == ("closing", Gate(True, 5.0, "weights"))
+    assert (rig.state.gates.overall(), rig.state.gates.any()) == ("closing", Gate(True, 5.0, "weights"))
     rig.finish(episode, call)
-    assert rig.state.gate == "closed"
+    assert rig.state.gates.overall() == "closed"
     rig.run([ev.GateClosed(9.0, "why")])
-    assert rig.state.gate_now == Gate(True, 5.0, "weights"), "closing a closed gate changes nothing"
+    assert rig.state.gates.any() == Gate(True, 5.0, "weights"), "closing a closed gate changes nothing"
     rig.run([ev.GateOpened(10.0, 1)])
-    assert (rig.state.gate, rig.state.gate_now) == ("open", Gate(False, 10.0, stood=5.0))
+    assert (rig.state.gates.overall(), rig.state.gates.any()) == ("open", Gate(False, 10.0, stood=5.0))
     rig.run([ev.GateOpened(11.0, 2)])
-    assert rig.state.gate_now == Gate(False, 10.0, stood=5.0), "nor does opening an open one"
+    assert rig.state.gates.any() == Gate(False, 10.0, stood=5.0), "nor does opening an open one"
 
 
 def test_a_derived_task_takes_the_place_of_no_other() -> None:

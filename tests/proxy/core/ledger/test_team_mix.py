@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import paced
-from ajet_proxy.core.ledger.events import LanesLacking, MixSet
+from ajet_proxy.core.ledger.events import LanesLacking
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import GateClose, Lease, OpenEpisode, SetMix
 from tests.kit.ledger_rig import LedgerRig, picture
@@ -34,7 +34,7 @@ def mix(rig: LedgerRig, model: str | None, **fields: Any) -> int:
 def full(rig: LedgerRig, **body: Any) -> bool:
     opening = OpenEpisode(task=body.pop("task", "t"), **body)
     where = paced(rig.state, rig.commands.open_episode(opening, episode="new", at=rig.at, tenant=""))
-    return where is not None and rig.state.room(where[0].lane, where[1]) == 0
+    return where is not None and rig.state.mixes.room(where[0].lane, where[1]) == 0
 
 
 def team(rig: LedgerRig, task: str = "t") -> str:
@@ -53,19 +53,19 @@ def train(rig: LedgerRig, model: str, **asked: Any) -> None:
 
 
 def counts(rig: LedgerRig, lane: str = "default") -> list[int]:
-    return [rig.state.own[model].counts.of(lane) for model in ("m", "n")]
+    return [rig.state.mixes.table[model].counts.of(lane) for model in ("m", "n")]
 
 
-def test_each_model_has_a_mix_of_its_own_that_begins_with_that_of_before() -> None:
+def test_each_model_has_a_mix_of_its_own_and_the_first_that_of_before() -> None:
     rig = LedgerRig(watch=True)
     rig.announce("m", 1)
     mix(rig, None, shares={"a": 1.0}, ahead=4)
     rig.announce("n", 1)
-    assert (mix(rig, "m", group_size=3), mix(rig, "m", group_size=3), mix(rig, "n"), mix(rig, "n")) == (1, 0, 1, 0)
-    mix(rig, "n", shares={"b": 1.0}, ahead=0)
-    shown = {model: views.mix(rig.state, model) for model in ("m", "n", "")}
-    assert [(one["shares"], one["ahead"], one["group_size"]) for one in shown.values()] == [
-        ({"a": 1.0}, 4, 3), ({"b": 1.0}, 0, 2), ({"a": 1.0}, 4, 2),
+    assert (mix(rig, "m", group_size=3), mix(rig, "m", group_size=3), mix(rig, "n")) == (1, 0, 0)
+    mix(rig, "n", shares={"b": 1.0})
+    shown = [views.mix(rig.state, model) for model in ("m", "n", "o")]
+    assert [(one["shares"], one["ahead"], one["group_size"]) for one in shown] == [
+        ({"a": 1.0}, 4, 3), ({"b": 1.0}, 0, 2), ({}, 0, 2),
     ]  # fmt: skip
     rig.run(rig.commands.drop_mix("n", at=rig.at))
     assert rig.commands.drop_mix("n", at=rig.at) == ()
@@ -77,9 +77,11 @@ def test_who_names_no_model_means_the_only_one_or_is_told_to() -> None:
     rig.announce("m", 1)
     mix(rig, "m", ahead=2)
     mix(rig, None, shares={"a": 1.0})
-    assert (views.mix(rig.state, "m")["shares"], rig.state.mix.shares) == ({"a": 1.0}, {})
+    assert [views.mix(rig.state, model)["shares"] for model in ("m", None, "n")] == [{"a": 1.0}, {"a": 1.0}, {}]
     rig.announce("n", 1)
-    for ask in (lambda: mix(rig, None, ahead=1), lambda: rig.commands.drop_mix(at=rig.at)):
+    for ask in (
+        lambda: mix(rig, None, ahead=1), lambda: rig.commands.drop_mix(at=rig.at), lambda: views.mix(rig.state)
+    ):
         with pytest.raises(Conflict) as caught:
             ask()
         assert caught.value.code == "several_models"
@@ -146,7 +148,7 @@ def test_whose_an_episode_is_follows_from_its_first_call_where_nothing_was_said(
     rig.begin(episode, model="m")
     assert counts(rig) == [0, 1]
     rig.begin(episode, model="n", task="lane/t", eval=True)
-    assert [dict(rig.state.own[model].counts.playing) for model in ("m", "n")] == [{}, {}]
+    assert [dict(rig.state.mixes.table[model].counts.playing) for model in ("m", "n")] == [{}, {}]
 
 
 def test_an_episode_of_the_only_model_is_anothers_once_it_calls_that() -> None:
@@ -159,25 +161,24 @@ def test_an_episode_of_the_only_model_is_anothers_once_it_calls_that() -> None:
     assert not full(rig)
 
 
-def test_models_without_a_mix_of_their_own_are_counted_together() -> None:
-    rig = two()
-    rig.announce("o", 1)
-    mix(rig, "o", ahead=1)
-    rig.run([MixSet(rig.at, ahead=2)])
-    team(rig)
-    assert rig.state.open_counts.of("default") == 0 and rig.state.open_counts.waiting == {"default": 1}
-    rig.open(task="t", members=BOTH | {"third": "o"}), rig.open(task="t", members={"third": "o"})
-    assert (rig.state.open_counts.of("default"), rig.state.own["o"].counts.of("default")) == (2, 2)
-    mix(rig, "n")
-    assert (rig.state.open_counts.of("default"), rig.state.own["n"].counts.of("default")) == (2, 2)
+def test_what_no_announced_model_learns_is_counted_apart() -> None:
+    rig = LedgerRig(watch=True)
+    rig.open(task="t"), rig.open(task="t", model="n"), rig.ready(model="o")
+    mix(rig, None, ahead=2)
+    for model, playing in ((None, [2]), ("m", [1, 1]), ("n", [1, 0, 1])):
+        if model is not None:
+            rig.announce(model, 1)
+        known = [rig.state.mixes.table[name].counts for name in ("", "m", "n")[: len(playing)]]
+        assert [counts.playing["default"] for counts in known] == playing
+    assert [rig.state.mixes.table[model].mix.ahead for model in ("", "m", "n")] == [None, 2, None]
 
 
 def test_groups_are_counted_anew_by_the_sizes_that_hold() -> None:
     rig = two()
     mix(rig, "m", ahead=1, group_size=3)
     mix(rig, "n", ahead=1)
-    rig.state.regroup()
-    assert [rig.state.own[model].counts.size for model in ("m", "n")] == [3, 2]
+    rig.state.derive()
+    assert [rig.state.mixes.table[model].counts.size for model in ("m", "n")] == [3, 2]
 
 
 def test_each_models_turns_follow_its_own_shares() -> None:
@@ -192,9 +193,7 @@ def test_each_models_turns_follow_its_own_shares() -> None:
         assert batch is not None
         assert [group for group, _ in rig.state.batches[batch].groups] == [task]
     mix(rig, "m", shares={"a": 0.5, "b": 0.5})
-    assert rig.state.credits.keys() == {"n"}
-    rig.run([MixSet(rig.at, {"a": 1.0})])
-    assert rig.state.credits.keys() == {"n"}
+    assert [bool(rig.state.mixes.of(model).credit.leased) for model in ("m", "n")] == [False, True]
 
 
 def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
@@ -211,7 +210,7 @@ def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
     rig.at += 1.0
     assert rig.lease(model="m", groups=2, group_size=1) is not None
     rig.restart()
-    assert (rig.state.own["m"].since, rig.state.credits["m"].heard) == (rig.at, {})
+    assert (rig.state.mixes.table["m"].since, rig.state.mixes.of("m").credit.ready_at) == (rig.at, {})
 
 
 def lacking(rig: LedgerRig, **asked: Any) -> list[tuple[str, tuple[str, ...]]]:
@@ -260,7 +259,7 @@ def rooms(steps: Sequence[tuple[str, str]], others: bool) -> list[bool]:
         mix(rig, model, ahead=2)
     for what, model in steps:
         if others or model == "m" or what == "team":
-            held = [name for name, batch in rig.state.leased.items() if batch.model == model]
+            held = [name for name, batch in rig.state.batches.leased.items() if batch.model == model]
             if what == "open":
                 rig.open(task="t", model=model)
             elif what == "ready":
@@ -276,7 +275,7 @@ def rooms(steps: Sequence[tuple[str, str]], others: bool) -> list[bool]:
         before, again = picture(rig.state), LedgerRig()
         again.run(rig.events)
         assert picture(again.state) == before
-        rig.state.regroup()
+        rig.state.derive()
         assert picture(rig.state) == before
     return seen
 
@@ -334,7 +333,7 @@ def test_which_models_an_episode_may_train_by_what_was_said_of_it() -> None:
     assert known == [("m",), ("m", "n"), ("n",), (), ()]
     assert known == [rig.state.episodes[name].may_train for name in (named, team_of, said, nobody, evaluation)]
     mix(rig, "m", ahead=1)
-    assert rig.state.own["m"].counts.playing == {"default": 2} and rig.state.open_counts.playing == {"default": 3}
+    assert [rig.state.mixes.table[name].counts.playing for name in ("m", "")] == [{"default": 2}, {"default": 3}]
 
 
 def test_a_call_to_a_teacher_says_nothing_of_what_an_episode_trains() -> None:
@@ -350,14 +349,15 @@ def test_a_call_to_a_teacher_says_nothing_of_what_an_episode_trains() -> None:
     for model, may_train in (("n", ("m", "o")), ("o", ("o",)), ("m", ("o",))):
         rig.begin(later, model=model)
         assert rig.state.episodes[later].may_train == may_train
-    assert (rig.state.own["n"].counts.playing, rig.state.open_counts.playing) == ({}, {"default": 2})
+    playing = {name: dict(known.counts.playing) for name, known in rig.state.mixes.table.items()}
+    assert playing == {"m": {"default": 1}, "n": {}, "o": {"default": 1}, "": {"default": 1}}
 
 
 def test_agents_may_be_held_by_the_mix_of_a_model_alone() -> None:
     rig = two()
-    assert not rig.state.paced()
+    assert not rig.state.mixes.paced()
     mix(rig, "m", ahead=1)
-    assert rig.state.paced()
+    assert rig.state.mixes.paced()
 
 
 def test_who_waits_for_any_model_opens_the_lanes_that_each_waits_for() -> None:

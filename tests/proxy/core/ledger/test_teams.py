@@ -37,7 +37,7 @@ def ready(rig: LedgerRig, number: int) -> None:
 def step(rig: LedgerRig, what: str, model: str, number: int) -> None:
     """One step; nothing if there is nothing to do it to."""
     rig.at += 1.0
-    held = [batch for batch in rig.state.leased.values() if batch.model == model]
+    held = [batch for batch in rig.state.batches.leased.values() if batch.model == model]
     free = [one.id for one in rig.state.episodes.values() if one.state == "ready" and not one.taken]
     if what == "play":
         ready(rig, number)
@@ -84,7 +84,7 @@ def test_the_laws_of_shares_hold_after_every_event(steps: Sequence[Step]) -> Non
                 assert now and set(now.values()) == {""}
             elif now and episode.state != "discarded":
                 assert set(now.values()) != {""}
-            left = {model for model in "mn" if (model, name) in set(state.queues.ready())}
+            left = {model for model in "mn" if (model, name) in set(state.seats.queues.ready())}
             if episode.state == "discarded":
                 assert not left, "a discard takes all shares"
             else:

@@ -9,6 +9,7 @@ import pytest
 
 from ajet_proxy.core.ledger import episode as episode_module
 from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.views import Tokens, Wanted, parts, records
 from ajet_proxy.core.trajectory.timeline import Timeline, merge_packed
 from ajet_sdk.errors import BadRequest
@@ -263,11 +264,11 @@ def test_the_status_never_walks_through_the_episodes() -> None:
     for index in range(50):
         rig.open(f"e{index}")
 
-    class Untouchable(dict[str, Any]):
+    class Untouchable(Episodes):
         def _refuse(self, *_: object) -> Any:
             raise AssertionError("status walks through the episodes")
 
         __iter__ = values = items = keys = __getitem__ = _refuse
 
-    rig.state.episodes = Untouchable(rig.state.episodes)
+    rig.state.episodes.__class__ = Untouchable
     assert views.status(rig.state)["episodes"]["opened"] == 50

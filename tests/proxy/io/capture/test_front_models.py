@@ -67,12 +67,12 @@ async def test_a_call_waits_at_the_gate_of_the_model_that_will_serve_it() -> Non
         await until(lambda: front.gate.of("planner").waiting == 1)
         free = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers={"X-AJet-Agent": "codes"})
         assert (free.status, front.gate.of("coder").busy_s > 0, len(one.llm_requests())) == (200, True, 0)
-        since = front.store.state.gates["planner"].since
+        since = front.store.state.gates.table["planner"].since
         front.open_gate(2, "planner")
         assert (await held).status == 200
         versions = [(call.model, [version for version, _ in call.policy_versions]) for call in front.calls]
         assert versions == [("coder", [1]), ("planner", [2])]
-        assert front.store.state.gates["planner"].since >= since
+        assert front.store.state.gates.table["planner"].since >= since
 
 
 class Counting:

@@ -193,7 +193,7 @@ async def test_a_retry_of_what_waited_at_the_gate_takes_no_sibling_out(front: Fr
 async def test_a_retry_of_what_may_never_have_been_read_takes_no_sibling_out(front: Front, why: str) -> None:
     url = f"{front.url}/e/ep{CHAT}"
     first = await send(url, body=BODY)
-    await until(lambda: not front.store.state.unsent)
+    await until(lambda: not front.store.state.episodes.unsent)
     if why == "the daemon was away":
         front.store.post(front.store.commands.restarted(front.clock.now()))
         front.ledger_port._unseen = UnseenRequests(front.clock.now())  # as a daemon has it that has just started

@@ -54,7 +54,7 @@ def announce(store: MemoryStore, version: int) -> None:
 def port_of(store: MemoryStore) -> LocalPort:
     ledger, clock = store.state, Clock()
     gate = Gatekeeper(is_open=lambda model: True, hold_s=1.0)
-    engines = Engines({}, ledger.upstreams, ledger.models)
+    engines = Engines({}, ledger.weights.upstreams, ledger.weights.models)
     return LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=Metrics())  # type: ignore[arg-type,return-value]
 
 
@@ -98,7 +98,7 @@ async def test_what_is_whole_is_lost_once_if_its_client_was_not_sent_the_end() -
     recorder.lose("stalled")
     recorder.lose()
     assert ends(store) == ["c0", "c1: no_logprobs", "c0: stalled"]
-    assert store.state.calls == {"running": 0, "complete": 0, "lost": 2}
+    assert store.state.tallies.calls == {"running": 0, "complete": 0, "lost": 2}
 
 
 async def test_what_the_engine_contradicts_is_taken_back_once_although_the_end_was_sent() -> None:
@@ -110,7 +110,7 @@ async def test_what_the_engine_contradicts_is_taken_back_once_although_the_end_w
     recorder.take_back("engine_error")
     recorder.lose()
     assert ends(store) == ["c0", "c1: no_logprobs", "c0: capture_failed"]
-    assert store.state.calls == {"running": 0, "complete": 0, "lost": 2}
+    assert store.state.tallies.calls == {"running": 0, "complete": 0, "lost": 2}
 
 
 async def test_losing_takes_every_choice() -> None:

@@ -38,7 +38,7 @@ async def finished(front: Front, path: str) -> AsyncIterator[aiohttp.ClientRespo
         event = b""
         while path in FINISH and FINISH[path] not in event:
             event = await got.content.readuntil(b"\n\n")
-        await until(lambda: front.store.state.calls == COMPLETE)
+        await until(lambda: front.store.state.tallies.calls == COMPLETE)
         yield got
 
 
@@ -51,7 +51,7 @@ async def test_the_agent_has_the_finish_before_the_engine_is_done(stub: EngineSt
         rest = await answer.read()
     ends = {CHAT: b"[DONE]\n\n", COMPLETIONS: b"[DONE]\n\n", MESSAGES: b'"message_stop"}\n\n', RESPONSES: b""}
     assert rest.endswith(ends[path]) and (b'"usage"' in rest) == (path in (CHAT, MESSAGES))
-    assert front.store.state.calls == COMPLETE and front.lost == []
+    assert front.store.state.tallies.calls == COMPLETE and front.lost == []
 
 
 @ROUTES
@@ -63,7 +63,7 @@ async def test_an_engine_that_never_says_that_it_is_done_costs_nothing(
     async with finished(front, path):
         pass
     await until(lambda: front.gate.in_flight == 0)
-    assert front.store.state.calls == COMPLETE and front.lost == []
+    assert front.store.state.tallies.calls == COMPLETE and front.lost == []
 
 
 @ROUTES
@@ -75,7 +75,7 @@ async def test_a_call_that_the_engine_contradicts_behind_its_finish_is_taken_out
         assert stub.go_on is not None
         stub.go_on.set()
         await answer.read()
-    await until(lambda: front.store.state.calls == LOST)
+    await until(lambda: front.store.state.tallies.calls == LOST)
     assert front.lost == ["capture_failed"]
     record = views.record(front.store.state, "x")
     assert [(call["complete"], call["reason"]) for call in record["calls"]] == [(False, "capture_failed")]
@@ -92,7 +92,7 @@ async def test_what_an_episode_has_settled_with_stays(stub: EngineStub, front: F
         assert (await answer.read()).endswith(b"[DONE]\n\n")
     await until(lambda: front.gate.in_flight == 0)
     assert views.record(front.store.state, "x")["state"] == "ready"
-    assert front.store.state.calls == COMPLETE and front.lost == []
+    assert front.store.state.tallies.calls == COMPLETE and front.lost == []
 
 
 @pytest.mark.parametrize(("said", "calls"), [(b"", COMPLETE), (framed(TOKEN), LOST)])
@@ -115,4 +115,4 @@ async def test_what_came_before_the_engine_broke_off_counts(said: bytes, calls: 
                     await got.read()
         finally:
             go_on.set()
-        await until(lambda: front.store.state.calls == calls)
+        await until(lambda: front.store.state.tallies.calls == calls)

@@ -68,7 +68,7 @@ def check_refused(front: Front, answer: Answer, *, on_responses: bool = False) -
     words = set(re.findall(r'ajet_continuity_total\{outcome="(\w+)"\}', front.metrics.render()))
     assert words == {"unsupported"} or (on_responses and not words)
     front.store.post(front.store.commands.reward("ep", Reward(1.0), reward_id="r", at=front.clock.now()))
-    record = front.store.state.find("ep")
+    record = front.store.state.episodes.find("ep")
     assert record is not None and (record.state, record.reason) == ("discarded", "incomplete_call")
 
 

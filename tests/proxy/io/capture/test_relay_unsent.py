@@ -28,7 +28,7 @@ async def test_a_client_that_goes_away_while_its_calls_are_written_has_not_made_
     await leave(asking)
     await until(lambda: front.gate.in_flight == 0)
     front.store.slow.set()
-    assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 2}
+    assert front.store.state.tallies.calls == {"running": 0, "complete": 0, "lost": 2}
     assert front.lost == ["disconnected"] * 2
 
 
@@ -48,7 +48,7 @@ async def test_a_client_that_is_gone_when_its_call_is_written_has_not_made_it(fr
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=stream))
     await until(lambda: front.lost)
-    assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 1}
+    assert front.store.state.tallies.calls == {"running": 0, "complete": 0, "lost": 1}
     assert front.lost == ["disconnected"]
 
 
@@ -63,10 +63,10 @@ async def test_an_answer_is_noted_as_sent_when_it_has_left_and_not_before(front:
         slow.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
         await until(lambda: len(front.calls) == 1000)
         await asyncio.sleep(0.5)
-        assert len(front.store.state.unsent) == 1000, "most of the answer waits for its reader"
+        assert len(front.store.state.episodes.unsent) == 1000, "most of the answer waits for its reader"
         while await asyncio.to_thread(slow.recv, 1 << 20):
             pass
-    await until(lambda: not front.store.state.unsent)
+    await until(lambda: not front.store.state.episodes.unsent)
     assert front.lost == []
 
 
@@ -86,10 +86,10 @@ async def test_a_client_that_goes_away_with_the_end_of_its_answer_has_made_the_c
     host, port = server.sockets[0].getsockname()
     async with server, Front(f"http://{host}:{port}") as front:
         await leave_after(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True), whole.count(b"\n\n"))
-        await until(lambda: front.store.state.calls["complete"] == 1)
+        await until(lambda: front.store.state.tallies.calls["complete"] == 1)
         left.set()
         await until(lambda: front.gate.in_flight == 0)  # with the questions on how the engine samples
-        assert front.store.state.calls == {"running": 0, "complete": 1, "lost": 0}
+        assert front.store.state.tallies.calls == {"running": 0, "complete": 1, "lost": 0}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -104,5 +104,5 @@ async def test_an_answer_that_the_disk_does_not_take_is_a_503_or_breaks_off(fron
     status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=stream))
     assert (status, ended) == ((200, False) if stream else (503, True))
     assert b'"finish_reason":"' not in got and (stream or json.loads(got)["error"]["code"] == "journal")
-    assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 1}
+    assert front.store.state.tallies.calls == {"running": 0, "complete": 0, "lost": 1}
     assert front.lost == ["not_written"] and front.gate.in_flight == 0

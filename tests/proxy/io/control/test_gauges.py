@@ -28,7 +28,7 @@ def rendered(rig: LedgerRig, **upstreams: tuple[str, ...]) -> list[str]:
     """What a scrape answers; `upstreams` are the configured engines by model, ``any`` for any."""
     gate = Gatekeeper(is_open=lambda model: True, hold_s=1.0)
     fixed = {model.replace("any", ""): urls for model, urls in upstreams.items()}
-    engines = Engines(fixed, rig.state.upstreams, rig.state.models)
+    engines = Engines(fixed, rig.state.weights.upstreams, rig.state.weights.models)
     store: Any = SimpleNamespace(state=rig.state, healthy=True, alerts=rig.state.alerts, limits=None)
     return Metrics().render(read(store, gate, engines, {})).splitlines()
 

@@ -133,7 +133,7 @@ def asked(stub: EngineStub) -> int:
 
 async def test_an_engine_that_drifts_gives_one_sample_all_the_same() -> None:
     async with EngineStub(drift=True) as stub, Front(stub.url, continuity=False) as front:
-        front.store.state.merge_policy = "repair"
+        front.store.state.weights.merge_policy = "repair"
         await talk(front, TURNS)
         assert len(merge_calls(front.calls, "strict")) == TURNS
         (sample,) = merge_calls(front.calls, "repair")
@@ -146,7 +146,7 @@ async def test_an_engine_that_drifts_gives_one_sample_all_the_same() -> None:
 @pytest.mark.parametrize(("policy", "drift"), [("strict", True), ("repair", False)])
 async def test_nothing_is_asked_where_it_would_change_nothing(policy: str, drift: bool) -> None:
     async with EngineStub(drift=drift) as stub, Front(stub.url, continuity=False) as front:
-        front.store.state.merge_policy = policy  # type: ignore[assignment]
+        front.store.state.weights.merge_policy = policy  # type: ignore[assignment]
         await talk(front, TURNS)
         assert asked(stub) == 0
         assert {call.same_text for call in front.calls} == {None}
@@ -158,7 +158,7 @@ async def test_an_engine_that_gives_no_text_costs_nothing_but_the_joint(
 ) -> None:
     monkeypatch.setattr(questions, "TEXT_S", limit)
     async with EngineStub(drift=True, tokenizes=not limit) as stub, Front(stub.url, continuity=False) as front:
-        front.store.state.merge_policy = "repair"
+        front.store.state.weights.merge_policy = "repair"
         await talk(front, 2)
         assert len(front.calls) == 2 and not front.lost
         assert {call.same_text for call in front.calls} == {None}

@@ -25,7 +25,7 @@ class Second(Front):
     def __init__(self, first: Front, *upstreams: str, **settings: Any) -> None:
         super().__init__(*upstreams, **settings)
         ledger = first.store.state
-        engines = Engines(self.fixed, ledger.upstreams, ledger.models)
+        engines = Engines(self.fixed, ledger.weights.upstreams, ledger.weights.models)
         self.front = self._make(ledger_port=first.ledger_port, engines=engines)
 
 

@@ -73,7 +73,7 @@ async def test_before_the_head_it_is_an_error(
     await until(lambda: front.running == 0)
     assert front.lost == ["episode_discarded"] and not front.calls
     counted = front.metrics.render().splitlines()
-    assert front.store.state.captures == {"episode_discarded": 1}
+    assert front.store.state.tallies.captures == {"episode_discarded": 1}
     assert f'ajet_requests_total{{route="{route_of(path)}",status="409"}} 1' in counted
 
 

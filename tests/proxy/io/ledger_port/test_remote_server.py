@@ -54,7 +54,7 @@ async def test_the_calls_of_a_worker_that_dies_are_lost_and_the_gate_lets_go_of_
     worker.close()
     await until(lambda: not front.gate.waiting and not front.gate.in_flight)
     assert [(event.episode, event.reason) for event in front.of(CallLost)] == [("ep", "restarted")] * 2
-    assert front.store.state.find("held") is None
+    assert front.store.state.episodes.find("held") is None
     for task in tasks:
         task.cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -75,7 +75,7 @@ async def test_a_call_that_a_worker_dies_with_before_it_is_on_disk_is_lost() -> 
     await until(lambda: front.calls)
     worker.close()
     await until(lambda: front.lost)
-    assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 1}
+    assert front.store.state.tallies.calls == {"running": 0, "complete": 0, "lost": 1}
     with pytest.raises(ConnectionResetError):
         await task
 
@@ -88,9 +88,9 @@ async def test_of_a_call_whose_worker_dies_nobody_knows_whether_its_client_was_s
         await ledger_port.end([Whole(begun.episode, packed_call(begun.calls[0], [1], [2]))])
         if told:
             ledger_port.sent(begun.calls)
-            await until(lambda: not front.store.state.unsent)
+            await until(lambda: not front.store.state.episodes.unsent)
     worker.close()
-    await until(lambda: not front.store.state.unsent)
+    await until(lambda: not front.store.state.episodes.unsent)
     (entry,) = front.store.state.episodes["ep"].calls.values()
     assert (entry.state, entry.doubtful) == ("complete", not told)
 

@@ -40,15 +40,16 @@ def test_what_retention_removes_is_gone_whole_and_its_sums_stay(tmp_path: Path) 
     write_segments(tmp_path, records, [len(records) - 1])
     assert run(tmp_path, "5.0", "0").stdout == "0\n", "the daemon has yet to see that they are there"
     assert seen(state_in(tmp_path), rig) == seen(rig.state, rig)
-    trained, batches = next(e for e in rig.state.leaving.values() if e.state == "trained"), rig.state.leaving_batches
+    leaving, batches = rig.state.episodes.leaving, rig.state.batches.leaving
+    trained = next(episode for episode in leaving.values() if episode.state == "trained")
     done = run(tmp_path, "5.0", "0")
-    assert (done.returncode, done.stdout) == (0, f"{len(rig.state.leaving)}\n")
+    assert (done.returncode, done.stdout) == (0, f"{len(leaving)}\n")
     state, removed = state_in(tmp_path), list[int]()
     assert everything(state) == everything(rig.state), "the counters among it"
-    assert [state.find(name) for name in rig.state.leaving] == [None] * len(rig.state.leaving)
+    assert [state.episodes.find(name) for name in leaving] == [None] * len(leaving)
     for name in batches:
         with pytest.raises(NotFound, match=f"no batch {name}"):
-            state.batch(name)
+            state.batches.known(name)
     commands = Commands(state)
     list(replay_lines(tmp_path, removed.append))
     assert removed == [len(batches)]
@@ -75,12 +76,12 @@ def test_a_batch_stays_while_one_of_its_episodes_does(tmp_path: Path) -> None:
     assert both is not None
     rig.ack(both, **{first: "too long"})
     rig.archive()
-    rig.state.leaving[first].ended_at = 1.0
+    rig.state.episodes.leaving[first].ended_at = 1.0
     with closing(Archiver(tmp_path)) as archiver:
-        archiver.put(rig.state.leaving.values(), rig.state.leaving_batches.values())
+        archiver.put(rig.state.episodes.leaving.values(), rig.state.batches.leaving.values())
         assert archiver.retain(2.0, 1) == 0
     rig.state.arrived([first, second], [returned, back, both])
-    rig.state.archive = archive = ArchiveFile(tmp_path)
+    rig.state.episodes.archive = archive = ArchiveFile(tmp_path)
     with closing(Archiver(tmp_path)) as archiver:
         assert archiver.retain(2.0, 0) == 1
     assert archive.batch(returned) is None
@@ -124,8 +125,8 @@ def test_no_metadata_or_notes_take_the_archive_over_its_limit(tmp_path: Path) ->
                 rig.reward(episode, note=f"{number}" * 3000)
                 rig.archive()
             with closing(Archiver(tmp_path)) as archiver:
-                archiver.put(rig.state.leaving.values(), [])
-            rig.state.leaving.clear()
+                archiver.put(rig.state.episodes.leaving.values(), [])
+            rig.state.episodes.leaving.clear()
             with closing(Archiver(tmp_path)) as archiver:
                 removed = archiver.retain(0.0, limit)
             pages = 4096 * sqlite3.connect(tmp_path / NAME).execute("PRAGMA page_count").fetchone()[0]

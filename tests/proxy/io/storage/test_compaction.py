@@ -51,14 +51,15 @@ def state_in(data: Path) -> State:
     """As a start finds it."""
     archive = ArchiveFile(data)
     state = read_state(data, archive)
-    state.settings = SETTINGS
-    state.regroup()
+    state.settings, state.mixes.group_size = SETTINGS, SETTINGS.group_size
+    state.mixes.size_groups()
+    state.derive()
     return state
 
 
 def seen(state: State, rig: LedgerRig) -> dict[str, Any]:
     """Every episode there ever was, as `ajet show` has it."""
-    names = [*rig.state.episodes, *rig.state.leaving]
+    names = [*rig.state.episodes, *rig.state.episodes.leaving]
     return {name: views.record(state, name, tokens="all") for name in names}
 
 

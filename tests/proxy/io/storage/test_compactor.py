@@ -29,7 +29,12 @@ from tests.kit.source import ROOT
 
 
 def opened(data: Path) -> Store:
-    return Store.open(data, SETTINGS, journal=lambda data, told: Journal(data, told, segment_bytes=2000, retry_s=0.01))
+    store = Store.open(
+        data, SETTINGS, journal=lambda data, told: Journal(data, told, segment_bytes=2000, retry_s=0.01)
+    )
+    if not store.state.now:
+        store.post(store.commands.restarted(1.0))  # a journal begins so
+    return store
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ class Daemon:
         self.store, self.data, self.metrics, self.at = store, data, Metrics(), 1000.0
         self.rig = LedgerRig()
         self.rig.state, self.rig.commands = store.state, store.commands
-        store.state.archive = ArchiveFile(data)  # which nobody waits for here
+        store.state.episodes.archive = ArchiveFile(data)  # which nobody waits for here
         self.rig.run = self.post  # type: ignore[method-assign, assignment]
         self.compactor = Compactor(store, data, metrics=self.metrics, now=lambda: self.at, **options)
 
@@ -85,21 +90,21 @@ async def test_what_is_trained_leaves_memory_and_is_still_shown(
     names = await daemon.trains(30)
     whole = {name: views.record(store.state, name, tokens="all") for name in names}
     said = list(replay_lines(tmp_path))
-    assert len(store.state.leaving) == 28
+    assert len(store.state.episodes.leaving) == 28
     given_back = []
-    monkeypatch.setattr(module, "give_memory_back", lambda: given_back.append(len(store.state.leaving)))
+    monkeypatch.setattr(module, "give_memory_back", lambda: given_back.append(len(store.state.episodes.leaving)))
     await daemon.ticks()
-    assert given_back[-1] == len(store.state.leaving)
+    assert given_back[-1] == len(store.state.episodes.leaving)
     assert len(snapshots(tmp_path)) == 1
     assert len(segments(tmp_path)) <= 2
-    assert len(store.state.leaving) < 10 and len(store.state.leaving_batches) < 10
+    assert len(store.state.episodes.leaving) < 10 and len(store.state.batches.leaving) < 10
     assert {name: views.record(store.state, name, tokens="all") for name in names} == whole
     assert list(replay_lines(tmp_path)) == said
     assert 'ajet_compactions_total{outcome="done"} 1' in daemon.metrics.render()
     left = picture(store.state)
     await store.close()
     again = opened(tmp_path)
-    again.state.archive = ArchiveFile(tmp_path)
+    again.state.episodes.archive = ArchiveFile(tmp_path)
     assert picture(again.state) == left
     assert {name: views.record(again.state, name, tokens="all") for name in names} == whole
     await again.close()
@@ -113,7 +118,7 @@ async def test_the_more_episodes_are_in_the_archive_the_more_leave_memory_at_onc
     await daemon.trains(33)
     left = []
     for _ in range(7):
-        left.append(len(store.state.leaving))
+        left.append(len(store.state.episodes.leaving))
         daemon.compactor.tick()
         assert daemon.compactor._task is not None
         await daemon.compactor._task
@@ -131,13 +136,13 @@ async def test_a_compaction_that_fails_is_tried_again_later(
     await daemon.ticks()
     assert "is damaged at byte" in caplog.text
     assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render()
-    assert len(store.state.leaving) == 28
+    assert len(store.state.episodes.leaving) == 28
     first.write_bytes(whole)
     daemon.compactor.tick()
     assert daemon.compactor._task is not None and daemon.compactor._task.done()
     daemon.at += module.RETRY_S
     await daemon.ticks()
-    assert len(store.state.leaving) < 10
+    assert len(store.state.episodes.leaving) < 10
 
 
 async def test_why_it_fails_is_said_once_for_each_reason(
@@ -176,7 +181,7 @@ async def test_what_cannot_be_read_or_started_does_not_end_the_daemon(
     await store_ticks(daemon)
     assert "cannot be started" in caplog.text
     assert 'ajet_compactions_total{outcome="failed"} 3' in daemon.metrics.render()
-    assert len(store.state.leaving) == 28
+    assert len(store.state.episodes.leaving) == 28
 
 
 async def store_ticks(daemon: Daemon) -> None:
@@ -193,7 +198,7 @@ async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_
     assert views.record(store.state, names[0], tokens="none")["stored"] == "archive"
     daemon.at += module.RETAIN_S
     await daemon.ticks()
-    assert store.state.find(names[0]) is None
+    assert store.state.episodes.find(names[0]) is None
     assert "ajet_removed_episodes_total 0" not in daemon.metrics.render()
     assert not daemon.compactor._is_due()
     daemon.at += module.RETAIN_S
@@ -207,10 +212,11 @@ async def test_what_is_too_old_is_removed_however_few_episodes_there_are(tmp_pat
     daemon.at += 11
     daemon.post(retention.to_archive(store.state, daemon.at, 10.0))
     await daemon.ticks()
-    assert not store.state.leaving and [views.record(store.state, name)["stored"] for name in names] == ["archive"] * 3
+    assert not store.state.episodes.leaving
+    assert [views.record(store.state, name)["stored"] for name in names] == ["archive"] * 3
     daemon.at += module.RETAIN_S
     await daemon.ticks()
-    assert [store.state.find(name) for name in names] == [None] * 3
+    assert [store.state.episodes.find(name) for name in names] == [None] * 3
     assert "ajet_removed_episodes_total 3" in daemon.metrics.render()
     assert views.status(store.state)["episodes"]["trained"] == 3
     await store.close()
@@ -234,7 +240,7 @@ async def test_a_disk_that_ends_no_segment_lets_none_be_compacted(
     await asyncio.sleep(0.1)
     assert store.healthy
     await daemon.ticks()
-    assert not store.state.leaving
+    assert not store.state.episodes.leaving
     await store.close()
 
 
@@ -264,12 +270,12 @@ async def test_what_a_compaction_archived_before_it_failed_is_let_go_of_before_t
     await daemon.trains(30)
     monkeypatch.setattr(module, "COMMAND", ("-c", FAILS_AT_THE_SNAPSHOT))
     await daemon.ticks()
-    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render() and store.state.leaving
+    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render() and store.state.episodes.leaving
     daemon.at += module.RETRY_S
-    before = len(store.state.leaving)
+    before = len(store.state.episodes.leaving)
     daemon.compactor.tick()
     await daemon.compactor._task  # type: ignore[misc]
-    assert before == 28 and len(store.state.leaving) < 10
+    assert before == 28 and len(store.state.episodes.leaving) < 10
 
 
 FAILS_AT_THE_SNAPSHOT = """
@@ -295,7 +301,7 @@ async def test_a_compaction_ends_with_the_daemon(
         await asyncio.sleep(0.1)
     assert daemon.compactor._task is not None and not daemon.compactor._task.done()
     await asyncio.wait_for(daemon.compactor.stop(), 5)
-    assert len(store.state.leaving) == 28
+    assert len(store.state.episodes.leaving) == 28
 
 
 DAEMON = """

@@ -65,7 +65,7 @@ async def test_no_request_reads_the_archive_on_the_loop(tmp_path: Path, monkeypa
 
         async def archived() -> bool:
             state = client.app._store.state
-            return bool(state.archived) and not state.leaving
+            return bool(state.episodes.archived) and not state.episodes.leaving
 
         await eventually(archived, limit_s=60.0)
         assert (await client.control("GET", "/episodes/ep")).json["stored"] == "archive"

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.batches import Batches
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import LedgerSettings, State
+from ajet_proxy.core.ledger.tallies import Tallies
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.journal import FRAME, MAGIC, JournalDamaged, segments, snapshots
 from ajet_sdk.routes import Flush, SetMix
@@ -112,12 +114,12 @@ def test_groups_have_the_size_with_which_the_daemon_starts(tmp_path: Path) -> No
     for _ in range(3):
         rig.ready()
     state = stored(tmp_path, rig.state, group_size=3)
-    assert (state.queues.group_size, state.queues.complete, state.queues.waiting) == (2, 1, 0)
+    assert (state.seats.queues.group_size, state.seats.queues.complete, state.seats.queues.waiting) == (2, 1, 0)
     state.apply(ev.ProxyStarted(rig.at, "strict", 3))
-    assert (state.queues.group_size, state.queues.complete, state.queues.waiting) == (3, 1, 0)
+    assert (state.seats.queues.group_size, state.seats.queues.complete, state.seats.queues.waiting) == (3, 1, 0)
 
 
-def test_the_mix_and_the_pots_are_kept(tmp_path: Path) -> None:
+def test_the_mix_and_the_progress_of_groups_are_kept(tmp_path: Path) -> None:
     rig = LedgerRig()
     rig.run(rig.commands.set_mix(SetMix({"math": 0.5, "code": 0.5}, ahead=4), at=rig.at))
     for task in ("math/1", "math/1", "code/1"):
@@ -127,8 +129,8 @@ def test_the_mix_and_the_pots_are_kept(tmp_path: Path) -> None:
     rig.run(rig.commands.flush(Flush("code"), at=rig.at))
     loaded = stored(tmp_path, rig.state)
     assert picture(loaded) == picture(rig.state)
-    assert loaded.progress == rig.state.progress
-    assert all(isinstance(group_key, GroupKey) for group_key in loaded.progress.by_key)
+    assert loaded.seats.progress == rig.state.seats.progress
+    assert all(isinstance(group_key, GroupKey) for group_key in loaded.seats.progress.by_key)
 
 
 def test_the_mix_of_a_model_is_kept(tmp_path: Path) -> None:
@@ -138,17 +140,21 @@ def test_the_mix_of_a_model_is_kept(tmp_path: Path) -> None:
     rig.ready("math/1"), rig.open(task="math/1")
     loaded = stored(tmp_path, rig.state)
     assert picture(loaded) == picture(rig.state)
-    assert loaded.own == rig.state.own
+    assert loaded.mixes.table == rig.state.mixes.table
 
 
-def test_a_field_of_another_version(tmp_path: Path) -> None:
+def test_a_field_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it lacks has its default, and what it adds is left out."""
     rig = LedgerRig()
     rig.open("e")
-    vars(rig.state)["novelty"] = 5
-    del vars(rig.state)["leases"]
-    loaded = stored(tmp_path, rig.state)
-    assert (list(loaded.episodes), loaded.leases, "novelty" in vars(loaded)) == (["e"], 0, False)
+    vars(rig.state.tallies)["novelty"], rig.state.batches.leases = 5, 7
+    with monkeypatch.context() as patch:
+        patch.setattr(Tallies, "KEPT", (*Tallies.KEPT, "novelty"))
+        patch.setattr(Batches, "KEPT", ())
+        (tmp_path / "journal").mkdir()
+        snapshot.save(tmp_path, 1, rig.state)
+    loaded = snapshot.load(tmp_path, SETTINGS)
+    assert (list(loaded.episodes), loaded.batches.leases, "novelty" in vars(loaded.tallies)) == (["e"], 0, False)
 
 
 def test_what_a_snapshot_cannot_hold_is_an_error() -> None:

@@ -160,7 +160,7 @@ async def test_a_commit_returns_when_it_is_on_disk(store: Store, disk: Disk, tmp
     waiting = asyncio.ensure_future(store.commit(command))
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    assert store.state.models() == ("m",)
+    assert store.state.weights.models() == ("m",)
     disk.release()
     await waiting
     assert [decode(record) for record in records(tmp_path)] == command
@@ -273,7 +273,7 @@ async def test_what_ends_on_a_full_disk_waits_for_it_and_is_not_lost(store: Stor
     ending = asyncio.ensure_future(store.commit([finished]))
     await asyncio.sleep(0.05)
     assert not ending.done()
-    assert store.state.calls["running"] == 0
+    assert store.state.tallies.calls["running"] == 0
     disk.heal()
     await ending
     while not store.healthy:
@@ -377,7 +377,7 @@ async def test_progress_after_the_loop_has_ended_is_ignored(tmp_path: Path) -> N
 
 
 def touched(store: Store) -> list[Event]:
-    return [EpisodeTouched(store.state.now + 1, next(iter(store.state.unsettled)))]
+    return [EpisodeTouched(store.state.now + 1, next(iter(store.state.episodes.unsettled)))]
 
 
 async def test_what_nobody_waits_for_comes_to_the_disk_by_itself(store: Store, disk: Disk) -> None:

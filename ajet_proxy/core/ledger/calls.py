@@ -1,0 +1,120 @@
+"""What happens to calls: they begin, end, and their clients are sent the end of the answers.
+
+Idea: a call ends once, complete or lost. One that is complete is lost after all if its client was not sent the end. The
+attempt that it belongs to ends with it (`ajet_proxy.core.ledger.attempts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.attempts import NOT_SENT, Attempt, Fate, fate
+from ajet_proxy.core.ledger.births import Births
+from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
+from ajet_proxy.core.ledger.episodes import Episodes
+from ajet_proxy.core.ledger.gates import Gates
+from ajet_proxy.core.ledger.life import Life
+from ajet_proxy.core.ledger.tallies import Tallies
+from ajet_proxy.core.ledger.weights import Weights
+
+
+class Calls:
+    """The events of calls. It keeps nothing itself."""
+
+    def __init__(self, episodes: Episodes, life: Life, weights: Weights, gates: Gates, tallies: Tallies) -> None:
+        self._episodes, self._life, self._weights, self._gates = episodes, life, weights, gates
+        self._tallies = tallies
+
+    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
+        return {
+            ev.CallStarted: self._started, ev.CallFinished: self._finished, ev.CallLost: self._lost,
+            ev.RequestLost: self._request_lost, ev.AnswersSent: self._answers_sent,
+            ev.ProxyStarted: lambda event: self._doubt(tuple(self._episodes.unsent)),
+        }
+
+    def _started(self, event: ev.CallStarted) -> None:
+        episode = self._episodes[event.episode]
+        known = episode.named_to_train()
+        number = episode.attempts.begin(event.said, event.agent, event.model, len(event.calls), event.at)
+        episode.begin(event.calls, Asked(
+            event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
+            event.retries, event.said, number, self._weights.policy_updates,
+        ))
+        self._episodes.by_call.update(dict.fromkeys(event.calls, episode.id))
+        if not known and (models := episode.named_to_train()) and models != episode.may_train:
+            self._life.become(episode, lambda: episode.train_else(models), event.at)
+        if event.identified_by == "lineage":
+            self._episodes.lineage.add_request(episode.id, event.body_hash, event.idempotency_key)
+        self._gates.running[event.model] += len(event.calls)
+
+    def _finished(self, event: ev.CallFinished) -> None:
+        episode, turn = self._episodes[event.episode], event.call.turn
+        entry = episode.calls[turn.call]
+        born, shut = self._weights.births.setdefault(turn.model, Births()), self._gates.of(turn.model).shut
+        episode.finish(entry, event.call, *born.sampled(turn, entry.asked.updates, shut=shut))
+        if episode.state == "open":
+            self._episodes.lineage.add(episode.id, event.marks)
+        self._attempt_ended(episode, entry, "answered", event)
+        self._episodes.unsent.add(turn.call)
+        self._ended(episode, entry, "complete", event.at)
+
+    def _lost(self, event: ev.CallLost) -> None:
+        episode = self._episodes[event.episode]
+        entry = episode.calls[event.call]
+        self._episodes.unsent.discard(event.call)
+        came = fate(event.reason, status=event.status, told=bool(event.marks))
+        self._attempt_ended(episode, entry, came, event)
+        episode.lose(entry, event.reason)
+        if episode.state == "open":
+            self._episodes.lineage.add(episode.id, event.marks)
+        self._ended(episode, entry, "lost", event.at)
+
+    def _attempt_ended(
+        self, episode: Episode, entry: CallEntry, came: Fate, event: ev.CallFinished | ev.CallLost
+    ) -> None:
+        """Note what became of a call that was in flight, or complete and its client was not sent the end after all."""
+        attempts, asked, known = episode.attempts, entry.asked, None
+        if episode.state not in ("open", "sealed"):
+            return
+        if entry.state == "running":
+            known = attempts.end(asked.number)
+        elif isinstance(event, ev.CallLost) and event.reason in NOT_SENT[entry.state]:
+            attempts.take_back(asked.number)
+        else:
+            return
+        if came == "answered":
+            attempts.answer(asked.number, asked.agent, event.begins)
+        elif came == "world" and isinstance(event, ev.CallLost):
+            attempts.lose(Attempt(
+                asked.agent, asked.said, asked.number, event.at, asked.model, reason=event.reason, call=event.call,
+                detail=f"the engine answered {event.status}" if event.status else None,
+                answered_by=[] if known is None else [*known.answered_by],
+            ))
+
+    def _ended(self, episode: Episode, entry: CallEntry, state: str, at: float) -> None:
+        """A call came to `state`."""
+        self._tallies.call_ended(entry.state, state, entry.reason)
+        if entry.state == "running":
+            self._gates.running[entry.asked.model] -= 1
+            if not self._gates.running[entry.asked.model]:
+                del self._gates.running[entry.asked.model]
+        episode.end(entry, state, at)
+        self._life.settle(episode, at)
+
+    def _request_lost(self, event: ev.RequestLost) -> None:
+        attempts = self._episodes[event.episode].attempts
+        attempts.lose(Attempt(
+            event.agent, event.said, attempts.begun, event.at, event.model, reason=event.reason, detail=event.detail
+        ))
+
+    def _answers_sent(self, event: ev.AnswersSent) -> None:
+        self._episodes.unsent.difference_update(event.calls)
+        self._doubt(self._episodes.unsent.intersection(event.unknown))
+
+    def _doubt(self, calls: Iterable[str]) -> None:
+        """Nobody can know whether the clients of `calls` were sent the end of their answers."""
+        for call in calls:
+            self._episodes[self._episodes.by_call[call]].calls[call].doubtful = True
+            self._episodes.unsent.discard(call)

@@ -1,0 +1,198 @@
+"""The life of episodes: each event, and what follows of it by itself.
+
+Idea: every change of an episode's state goes through `Life.move`, which tells whoever counts by states. A sealed
+episode with nothing in flight settles: its calls are merged, and it is ready, recorded or discarded. The shares of an
+episode add up to its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.clients import Clients
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.episodes import Episodes
+from ajet_proxy.core.ledger.mixes import Mixes
+from ajet_proxy.core.ledger.plays import Plays
+from ajet_proxy.core.ledger.seats import Seats
+from ajet_proxy.core.ledger.tallies import Tallies
+from ajet_proxy.core.ledger.teams import join
+from ajet_proxy.core.ledger.weights import Weights
+from ajet_proxy.core.trajectory.rewards import EpisodeReward
+
+OTHER_RUN = "another run of the model has sampled some of it"
+STALE, NO_SIGNAL = "stale", "no_signal: all rewards of its group are equal"
+"""Why a ready episode is discarded with which the others of its group are compared all the same."""
+
+
+class Life:
+    """What happens to episodes. It keeps nothing itself."""
+
+    def __init__(
+        self, episodes: Episodes, seats: Seats, *, weights: Weights, mixes: Mixes, plays: Plays, tallies: Tallies,
+        clients: Clients,
+    ) -> None:
+        self._episodes, self._seats, self._weights, self._mixes = episodes, seats, weights, mixes
+        self._plays, self._tallies, self._clients = plays, tallies, clients
+
+    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
+        return {
+            ev.EpisodeOpened: self._opened, ev.TaskNamed: self._task_named, ev.EpisodeMarkedEval: self._marked_eval,
+            ev.RewardGiven: self._rewarded, ev.EpisodeSealed: self._sealed, ev.EpisodeDiscarded: self._discarded,
+            ev.EpisodeTouched: self._touched, ev.EpisodesLate: self._late, ev.EpisodesArchived: self._archived,
+            ev.ProxyStarted: self._started,
+        }
+
+    def move(
+        self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None,
+        cause: str | None = None,
+    ) -> None:
+        """`episode` comes to another state, and the counters with it."""
+        before = episode.state
+        if not episode.eval and before in ("open", "sealed") and state not in ("open", "sealed"):
+            self._seats.closes(episode, but=episode.shares)
+            for model in episode.shares if state == "ready" else ():
+                self._mixes.ready_anew(model, episode.lane, at)
+        episode.move(state, at, reason, detail, cause)
+        self._tallies.moved(before, state, reason)
+        self._episodes.moved(episode)
+        if episode.client is not None:
+            self._clients.moved(episode.client, episode, before, at)
+        self._plays.moved(episode, before)
+        if episode.ended_at is not None:
+            for model in episode.shares:
+                self._seats.queues.forget(model, episode.id)
+
+    def settle(self, episode: Episode, at: float) -> None:
+        """A sealed episode with nothing in flight takes its next state by itself."""
+        if episode.state != "sealed" or episode.running:
+            return
+        self._tallies.merged(episode.keep_timelines(self._weights.merge_policy))
+        state, reason = episode.outcome()
+        detail = episode.losses() if reason == "incomplete_call" else None
+        if state == "ready":
+            models = episode.trains()
+            own = [model for model in models if self._weights.born(model).own(episode.sampled_by(model).values())]
+            episode.share_among(own, {model: f"other_run: {OTHER_RUN}" for model in models if model not in own})
+            for model in own:
+                self._seats.ready(episode, model, at)
+            join(self._weights.teams, own)
+            if not own:
+                state, reason, detail = "discarded", "other_run", OTHER_RUN
+        episode.attempts.settle()
+        failed = reason == "incomplete_call" and episode.attempts.unanswered()
+        self.move(episode, state, at, reason, detail, "infra" if failed else None)
+        if state != "discarded":
+            self._count(episode, None, at)
+
+    def add_up(self, episode: Episode, at: float) -> None:
+        """The shares of an episode have changed, and so may its state."""
+        if (state := episode.share_state()) != episode.state:
+            self.move(episode, state, at)
+
+    def drop(self, episode: Episode, model: str, why: str, at: float, *, cut: bool = False) -> None:
+        """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does. If it
+        was ready, others may still be compared with it (`cut`)."""
+        if episode.shares[model] is None:
+            self._unready(episode, model, why, at, cut)
+        episode.drop_share(model)
+        self._seats.queues.forget(model, episode.id)
+        if episode.shares:
+            self.add_up(episode, at)
+        else:
+            self.move(episode, "discarded", at, "filtered", why)
+
+    def _unready(self, episode: Episode, model: str, why: str, at: float, cut: bool) -> None:
+        """The ready share of `model` is discarded, for the reason `why`."""
+        self._seats.leave(episode, model, cut)
+        self._mixes.discarded(model, episode.lane, at, why)
+
+    def _count(self, episode: Episode, before: float | None, at: float) -> None:
+        """A settled episode has earned something, if it is rewarded, and `before` that another sum."""
+        if (reward := episode.reward()) is not None:
+            if episode.client is not None:
+                self._clients.rewarded(episode.client, reward, before)
+            self._tallies.rewarded(episode, reward, before, at)
+
+    # -- events
+
+    def _opened(self, event: ev.EpisodeOpened) -> None:
+        episode = Episode(
+            id=event.episode, task=event.task, model=event.model, agent=event.agent, eval=event.eval,
+            opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
+            identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
+            evaluation=event.evaluation, client=event.client, revision=event.revision, given_lane=event.lane,
+            play=event.play, place=event.place, teachers=event.teachers, number=self._tallies.opened,
+            play_number=self._plays.number(event.tenant, event.play),
+            may_train=self._weights.may_train(event.model, event.members, event.teachers),
+        )
+        if not episode.eval:
+            self._seats.opens(episode, event.at)
+        self._episodes.open(episode)
+        if episode.client is not None:
+            self._clients.opened(episode.client, episode)
+        self._tallies.moved(None, "open")
+
+    def _task_named(self, event: ev.TaskNamed) -> None:
+        episode = self._episodes[event.episode]
+        if not event.derived or episode.task is None:
+            self.become(episode, lambda: episode.name_task(event.task, event.derived), event.at)
+
+    def become(self, episode: Episode, change: Callable[[], None], at: float) -> None:
+        """An open episode turns out to be of another task, or to train another model: it takes other seats."""
+        if not episode.eval:
+            self._seats.closes(episode)
+        change()
+        if not episode.eval:
+            self._seats.opens(episode, at)
+
+    def _marked_eval(self, event: ev.EpisodeMarkedEval) -> None:
+        episode = self._episodes[event.episode]
+        self.become(episode, episode.mark_eval, event.at)
+
+    def _late(self, event: ev.EpisodesLate) -> None:
+        for episode in map(self._episodes.__getitem__, event.episodes):
+            self._seats.late(episode)
+            episode.give_up_waiting()
+
+    def _rewarded(self, event: ev.RewardGiven) -> None:
+        episode = self._episodes[event.episode]
+        before = episode.reward()
+        episode.earn(EpisodeReward(
+            event.id, event.value, event.call, event.agent, event.final, event.note, event.at, event.state,
+            event.model,
+        ))
+        if episode.state in ("ready", "recorded"):
+            self._count(episode, before, event.at)
+            self._plays.rewarded(episode)
+
+    def _sealed(self, event: ev.EpisodeSealed) -> None:
+        episode = self._episodes[event.episode]
+        self.move(episode, "sealed", event.at)
+        self.settle(episode, event.at)
+
+    def _discarded(self, event: ev.EpisodeDiscarded) -> None:
+        episode, cut = self._episodes[event.episode], event.reason == STALE or event.detail == NO_SIGNAL
+        for model in event.models:
+            episode.learn(model, f"{event.reason}: {event.detail}")
+            self.drop(episode, model, event.reason, event.at, cut=cut)
+        if not event.models:
+            for model in [model for model, share in episode.shares.items() if share is None]:
+                self._unready(episode, model, event.reason, event.at, cut)
+            episode.keep_timelines(self._weights.merge_policy)
+            episode.attempts.settle()
+            self.move(episode, "discarded", event.at, event.reason, event.detail, event.cause)
+
+    def _touched(self, event: ev.EpisodeTouched) -> None:
+        self._episodes[event.episode].touch(event.at)
+
+    def _archived(self, event: ev.EpisodesArchived) -> None:
+        for name in event.episodes:
+            self._episodes.leave(name).archive()
+
+    def _started(self, event: ev.ProxyStarted) -> None:
+        """Clocks begin anew, since nobody could show a sign of life during the stop."""
+        for episode in self._episodes.unsettled.values():
+            episode.restart(event.at, event.back, event.stopped_at)

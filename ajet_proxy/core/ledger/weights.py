@@ -1,0 +1,160 @@
+"""The weights of each model: which version serves, from which engines, and whose training has made them.
+
+Idea: a model is announced once its trainer says which version serves. A request may name no model, or one that is not
+announced: then the only one that is announced is meant, if there is just one (`Serving.key`). What was said before any
+model was announced is kept for the first that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.births import Births
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.queues import ReadyQueues
+from ajet_proxy.core.ledger.teams import Team, moved
+from ajet_proxy.core.ledger.trainers import Trainer
+from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
+from ajet_sdk.errors import Conflict
+
+
+class Served(Struct, frozen=True):
+    """The weights and engines of one model, as the trainer announced them."""
+
+    version: int
+    upstreams: tuple[str, ...]
+
+
+class Serving:
+    """Which weights and engines serve: in the ledger's process, and as a worker knows it. ``policy_updates`` counts the
+    events that may have changed a `policy_version`. ``default_version`` is that of a model
+    that is not announced: the one with which a gate was opened before any was."""
+
+    __slots__ = ()
+    served: Mapping[str, Served]
+    default_version: int
+    policy_updates: int
+    merge_policy: Policy
+
+    def only_model(self) -> str:
+        """The only model that is announced; "" if none is, or several are."""
+        return next(iter(self.served)) if len(self.served) == 1 else ""
+
+    def key(self, model: str) -> str:
+        """The announced model as whose a request for `model` counts: its own, else the only one, else ""."""
+        return model if model in self.served else self.only_model()
+
+    def policy_version(self, model: str) -> int:
+        """The version that serves `model`."""
+        served = self.served.get(model)
+        return self.default_version if served is None else served.version
+
+    def upstreams(self, model: str) -> tuple[str, ...]:
+        """The engines announced for `model`."""
+        served = self.served.get(model)
+        return () if served is None else served.upstreams
+
+    def models(self) -> tuple[str, ...]:
+        """Every model that was announced."""
+        return tuple(self.served)
+
+
+class Weights(Serving):
+    """Of every model that was announced or has sampled anything."""
+
+    KEPT = ("served", "births", "trainers", "teams", "default_version", "policy_updates", "merge_policy")
+
+    def __init__(self, episodes: Mapping[str, Episode], queues: ReadyQueues) -> None:
+        self._episodes, self._queues = episodes, queues
+        self.served: dict[str, Served] = {}
+        self.births: dict[str, Births] = {}
+        self.trainers: dict[str, Trainer] = {}
+        """The latest of each model."""
+        self.teams: list[Team] = []
+        self.default_version = self.policy_updates = 0
+        self.merge_policy: Policy = "strict"
+
+    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
+        return {
+            ev.PolicyAnnounced: self._announced, ev.GateOpened: self._gate_opened, ev.RunBegan: self._run_began,
+            ev.TrainerCame: self._trainer_came, ev.TrainerLeft: self._trainer_left, ev.ProxyStarted: self._started,
+        }
+
+    def meant(self, model: str | None) -> str:
+        """The model that a request is about: the one that it names, else the only one that is announced, or "" if none
+        is. `Conflict` if several are."""
+        if not model and len(self.served) > 1:
+            message = f"several models are announced ({', '.join(self.served)[:200]}): say which one is meant"
+            raise Conflict(message, code="several_models", param="model")
+        return model or self.only_model()
+
+    def alone(self, model: str) -> bool:
+        """Whether no other model is announced."""
+        return not self.served.keys() - {model}
+
+    def born(self, model: str) -> Births:
+        """The branches on which the versions of `model` lie."""
+        return self.births.get(model) or Births()
+
+    def oldest(self, episode: Episode, model: str) -> int:
+        """The oldest version, as it is counted now, that sampled a token of what `model` learns from the episode."""
+        return self.born(model).oldest(episode.sampled_by(model).values())
+
+    def may_train(
+        self, model: str | None, members: Mapping[str, str] | None, teachers: Mapping[str, str] | None
+    ) -> tuple[str, ...]:
+        """The models that an episode may train which is opened so: those that are announced of its members, if any is;
+        its own; else whichever is announced. A teacher's it does not train."""
+        named = tuple(dict.fromkeys(members.values() if members else filter(None, (model,))))
+        return tuple(one for one in named if one in self.served) or named or tuple(
+            one for one in self.served if one not in (teachers or {}).values()
+        )
+
+    def _announced(self, event: ev.PolicyAnnounced) -> None:
+        known = self.served.get(event.model, Served(event.version, ()))
+        upstreams = known.upstreams if event.upstreams is None else event.upstreams
+        self.policy_updates += 1
+        self._serves(event.model, known.version, Served(event.version, upstreams))
+
+    def _gate_opened(self, event: ev.GateOpened) -> None:
+        self.policy_updates += 1
+        if not self.served:
+            self.default_version = event.policy_version
+        elif (known := self.served.get(event.model)) is not None:
+            served = Served(event.policy_version, known.upstreams)
+            if self.born(event.model).announced:
+                self._serves(event.model, known.version, served)
+            else:  # whose weights these are, only an announcement tells
+                self.served[event.model] = served
+
+    def _serves(self, model: str, before: int, served: Served) -> None:
+        """`model` has these weights. Where they begin a branch, all that waits is of another age by that."""
+        self.served[model] = served
+        born = self.births.setdefault(model, Births())
+        moved(self.teams, model, before, served.version, anew=not born.announced)
+        if born.serves(served.version, self.policy_updates):
+            self._queues.age(model, lambda name: self.oldest(self._episodes[name], model))
+
+    def _run_began(self, event: ev.RunBegan) -> None:
+        self.policy_updates += 1
+        births = self.births.setdefault(event.model, Births())
+        if births.run not in ("", event.run):
+            self._queues.part(event.model)
+        births.begin(event.run, self.policy_updates)
+        if (trainer := self.trainers.get(event.model)) is not None:
+            trainer.begun = trainer.run == event.run
+
+    def _trainer_came(self, event: ev.TrainerCame) -> None:
+        self.trainers[event.model] = Trainer(event.run, event.instance, event.host, event.folder, event.at)
+
+    def _trainer_left(self, event: ev.TrainerLeft) -> None:
+        self.trainers[event.model].left = True
+
+    def _started(self, event: ev.ProxyStarted) -> None:
+        self.merge_policy = next(policy for policy in POLICIES if policy == event.merge_policy)
+        for trainer in self.trainers.values():
+            trainer.heard_at = event.at
