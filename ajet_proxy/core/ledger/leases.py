@@ -136,8 +136,8 @@ def _turns(state: State, demand: Demand, at: float, model: str) -> Turns | None:
 
 def lacking(state: State, body: Lease, *, at: float) -> list[ev.LanesLacking]:
     """The lanes for which a lease waits in vain, once it has found too little: they are full, and nobody plays in them.
-    A trainer may want more groups than may be ahead, or larger ones. Another model's may be ready, where models share a
-    mix. Or agents have died, or hang, without a client that would show it."""
+    A trainer may want more groups than may be ahead, or larger ones. Or agents have died, or hang, without a client
+    that would show it."""
     found = ((name, _lanes_lacking(state, body, name, at)) for name in state.mixes.waited_for(body.model))
     return [ev.LanesLacking(at, lanes, name) for name, lanes in found if lanes]
 
@@ -146,10 +146,7 @@ def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str
     """Those of the mix of that name."""
     lane_mix = state.mixes.table[name]
     counts = lane_mix.counts
-    full = [
-        lane for lane in sorted(counts.playing | counts.waiting)
-        if counts.of(lane) and lane_mix.room(lane) == 0
-    ]
+    full = [lane for lane in sorted(counts.playing | counts.waiting) if counts.of(lane) and lane_mix.room(lane) == 0]
     active = _active(state, name, at - body.group_wait_s) if full else frozenset[str]()
     idle = tuple(lane for lane in full if lane not in active)
     if not idle or not lane_mix.mix.shares:
@@ -157,7 +154,7 @@ def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str
     lacks = set[str]()
     demand = _demand(state, body, at)
     for model in state.seats.queues.models() if body.model is None else (body.model,):
-        if name in state.mixes.waited_for(model):
+        if state.mixes.name(model) == name:
             turns, left = _turns(state, demand, at, model), looks.count(state.seats.queues, model, demand)
             assert turns is not None
             while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
