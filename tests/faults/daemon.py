@@ -165,7 +165,7 @@ class Holds:
 def note_all(conditions: Path) -> None:
     holds = Holds(conditions / "holds")
     apply = noting(dropping(holds.of(State.apply), conditions / "dropped"), conditions / "leases")
-    State.apply = apply  # type: ignore[method-assign]
+    State.apply = apply  # type: ignore[assignment,method-assign]
     Gatekeeper._hold = holds.held(Gatekeeper._hold)  # type: ignore[assignment,method-assign]
 
 
