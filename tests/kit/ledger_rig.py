@@ -16,10 +16,10 @@ from msgspec import structs
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import retention, views
-from ajet_proxy.core.ledger.commands import Commands
+from ajet_proxy.core.ledger.commands import CallAsked, Commands
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Archive
-from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.events import CallStarted, Event
 from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.parts import Part
 from ajet_proxy.core.ledger.progress import GroupKey
@@ -279,13 +279,11 @@ class LedgerRig:
         route: str = "", client: str | None = None, said: str = "", prompt: str = "",
     ) -> tuple[str, ...]:
         calls = tuple(self.id("call") for _ in range(choices))
-        self.run(
-            self.commands.begin_call(
-                episode=episode, calls=calls, at=self.at, model=model, agent=agent, task=task, eval=eval,
-                identified_by="path", tenant=tenant, body_hash=body or calls[0], idempotency_key=key,
-                retries=retry, route=route, client=client, said=said, prompt=prompt,
-            )
+        started = CallStarted(
+            self.at, episode, calls, model, agent, "path", body or calls[0], key, route, retry, said
         )
+        asked = CallAsked(started, tenant, task, eval, client, prompt)
+        self.run(self.commands.begin_call(asked, self.state.episodes.find(episode)))
         return calls
 
     def finish(
@@ -341,7 +339,7 @@ class LedgerRig:
         return client
 
     def beat(self, client: str) -> None:
-        self.commands.clients.beat(client, at=self.at)
+        self.commands.presence.client_beats(self.commands.clients.live(client), self.at)
 
     def leave(self, client: str) -> Sequence[Event]:
         return self.run(self.commands.clients.leave(client, at=self.at))
@@ -349,7 +347,9 @@ class LedgerRig:
     def lease(self, **fields: Any) -> str | None:
         """The batch, or None if nothing is ready."""
         batch = self.id("batch")
-        self.run(self.commands.lease(Lease(**fields), batch=batch, at=self.at))
+        body = Lease(**fields)
+        self.run(self.commands.lease(body, batch=batch, at=self.at))
+        self.commands.presence.lead(body.model, body.max_lead)
         return batch if batch in self.state.batches else None
 
     def ack(self, batch: str, version: int = 1, **filtered: str) -> Sequence[Event]:
@@ -369,7 +369,9 @@ class LedgerRig:
     def attend(self, says: str = "beats", run: str = "a", instance: str = "", model: str = "m") -> Sequence[Event]:
         """A trainer says how it is; its folder is named as its run, as is its process unless `instance` names it."""
         body = Attend(model, run, instance or f"{run}1", says, "host", f"/{run}")
-        return self.whole(self.commands.trainers.attend, body, at=self.at)
+        events = self.whole(self.commands.trainers.attend, body, at=self.at)
+        self.commands.presence.trainer_beats(model, self.at)
+        return events
 
     def evaluate(self, model: str = "m", episodes: int = 2, name: str | None = None) -> str:
         """The evaluation that is wanted now."""

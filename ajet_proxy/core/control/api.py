@@ -15,7 +15,7 @@ from ajet_proxy.core.ledger import views
 
 
 def status(asked: Asked) -> Answer:
-    return Answer(lambda: views.status(asked.state, asked.commands.leads))
+    return Answer(lambda: views.status(asked.state, asked.commands.presence.leads))
 
 
 def overview(asked: Asked) -> Answer:

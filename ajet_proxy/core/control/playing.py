@@ -66,7 +66,8 @@ def clients(asked: Asked) -> Answer:
 
 
 def beat(asked: Asked) -> Answer:
-    asked.commands.clients.beat(_own_client(asked), at=asked.at)
+    client = asked.commands.clients.live(_own_client(asked))
+    asked.commands.presence.client_beats(client, max(asked.at, asked.state.now))
     return Answer(partial(_client, asked, asked.id))
 
 

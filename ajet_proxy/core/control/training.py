@@ -18,6 +18,7 @@ def lease(asked: Asked) -> Answer:
     asked.check_trainer(asked.body.model)
     batch = asked.new_id("batch")
     events = asked.commands.lease(asked.body, batch=batch, at=asked.at)
+    asked.commands.presence.lead(asked.body.model, asked.body.max_lead)
     if not any(isinstance(event, ev.BatchLeased) for event in events):
         return Answer(lambda: None, events, 204)
     return Answer(lambda: {"batch": batch}, events)
@@ -106,6 +107,7 @@ def policy(asked: Asked) -> Answer:
 
 def trainers(asked: Asked) -> Answer:
     events = asked.commands.trainers.attend(asked.body, at=asked.at)
+    asked.commands.presence.trainer_beats(asked.body.model, max(asked.at, asked.state.now))
     return Answer(lambda: {"model": asked.body.model} | _run(asked, events), events)
 
 

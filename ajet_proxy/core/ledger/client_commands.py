@@ -1,9 +1,7 @@
 """What happens to clients: they join, show that they are there, leave, and are taken for gone when they are silent.
 
-Idea: a client's sign of life (a beat) is no event. Nobody needs it after a restart, which grants every client its whole
-time again, and thousands of clients would fill the journal with them. So beats are noted here, in memory, next to the
-state and not in it. Everything that follows of them is an event: that a client is gone, and that what it had open is
-discarded.
+Idea: a client's sign of life (a beat) is no event (`ajet_proxy.core.ledger.presence`). Everything that follows of its
+silence is one: that a client is gone, and that what it had open is discarded.
 
 Only beats count, and joining does. A client whose agents call the model and which does not beat is silent: what asks
 may be a process that it left behind. A shut gate changes nothing, because beats do not wait at it.
@@ -18,6 +16,7 @@ from typing import Any, NamedTuple
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Client
 from ajet_proxy.core.ledger.parts import AT_ONCE, parted
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.state import State
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import Join
@@ -38,10 +37,8 @@ class Played(NamedTuple):
 class ClientCommands:
     """The decisions about clients, over `state`. They return events, as all commands do."""
 
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self._beats: dict[str, float] = {}
-        """When each live client gave its latest sign of life since the proxy started, if it has given one."""
+    def __init__(self, state: State, presence: Presence) -> None:
+        self.state, self.presence = state, presence
 
     def known(self, client: str) -> Client:
         """`client`, live or gone; `NotFound` if nothing is known of it."""
@@ -74,10 +71,11 @@ class ClientCommands:
         older = self._older(tenant, body.lane, body.revision, at) if body.replaces_older else ()
         return parted(older, *self._gone(same, "replaced", at, AT_ONCE), joined)
 
-    def beat(self, client: str, *, at: float) -> None:
-        """`client` is there; `Conflict` if it is gone. This is all that changes outside of the state."""
-        _check_live(self.known(client))
-        self._beats[client] = max(at, self.state.now)
+    def live(self, client: str) -> Client:
+        """`client`, which is there; `Conflict` if it is gone."""
+        known = self.known(client)
+        _check_live(known)
+        return known
 
     def leave(self, client: str, *, at: float) -> tuple[ev.Event, ...]:
         known = self.known(client)
@@ -85,12 +83,8 @@ class ClientCommands:
             return ()
         return tuple(self._gone([known], "left", max(at, self.state.now), AT_ONCE))
 
-    def heard_at(self, client: Client) -> float:
-        """When `client` last gave a sign of life."""
-        return max(self._beats.get(client.id, 0.0), client.heard_at)
-
     def plays(self, client: str, revision: str | None, *, tenant: str, at: float) -> Played:
-        """`client` opens an episode, under `revision` or its own. Raises as `beat` does, and `Forbidden` for another
+        """`client` opens an episode, under `revision` or its own. Raises as `live` does, and `Forbidden` for another
         tenant's client. Only a `revision` that is told makes others older."""
         known = self.known(client)
         if known.tenant != tenant:
@@ -103,9 +97,7 @@ class ClientCommands:
     def expire(self, at: float, most: int) -> list[ev.Event]:
         """The clients that are silent for too long, and at most `most` open episodes of clients that are gone."""
         clients = self.state.clients
-        silent = [one for one in clients.live.values() if at - self.heard_at(one) >= one.ttl_s]
-        if len(self._beats) > len(clients.live):
-            self._beats = {name: heard for name, heard in self._beats.items() if name in clients.live}
+        silent = [one for one in clients.live.values() if at - self.presence.client(one) >= one.ttl_s]
         return [*self._gone(silent, "silent", at, 0), *_discards(chain(clients.gone.values(), silent), at, most)]
 
     def shown(self, tenant: str | None, at: float) -> list[dict[str, Any]]:
@@ -113,13 +105,14 @@ class ClientCommands:
         then those that are gone, the latest first."""
         clients = self.state.clients
         return [
-            one.to_json(at, self.heard_at(one)) for one in (*clients.live.values(), *reversed(clients.gone.values()))
+            one.to_json(at, self.presence.client(one))
+            for one in (*clients.live.values(), *reversed(clients.gone.values()))
             if tenant in (None, one.tenant)
         ]
 
     def _gone(self, clients: Sequence[Client], reason: str, at: float, most: int) -> list[ev.Event]:
         """These `clients` are gone, and at most `most` of their open episodes with them."""
-        gone = (ev.ClientGone(at, one.id, reason, self.heard_at(one)) for one in clients)
+        gone = (ev.ClientGone(at, one.id, reason, self.presence.client(one)) for one in clients)
         return [*gone, *_discards(clients, at, most)]
 
     def _older(self, tenant: str, lane: str | None, revision: str | None, at: float) -> Iterable[ev.Event]:

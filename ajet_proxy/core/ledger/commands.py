@@ -17,6 +17,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from ajet_proxy.core.conversation.history import Mark
@@ -28,6 +29,7 @@ from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose, lacking
 from ajet_proxy.core.ledger.mix import Mix
 from ajet_proxy.core.ledger.parts import AT_ONCE, Part, parted
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
@@ -60,15 +62,28 @@ LEAST_WAIT_S = 60.0
 """A group waits for its members for so long at least, however quick the others were."""
 
 
+class CallAsked(Struct, frozen=True):
+    """A request on its way to the engine, and what it says of its episode. If that opens with it, it has the
+    ``metadata``, and ``client`` plays it. Without a task it gets one of the ``prompt``. ``unseen`` says that the
+    request may be a retry of one that never got this far."""
+
+    started: ev.CallStarted
+    tenant: str
+    task: str | None = None
+    eval: bool = False
+    client: str | None = None
+    prompt: str = ""
+    metadata: Mapping[str, Any] = {}
+    unseen: bool = False
+
+
 class Commands:
     """The daemon's decisions over `state`. Every command returns the events to apply; none if nothing must change."""
 
     def __init__(self, state: State) -> None:
-        self.state = state
-        self.clients = ClientCommands(state)
-        self.trainers = TrainerCommands(state)
-        self.leads: dict[str, int] = {}
-        """By model, the `max_lead` of its latest lease, if that had one."""
+        self.state, self.presence = state, Presence()
+        self.clients = ClientCommands(state, self.presence)
+        self.trainers = TrainerCommands(state, self.presence)
 
     # -- episodes
 
@@ -118,43 +133,38 @@ class Commands:
             message = f"place {body.place} of play {body.play} is not free: ask again what is missing"
             raise Conflict(message, code="place_taken", param="place")
 
-    def begin_call(
-        self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
-        identified_by: str, tenant: str, body_hash: str, idempotency_key: str | None, retries: int,
-        unseen: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "", client: str | None = None,
-        said: str = "", prompt: str = "",
-    ) -> Events:
-        """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
-        `metadata`, as one that `client` plays. Without a task it gets one of the `prompt`. `unseen` says that the
-        request may be a retry of one that never got this far."""
-        at = self._time(at)
-        started = ev.CallStarted(
-            at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries, said
-        )
-        known = self.state.episodes.find(episode)
-        titled = (ev.TaskNamed(at, episode, f"prompt-{prompt}"),) if prompt and task is None else ()
+    def begin_call(self, asked: CallAsked, known: Episode | None) -> Events:
+        """A request goes to the engine. `known` is its episode, which opens on first sight."""
+        at, episode = self._time(asked.started.at), asked.started.episode
+        started = asked.started if asked.started.at == at else replace(asked.started, at=at)
+        titled = (ev.TaskNamed(at, episode, f"prompt-{asked.prompt}"),) if asked.prompt and asked.task is None else ()
         if known is None:
-            body = OpenEpisode(task=task, eval=eval, metadata=metadata or {}, client=client)
+            body = OpenEpisode(task=asked.task, eval=asked.eval, metadata=asked.metadata, client=asked.client)
             opened = self.open_episode(
-                body, episode=episode, at=at, tenant=tenant, identified_by=identified_by, plays=model or None
+                body, episode=episode, at=at, tenant=asked.tenant, identified_by=started.identified_by,
+                plays=started.model or None,
             )
             return (*opened, *titled, started)
-        if known.tenant != tenant:
+        if known.tenant != asked.tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
         takes("call", known)
         again: tuple[str, ...] = ()
-        if idempotency_key is not None or retries:
-            again = repeats(known, body_hash, idempotency_key, retries, agent=agent, unseen=unseen)
-        labels = (*self.label(episode, task=task, eval=eval, at=at), *(titled if known.task is None else ()))
-        return (*labels, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
+        if started.idempotency_key is not None or started.retries:
+            again = repeats(
+                known, started.body_hash, started.idempotency_key, started.retries, agent=started.agent,
+                unseen=asked.unseen,
+            )
+        labels = self.label(known, task=asked.task, eval=asked.eval, at=at)
+        titles = titled if known.task is None else ()
+        return (*labels, *titles, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
-    def label(self, episode: str, *, task: str | None, eval: bool, at: float) -> Events:
+    def label(self, known: Episode, *, task: str | None, eval: bool, at: float) -> Events:
         """A request names the task, or says that this is an evaluation. That holds for the whole of an open episode."""
-        known, at, out = self.state.episodes.known(episode), self._time(at), list[Event]()
+        at, out = self._time(at), list[Event]()
         if known.state == "open" and task is not None and (known.task is None or known.task_derived):
-            out.append(ev.TaskNamed(at, episode, task, derived=False))
+            out.append(ev.TaskNamed(at, known.id, task, derived=False))
         if known.state == "open" and eval and not known.eval:
-            out.append(ev.EpisodeMarkedEval(at, episode))
+            out.append(ev.EpisodeMarkedEval(at, known.id))
         return tuple(out)
 
     def finish_call(
@@ -255,7 +265,7 @@ class Commands:
         at = self._time(at)
         if (body.min_group_size or 0) > (body.group_size or self.state.settings.group_size):
             raise BadRequest("min_group_size may be at most group_size", param="min_group_size")
-        if self._leads(body):
+        if body.max_lead is not None and slowest(self.state.weights.teams, body.model or "")[1] > body.max_lead:
             return ()
         dropped, chosen = choose(self.state, body, at=at)
         if chosen is None:
@@ -263,15 +273,6 @@ class Commands:
         model, groups = chosen
         size, version = body.group_size or self.state.settings.group_size, self.state.weights.policy_version(model)
         return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, version, groups, model, size))
-
-    def _leads(self, body: Lease) -> bool:
-        """Whether the model is too far ahead of its team. What its trainer asks is kept for the status."""
-        if body.max_lead is None:
-            self.leads.pop(body.model or "", None)
-            return False
-        model = body.model or ""
-        self.leads[model] = body.max_lead
-        return slowest(self.state.weights.teams, model)[1] > body.max_lead
 
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
         """The batch is trained. A returned one can be acknowledged too, while its episodes are as it had them."""

@@ -16,6 +16,7 @@ from itertools import chain
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.life import OTHER_RUN
 from ajet_proxy.core.ledger.parts import Part, parted
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.trainers import Trainer
@@ -29,10 +30,8 @@ HEARD_S = 30.0
 class TrainerCommands:
     """The decisions about trainers, over `state`. They return events, as all commands do."""
 
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self._beats: dict[str, float] = {}
-        """When the trainer of each model was last heard since the proxy started, if it was."""
+    def __init__(self, state: State, presence: Presence) -> None:
+        self.state, self.presence = state, presence
 
     def attend(self, body: Attend, *, at: float) -> tuple[ev.Event, ...]:
         """A trainer says how it is. Raises `Conflict` if another one is at work, or has taken its place."""
@@ -44,7 +43,6 @@ class TrainerCommands:
             came = (ev.TrainerCame(at, body.model, body.run, body.instance, body.host, body.folder),)
         else:
             self.check(body.model, body.instance)
-        self._beats[body.model] = at
         if body.says == "leaves":
             return () if known is None or known.left else (ev.TrainerLeft(at, body.model),)
         begins = body.says == "begins" and (known is None or not known.begun)
@@ -96,15 +94,13 @@ class TrainerCommands:
         if known is None or (known.run, known.folder) == (body.run, body.folder):
             return
         if self._heard(known, body.model, at):
-            left = HEARD_S - (at - self._heard_at(known, body.model))
+            left = HEARD_S - (at - self.presence.trainer(known, body.model))
             said = f"{_who(known, body.model)} is at work: two trainers of one model would push over each other"
             raise Conflict(f"{said}. If it is dead, try again in {left:.0f} s", code="other_trainer")
 
     def _heard(self, known: Trainer, model: str, at: float) -> bool:
-        return not known.left and at - self._heard_at(known, model) < HEARD_S
+        return not known.left and at - self.presence.trainer(known, model) < HEARD_S
 
-    def _heard_at(self, known: Trainer, model: str) -> float:
-        return max(known.heard_at, self._beats.get(model, 0.0))
 
 
 def _who(trainer: Trainer, model: str) -> str:

@@ -22,6 +22,7 @@ from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import HELD, UNSERVED
+from ajet_proxy.core.ledger.commands import CallAsked
 from ajet_proxy.core.ledger.engine_alerts import EngineAlerts
 from ajet_proxy.core.ledger.episode import Episode, takes
 from ajet_proxy.core.ledger.retries import UnseenRequests
@@ -107,7 +108,9 @@ class LocalPort:
             repeated = again and not self._unseen.explains(sent, None)
             name = f"{name}-{max(0, before - 1) if repeated else before}"
         events = await self._store.decide(lambda: (
-            *commands.label(episode, task=identity.labels.task, eval=identity.labels.eval, at=at),
+            *commands.label(
+                self._state.episodes.known(episode), task=identity.labels.task, eval=identity.labels.eval, at=at
+            ),
             *commands.reward(episode, body, reward_id=name, at=at),
         ))
         try:
@@ -161,21 +164,23 @@ class LocalPort:
             agent = said or "" if known is None else known.agent_of(said, request.model)
             chosen = None if known is None else known.model_for(agent, request.model, self._engines.names())
             model = chosen or request.model or self._state.weights.only_model()
-            opening = partial(
-                self._commands.begin_call, model=model, agent=agent, task=identity.labels.task,
-                eval=identity.labels.eval, identified_by=identity.identified_by, route=request.route,
-                tenant=tenant_of(identity, episode, known), metadata=metadata, client=identity.labels.client,
-                said=request.said, prompt="" if request.probe else request.prompt, **request.sent,
+            started = ev.CallStarted(
+                self._clock.now(), episode, (), model, agent, identity.identified_by, route=request.route,
+                said=request.said, **request.sent,
+            )
+            asked = CallAsked(
+                started, tenant_of(identity, episode, known), identity.labels.task, identity.labels.eval,
+                identity.labels.client, "" if request.probe else request.prompt, metadata,
             )
             lost = None if known is None else partial(
                 self._commands.lose_request, episode, agent=agent, model=model, said=request.said
             )
             if not (self._gate.is_open(self._engines.home(model)) and self._engines.candidates(model)):
                 # waiting takes memory
-                now = partial(opening, episode=episode, calls=(), at=self._clock.now())
+                now = partial(self._commands.begin_call, asked, known)
                 self._store.check(await self._store.decide(now, unknown=(spare,)))
             async with self._come_in(model, episode):
-                begin = partial(self._begun, request, opening, identity, model, chosen, agent, (episode, spare), name)
+                begin = partial(self._begun, request, asked, chosen, (episode, spare), name)
                 begun, events = await self._store.decide(begin, unknown=(spare,))
                 self._store.post(events)
                 entered = True
@@ -192,12 +197,13 @@ class LocalPort:
                 self._unseen.refused(name, self._clock.now())
 
     def _begun(
-        self, request: CallRequest, opening: Callable[..., Sequence[ev.Event]], identity: Identity, model: str,
-        chosen: str | None, agent: str, names: tuple[str, str], name: tuple[str, str],
+        self, request: CallRequest, asked: CallAsked, chosen: str | None, names: tuple[str, str],
+        name: tuple[str, str],
     ) -> tuple[Begun, Sequence[ev.Event]]:
         """The calls of a request that is let in now, and what begins them. Of the `names` of episodes, the second is
         that of a new one, for where the first has ended meanwhile."""
         state, named, (episode, spare) = self._state, request.identity, names
+        agent, model = asked.started.agent, asked.started.model
         known = state.episodes.find(episode)
         if named.identified_by in UNSURE and named.labels.reward is None and known and known.state != "open":
             episode = self._naming.current(named).episode or spare
@@ -207,11 +213,12 @@ class LocalPort:
             model=model, episode_model=chosen, agent=agent, started_at=self._clock.now(),
             policy_version=state.weights.policy_version(model), gate_since=self._gate_since(model),
             open=() if known is None else known.attempts.open_to(agent),
-            identified_by=identity.identified_by,
+            identified_by=asked.started.identified_by,
         )
         self._naming.comes(known, request)
         unseen = request.sent["retries"] > 0 and self._unseen.explains(name, known)
-        return begun, opening(episode=episode, calls=begun.calls, at=begun.started_at, unseen=unseen)
+        started = replace(asked.started, at=begun.started_at, episode=episode, calls=begun.calls)
+        return begun, self._commands.begin_call(replace(asked, started=started, unseen=unseen), known)
 
     def _not_let_in(self, lost: Callable[..., Sequence[ev.Event]], error: BaseException) -> None:
         """Record a request that became no call, unless that is its own fault: its client gave up at the gate, or got an

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.conversation.history import ChatHistory, Lineage, Mark, read
+from ajet_proxy.core.ledger.commands import CallAsked
+from ajet_proxy.core.ledger.events import CallStarted
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import Captured
 from tests.kit.ledger_rig import LedgerRig
@@ -34,10 +36,8 @@ class Nameless(LedgerRig):
         found = self.state.episodes.continued(history, **sent)
         episode = found[0] if len(found) == 1 else self.id("ep")
         call = self.id("call")
-        self.run(self.commands.begin_call(
-            episode=episode, calls=(call,), at=self.at, model="m", agent="", task=None, eval=False,
-            identified_by="lineage", tenant="", **sent,
-        ))  # fmt: skip
+        started = CallStarted(self.at, episode, (call,), "m", "", "lineage", **sent)
+        self.run(self.commands.begin_call(CallAsked(started, ""), self.state.episodes.find(episode)))
         return episode, call
 
     def tell(self, episode: str, call: str, messages: list[Any], answer: dict[str, Any]) -> None:

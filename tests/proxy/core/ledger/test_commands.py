@@ -10,8 +10,9 @@ import pytest
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.commands import CallAsked
 from ajet_proxy.core.ledger.episode import MAX_REWARDS
-from ajet_proxy.core.ledger.events import CallLost
+from ajet_proxy.core.ledger.events import CallLost, CallStarted
 from ajet_proxy.core.ledger.views import Wanted, records
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.core.trajectory.call import prompt_hash
@@ -407,10 +408,8 @@ def test_what_a_replaced_attempt_is_told_can_be_gone_on_from(rig: LedgerRig, end
 
 
 def test_an_episode_opens_with_what_is_to_be_noted(rig: LedgerRig) -> None:
-    rig.run(rig.commands.begin_call(
-        episode="ep", calls=("c",), at=rig.at, model="m", agent="", task=None, eval=False, identified_by="lineage",
-        tenant="", metadata={"may_continue": ["x"]}, **SENT,
-    ))  # fmt: skip
+    started = CallStarted(rig.at, "ep", ("c",), "m", "", "lineage", **SENT)
+    rig.run(rig.commands.begin_call(CallAsked(started, "", metadata={"may_continue": ["x"]}), None))
     assert views.record(rig.state, "ep", tokens="none")["metadata"] == {"may_continue": ["x"]}
 
 

@@ -90,7 +90,7 @@ def test_two_that_wait_for_one_another_go_on_however_seldom_they_save(m: int, n:
 
 def test_the_status_tells_who_waits_for_whom() -> None:
     training = Training({"m": 0, "n": None})
-    state, leads = training.rig.state, training.rig.commands.leads
+    state, leads = training.rig.state, training.rig.commands.presence.leads
     assert not training.go_on("m") and not training.go_on("m")
     assert training.go_on("m"), "it is one ahead"
     assert views.status(state, leads)["teams"] == [{"m": {"updates": 1, "waits_for": "n"}, "n": {"updates": 0}}]
@@ -120,7 +120,7 @@ def test_a_lead_needs_a_model_and_is_no_less_than_nothing() -> None:
         with pytest.raises(BadRequest) as refused:
             rig.lease(**asked)
         assert refused.value.param == param
-    assert rig.commands.leads == {}
+    assert rig.commands.presence.leads == {}
 
 
 def test_who_joins_begins_where_the_slowest_is() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from ajet_proxy.core.ledger.events import CallFinished, CallLost
+from ajet_proxy.core.ledger.commands import CallAsked
+from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
@@ -59,10 +60,8 @@ def port_of(store: MemoryStore) -> LocalPort:
 
 
 def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
-    store.post(store.commands.begin_call(
-        episode="ep", calls=("c0", "c1"), at=1.0, model="m", agent="", task=None, eval=False, identified_by="path",
-        tenant="", body_hash="", idempotency_key=None, retries=0,
-    ))  # fmt: skip
+    started = CallStarted(1.0, "ep", ("c0", "c1"), "m", "", "path", "")
+    store.post(store.commands.begin_call(CallAsked(started, ""), None))
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
     return Recorder(origin, scoring or Scoring(store), ledger_port=port_of(store))  # type: ignore[arg-type]
 

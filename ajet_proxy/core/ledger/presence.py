@@ -1,0 +1,50 @@
+"""Signs of life, and what else was heard since the proxy started that is no fact of the journal.
+
+Idea: nobody needs a beat after a restart, which grants everybody its whole time again, and thousands of clients would
+fill the journal with them. So beats are noted here, in memory, by whoever takes the request. Commands read them and
+note nothing. Everything that follows of them is an event: that a client is gone, and that what it had open is
+discarded.
+"""
+
+from __future__ import annotations
+
+from ajet_proxy.core.ledger.clients import Client
+from ajet_proxy.core.ledger.trainers import Trainer
+from ajet_sdk.routes import MAX_TTL_S
+
+
+class Presence:
+    """When clients and the trainers of models were last heard, in Unix seconds. ``leads`` has the `max_lead` of the
+    latest lease of each model, if that had one."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, float] = {}
+        self._trainers: dict[str, float] = {}
+        self.leads: dict[str, int] = {}
+
+    def client_beats(self, client: Client, at: float) -> None:
+        """`client`, which is live, gives a sign of life. Those that have been silent for longer than any client may be
+        are forgotten."""
+        self._clients.pop(client.id, None)
+        self._clients[client.id] = at
+        while at - self._clients[first := next(iter(self._clients))] > MAX_TTL_S:
+            del self._clients[first]
+
+    def trainer_beats(self, model: str, at: float) -> None:
+        """The trainer of `model` says how it is."""
+        self._trainers[model] = at
+
+    def lead(self, model: str | None, most: int | None) -> None:
+        """A lease of `model` asks for at most so many updates more than the slowest of its team has made."""
+        if most is None:
+            self.leads.pop(model or "", None)
+        else:
+            self.leads[model or ""] = most
+
+    def client(self, client: Client) -> float:
+        """When `client` last gave a sign of life."""
+        return max(self._clients.get(client.id, 0.0), client.heard_at)
+
+    def trainer(self, known: Trainer, model: str) -> float:
+        """When the trainer of `model` last gave a sign of life."""
+        return max(known.heard_at, self._trainers.get(model, 0.0))
