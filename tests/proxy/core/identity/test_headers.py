@@ -58,7 +58,7 @@ def test_two_rewards_must_be_one() -> None:
 def test_the_key_is_read_once() -> None:
     headers = Headers({"authorization": "Bearer sk-a"})
     assert headers.key == headers.key == "sk-a"
-    assert Headers({}).key is None
+    assert Headers({}).key is None and Headers({}).misspelt == {}
 
 
 def test_names_of_episodes() -> None:

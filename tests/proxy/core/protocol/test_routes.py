@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from ajet_proxy.core.protocol.routes import CONTROL_ROUTES, described, open_route
+from ajet_proxy.core.protocol.routes import CAPTURED, CONTROL_ROUTES, described, open_route
 
 
 @pytest.mark.parametrize(("written", "route"), [
@@ -38,3 +40,25 @@ def test_what_changes_the_engine_nobody_may_open(path: str) -> None:
 ])
 def test_what_is_said_of_a_closed_one(written: str, words: str) -> None:
     assert described(written) == words
+
+
+@pytest.mark.parametrize(("path", "fields", "continued"), [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, True),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}]}, True),
+    ("/v1/responses", {"input": "hi", "model": "m"}, True),
+    ("/v1/completions", {"prompt": "hi"}, False),
+])  # fmt: skip
+def test_each_dialect_tells_the_past_of_a_request(path: str, fields: dict[str, Any], continued: bool) -> None:
+    dialect = CAPTURED[path]
+    history = dialect.history(fields, b"scope", exact=True)
+    assert history is not None and dialect.history({}, b"scope", exact=True) is None
+    outline = dialect.outline(fields, history, episode="e", model="m", agent="")
+    assert (outline is not None) == dialect.takes_ids == continued
+    assert dialect.doubt(fields) is None
+
+
+def test_what_an_engine_does_with_messages_depends_on_its_template() -> None:
+    doubt = CAPTURED["/v1/messages"].doubt({"messages": [], "thinking": {"type": "disabled"}})
+    assert doubt is not None and doubt.questions("m")
+    answers = [{"input_tokens": 9}, {"input_tokens": 9}, *({"tokens": [n]} for n in range(6))]
+    assert doubt.settled([None] * 8) is None and doubt.settled(answers) is not None
