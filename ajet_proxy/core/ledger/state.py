@@ -1,7 +1,8 @@
 """The daemon's state as a fold over events: `State.apply`, and the rooms that it sends each event to. It decides
 nothing and refuses nothing.
 
-Idea: a room keeps one kind of thing, and says which events it `listens` to. Rooms that know others are made after them,
+Idea: a room keeps one kind of thing, and says which events it `listens` to. ``KEPT`` are the fields that a snapshot has
+of it; the others follow from them. Rooms that know others are made after them,
 and hear of an event after them, unless a room says otherwise.
 
 Invariant: the state is a function of the sequence of events, so a replay of the journal is the live state.
@@ -10,9 +11,9 @@ Invariant: the state is a function of the sequence of events, so a replay of the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.batches import Batches
@@ -42,13 +43,6 @@ class LedgerSettings:
     group_size: int = 8
     member_wait: float = 4.0
     """An open episode is waited for so many times as long as the slowest other of its group took."""
-
-
-class Room(Protocol):
-    """A part of the state. ``KEPT`` are the fields that a snapshot has; the others follow from them."""
-
-    def listens(self) -> Mapping[type[Any], Listener]:
-        """Which method takes which event."""
 
 
 class State:

@@ -19,6 +19,7 @@ from ajet_proxy.core.trajectory.timeline import Packed, pack
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.codec import EVENTS, UnknownRecord, decode, encode
 from ajet_proxy.io.storage.journal import BEGINNING
+from ajet_sdk.routes import DISCARD_REASONS
 from ajet_sdk.sample import Call
 from tests.kit.ledger_rig import LedgerRig, picture
 from tests.kit.strategies import EPISODE, EVENT_KINDS, make_call, packed_call, tangled_calls
@@ -55,6 +56,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "str": text,
     "str | None": st.none() | text,
     "bool": st.booleans(),
+    "DiscardReason": st.sampled_from(DISCARD_REASONS),
     "int": st.integers(-(2**63), 2**63 - 1),
     "int | None": st.none() | st.integers(-(2**63), 2**63 - 1),
     "Packed": calls(),
