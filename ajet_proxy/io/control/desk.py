@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -64,19 +64,20 @@ class Desk:
             trainer=http.headers.get(HEADER_TRAINER, ""), base=self.base_url(http),
         )
 
-    async def decide(self, asked: Asked) -> Answer:
+    async def decide(self, asked: Asked, unknown: Collection[str] = ()) -> Answer:
         """The core's answer to `asked` as things are now; nothing has changed. New ids stay the same while the archive
-        is read for it."""
-        new_id = cache(self.clock.new_id)
-        return await self.store.decide(lambda: api.decide(replace(asked, at=self.clock.now(), new_id=new_id)))
+        is read for it. Episodes that are `unknown` are in no archive."""
+        new_id = cache(asked.new_id)
+        return await self.store.decide(lambda: api.decide(replace(asked, at=self.clock.now(), new_id=new_id)), unknown)
 
-    async def settle(self, asked: Asked) -> Answer:
-        """The core's answer to `asked`. Unless it is a ``GET``, its events and all earlier ones are on disk first."""
-        answer = await self.decide(asked)
+    async def settle(self, asked: Asked, unknown: Collection[str] = ()) -> Answer:
+        """The core's answer to `asked`. Unless it is a ``GET``, its events and all earlier ones are on disk first.
+        Nobody else gets a turn before they are applied, if `unknown` has all that would be read for it."""
+        answer = await self.decide(asked, unknown)
         while isinstance(answer.events, Part):
             asked = replace(asked, before=(*asked.before, *answer.events))
             await self.store.commit(answer.events)
-            answer = await self.decide(asked)
+            answer = await self.decide(asked, unknown)
         if asked.route.method != "GET":
             await self.store.commit(answer.events)
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -32,7 +33,9 @@ class Openings:
 
     async def open_episode(self, http: web.Request, asked: Asked) -> web.Response:
         """Open it when its lane has room. What is wrong with it is said before, and who has it already has it
-        again."""
+        again. The archive is asked for its id before it is held, so that who is let in takes the room at once."""
+        episode = asked.name("ep")
+        asked = replace(asked, new_id=lambda _kind: episode)
         await self._check_engines(asked)
         where = paced(self._state, (await self._desk.decide(asked)).events) if self._state.mixes.paced() else None
         if where is not None:
@@ -44,7 +47,7 @@ class Openings:
                 said = f"lane {group_key.lane!r} has as many groups open or ready as may be ahead of what is leased"
                 raise NotReady(said, code="lane_full", retry_after=1.0)
         try:
-            answer = await self._desk.settle(asked)
+            answer = await self._desk.settle(asked, unknown=() if where is None else (episode,))
         finally:
             self._pace.changed()  # the room is somebody else's, if it was not taken
         shown = await self._desk.shown(answer)

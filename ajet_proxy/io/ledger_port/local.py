@@ -98,9 +98,11 @@ class LocalPort:
                 raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call")
             said = identity.labels
             opening = OpenEpisode(task=said.task, eval=said.eval, client=said.client)
-            await self._store.commit(await self._store.decide(lambda: commands.open_episode(
-                opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
-            )))
+            opens = partial(
+                commands.open_episode, opening, episode=episode, at=self._clock.now(), tenant=tenant,
+                identified_by=identity.identified_by,
+            )
+            await self._store.commit(await self._store.decide(opens, unknown=(episode,)))
             known = self._state.episodes.known(episode)
         sent, at = (episode, name), self._clock.now()
         if again is not None:
@@ -178,7 +180,7 @@ class LocalPort:
             if not (self._gate.is_open(self._engines.home(model)) and self._engines.candidates(model)):
                 # waiting takes memory
                 now = partial(self._commands.begin_call, asked, known)
-                self._store.check(await self._store.decide(now, unknown=(spare,)))
+                self._store.check(await self._store.decide(now, unknown=(spare, episode)))
             async with self._come_in(model, episode):
                 begin = partial(self._begun, request, asked, chosen, (episode, spare), name)
                 begun, events = await self._store.decide(begin, unknown=(spare,))

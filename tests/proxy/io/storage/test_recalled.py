@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ajet_proxy.core.ledger import retention
 from ajet_proxy.io.storage.archive import ArchiveFile
 from ajet_proxy.io.storage.recalled import Recalled, Unread
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import eventually, serving
+from tests.proxy.serving import Client, eventually, serving
 
 
 class File:
@@ -44,6 +45,15 @@ async def test_a_command_is_given_again_once_what_it_asks_for_is_read() -> None:
         await recalled.decide(lambda: 1 / 0)
 
 
+async def until_archived(client: Client) -> None:
+    """Something is in the archive, and not on its way there."""
+    async def archived() -> bool:
+        state = client.app._store.state
+        return bool(state.episodes.archived) and not state.episodes.leaving
+
+    await eventually(archived, limit_s=60.0)
+
+
 async def test_no_request_reads_the_archive_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "KEPT_EPISODES", 0)
     main, ask = threading.main_thread(), ArchiveFile._ask
@@ -63,11 +73,7 @@ async def test_no_request_reads_the_archive_on_the_loop(tmp_path: Path, monkeypa
         name = (await client.control("GET", "/overview")).json["leases"][0]["batch"]
         assert (await client.control("POST", f"/batches/{name}/ack", {"policy_version": 1})).status == 200
 
-        async def archived() -> bool:
-            state = client.app._store.state
-            return bool(state.episodes.archived) and not state.episodes.leaving
-
-        await eventually(archived, limit_s=60.0)
+        await until_archived(client)
         assert (await client.control("GET", "/episodes/ep")).json["stored"] == "archive"
         assert (await client.control("GET", "/episodes")).json["episodes"][0]["episode"] == "ep"
         assert (await client.control("POST", "/episodes/ep/rewards", {"value": 1.0, "id": "r"})).status == 200
@@ -82,3 +88,32 @@ async def test_no_request_reads_the_archive_on_the_loop(tmp_path: Path, monkeypa
             "model": "stub", "messages": [{"role": "user", "content": "Hi"}], "user": "ep",
         })).status == 200
         assert len(read) > 10
+
+
+async def test_who_waits_for_the_archive_takes_no_room_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others open episodes meanwhile: no lane gets more of them than it has room for, and none is opened twice."""
+    monkeypatch.setattr(retention, "KEPT_EPISODES", 0)
+    ask = ArchiveFile._ask
+
+    def slowly(self: ArchiveFile, question: str, *values: Any) -> Any:
+        time.sleep(0.05)
+        return ask(self, question, *values)
+
+    monkeypatch.setattr(ArchiveFile, "_ask", slowly)
+    settings = {"archive_max_age": 3600.0, "group_size": 2}
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
+        await client.control("POST", "/episodes", {"id": "old"})
+        await client.control("POST", "/episodes/old/abort", {})
+        await until_archived(client)
+        rewarded = await asyncio.gather(*(client.chat("ep", X_AJet_Reward="1") for _ in range(4)))
+        assert [answer.status for answer in rewarded] == [200] * 4
+        await client.control("PUT", "/mix", {"ahead": 1})
+        for lane, named in (("a", {"id": "ep-{}"}), ("b", {})):
+            opened = await asyncio.gather(*(
+                client.control("POST", "/episodes", {
+                    "task": f"{lane}/t", "hold_s": 0.5, **{key: name.format(number) for key, name in named.items()}
+                }) for number in range(4)
+            ))
+            assert sorted(answer.status for answer in opened) == [200, 200, 503, 503]
