@@ -16,6 +16,7 @@ from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.mixes import Mixes
 from ajet_proxy.core.ledger.plays import Plays
+from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.seats import Seats
 from ajet_proxy.core.ledger.tallies import Tallies
 from ajet_proxy.core.ledger.teams import join
@@ -141,12 +142,18 @@ class Life:
             self.become(episode, lambda: episode.name_task(event.task, event.derived), event.at)
 
     def become(self, episode: Episode, change: Callable[[], None], at: float) -> None:
-        """An open episode turns out to be of another task, or to train another model: it takes other seats."""
-        if not episode.eval:
-            self._seats.closes(episode)
+        """An open episode turns out to be of another task, or to train another model: it takes other seats. When its
+        group key had its latest episode is not forgotten in between."""
+        if episode.eval:
+            change()
+            return
+        group_key, progress = GroupKey.of(episode), self._seats.progress
+        progress.opened(group_key, episode.opened_at)
+        self._seats.closes(episode)
         change()
         if not episode.eval:
             self._seats.opens(episode, at)
+        progress.settled(group_key)
 
     def _marked_eval(self, event: ev.EpisodeMarkedEval) -> None:
         episode = self._episodes[event.episode]

@@ -41,6 +41,25 @@ def test_a_task_that_nobody_plays_any_more_gives_what_is_ready(rig: LedgerRig) -
     assert leased(rig) == [names]
 
 
+@pytest.mark.parametrize("what", ["restart", "another"])
+def test_the_first_call_of_an_episode_makes_no_task_end_sooner(rig: LedgerRig, what: str) -> None:
+    """It tells which of several models the episode trains, and not when one of its task was last opened."""
+    rig.announce("m")
+    rig.announce("n")
+    alone = rig.open(task="t")
+    rig.at += 59.0
+    if what == "restart":
+        rig.restart()
+    else:
+        rig.abort(rig.open(task="t"))
+    rig.call(alone)
+    rig.reward(alone)
+    rig.at += 59.0
+    assert leased(rig, model="m", min_group_size=1) == []
+    rig.at += 1.0
+    assert leased(rig, model="m", min_group_size=1) == [(alone,)]
+
+
 def test_what_is_too_little_is_discarded(rig: LedgerRig) -> None:
     alone, whole = rig.ready("t"), tuple(rig.ready("u") for _ in range(5))
     rig.at += 60.0
