@@ -8,14 +8,17 @@ thread, also in one that runs an event loop of its own, and heartbeats go on whi
 - A fork stops the loop for a moment, so that a process is forked with as few threads as it has without the SDK. The
   child begins a loop of its own when it first needs one.
 - The thread is a daemon: it keeps no program alive. While the interpreter ends (`atexit`) no thread can be begun, and
-  then the loop runs in the caller's.
+  at last this one stands still. Then the loop runs in the caller's.
+- What the loop's own thread calls, as a destructor may be, cannot be waited for: that is an error.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -47,16 +50,24 @@ class LoopThread:
             )  # fmt: skip
 
     def _begin_anew(self) -> None:
-        self._inherited = getattr(self, "_loop", None)
-        """The loop of the parent process. It is kept, because its end would close what the parent still uses."""
-        self._lock = threading.Lock()
+        self._kept = [*getattr(self, "_kept", ()), getattr(self, "_loop", None)]
+        """Loops that run elsewhere, as the parent process's: their end would close what is still used there."""
+        self._lock = threading.RLock()  # a destructor or a signal may call at any place
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._paused = False
+
+    @property
+    def is_here(self) -> bool:
+        """True in the loop's own thread."""
+        return threading.current_thread() is self._thread
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> tuple[asyncio.Task[Any], concurrent.futures.Future[T]]:
-        """Begins to carry `coroutine` out: its task, and what comes of it."""
+        """Begins to carry `coroutine` out: its task, and what comes of it. `RuntimeError` if no thread can do so."""
         import concurrent.futures
 
+        if sys.is_finalizing():
+            raise RuntimeError("no thread goes on while the interpreter ends")
         ended: concurrent.futures.Future[T] = concurrent.futures.Future()
         begun: concurrent.futures.Future[asyncio.Task[Any]] = concurrent.futures.Future()
         with self._lock:
@@ -69,18 +80,30 @@ class LoopThread:
     def here(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Carries `coroutine` out in this thread, where no other one can be begun."""
         with self._lock:
+            if sys.is_finalizing() and self._loop is not None and self._loop.is_running():
+                self._kept.append(self._loop)  # its thread stands still
+                self._loop = None
             self._loop = self._loop or _new_loop()
             return self._loop.run_until_complete(coroutine)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        thread = threading.Thread(target=loop.run_forever, name="ajet", daemon=True)
+        self._paused = False
+        thread = threading.Thread(target=self._go_round, args=(loop,), name="ajet", daemon=True)
         thread.start()
         self._thread = thread
+
+    def _go_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Runs the loop until it is paused. What would end it, as ``sys.exit`` in a callback does, is the result of the
+        task that raised it, and concerns nobody else."""
+        while not self._paused:
+            with suppress(KeyboardInterrupt, SystemExit):
+                loop.run_forever()
 
     def _pause(self) -> None:
         """Ends the thread, and leaves the loop as it is; nothing is begun until `_go_on`."""
         self._lock.acquire()
         if self._thread is not None and self._loop is not None:
+            self._paused = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._thread = None
@@ -125,6 +148,9 @@ LOOP = LoopThread()
 def wait(coroutine: Coroutine[Any, Any, T], interrupted: Callable[[], None] = nothing) -> T:
     """Has `coroutine` carried out by the loop, and returns or raises what comes of it. `interrupted` is called by this
     thread on an interrupt, before what runs is cancelled."""
+    if LOOP.is_here:
+        coroutine.close()
+        raise RuntimeError("the blocking SDK was called by the thread that carries it out")
     try:
         task, ended = LOOP.begin(coroutine)
     except RuntimeError:

@@ -146,33 +146,40 @@ def connected(target: Target) -> httpx.AsyncClient:
         raise BadRequest(f"the file that SSL_CERT_FILE names cannot be used: {error}", param="SSL_CERT_FILE") from error
 
 
+def _here() -> tuple[int, object]:
+    """This process, and the event loop that runs: whose connections these are."""
+    import asyncio
+
+    return os.getpid(), asyncio.get_running_loop()
+
+
 class _Pool:
-    """Connections of one process; they belong to the event loop that first uses them."""
+    """Connections of one process and one event loop; another one makes its own."""
 
     def __init__(self) -> None:
-        self._process = os.getpid()
         self._http: httpx.AsyncClient | None = None
+        self._owner: tuple[int, object] | None = None
 
     @property
-    def made(self) -> httpx.AsyncClient | None:
-        """The connections, if this process has made any."""
-        return self._http if self._process == os.getpid() else None
+    def made(self) -> bool:
+        """True if this process has made any."""
+        return self._owner is not None and self._owner[0] == os.getpid()
 
     def connections(self, target: Target) -> httpx.AsyncClient:
         """The connections, made when they are first needed."""
-        http = self.made or connected(target)
-        self._process, self._http = os.getpid(), http
-        return http
+        if self._http is None or self._owner != _here():
+            self._http, self._owner = connected(target), _here()
+        return self._http
 
     async def close(self) -> None:
         """Lets go of the connections."""
-        http, self._http = self.made, None
-        if http is not None:
+        http, owner, self._http, self._owner = self._http, self._owner, None, None
+        if http is not None and owner == _here():
             await http.aclose()
 
 
 class Client:
-    """A connection to one proxy's control plane, which belongs to the event loop that first uses it.
+    """A connection to one proxy's control plane. What it connects belongs to the event loop that uses it.
 
     `proxy_url` and `api_key` default to the environment's (see `Target.resolve`). `deadline`, in seconds, bounds how
     long each operation may try to be acknowledged. A client that was closed makes new connections if it is used again.
@@ -248,7 +255,7 @@ class Client:
     @property
     def used(self) -> bool:
         """True once there are connections to let go of."""
-        return self._pool.made is not None
+        return self._pool.made
 
     async def aclose(self) -> None:
         """Lets go of the connections."""

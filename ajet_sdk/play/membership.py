@@ -171,9 +171,9 @@ class Membership:
     async def leave(self) -> None:
         """Leaves, in little time and without an error: what it has open is discarded. A proxy that is away is not
         asked: it will hear no beat."""
-        from asyncio import gather
+        from asyncio import gather, get_running_loop
 
-        if self._beating is not None:
+        if self._beating is not None and self._beating.get_loop() is get_running_loop():  # and no parent's
             self._beating.cancel()
             await gather(self._beating, return_exceptions=True)
         if self.id is not None and not self._absence.away:

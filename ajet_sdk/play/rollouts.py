@@ -335,7 +335,7 @@ class Rollouts:
                 raise Interrupted(INTERRUPTED)
             value, error = await hands.play(self._agent, turn.rollout.task, episode)
             if value is not None:
-                await episode.settle(Returned(finite(value)))
+                await episode.settle(Returned(await hands.call(finite, value)))
         except GeneratorExit:
             raise
         except BaseException as caught:  # as SystemExit is, or what an event loop of the agent's own was cancelled with

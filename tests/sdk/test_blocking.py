@@ -7,6 +7,7 @@ import contextvars
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from inspect import signature
 from typing import Any
 
@@ -40,6 +41,32 @@ with ajet_sdk.episode("t", proxy_url=sys.argv[1]) as episode:
     os.wait()
     episode.reward(0.25)
 print(episode.outcome.reward)
+"""
+
+FORGOTTEN = """
+import sys
+import ajet_sdk
+
+def play():
+    with ajet_sdk.episode("t", proxy_url=sys.argv[1]):
+        yield
+
+def forget():
+    kept = [play()]
+    next(kept[0])
+    kept.append(kept)
+
+forget()
+"""
+LEFT_BY_A_CHILD = """
+import os, sys
+import ajet_sdk
+
+with ajet_sdk.join("laptop", proxy_url=sys.argv[1]):
+    child = os.fork()
+print("left")
+if child:
+    print(os.waitpid(child, 0)[1])
 """
 
 
@@ -90,6 +117,15 @@ def test_a_fork_is_shared_without_a_warning(stub: ControlStub) -> None:
     assert said_by(FORK, stub.url) == "0.75\n"
 
 
+def test_a_forgotten_episode_is_aborted_as_the_interpreter_ends(stub: ControlStub) -> None:
+    assert said_by(FORGOTTEN, stub.url) == ""
+    assert stub.episodes["ep-0"]["detail"] == "GeneratorExit"
+
+
+def test_a_child_may_leave_a_membership_too(stub: ControlStub) -> None:
+    assert said_by(LEFT_BY_A_CHILD, stub.url) == "left\nleft\n0\n"
+
+
 async def test_it_works_in_a_thread_that_runs_an_event_loop(stub: ControlStub) -> None:
     with ajet_sdk.episode("t") as episode:
         episode.reward(0.5)
@@ -118,6 +154,52 @@ def test_whatever_a_blocking_agent_raises_is_its_result(stub: ControlStub, error
 
     (item,) = ajet_sdk.run(agent, ["a"], repeat=1)
     assert (item.outcome, (item.reason or "").partition(":")[0]) == ("aborted", type(error).__name__)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize("place", ["agent", "tasks", "result"])
+def test_what_would_end_a_loop_ends_the_run_alone(stub: ControlStub, error: BaseException, place: str) -> None:
+    def at(found: str) -> float:
+        if found == place:
+            raise error
+        return 1.0
+
+    def tasks() -> Iterator[str]:
+        yield "a"
+        at("tasks")
+
+    def run() -> None:
+        ajet_sdk.run(lambda task, episode: at("agent"), tasks(), repeat=1, on_result=lambda result: at("result"))
+
+    if (place, type(error)) == ("agent", SystemExit):
+        run()
+    else:
+        with pytest.raises(type(error)):
+            run()
+    with ajet_sdk.episode("t") as episode:
+        episode.reward(0.5)
+
+
+def test_the_thread_of_the_loop_cannot_wait_for_itself(stub: ControlStub) -> None:
+    episode = ajet_sdk.episode("t")
+
+    async def destroyed() -> None:
+        episode.heartbeat()
+
+    with pytest.raises(RuntimeError, match="the thread that carries it out"):
+        wait(destroyed())
+    episode.close()
+
+
+def test_a_reward_is_made_a_number_where_the_agent_runs(stub: ControlStub) -> None:
+    class Late:
+        def __init__(self, episode: ajet_sdk.Episode) -> None:
+            self.episode = episode
+
+        def __float__(self) -> float:
+            return 0.5 if self.episode.record() else 0.0
+
+    assert ajet_sdk.run(lambda task, episode: Late(episode), ["a"], repeat=1).rewards == [0.5]
 
 
 def test_what_is_raised_reaches_who_waits_with_its_traceback() -> None:
