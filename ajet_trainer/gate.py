@@ -29,6 +29,8 @@ class Gate:
         self._part: Callable[[str, str], AbstractContextManager[None]] = progress.part
         self.served = learner.version
         self.closed = False
+        self._frozen: Sequence[str] = ()
+        """What is wrong with engines that did not go on when it was opened."""
 
     def close(self) -> None:
         """No call is in flight and none starts until `open`."""
@@ -50,13 +52,14 @@ class Gate:
         self.open_as_it_was()
 
     def open_if_unknown(self) -> None:
-        """Tells the daemon what serves behind the open gate, if it does not know: it may have come back empty."""
-        if not self._link.knows(self.served, self._learner.upstreams()):
+        """Tells the daemon what serves behind the open gate, if it does not know: it may have come back empty. Where
+        engines stay frozen, it has them told again to go on."""
+        if self._frozen or not self._link.knows(self.served, self._learner.upstreams()):
             self.open()
 
     def open_as_it_was(self) -> None:
         """Calls pass again, to engines that are known."""
-        self._link.open_gate(self.served)
+        self._frozen = self._link.open_gate(self.served)
         self.closed = False
 
     def announce(self, upstreams: Sequence[str] | None) -> None:

@@ -143,9 +143,13 @@ class Link:
         """Returns once the proxy holds new requests for the model and no call of it is in flight."""
         self._send("/gate/close", routes.GateClose(reason, wait_s, self._model), wait_s=wait_s, deadline_s=wait_s)
 
-    def open_gate(self, policy_version: int) -> None:
-        """Lets requests through again, served by `policy_version`."""
-        self._send("/gate/open", routes.GateOpen(policy_version, self._model))
+    def open_gate(self, policy_version: int) -> Sequence[str]:
+        """Lets requests through again, served by `policy_version`. Returns what is wrong with engines that stay
+        frozen."""
+        found: Sequence[str] = self._told("/gate/open", routes.GateOpen(policy_version, self._model)).get(
+            "not_resumed", ()
+        )
+        return found
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> dict[str, Any]:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on. Returns what went of another

@@ -190,9 +190,10 @@ class NotedLink(Link):
         super().close_gate(reason, wait_s)
         self._orders.reached("when its gate is closed")
 
-    def open_gate(self, policy_version: int) -> None:
-        super().open_gate(policy_version)
+    def open_gate(self, policy_version: int) -> Sequence[str]:
+        frozen = super().open_gate(policy_version)
         self._orders.reached("when its gate is open")
+        return frozen
 
 
 def run(url: str, model: str, folder: Path, notes: Path, stop: Path) -> None:

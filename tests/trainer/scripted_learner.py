@@ -131,6 +131,8 @@ class MemoryProxy:
         """The news of another run when this one begins."""
         self.busy: float | None = None
         self.slower: list[tuple[str, int] | None] = []
+        self.frozen: list[str] = []
+        """What is wrong with an engine, each time that the gate is opened."""
         """For whom the trainer waits, lease by lease, before it is given anything."""
         self.evaluations: dict[str, dict[str, Any]] = {}
         self.plays: Callable[[dict[str, Any]], None] = lambda evaluation: None
@@ -206,11 +208,12 @@ class MemoryProxy:
         self.gate = "closed"
         self.log.append("close")
 
-    def open_gate(self, policy_version: int) -> None:
+    def open_gate(self, policy_version: int) -> Sequence[str]:
         self.answer()
         self.instants.pass_by("before the gate opens")
         self.gate, self.version = "open", policy_version
         self.log.append(f"open {policy_version}")
+        return [self.frozen.pop()] if self.frozen else []
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> dict[str, Any]:
         self.answer()

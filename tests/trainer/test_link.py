@@ -227,12 +227,14 @@ def test_the_gate_and_the_busy_time_are_those_of_the_model() -> None:
 
     def handler(request: httpx.Request) -> httpx.Response:
         seen.append(json.loads(request.content) if request.method == "POST" else None)
-        told = {"requests": {"busy_s": 9.0}, "models": {"planner": {"busy_s": 2.5}}}
+        told = {
+            "requests": {"busy_s": 9.0}, "models": {"planner": {"busy_s": 2.5}}, "not_resumed": ["no answer"],
+        }  # fmt: skip
         return httpx.Response(200, json=told)
 
     mine = link(handler, Clock(), model="planner")
     mine.close_gate("weights", 5.0)
-    mine.open_gate(4)
+    assert mine.open_gate(4) == ["no answer"]
     assert seen == [{"wait_s": 5.0, "model": "planner"}, {"policy_version": 4, "model": "planner"}]
     assert (mine.busy_s(), link(handler, Clock(), model="coder").busy_s()) == (2.5, None)
 

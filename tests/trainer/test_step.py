@@ -140,6 +140,18 @@ def test_a_daemon_that_was_emptied_unseen_hears_the_policy_again(tmp_path: Path)
     assert (setting.proxy.version, setting.proxy.upstreams, setting.proxy.gate) == (0, ("http://engine",), "open")
 
 
+def test_an_engine_that_stays_frozen_is_told_again_to_go_on(tmp_path: Path) -> None:
+    """As long as it does, and while no batch is ready: what it generates may be all that a group waits for."""
+    setting = Setting(tmp_path, 1, max_lead=0)
+    run = setting.start()
+    setting.proxy.frozen = ["no answer", "no answer"]
+    run.start()
+    setting.proxy.slower = [None, None, None]  # no batch at the first questions
+    said = len(setting.proxy.log)
+    run.lease()
+    assert setting.proxy.log[said:] == ["announce 0", "open 0"] * 2
+
+
 def test_a_daemon_that_stays_away_ends_the_run(setting: Setting) -> None:
     run = setting.start()
     run.start()
