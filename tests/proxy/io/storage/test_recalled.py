@@ -80,6 +80,7 @@ async def test_no_request_reads_the_archive_on_the_loop(tmp_path: Path, monkeypa
         assert (await client.control("POST", "/episodes/ep/heartbeat")).json["state"] == "trained"
         assert (await client.control("POST", f"/batches/{name}/ack", {"policy_version": 1})).status == 200
         assert (await client.control("POST", "/episodes", {"id": "ep"})).json["error"]["code"] == "episode_exists"
+        assert (await client.control("POST", "/episodes", {})).status == 200, "an id of its own, also when asked again"
         assert (await client.chat("ep")).json["error"]["code"] == "episode_trained"
         assert (await client.chat("ep", X_AJet_Reward="1")).status == 409
         for episode in ("other", "another"):
