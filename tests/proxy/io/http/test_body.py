@@ -145,7 +145,7 @@ async def test_a_body_of_too_many_names_is_refused_before_any_of_it_is_made(
         raise AssertionError("it was read")
 
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        monkeypatch.setattr(request, "scan", unread)
+        monkeypatch.setattr(request, "load", unread)
         answer = await client.ask("POST", path, {"model": "stub", **MANY})
         assert answer.status == 413 and "more than 300 names" in answer.json["error"]["message"]
         assert not stub.requests
