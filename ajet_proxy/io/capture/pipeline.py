@@ -256,7 +256,7 @@ class Pipeline:
         request = asks(exchange.target, exchange.upstream_body(), model=begun.model, sticky=begun.episode)
         recorder = Recorder(
             origin, Questions(self._facts, request, exchange, asks), ledger_port=self._ledger_port,
-            begins=identified.said.begins_with(begun.open), marks=self._marks(history, exchange),
+            begins=identified.said.begins_with(begun.open), marks=self._marks(identified.history, exchange),
         )
         sender: Sender = self._upstream
         finished: Finished | None = None
@@ -340,7 +340,8 @@ class Pipeline:
             self._tell_versions.add(exchange.target)
 
     def _marks(self, history: History | None, exchange: Exchange) -> Callable[[Outcome], tuple[Mark, ...]]:
-        """Tells where a client's history ends after each choice; called before the answer's end is released."""
+        """Tells where a client's `history` ends after each choice; called before the answer's end is released. That is
+        the history before any doubt is settled, because the next request is looked up by such a one."""
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
             if exchange.response_id is not None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ajet_proxy.core.protocol.anthropic import messages
+from ajet_proxy.core.protocol.anthropic.template import Template
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, Front
@@ -48,6 +50,22 @@ async def test_what_the_engine_sampled_is_captured_and_told(stream: bool, split_
     opened = [item["content_block"]["type"] for item in events(called) if item["type"] == "content_block_start"]
     assert opened == ["text", "tool_use"]
     assert events(called)[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("merges", [False, True])
+async def test_a_conversation_without_a_name_goes_on_however_the_engine_reads_it(
+    monkeypatch: pytest.MonkeyPatch, front: Front, merges: bool
+) -> None:
+    monkeypatch.setattr(messages, "template_of", lambda answers: Template(merges_system=merges))
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi"}, {"role": "system", "content": "be brief"}, {"role": "user", "content": "go"},
+    ]  # fmt: skip
+    episodes = []
+    for _ in range(3):
+        answer = await send(front.url + MESSAGES, body=body_for(system="rules", messages=turns))
+        episodes.append(answer.headers["x-ajet-episode"])
+        turns += [{"role": "assistant", "content": answer.json()["content"]}, {"role": "user", "content": "more"}]
+    assert len(set(episodes)) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
