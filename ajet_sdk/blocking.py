@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from inspect import signature
@@ -33,6 +34,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 HEARD_S = 1.0
 """A signal that comes as a wait begins, or to another thread, wakes no wait: it is heard when that ends."""
+
+END_S = 1.0
+"""A thread that has returned ends within this time."""
 
 
 def nothing() -> None:
@@ -106,6 +110,7 @@ class LoopThread:
             self._paused = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            _await_end(self._thread)
             self._thread = None
 
     def _go_on(self) -> None:
@@ -116,6 +121,14 @@ class LoopThread:
             if all_tasks(self._loop):
                 self._start(self._loop)
         self._lock.release()
+
+
+def _await_end(thread: threading.Thread) -> None:
+    """Waits until the system has ended `thread`, too. In its last moments it holds locks of OpenSSL, and a process that
+    is forked then would wait for them forever."""
+    until = time.monotonic() + END_S
+    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < until:
+        time.sleep(0.0001)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import subprocess
 import sys
 import threading
@@ -43,6 +44,21 @@ with ajet_sdk.episode("t", proxy_url=sys.argv[1]) as episode:
 print(episode.outcome.reward)
 """
 
+ALONE = """
+import os, sys
+
+tasks = []
+os.register_at_fork(before=lambda: tasks.append(os.listdir("/proc/self/task")))  # called last, since it is the first
+import ajet_sdk
+
+with ajet_sdk.Client(sys.argv[1]) as client:
+    for _ in range(50):
+        client.ask("status")
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+print({len(found) for found in tasks})
+"""
 FORGOTTEN = """
 import sys
 import ajet_sdk
@@ -115,6 +131,11 @@ def test_it_works_while_the_interpreter_ends(stub: ControlStub, before: tuple[st
 
 def test_a_fork_is_shared_without_a_warning(stub: ControlStub) -> None:
     assert said_by(FORK, stub.url) == "0.75\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs a list of the system's threads")
+def test_the_loops_thread_has_left_the_process_before_a_fork(stub: ControlStub) -> None:
+    assert said_by(ALONE, stub.url) == "{1}\n"
 
 
 def test_a_forgotten_episode_is_aborted_as_the_interpreter_ends(stub: ControlStub) -> None:
