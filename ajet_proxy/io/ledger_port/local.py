@@ -159,9 +159,10 @@ class LocalPort:
         named, retries, entered = request.identity, request.sent["retries"], False
         name, lost = (named.episode or "", request.sent["body_hash"]), None
         try:
-            identity, metadata = await self._naming.whose(request)
+            identity, metadata, known = await self._naming.whose(request)
             spare = self._clock.new_id("ep")
-            episode, known = identity.episode or spare, await self._naming.find(identity.episode)
+            episode = identity.episode or spare
+            unknown = (spare,) if known is not None else (spare, episode)
             said = identity.labels.agent
             agent = said or "" if known is None else known.agent_of(said, request.model)
             chosen = None if known is None else known.model_for(agent, request.model, self._engines.names())
@@ -180,10 +181,11 @@ class LocalPort:
             if not (self._gate.is_open(self._engines.home(model)) and self._engines.candidates(model)):
                 # waiting takes memory
                 now = partial(self._commands.begin_call, asked, known)
-                self._store.check(await self._store.decide(now, unknown=(spare, episode)))
+                self._store.check(await self._store.decide(now, unknown))
+                unknown = (spare,)  # by the time that it is let in, much may have happened
             async with self._come_in(model, episode):
                 begin = partial(self._begun, request, asked, chosen, (episode, spare), name)
-                begun, events = await self._store.decide(begin, unknown=(spare,))
+                begun, events = await self._store.decide(begin, unknown)
                 self._store.post(events)
                 entered = True
                 if retries and not any(isinstance(event, ev.CallLost) for event in events):  # it repeats none known

@@ -52,15 +52,24 @@ class Naming:
         known = self._state.episodes
         return known.get(episode) or await self._store.decide(partial(known.find, episode))
 
-    async def whose(self, request: CallRequest) -> tuple[Identity, Mapping[str, Any]]:
-        """The identity of a request with the episode that it belongs to, and what to note on one that it opens."""
+    async def whose(self, request: CallRequest) -> tuple[Identity, Mapping[str, Any], Episode | None]:
+        """The identity of a request with the episode that it belongs to, what to note on one that it opens, and that
+        episode if there is one. It is so as this returns: whoever began meanwhile is seen."""
         named = request.identity
+        identity, known = await self._store.decide(partial(self._found, named))
         if named.labels.reward is not None:
-            return named, NOTHING
-        current = named if named.identified_by not in RUNGS else await self._store.decide(partial(self.current, named))
-        if current.may_be_shared and current.episode is not None and request.history is not None:
-            current = self._told_apart(named, current, await self.find(current.episode), request)
-        return self.continued(current, request.history, request.sent)
+            return identity, NOTHING, known
+        if identity.may_be_shared and identity.episode is not None and request.history is not None:
+            identity = self._told_apart(named, identity, known, request)
+        if identity.episode is not None:
+            return identity, NOTHING, known
+        identity, metadata = self.continued(identity, request.history, request.sent)
+        return identity, metadata, self._state.episodes.get(identity.episode or "")
+
+    def _found(self, named: Identity) -> tuple[Identity, Episode | None]:
+        """The identity of a request that is `named` so, as it is now, and its episode."""
+        current = named if named.labels.reward is not None else self.current(named)
+        return current, None if current.episode is None else self._state.episodes.find(current.episode)
 
     def current(self, identity: Identity) -> Identity:
         """`identity` with the episode that a session's name stands for now; with none, if the name is that of several

@@ -94,7 +94,8 @@ async def test_no_request_reads_the_archive_on_the_loop(tmp_path: Path, monkeypa
 async def test_who_waits_for_the_archive_takes_no_room_that_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others open episodes meanwhile: no lane gets more of them than it has room for, and none is opened twice."""
+    """Others open episodes meanwhile: no lane gets more of them than it has room for, none is opened twice, and runs
+    that share a name are told apart."""
     monkeypatch.setattr(retention, "KEPT_EPISODES", 0)
     ask = ArchiveFile._ask
 
@@ -110,6 +111,13 @@ async def test_who_waits_for_the_archive_takes_no_room_that_is_taken(
         await until_archived(client)
         rewarded = await asyncio.gather(*(client.chat("ep", X_AJet_Reward="1") for _ in range(4)))
         assert [answer.status for answer in rewarded] == [200] * 4
+        same = [{"role": "user", "content": "Hi"}]
+        told = await asyncio.gather(*(client.ask("POST", "/v1/chat/completions", {
+            "model": "stub", "messages": same, "user": "somebody", "seed": number,
+        }) for number in range(4)))
+        assert [answer.status for answer in told] == [200] * 4
+        known = (await client.control("GET", "/episodes")).json["episodes"]
+        assert sorted(one["identified_by"] for one in known[:4]) == ["body", "lineage", "lineage", "lineage"]
         await client.control("PUT", "/mix", {"ahead": 1})
         for lane, named in (("a", {"id": "ep-{}"}), ("b", {})):
             opened = await asyncio.gather(*(
