@@ -5,6 +5,7 @@ They know the proxy's address and nothing of the trainer. A game that an outage 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -13,7 +14,7 @@ from types import TracebackType
 
 import httpx
 
-import ajet_sdk
+from ajet_sdk import aio
 from ajet_sdk.errors import AjetError
 
 HALF = 275
@@ -60,12 +61,17 @@ class Players:
                 self._over.wait(0.5)
 
     def play(self, task: str) -> float:
-        """One episode; its reward."""
-        with ajet_sdk.episode(task=task, model=self.model, proxy_url=self.url) as episode:
+        """One episode; its reward. It runs in the calling thread alone, because that may be on a host of its own."""
+        return asyncio.run(self._game(task))
+
+    async def _game(self, task: str) -> float:
+        async with (
+            aio.episode(task=task, model=self.model, proxy_url=self.url) as episode, httpx.AsyncClient() as http
+        ):
             messages = [{"role": "user", "content": "say the number"}]
             tokens: list[int] = []
             for temperature in self.temperatures:
-                answer = httpx.post(
+                answer = (await http.post(
                     f"{episode.base_url}/chat/completions",
                     headers={"Authorization": f"Bearer {episode.api_key}"},
                     json={
@@ -73,10 +79,10 @@ class Players:
                         "return_token_ids": True, **UNSHAPED,
                     },
                     timeout=600.0,
-                ).raise_for_status().json()  # fmt: skip
+                )).raise_for_status().json()  # fmt: skip
                 choice = answer["choices"][0]
                 tokens += choice["token_ids"]
                 messages += [choice["message"], {"role": "user", "content": "again"}]
             reward = sum(token < HALF for token in tokens) / max(1, len(tokens))
-            episode.reward(reward)
+            await episode.reward(reward)
         return reward
