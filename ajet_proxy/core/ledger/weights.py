@@ -92,10 +92,6 @@ class Weights(Serving):
             raise Conflict(message, code="several_models", param="model")
         return model or self.only_model()
 
-    def alone(self, model: str) -> bool:
-        """Whether no other model is announced."""
-        return not self.served.keys() - {model}
-
     def born(self, model: str) -> Births:
         """The branches on which the versions of `model` lie."""
         return self.births.get(model) or Births()

@@ -205,3 +205,18 @@ def test_no_episode_ever_holds_the_tokens_of_two_runs(tools: bool) -> None:
         assert all(len(set(runs)) == 1 for runs in whole.values()), (seed, whole)
         continued += sum(len(runs) > 1 for runs in whole.values())
     assert continued > 1000
+
+
+def test_the_marks_of_what_takes_no_more_calls_are_kept_for_the_latest() -> None:
+    lineage, sealed = Lineage(), Lineage()
+    history = read(ChatHistory, {"messages": [USER]}, b"scope")
+    assert history is not None
+    marks = history.after(said("five"), Captured(0, "m", (1,), (2,), (-0.5,), "stop"))
+    later = read(ChatHistory, {"messages": [USER, said("five"), USER]}, b"scope")
+    assert later is not None
+    for episode in ("one", "two", "three"):
+        lineage.add(episode, marks)
+        assert lineage.continued(later) == (episode,)
+        lineage.hand_over(episode, sealed, 2)
+    assert lineage.continued(later) == ()
+    assert sorted(sealed.continued(later)) == ["three", "two"]
