@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_sdk.routes import lane_of
 
 
 class GroupKey(NamedTuple):
@@ -33,11 +32,6 @@ class GroupKey(NamedTuple):
     def of(cls, episode: Episode) -> GroupKey:
         """The group key of an episode, whose task may still be unknown."""
         return cls(episode.lane, episode.named_task, episode.revision or "")
-
-    @classmethod
-    def of_task(cls, task: str) -> GroupKey:
-        """The group key of a task that is played without a client."""
-        return cls(lane_of(task), task, "")
 
 
 @dataclass(slots=True)

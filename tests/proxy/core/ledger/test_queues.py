@@ -11,8 +11,15 @@ from ajet_proxy.core.ledger.groups import LATE, Group, Seat, dealt
 from ajet_proxy.core.ledger.looks import choose, count
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.queues import Demand, LeasedBatch, ReadyQueues
+from ajet_sdk.routes import lane_of
 
-T = GroupKey.of_task("t")
+
+def key_of(task: str) -> GroupKey:
+    """The group key of a task that is played without a client."""
+    return GroupKey(lane_of(task), task, "")
+
+
+T = key_of("t")
 
 
 def put(
@@ -191,7 +198,7 @@ def test_groups_of_another_size_have_the_same_order() -> None:
     queues = ReadyQueues(2)
     for episode in "abc":
         put(queues, episode)
-    put(queues, "d", group_key=GroupKey.of_task("u"))
+    put(queues, "d", group_key=key_of("u"))
     assert (queues.complete, queues.waiting) == (1, 1)
     queues.arrange(3, {})
     assert (queues.complete, queues.waiting) == (1, 1)
@@ -211,7 +218,7 @@ def test_a_free_seat_stays_between_those_that_it_is_between() -> None:
 def test_a_look_that_finds_too_few_groups_goes_through_none() -> None:
     queues = ReadyQueues(8)
     for number in range(70):
-        put(queues, str(number), 5, group_key=GroupKey.of_task(f"t{number // 7}"))
+        put(queues, str(number), 5, group_key=key_of(f"t{number // 7}"))
     before = queues.changes
     with mock.patch.object(queues, "_groups", None), mock.patch.object(queues, "_seatings", None):
         assert choose(queues, Demand(1, 8), "m") is None
