@@ -25,6 +25,8 @@ FORM = (
 )
 FRAMING = {b"host", b"connection", b"transfer-encoding", b"content-length"}
 VIA = b"Via: 1.1 ajet_proxy"
+HEALTH = b"GET /health HTTP/1.1"
+"""An engine that is slow to answer is asked whether it is well, which is no client's request."""
 ENDS = ("", "/e/session-1")
 """The paths before ``/v1`` of base URLs."""
 
@@ -98,7 +100,9 @@ async def wire(answer: bytes = OK, admin_secret: str | None = None) -> AsyncIter
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                made.heard.append(await Heard.read(reader))
+                heard = await Heard.read(reader)
+                if heard.line != HEALTH:
+                    made.heard.append(heard)
                 writer.write(made.answer.replace(b"ENGINE", made.engine.encode()))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
