@@ -61,13 +61,3 @@ class Rig:
         episodes = found["episodes"]
         assert episodes["opened"] == sum(episodes[state] for state in STATES), episodes
         return found
-
-
-def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
-    """The error of `answer`, after a check that it has `status` and the shape that OpenAI clients expect."""
-    assert answer.status_code == status, answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    assert set(error) >= {"message", "type", "code", "param"}
-    assert error["message"]
-    assert isinstance(error["type"], str)
-    return error

@@ -144,20 +144,6 @@ def test_an_interrupt_leaves_the_play_and_the_next_start_goes_on(engine: str, ta
         assert len(had(proxy.url)) == WHOLE + TASKS, "played otherwise, it is another play"
 
 
-def test_the_daemon_is_killed_while_it_is_played(engine: str, tasks: Path, tmp_path: Path) -> None:
-    with ProxyProcess(engine, tmp_path / "data") as proxy:
-        argv, env = command(proxy.url, tasks)
-        with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            for settled in (3, 9):
-                while len(had(proxy.url)) < settled:
-                    time.sleep(0.02)
-                proxy.kill()
-                proxy.start()
-            out, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, out
-        check_whole(proxy.url)
-
-
 def test_who_starts_again_takes_its_own_place_though_its_lane_is_full(engine: str, tasks: Path, tmp_path: Path) -> None:
     """What the dead one has open fills the lane. Its time is 30 s, and the new one does not wait for that."""
     tasks.write_text("".join(tasks.read_text().splitlines(keepends=True)[:3]))

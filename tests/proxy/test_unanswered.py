@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from ajet_proxy.io.storage.codec import decode, encode
 from ajet_proxy.io.storage.snapshot import pack, unpack
 from tests.kit.engine_stub import EngineStub, Fault
-from tests.kit.proxy_process import ProxyProcess
-from tests.kit.rig import Rig
-from tests.kit.source import ROOT
 from tests.proxy.core.ledger.test_attempts import Story
-from tests.proxy.serving import CHAT, serving
+from tests.proxy.serving import serving
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -63,44 +53,3 @@ async def test_a_restart_forgets_no_loss_and_tells_of_itself(tmp_path: Path, wor
             assert [one["reason"] for one in await told(client)] == ["unserved"]
             assert (await client.chat(episode, "two", X_AJet_Agent="judge")).status == 200
             assert await told(client) == []
-
-
-def wait_for(condition: Any, limit_s: float = 60.0) -> None:
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def test_a_daemon_is_killed_and_an_engine_is_frozen(tmp_path: Path) -> None:
-    """Real programs: what was in flight at the kill is lost to the world, and so is what a stopped engine never saw."""
-    command, env = [sys.executable, "-m", "tests.kit.engine_stub", "--delay", "0.2"], {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, **env}) as stub:
-        assert stub.stdout is not None
-        engine = stub.stdout.readline().decode().split()[-1]
-        with ProxyProcess(engine, tmp_path / "data") as proxy, Rig(proxy.url) as rig:
-            killed, frozen = rig.open(), rig.open()
-
-            def ask() -> None:
-                with pytest.raises(httpx.HTTPError):
-                    rig.chat(killed, "say: " + "word " * 200, stream=True, max_tokens=500)
-
-            asking = threading.Thread(target=ask)
-            asking.start()
-            wait_for(lambda: rig.record(killed)["in_flight"])
-            assert rig.post(f"/episodes/{killed}/heartbeat").is_success  # so that all of this is on disk
-            proxy.kill()
-            asking.join()
-            proxy.start()
-            assert [one["reason"] for one in rig.record(killed)["unanswered"]] == ["away", "restarted"]
-            assert rig.http.post(f"/e/{frozen}/v1/chat/completions", json=CHAT).is_success
-            assert rig.record(frozen)["unanswered"] == []
-            stub.send_signal(signal.SIGSTOP)
-            with pytest.raises(httpx.TimeoutException):
-                rig.http.post(f"/e/{frozen}/v1/chat/completions", json=CHAT, timeout=3.0)
-            wait_for(lambda: rig.record(frozen)["unanswered"])
-            assert [one["reason"] for one in rig.record(frozen)["unanswered"]] == ["engine_silent"]
-            stub.send_signal(signal.SIGCONT)
-            assert rig.http.post(f"/e/{frozen}/v1/chat/completions", json=CHAT).is_success
-            assert rig.record(frozen)["unanswered"] == []
-        stub.kill()

@@ -11,22 +11,10 @@ import httpx
 import pytest
 
 from ajet_proxy import daemon as app
-from ajet_proxy.core.ledger.retention import KEPT_EPISODES
 from ajet_proxy.io.storage import compactor
-from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import ProxyProcess
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
-
-
-async def trained(http: httpx.AsyncClient, proxy: ProxyProcess, name: str) -> str:
-    """An episode from its call to its acknowledgement; its batch."""
-    control = f"{proxy.url}/ajet/v1"
-    assert (await http.post(f"{proxy.url}/e/{name}/v1/chat/completions", json=CHAT)).status_code == 200
-    await http.post(f"{control}/episodes/{name}/rewards", json={"value": 1.0, "id": "r"})
-    batch = decode_batch((await http.post(f"{control}/batches/lease", json={"group_size": 1})).content).batch
-    assert (await http.post(f"{control}/batches/{batch}/ack", json={"policy_version": 1})).status_code == 200
-    return batch
 
 
 async def passes(http: httpx.AsyncClient, proxy: ProxyProcess, episodes: int) -> None:
@@ -44,41 +32,6 @@ async def passes(http: httpx.AsyncClient, proxy: ProxyProcess, episodes: int) ->
 
 async def gone(client: Client, episode: str) -> bool:
     return (await client.control("GET", f"/episodes/{episode}")).status == 404
-
-
-@pytest.mark.slow
-async def test_what_is_over_leaves_and_is_known_for_good(
-    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient
-) -> None:
-    with ProxyProcess(stub.url, tmp_path / "data") as proxy:
-        control = f"{proxy.url}/ajet/v1"
-        batch = await trained(http, proxy, "one")
-
-        async def shown() -> Any:
-            return (await http.get(f"{control}/episodes/one?tokens=1")).json()
-
-        before = await shown()
-        await passes(http, proxy, KEPT_EPISODES)
-
-        async def archived() -> bool:
-            compacted = any((tmp_path / "data/journal").glob("*.snapshot"))
-            return compacted and (await shown()).get("stored") == "archive"
-
-        await eventually(archived, 60)
-        for _ in range(2):
-            assert await shown() == before | {"stored": "archive"}
-            again = await http.post(f"{control}/batches/{batch}/ack", json={"policy_version": 1})
-            assert (again.status_code, again.json()["state"]) == (200, "trained")
-            late = await http.post(f"{proxy.url}/e/one/v1/chat/completions", json=CHAT)
-            assert (late.status_code, late.json()["error"]["code"]) == (409, "episode_trained")
-            assert (await http.post(f"{control}/batches/lease", json={"group_size": 1})).status_code == 204
-            status = (await http.get(f"{control}/status")).json()
-            assert identity_holds(status)
-            assert (status["episodes"]["opened"], status["episodes"]["trained"]) == (KEPT_EPISODES + 1, 1)
-            assert status["archived"] >= 1
-            proxy.kill()
-            proxy.start()
-        assert len(list((tmp_path / "data/journal").glob("*.log"))) <= 2
 
 
 async def test_what_is_too_old_is_removed_however_few_episodes_there_are(

@@ -205,24 +205,6 @@ async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_
     assert daemon.compactor._is_due()
 
 
-async def test_what_is_too_old_is_removed_however_few_episodes_there_are(tmp_path: Path) -> None:
-    store = Store.open(tmp_path, SETTINGS)
-    daemon = Daemon(store, tmp_path, max_age=10.0)
-    names = await daemon.trains(3)
-    daemon.at += 11
-    daemon.post(retention.to_archive(store.state, daemon.at, 10.0))
-    await daemon.ticks()
-    assert not store.state.episodes.leaving
-    assert [views.record(store.state, name)["stored"] for name in names] == ["archive"] * 3
-    daemon.at += module.RETAIN_S
-    await daemon.ticks()
-    assert [store.state.episodes.find(name) for name in names] == [None] * 3
-    assert "ajet_removed_episodes_total 3" in daemon.metrics.render()
-    assert views.status(store.state)["episodes"]["trained"] == 3
-    await store.close()
-    assert not [path for path in segments(tmp_path) if names[0].encode() in path.read_bytes()]
-
-
 async def test_a_disk_that_ends_no_segment_lets_none_be_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
