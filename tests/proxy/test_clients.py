@@ -71,20 +71,6 @@ async def test_a_header_says_who_plays_what_opens_on_first_sight(
         assert (refused.status, refused.json["error"]["code"]) == (409, "client_gone")
 
 
-async def test_a_client_survives_a_restart_from_the_journal_and_from_a_snapshot(tmp_path: Path) -> None:
-    async with serving(tmp_path) as client:
-        name = (await client.control("POST", "/clients", {"name": "one", "ttl_s": 600, "lane": "math"})).json["client"]
-        episode = (await client.control("POST", "/episodes", {"client": name})).json["episode"]
-        await client.control("POST", "/clients", {"name": "short", "ttl_s": TTL_S})
-    for _ in range(2):
-        async with serving(tmp_path) as client:
-            assert (await client.control("POST", f"/clients/{name}/beat")).json["state"] == "joined"
-            assert (await record(client, episode))["state"] == "open"
-    async with serving(tmp_path) as client:
-        await client.control("DELETE", f"/clients/{name}")
-        assert (await record(client, episode))["reason"] == "client_gone"
-
-
 async def test_what_is_audited_of_clients(tmp_path: Path) -> None:
     async with serving(tmp_path, admin_secret="a secret of the operator") as client:
         key = client.key(Claims("agent", "acme"))

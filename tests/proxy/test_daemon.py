@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
 import logging
 import os
 import socket
@@ -17,10 +15,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from ajet_proxy.core.ledger.events import EpisodeDiscarded, Event
 from ajet_proxy.core.trajectory import drift_rate
@@ -29,6 +23,7 @@ from ajet_proxy.io.http import keyring
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.settings import Config
 from ajet_sdk.errors import NotReady
+from tests.kit.certificates import Authority
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
@@ -84,43 +79,22 @@ async def test_a_disk_that_refuses_in_the_middle_of_a_tick_does_not_end_the_daem
         await client.chat("forgotten")
         await eventually(lambda: discarded(client))
         assert refused
-
-
-async def test_timeouts_run_out_by_themselves(tmp_path: Path) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), idle_timeout=0.5) as client:
-        await client.chat("forgotten")
-        await eventually(lambda: discarded(client))
         record = (await client.control("GET", "/episodes/forgotten")).json
         assert (record["state"], record["reason"]) == ("discarded", "idle_timeout")
         assert identity_holds(await client.status())
 
 
-def certificate(directory: Path) -> tuple[str, str]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ajet test")])
-    now = datetime.datetime.now(datetime.UTC)
-    cert = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (directory / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
-    (directory / "key.pem").write_bytes(key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ))
-    return str(directory / "cert.pem"), str(directory / "key.pem")
-
-
 async def test_with_a_certificate_it_speaks_https_off_loopback(tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
-    app = App(Config(listen="0.0.0.0:0", tls_cert=cert, tls_key=key, admin_secret=SECRET, data_dir=str(tmp_path / "d")))
+    authority = Authority(tmp_path)
+    pair = authority.sign("here")
+    app = App(Config(
+        listen="0.0.0.0:0", tls_cert=pair.cert, tls_key=pair.key, admin_secret=SECRET, data_dir=str(tmp_path / "d")
+    ))
     await app.start()
     try:
         assert app.url.startswith("https://0.0.0.0:")
         url = app.url.replace("0.0.0.0", "127.0.0.1") + "/ajet/v1/status"
-        context = ssl.create_default_context(cafile=cert)
+        context = ssl.create_default_context(cafile=authority.file)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
             for headers, status in (({}, 401), ({"x-api-key": SECRET}, 200)):
                 async with session.get(url, headers=headers) as answer:
@@ -192,18 +166,6 @@ def test_an_issued_key_is_the_proxys_own(tmp_path: Path) -> None:
     key = issue_key(Config(data_dir=str(tmp_path)), "agent", "team", 60.0)
     claims = keyring.keys(tmp_path).verify(key, now=0.0)
     assert (claims.scope, claims.tenant, claims.episode) == ("agent", "team", None)
-
-
-async def test_a_restart_forgets_no_history(tmp_path: Path) -> None:
-    async with EngineStub() as stub:
-        messages = CHAT["messages"]
-        found = []
-        for _ in range(3):
-            async with serving(tmp_path, upstream=(stub.url,)) as client:
-                answer = await client.ask("POST", "/v1/chat/completions", CHAT | {"messages": messages})
-            found.append(answer.headers["X-AJet-Episode"])
-            messages = [*messages, answer.json["choices"][0]["message"], {"role": "user", "content": "more"}]
-        assert len(set(found)) == 1
 
 
 async def test_drift_over_the_limit_is_said_in_the_log_the_status_and_the_metrics(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import fcntl
 import json
 import os
@@ -14,16 +13,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine
 from ajet_proxy.io.http import keyring
 from ajet_proxy.settings import Config
 from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 from tests.kit.answering import answering
+from tests.kit.certificates import Authority
 from tests.kit.engine_sampling import Sampling
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
@@ -237,31 +233,17 @@ def test_a_secret_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
     assert faults(run(Config(data_dir=str(tmp_path)))) == [f"{tmp_path / 'secret'} cannot be read: Is a directory"]
 
 
-def make_authority(directory: Path, *, days: int) -> None:
-    """A CA like mitmproxy's, whose certificate holds for `days` more."""
-    directory.mkdir(mode=0o700, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
-        .not_valid_before(now - datetime.timedelta(100)).not_valid_after(now + datetime.timedelta(days, 60))
-        .sign(key, hashes.SHA256())
-    )
-    (directory / "mitmproxy-ca-cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-
-
 def test_the_ca_of_interception(tmp_path: Path) -> None:
     def found() -> list[Finding]:
         return [item for item in run(Config(data_dir=str(tmp_path))) if item.check == "interception"]
 
     ca = tmp_path / "ca"
     assert found() == []
-    make_authority(ca, days=31)
-    assert [item.level for item in found()] == ["ok"]
-    make_authority(ca, days=29)
-    assert [item.level for item in found()] == ["warning"]
-    make_authority(ca, days=-1)
+    ca.mkdir(mode=0o700)
+    authority = Authority(tmp_path)
+    for days, levels in ((32, ["ok"]), (29, ["warning"]), (-1, ["fault"])):
+        shutil.copy(authority.sign("mitmproxy-ca", days=days).cert, ca)
+        assert [item.level for item in found()] == levels
     assert "certificate holds from" in faults(found())[0]
     (ca / "mitmproxy-ca-cert.pem").write_text("nothing")
     assert "cannot be read" in faults(found())[0]

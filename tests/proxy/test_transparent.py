@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.certificates import Authority
 from tests.kit.namespace import Namespace, lacking
 from tests.kit.ports import free_port
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.readme import FENCE
 from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
-from tests.proxy.test_daemon import certificate
 
 LACKING = lacking()
 pytestmark = [
@@ -76,13 +76,13 @@ def rules(net: Namespace, folder: Path, which: int, **replaced: str) -> None:
 @contextmanager
 def foreign_host(net: Namespace, folder: Path, address: str) -> Iterator[str]:
     """A host that is not listed; its certificate."""
-    cert, key = certificate(folder)
-    command = [*net.inside, sys.executable, "-c", TLS_SERVER, cert, key, address]
+    pair = Authority(folder).sign("here")
+    command = [*net.inside, sys.executable, "-c", TLS_SERVER, pair.cert, pair.key, address]
     server = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None
         assert server.stdout.readline() == b"ready\n"
-        yield Path(cert).read_text()
+        yield Path(pair.cert).read_text()
     finally:
         server.kill()
         server.communicate()

@@ -114,49 +114,6 @@ async def try_key(client: Client, route: Route, kind: str, wanted: int | None) -
         assert key is None or key not in answer.body.decode()
 
 
-async def test_an_evaluation_survives_a_restart(tmp_path: Path) -> None:
-    """What was played of it too, from a snapshot or from the journal."""
-    evaluating = {"task": "t", "eval": True, "model": "m"}
-    async with serving(tmp_path) as client:
-        asked = await client.control("POST", "/evaluations", {"model": "m", "episodes": 3})
-        name = asked.json["evaluation"]
-        opened = [(await client.control("POST", "/episodes", evaluating)).json["episode"] for _ in range(2)]
-        await client.control("POST", f"/episodes/{opened[0]}/rewards", {"value": 0.5})
-    async with serving(tmp_path) as client:
-        assert (await client.control("GET", "/wanted")).json == {"eval": {"m": 1}, "next": {"m": 2}}
-        await client.control("POST", f"/episodes/{opened[1]}/abort", {})
-        assert (await client.control("GET", "/wanted")).json == {"eval": {"m": 2}, "next": {"m": 2}}
-        told = (await client.control("GET", f"/evaluations/{name}")).json
-        assert (told["opened"], told["done"], told["rewards"]) == (1, 1, [0.5])
-        assert (await client.control("POST", "/episodes", evaluating)).status < 300
-    async with serving(tmp_path) as client:
-        assert (await client.control("GET", "/wanted")).json == {"eval": {"m": 1}, "next": {"m": 1}}
-
-
-async def test_a_play_survives_a_restart(tmp_path: Path) -> None:
-    async with serving(tmp_path) as client:
-        begun = await client.control("POST", "/plays", {"name": "d@1:math", "episodes": 3})
-        assert begun.json["missing"] == 3
-        opened = []
-        for place in range(2):
-            body = {"task": "t", "play": "d@1:math", "place": place}
-            opened.append((await client.control("POST", "/episodes", body)).json["episode"])
-    async with serving(tmp_path) as client:
-        taken = await client.control("POST", "/episodes", {"task": "t", "play": "d@1:math", "place": 1})
-        assert (taken.status, taken.json["error"]["code"]) == (409, "place_taken")
-        await client.control("POST", f"/episodes/{opened[0]}/abort", {"reason": "away", "cause": "infra"})
-        record = (await client.control("GET", f"/episodes/{opened[0]}")).json
-        assert (record["play"], record["place"], record["cause"]) == ("d@1:math", 0, "infra")
-    async with serving(tmp_path) as client:
-        told = (await client.control("GET", "/plays/d@1:math")).json
-        assert (told["next"], told["given_back"], told["missing"], told["lost"]) == (2, [0], 2, 1)
-        ended = await client.control("DELETE", "/plays/d@1:math")
-        assert (ended.status, ended.json) == (200, told)
-    async with serving(tmp_path) as client:
-        gone = await client.control("GET", "/plays/d@1:math")
-        assert (gone.status, gone.json["error"]["code"]) == (404, "unknown_play")
-
-
 async def test_what_an_intercepted_program_needs_to_know(tmp_path: Path, client: Client) -> None:
     assert "intercept" not in await client.status()
     missing = await client.control("GET", "/ca.pem")
@@ -170,38 +127,6 @@ async def test_what_an_intercepted_program_needs_to_know(tmp_path: Path, client:
         shown = (await locked.control("GET", "/status", key=agent)).json["intercept"]
         assert shown["hosts"] == ["api.anthropic.com", "api.openai.com"]
         assert shown["url"] == f"http://127.0.0.1:{shown['modes'][0]['port']}"
-
-
-async def test_an_episode_from_opening_to_trained(client: Client) -> None:
-    opened = (await client.control("POST", "/episodes", {"task": "t", "metadata": {"a": 1}})).json
-    assert opened["base_url"].startswith(client.app.url)
-    env = opened["env"]
-    assert env["OPENAI_API_KEY"] == env["ANTHROPIC_API_KEY"] == opened["api_key"]
-    assert env["OPENAI_BASE_URL"] == env["OPENAI_API_BASE"] == opened["base_url"]
-    assert env["OPENAI_BASE_URL"].endswith("/v1")
-    assert env["ANTHROPIC_BASE_URL"] == env["OPENAI_BASE_URL"].removesuffix("/v1")
-    assert (env["AJET_PROXY_URL"], env["AJET_EPISODE"], env["AJET_TASK"]) == (client.app.url, opened["episode"], "t")
-    key = opened["api_key"]
-    said = await client.ask("POST", opened["base_url"].removeprefix(client.app.url) + "/chat/completions",
-                            {"model": "stub", "messages": [{"role": "user", "content": "x"}]}, key=key)
-    assert said.status == 200
-    assert said.headers["X-AJet-Episode"] == opened["episode"]
-    record = (await client.control("GET", f"/episodes/{opened['episode']}?tokens=1", key=key)).json
-    assert record["state"] == "open"
-    assert record["calls"][0]["call"] == said.headers["X-AJet-Call"]
-    assert len(record["calls"][0]["token_ids"]) == len(record["calls"][0]["logprobs"]) > 0
-    rewarded = await client.control("POST", f"/episodes/{opened['episode']}/rewards", {"value": 0.5}, key=key)
-    assert rewarded.status == 200
-    leased = await client.control("POST", "/batches/lease", {"group_size": 1})
-    assert leased.headers["Content-Type"] == "application/msgpack"
-    batch = decode_batch(leased.body)
-    assert [e.reward for group in batch.groups for e in group.episodes] == [0.5]
-    acked = await client.control("POST", f"/batches/{batch.batch}/ack", {"policy_version": 1})
-    assert acked.status == 200
-    assert (await client.control("POST", f"/batches/{batch.batch}/ack", {"policy_version": 1})).status == 200
-    status = await client.status()
-    assert status["episodes"]["trained"] == 1
-    assert identity_holds(status)
 
 
 @pytest.mark.parametrize(
@@ -327,44 +252,6 @@ async def test_a_trainer_of_another_wire_version_is_told_so(client: Client, wire
 
 async def asked(stub: EngineStub) -> bool:
     return bool(stub.llm_requests())
-
-
-async def test_the_gate_drains_holds_and_opens(tmp_path: Path) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        assert stub.paused is not None
-        stub.paused.clear()
-        inside = asyncio.create_task(client.chat("inside"))
-        await eventually(lambda: asked(stub))
-        hasty = await client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 0.01})
-        assert hasty.status == 503
-        assert hasty.headers["Retry-After"]
-        closing = asyncio.create_task(client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 30}))
-        held = asyncio.create_task(client.chat("held"))
-        await asyncio.sleep(0.1)
-        assert not closing.done()
-        stub.paused.set()
-        assert (await closing).json == {"gate": "closed", "in_flight": 0}
-        assert (await inside).status == 200
-        await asyncio.sleep(0.1)
-        assert not held.done()
-        assert len(stub.llm_requests()) == 1
-        assert (await client.control("POST", "/gate/open", {"policy_version": 7})).status == 200
-        assert (await held).status == 200
-        record = (await client.control("GET", "/episodes/held?tokens=1")).json
-        assert record["calls"][0]["policy_version"] == 7
-
-
-async def test_requests_wait_until_a_trainer_announces_its_engine(tmp_path: Path, stub: EngineStub) -> None:
-    async with serving(tmp_path) as client:
-        early = asyncio.create_task(client.chat("early"))
-        await asyncio.sleep(0.1)
-        assert not early.done()
-        answer = await client.control("POST", "/policy", {"model": "stub", "version": 3, "upstreams": [stub.url]})
-        assert answer.status == 200
-        assert (await early).status == 200
-        status = await client.status()
-        assert status["models"]["stub"]["policy_version"] == 3
-        assert status["models"]["stub"]["upstreams"] == [stub.url]
 
 
 async def test_the_gate_of_one_model_holds_nobody_else(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.io.intercept import diversion
+from tests.kit.certificates import Authority
 from tests.proxy.io.intercepting import KEY, KEYS, get, intercepting
-from tests.proxy.test_daemon import certificate
 
 
 @contextlib.asynccontextmanager
@@ -53,11 +53,12 @@ async def test_any_other_host_is_tunnelled_unread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["regular", "socks5"])
 async def test_another_hosts_certificate_is_its_own(tmp_path: Path, mode: str) -> None:
-    cert, key = certificate(tmp_path)
-    async with elsewhere(cert=(cert, key)) as port, intercepting(tmp_path / "ca", mode) as running:
+    authority = Authority(tmp_path)
+    pair = authority.sign("here")
+    async with elsewhere(cert=(pair.cert, pair.key)) as port, intercepting(tmp_path / "ca", mode) as running:
         reader, writer = await running.tunnel("127.0.0.1", port)
-        await writer.start_tls(ssl.create_default_context(cafile=cert), server_hostname="127.0.0.1")
-        assert writer.get_extra_info("ssl_object").getpeercert(binary_form=True) == pinned(cert)
+        await writer.start_tls(ssl.create_default_context(cafile=authority.file), server_hostname="127.0.0.1")
+        assert writer.get_extra_info("ssl_object").getpeercert(binary_form=True) == pinned(pair.cert)
         writer.write(b"quiet")
         assert await reader.readexactly(5) == b"QUIET"
         assert running.front.seen == []
@@ -113,12 +114,14 @@ async def test_without_a_name_asked_for_socks_goes_by_the_sni(tmp_path: Path, ho
 async def test_by_sni_an_unlisted_host_is_reached_whatever_the_pieces_of_its_hello(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cert, key = certificate(tmp_path)
-    async with elsewhere(cert=(cert, key)) as port, intercepting(tmp_path / "ca", "socks5") as running:
+    authority = Authority(tmp_path)
+    pair = authority.sign("here")
+    async with elsewhere(cert=(pair.cert, pair.key)) as port, intercepting(tmp_path / "ca", "socks5") as running:
         monkeypatch.setattr(diversion, "TLS_PORT", port)
         reader, writer = await running.tunnel("127.0.0.1", port)
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        inside = ssl.create_default_context(cafile=cert).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        trusting = ssl.create_default_context(cafile=authority.file)
+        inside = trusting.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
         with contextlib.suppress(ssl.SSLWantReadError):
             inside.do_handshake()
         hello = outgoing.read()
@@ -133,7 +136,7 @@ async def test_by_sni_an_unlisted_host_is_reached_whatever_the_pieces_of_its_hel
                 break
             except ssl.SSLWantReadError:
                 writer.write(outgoing.read())
-        assert inside.getpeercert(binary_form=True) == pinned(cert)
+        assert inside.getpeercert(binary_form=True) == pinned(pair.cert)
         assert (running.counted("tunnelled"), running.counted("captured")) == (1, 0)
 
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,6 @@ from tests.kit.histories import encoded, everything, folded, histories, write_se
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
 
 ROOT = Path(__file__).parents[4]
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    disk = Disk(monkeypatch)
-    yield disk
-    disk.heal()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -29,14 +29,6 @@ from ajet_proxy.io.storage.journal import (
 from tests.kit.disk import Disk
 
 RECORDS = [b"\x92\xa5First", b"\x92\xa6Second record", b"\x92\xbf" + b"T" * 300, b"\x92\xa0F" + b"\x00\xff" * 5]
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    disk = Disk(monkeypatch)
-    yield disk
-    disk.heal()
-    disk.release()
 
 
 def until(fact: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +18,14 @@ import pytest
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallFinished, EpisodeSealed, EpisodeTouched, Event
-from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.storage.codec import decode
 from ajet_proxy.io.storage.journal import FRAME, MAGIC, Journal, JournalDamaged, records, segments
 from ajet_proxy.io.storage.store import SUBSCRIBER_EVENTS, Store
 from ajet_sdk.errors import Conflict, NotReady
 from tests.kit.disk import Disk
+from tests.kit.histories import folded
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, check, picture
 from tests.proxy.serving import eventually
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    disk = Disk(monkeypatch)
-    yield disk
-    disk.heal()
-    disk.release()
 
 
 def quick(data: Path, on_progress: Callable[[], None]) -> Journal:
@@ -67,13 +62,6 @@ def story() -> list[list[Event]]:
     rig.restart()
     rig.ready()
     return [events for events in out if events]
-
-
-def folded(events: list[Event]) -> State:
-    state = State(SETTINGS)
-    for event in events:
-        state.apply(event)
-    return state
 
 
 async def tell(store: Store) -> list[Event]:
@@ -318,6 +306,61 @@ async def test_closing_on_a_full_disk_tells_those_who_wait(
     with pytest.raises(NotReady):
         await ending
     assert "2 records that the disk did not take" in caplog.text
+
+
+async def test_what_ends_on_a_full_disk_does_not_wait_for_ever(tmp_path: Path, disk: Disk) -> None:
+    """It is refused after a while, and on disk all the same once that can be written."""
+    store = Store.open(tmp_path, SETTINGS, journal=quick)
+    await broken(store, disk)
+    store.patience_s = 0.05
+    other = LedgerRig()
+    other.open("ep", task="t")
+    other.begin("ep")
+    other.finish("ep", "call-000")
+    (finished,) = [event for event in other.events if isinstance(event, CallFinished)]
+    async with asyncio.timeout(20):
+        with pytest.raises(NotReady) as caught:
+            await store.commit([finished])
+    assert (caught.value.code, caught.value.retry_after) == ("journal", 2.0)
+    disk.heal()
+    await store.close()
+    assert [decode(record) for record in records(tmp_path)][-1] == finished
+
+
+async def test_a_disk_that_says_nothing_is_not_waited_for_either(tmp_path: Path, disk: Disk) -> None:
+    store = Store.open(tmp_path, SETTINGS, patience_s=0.05, journal=quick)
+    disk.hold()
+    async with asyncio.timeout(20):
+        with pytest.raises(NotReady, match=r"not take this within 0\.05 seconds"):
+            await store.commit(story()[0])
+    disk.release()
+    await store.close()
+
+
+def test_a_write_that_fails_as_the_journal_closes_is_tried_once_more(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began before, and the disk may have healed since."""
+    journal, real, fails = Journal(tmp_path, lambda: None), os.fdatasync, [True]
+    begun = threading.Event()
+
+    def sync(descriptor: int) -> None:
+        if fails:
+            begun.set()
+            while not journal._closing:
+                time.sleep(0.001)
+            fails.pop()
+            raise OSError(errno.ENOSPC, "full")
+        real(descriptor)
+
+    for record in journal.open():
+        raise AssertionError(record)
+    monkeypatch.setattr(os, "fdatasync", sync)
+    journal.append([b"one", b"two"])
+    journal.flush()
+    assert begun.wait(20)
+    assert journal.close() == 0 and not fails
+    assert list(records(tmp_path)) == [b"one", b"two"]
 
 
 # ---- those who watch
