@@ -85,7 +85,8 @@ def picture(state: State) -> str:
 
 def mix_picture(known: LaneMix) -> list[Any]:
     counts, mix, credit = known.counts, structs.asdict(known.mix), asdict(known.credit)
-    return [mix, credit, known.since, counts.size, counts.ignored, counts.playing, counts.waiting]
+    out = [counts.ignored, sorted(counts.silent)]
+    return [mix, credit, known.since, counts.size, out, counts.playing, counts.waiting]
 
 
 def check(state: State) -> None:
@@ -176,8 +177,9 @@ def check_counts(state: State, name: str) -> None:
     counts, mix = state.mixes.table[name].counts, state.mixes.table[name].mix
     open_now = [
         one for one in state.episodes.values() if one.state in ("open", "sealed") and one.awaited
-        and state.mixes.counts_for(name, one)
+        and state.mixes.counts_for(name, one) and one.id not in counts.silent
     ]
+    assert all(state.episodes[one].state in ("open", "sealed") for one in counts.silent)
     mine = [state.episodes[one] for model, one in state.seats.queues.ready() if state.mixes.name(model) == name]
     playing, waiting = Counter(map(GroupKey.of, open_now)), Counter(map(GroupKey.of, mine))
     assert counts.playing == Counter(one.lane for one in open_now)

@@ -16,6 +16,7 @@ from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.gates import Gates
 from ajet_proxy.core.ledger.life import Life
+from ajet_proxy.core.ledger.mixes import Mixes
 from ajet_proxy.core.ledger.tallies import Tallies
 from ajet_proxy.core.ledger.weights import Weights
 
@@ -23,9 +24,11 @@ from ajet_proxy.core.ledger.weights import Weights
 class Calls:
     """The events of calls. It keeps nothing itself."""
 
-    def __init__(self, episodes: Episodes, life: Life, weights: Weights, gates: Gates, tallies: Tallies) -> None:
+    def __init__(
+        self, episodes: Episodes, life: Life, weights: Weights, gates: Gates, mixes: Mixes, tallies: Tallies
+    ) -> None:
         self._episodes, self._life, self._weights, self._gates = episodes, life, weights, gates
-        self._tallies = tallies
+        self._mixes, self._tallies = mixes, tallies
 
     def listens(self) -> dict[type[Any], Callable[[Any], None]]:
         return {
@@ -36,6 +39,7 @@ class Calls:
 
     def _started(self, event: ev.CallStarted) -> None:
         episode = self._episodes[event.episode]
+        self._mixes.stirs(episode)
         known = episode.named_to_train()
         number = episode.attempts.begin(event.said, event.agent, event.model, len(event.calls), event.at)
         episode.begin(event.calls, Asked(
@@ -52,6 +56,7 @@ class Calls:
     def _finished(self, event: ev.CallFinished) -> None:
         episode, turn = self._episodes[event.episode], event.call.turn
         entry = episode.calls[turn.call]
+        self._mixes.stirs(episode)
         born, shut = self._weights.births.setdefault(turn.model, Births()), self._gates.of(turn.model).shut
         episode.finish(entry, event.call, *born.sampled(turn, entry.asked.updates, shut=shut))
         if episode.state == "open":

@@ -274,7 +274,8 @@ class PlayBegun(Event, frozen=True):
 
 class LanesLacking(Event, frozen=True):
     """A trainer waits for groups of these lanes, which are full, and nobody plays in them. So what there is of them
-    does not count as ahead, until something is leased. A named ``model`` has a mix of its own."""
+    does not count as ahead: what is ready until something is leased, and what is open until an agent does something
+    with it. A named ``model`` has a mix of its own."""
 
     lanes: tuple[str, ...]
     model: str = ""

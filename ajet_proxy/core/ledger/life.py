@@ -167,6 +167,7 @@ class Life:
     def _rewarded(self, event: ev.RewardGiven) -> None:
         episode = self._episodes[event.episode]
         before = episode.reward()
+        self._mixes.stirs(episode)
         episode.earn(EpisodeReward(
             event.id, event.value, event.call, event.agent, event.final, event.note, event.at, event.state,
             event.model,
@@ -193,7 +194,9 @@ class Life:
             self.move(episode, "discarded", event.at, event.reason, event.detail, event.cause)
 
     def _touched(self, event: ev.EpisodeTouched) -> None:
-        self._episodes[event.episode].touch(event.at)
+        episode = self._episodes[event.episode]
+        self._mixes.stirs(episode)
+        episode.touch(event.at)
 
     def _archived(self, event: ev.EpisodesArchived) -> None:
         for name in event.episodes:

@@ -9,7 +9,7 @@ Invariant: every count is that of the episodes that are open, sealed or ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +111,17 @@ class Mixes:
     def opens(self, episode: Episode, change: int) -> None:
         """`episode`, which a group waits for, is open or sealed (1), or no more (-1)."""
         for one in self.several(episode.may_train):
-            one.counts.plays(GroupKey.of(episode), change)
+            if episode.id not in one.counts.silent:
+                one.counts.plays(GroupKey.of(episode), change)
+            elif change < 0:
+                one.counts.silent.remove(episode.id)
+
+    def stirs(self, episode: Episode) -> None:
+        """An agent has done something with an open `episode`. So it counts again if it was silent."""
+        for one in self.several(episode.may_train):
+            if episode.id in one.counts.silent:
+                one.counts.silent.remove(episode.id)
+                one.counts.plays(GroupKey.of(episode), 1)
 
     def ready_anew(self, model: str, lane: str, at: float) -> None:
         """An episode of `lane` has become ready for `model`."""
@@ -136,12 +146,15 @@ class Mixes:
     def recount(self) -> None:
         """Count anew what is open and ready, by looking through everything: it may count for another model."""
         for one in self.table.values():
-            one.counts = OpenCounts(one.mix.group_size or self.group_size, one.counts.ignored)
-        for episode in self._episodes.values():
-            if episode.state in ("open", "sealed") and episode.awaited:
-                self.opens(episode, 1)
+            one.counts = OpenCounts(one.mix.group_size or self.group_size, one.counts.ignored, one.counts.silent)
+        for episode in self._awaited():
+            self.opens(episode, 1)
         for model, name in self._queues.ready():
             self.of(model).counts.waits(GroupKey.of(self._episodes[name]), 1)
+
+    def _awaited(self) -> Iterator[Episode]:
+        """What is open or sealed, and waited for by a group."""
+        return (one for one in self._episodes.values() if one.state in ("open", "sealed") and one.awaited)
 
     def size_groups(self) -> None:
         """The groups of each model have the size of its mix, else that with which the proxy was started."""
@@ -179,7 +192,13 @@ class Mixes:
         return LaneMix(counts=OpenCounts(self.group_size))
 
     def _lanes_lacking(self, event: ev.LanesLacking) -> None:
-        self.table[event.model].counts.ignore(event.lanes)
+        counts = self.table[event.model].counts
+        for episode in self._awaited():
+            counted = episode.id not in counts.silent and self.counts_for(event.model, episode)
+            if counted and episode.lane in event.lanes:
+                counts.plays(GroupKey.of(episode), -1)
+                counts.silent.add(episode.id)
+        counts.ignore(event.lanes)
 
     def _started(self, event: ev.ProxyStarted) -> None:
         self.group_size = event.group_size

@@ -139,11 +139,14 @@ class Progress:
 @dataclass(slots=True)
 class OpenCounts:
     """What is open and ready for one model, by lane and by group key, with groups of ``size``. In each lane so many
-    episodes are ``playing`` (open or sealed), and so many are ``waiting`` (ready). Lanes without any are left out."""
+    episodes are ``playing`` (open or sealed, and not ``silent``), and so many are ``waiting`` (ready). Lanes without
+    any are left out."""
 
     size: int = 1
     ignored: Counter[str] = field(default_factory=Counter)
-    """Of some lanes, how many episodes are not counted, because a trainer has waited for them in vain."""
+    """Of some lanes, how many ready episodes are not counted until something is leased: a trainer wants more."""
+    silent: set[str] = field(default_factory=set)
+    """The open episodes of which nothing was heard since a trainer has waited for them in vain."""
     playing: Counter[str] = field(default_factory=Counter, init=False)
     waiting: Counter[str] = field(default_factory=Counter, init=False)
     _open: Counter[GroupKey] = field(default_factory=Counter, init=False)

@@ -64,7 +64,7 @@ class State:
             episodes, seats, weights=weights, mixes=mixes, plays=plays, tallies=self.tallies, clients=self.clients
         )
         self.batches = Batches(episodes, seats, life, weights, mixes)
-        calls = Calls(episodes, life, weights, gates, self.tallies)
+        calls = Calls(episodes, life, weights, gates, mixes, self.tallies)
         listeners: dict[type[Any], list[Listener]] = {}
         for room in (*self.rooms().values(), life, calls):
             for kind, listener in room.listens().items():

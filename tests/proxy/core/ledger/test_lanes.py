@@ -370,10 +370,18 @@ def test_what_agents_have_left_behind_keeps_nobody_out_for_long(rig: LedgerRig) 
     assert lacking(rig, **asked) == ()
     rig.at += 20.0
     assert lacking(rig, **asked) == ("a",)
-    assert wanted(rig)["lanes"]["a"] == 2
-    rig.reward(left[0])
-    rig.ready("a/1")
-    assert leased(rig) == "a" and wanted(rig)["lanes"]["a"] == 1
+    rig.announce()
+    for _ in range(3):
+        assert rig.state.mixes.room("a") == 2
+        rig.ready("a/2"), rig.ready("a/2")
+        assert rig.state.mixes.room("a") == 0
+        assert leased(rig) == "a"
+    rig.restart()
+    (call,) = rig.begin(left[0])
+    assert rig.state.mixes.room("a") == 1
+    rig.finish(left[0], call)
+    rig.run(rig.commands.heartbeat(left[1], at=rig.at))
+    assert rig.state.mixes.room("a") == 0
 
 
 def test_who_waits_is_not_held_up_by_the_gate_of_a_model_that_is_not_played_there(rig: LedgerRig) -> None:

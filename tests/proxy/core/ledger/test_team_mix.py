@@ -234,7 +234,7 @@ def test_who_is_held_at_another_models_gate_holds_up_nobody_for_long() -> None:
     rig.restart()
     assert not full(rig, model="m")
     train_of = rig.ready(model="m"), rig.ready(model="m")
-    assert rig.lease(model="m") is not None and full(rig, model="m") and train_of
+    assert rig.lease(model="m") is not None and not full(rig, model="m") and train_of
 
 
 def test_who_leases_of_any_model_waits_for_the_lanes_of_each() -> None:
