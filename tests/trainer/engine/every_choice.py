@@ -24,9 +24,9 @@ into rows. `make estimators` runs a step of each on a small model and writes thi
 
 A step is compared with the same step after half of the episodes have split into one row a call, and the batch was
 filled up with padding. *{EQUAL.capitalize()}* means that the gradient moves by less than {LIMIT:g} of its size. Some
-losses have a term of their own for a row. They are *{AT_REST}*: in the first update of a step, where all ratios are 1.
-Those that treat some tokens otherwise *choose* them *in a micro-batch*, at least one in each. So their gradient depends
-on how rows are packed.
+losses have a term of their own for a row. They are *{AT_REST}*: in the first
+update of a step, where all ratios are 1. Those that treat some tokens otherwise *choose* them *in a micro-batch*, at
+least one in each. So their gradient depends on how rows are packed.
 
 Advantages are computed before rows go to training processes. `tests/trainer/engine/test_two_processes.py` repeats each
 loss and mean with two of them: all but those that choose are equal to one process.
