@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet_proxy.core.continuity import memory
-from ajet_proxy.core.conversation.history import ChatHistory, History, read
+from ajet_proxy.core.conversation.history import ChatHistory, History
 from ajet_proxy.core.protocol.dialect import Ask, Doubt, Echo, OpenAIDialect, Questions
 from ajet_proxy.core.protocol.json_edits import ID, IDS, INDEX, NUMBER, STRING, WHOLE, Edits, Spanned, scan_at
 from ajet_proxy.core.protocol.reading import UNREADABLE, Reading
@@ -54,7 +54,7 @@ class Chat(OpenAIDialect):
     )
     silence = '"delta":{}'
     limits = ("max_completion_tokens", "max_tokens")
-    takes_ids = True
+    past, takes_ids = ChatHistory, True
 
     def __init__(self, *, withholds: bool = True) -> None:
         self._withholds = withholds
@@ -64,9 +64,6 @@ class Chat(OpenAIDialect):
 
     def doubt(self, request: Mapping[str, Any]) -> Doubt | None:
         return _WITHHOLDING if _wants_no_reasoning(request) else None
-
-    def history(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> History | None:
-        return read(ChatHistory, request, scope, exact=exact)
 
     def outline(self, request: Mapping[str, Any], history: History, **whose: str) -> memory.Outline | None:
         return memory.outline(request, history, **whose) if isinstance(history, ChatHistory) else None

@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.conversation.history import History, PromptHistory, read
+from ajet_proxy.core.conversation.history import PromptHistory
 from ajet_proxy.core.protocol.dialect import Ask, Echo, OpenAIDialect
 from ajet_proxy.core.protocol.json_edits import ID, INDEX, NUMBER, STRING, WHOLE, Edits, Spanned, scan_at
 from ajet_proxy.core.protocol.reading import Reading
@@ -44,12 +44,10 @@ class Completions(OpenAIDialect):
     )
     silence = '"text":""'
     limits = ("max_tokens",)
+    past = PromptHistory.of
 
     def reader(self, ask: Ask) -> Reading:
         return Reading(self, ask) if ask.echo is None else EchoReading(self, ask, ask.echo)
-
-    def history(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> History | None:
-        return read(PromptHistory.of, request, scope, exact=exact)
 
     def choices(self, request: Mapping[str, Any]) -> int:
         return choices_of(request) * len(_prompts(request.get("prompt")))

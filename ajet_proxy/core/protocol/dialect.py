@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ajet_proxy.core.continuity.memory import Outline
-from ajet_proxy.core.conversation.history import History
+from ajet_proxy.core.conversation.history import History, Kind, read
 from ajet_proxy.core.protocol.json_edits import Spanned
 from ajet_proxy.core.protocol.request import JsonBody, flag
 from ajet_proxy.core.protocol.sse import SseEvent
@@ -85,6 +85,8 @@ class Dialect(Protocol):
     """The engine's route that answers it."""
     limits: tuple[str, ...]
     """The fields that may limit an answer's tokens on the engine's route; the first that is there counts."""
+    past: Kind
+    """Reads the history in a (translated) request."""
     takes_ids: bool = False
     """True if the engine's route takes prompt ids, so that a turn can be continued."""
 
@@ -98,6 +100,7 @@ class Dialect(Protocol):
 
     def history(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> History | None:
         """The history in the (translated) `request`, at the level of text only if `exact`. It is keyed by `scope`."""
+        return read(self.past, request, scope, exact=exact)
 
     def outline(
         self, request: Mapping[str, Any], history: History, *, episode: str, model: str, agent: str

@@ -49,7 +49,7 @@ class JsonBody:
         if most is not None and self._text.lstrip(" \t\n\r").startswith("{"):
             self._made_of = check_text(self._text, most)
         try:
-            self.fields: dict[str, Any] = load(self._text, deep=None).values
+            self.fields: dict[str, Any] = load(self._text)
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is not a JSON object: {error}", code="not_json") from None
         if most is not None and len(self.fields) > EACH * most:

@@ -31,7 +31,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ajet_proxy.core.continuity import responses
-from ajet_proxy.core.conversation.history import History, ResponseHistory, read
+from ajet_proxy.core.conversation.history import History, ResponseHistory
 from ajet_proxy.core.protocol.dialect import DONE, Ask, Dialect, Reader
 from ajet_proxy.core.protocol.json_edits import (
     NUMBER,
@@ -102,10 +102,7 @@ class Responses(Dialect):
     path = "/v1/responses"
     target = path
     limits = ("max_output_tokens",)
-    takes_ids = True
-
-    def history(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> History | None:
-        return read(ResponseHistory, request, scope, exact=exact)
+    past, takes_ids = ResponseHistory, True
 
     def outline(self, request: Mapping[str, Any], history: History, **whose: str) -> responses.Responding | None:
         return responses.outline(request, history, **whose) if isinstance(history, ResponseHistory) else None

@@ -27,8 +27,7 @@ class Messages(Dialect):
     name = "messages"
     path = "/v1/messages"
     target = CHAT.path
-    limits, takes_ids = CHAT.limits, CHAT.takes_ids
-    history, outline = CHAT.history, CHAT.outline
+    limits, past, takes_ids, outline = CHAT.limits, CHAT.past, CHAT.takes_ids, CHAT.outline
 
     def __init__(self, template: Template | None = None) -> None:
         self._template = template or Template()
