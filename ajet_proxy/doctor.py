@@ -16,8 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
-from ajet_proxy.engine_checks import EngineChecks
-from ajet_proxy.findings import Finding, fault, ok, warning
+from ajet_proxy.engine_checks import EngineChecks, Finding, fault, ok, warning
 from ajet_proxy.io.engines.upstream import base_url
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.intercept import authority

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -18,9 +20,8 @@ from ajet_proxy.core.continuity.memory import Outline
 from ajet_proxy.core.continuity.responses import Responding
 from ajet_proxy.core.protocol import sampling
 from ajet_proxy.core.protocol.responses import RESPONSES
-from ajet_proxy.findings import Finding, fault, ok, warning
 from ajet_proxy.io.capture.pipeline import REFUSED
-from ajet_proxy.io.engines.vllm import own_models
+from ajet_proxy.io.engines.vllm import over
 from ajet_proxy.io.engines.watch import changed
 from ajet_proxy.io.engines.watch import read as noted_engines
 from ajet_proxy.settings import Config
@@ -35,6 +36,19 @@ _LESS: tuple[tuple[dict[str, bool], str, str], ...] = (
     ({"logprobs": False}, "return_token_ids and logprobs", GIVES_TOKEN_IDS),
 )
 """A request without what an engine may refuse, what that is called, and what to do then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check's result. ``advice`` says what to do; it is empty when there is nothing to do."""
+
+    level: Literal["ok", "warning", "fault"]
+    check: str
+    message: str
+    advice: str = ""
+
+
+ok, warning, fault = partial(Finding, "ok"), partial(Finding, "warning"), partial(Finding, "fault")
 
 
 class EngineChecks:
@@ -55,7 +69,7 @@ class EngineChecks:
     async def _examine(self) -> list[Finding]:
         if await self._is_proxy():
             return [self._fault("is an ajet-proxy and no engine", "give --upstream the engine's own address")]
-        status, models, date = await self._get("/v1/models")
+        status, models, date = await self._ask("/v1/models")
         if status == 401:
             return [self._fault("wants an API key", "set AJET_UPSTREAM_KEY to the engine's key")]
         names = [str(item.get("id")) for item in _list(models, "data")]
@@ -63,7 +77,7 @@ class EngineChecks:
             return [self._fault(f"GET /v1/models answered {status} without a model",
                                 "is this an OpenAI-compatible server? --upstream is its base URL")]
         self._model = names[0]
-        found = [self._ok(f"serves {', '.join(names)}"), *await self._same(models)]
+        found = [self._ok(f"serves {', '.join(names)}"), *await self._same()]
         found += [*self._clock(date), await self._version()]
         found += await self._generation()
         if self._config.continuity == "auto":
@@ -72,25 +86,23 @@ class EngineChecks:
             found.append(await self._pause())
         return found
 
-    async def _same(self, models: dict[str, Any]) -> list[Finding]:
+    async def _same(self) -> list[Finding]:
         """An engine that serves something else than when it was last given weights, or is frozen; if a proxy has noted
         that."""
-        _, info, _ = await self._get("/weight_info")
-        now = {"models": own_models(models), "version": info.get("weight_version")}
+        now = await over(self._session, self._url).probe()
         before = noted_engines(Path(self._config.data_dir)).get(self._url)
-        said = None if before is None else changed(before, now)
+        said = None if before is None else changed(before, {"models": now.models, "version": now.version})
         found = [] if said is None else [self._fault(
             said, "start it with the right model, and then the trainer; until then nothing of it is the trained model's"
         )]
-        _, paused, _ = await self._get("/is_paused")
-        if paused.get("is_paused") is True:
+        if now.paused:
             found.append(self._warning("is frozen, as while weights change",
                                        f"if no trainer is at work, POST {self._url}/resume, or start it again"))
         return found
 
     async def _is_proxy(self) -> bool:
         """True if a proxy answers: with or without a key, it takes all below ``/ajet`` for control routes."""
-        _, body, _ = await self._get("/ajet/v1")
+        _, body = await self._told("/ajet/v1")
         error = body.get("error")
         return isinstance(error, dict) and error.get("code") == "unknown_route"
 
@@ -104,7 +116,7 @@ class EngineChecks:
         return [self._ok("its clock agrees with ours")]
 
     async def _version(self) -> Finding:
-        status, body, _ = await self._get("/version")
+        status, body = await self._told("/version")
         version = body.get("version")
         if status != 200 or not isinstance(version, str):
             return self._warning("does not say it is vLLM (no /version)",
@@ -135,10 +147,10 @@ class EngineChecks:
     async def _sampling(self) -> list[Finding]:
         """Agents that name no parameter should sample at temperature 1 over the whole vocabulary; and what logprobs
         are."""
-        answers = [await self._post_any(path, body) for path, body in sampling.questions(self._model)]
+        answers = [await self._answer(path, body) for path, body in sampling.questions(self._model)]
         known = sampling.known(answers)
         more = sampling.more_questions(self._model, known, answers)
-        draws = [await self._post_any(path, body) for path, body in more]
+        draws = [await self._answer(path, body) for path, body in more]
         known = sampling.with_draws(known, draws)
         told = dict(known.defaults)
         untold = [name for name in sampling.OFF if name not in told]
@@ -179,17 +191,17 @@ class EngineChecks:
         has no ``/v1/responses``, or answers it with no ids, has no history there to ask about."""
         off = "--continuity off to have this no longer looked for"
         said = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}]}
-        status, rendered = await self._post("/tokenize", said)
+        status, rendered = await self._told("/tokenize", said)
         ids = rendered.get("tokens")
         if status != 200 or not isinstance(ids, list) or not ids:
             return self._warning("its /tokenize renders no conversations: history goes as text, and may drift",
                                  f"use vLLM, or {off}")
         ids = ids[:1] * 3
-        status, answer = await self._post("/v1/chat/completions", Outline.trial(self._model, ids))
+        status, answer = await self._told("/v1/chat/completions", Outline.trial(self._model, ids))
         if status != 200 or answer.get("prompt_token_ids") != ids:
             return self._warning("its chat route takes no prompt ids: history goes as text, and may drift",
                                  f"use a tested vLLM, or {off}")
-        status, answer = await self._post(RESPONSES.path, Responding.trial(self._model, ids))
+        status, answer = await self._told(RESPONSES.path, Responding.trial(self._model, ids))
         told = Responding.prompt_in(answer)
         if status in (400, 422) or told not in (None, tuple(ids)):
             return self._warning("its /v1/responses takes no prompt ids: history goes as text there",
@@ -197,41 +209,34 @@ class EngineChecks:
         return self._ok("takes history as exact ids")
 
     async def _pause(self) -> Finding:
-        if (await self._get("/is_paused"))[0] == 404:
+        if (await self._told("/is_paused"))[0] == 404:
             return self._fault("gate_mode is pause, but it has no /pause",
                                "start vLLM with VLLM_SERVER_DEV_MODE=1, or use --gate-mode drain")
         return self._ok("can be paused while weights change")
 
     async def _chat(self, **more: Any) -> tuple[int, dict[str, Any]]:
         body = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, **more}
-        return await self._post("/v1/chat/completions", body)
+        return await self._told("/v1/chat/completions", body)
 
-    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        async with self._session.post(self._url + path, json=body, allow_redirects=False) as answer:
-            return answer.status, await _json(answer)
+    async def _told(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """The status, and the JSON object; empty for anything else."""
+        status, told, _ = await self._ask(path, body)
+        return status, told if isinstance(told, dict) else {}
 
-    async def _post_any(self, path: str, body: dict[str, Any]) -> Any:
+    async def _answer(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON that the engine answers; None if it refuses."""
-        async with self._session.post(self._url + path, json=body, allow_redirects=False) as answer:
-            try:
-                return json.loads(await answer.read()) if answer.status == 200 else None
-            except (ValueError, RecursionError):
-                return None
+        status, told, _ = await self._ask(path, body)
+        return told if status == 200 else None
 
-    async def _get(self, path: str) -> tuple[int, dict[str, Any], str | None]:
-        async with self._session.get(self._url + path, allow_redirects=False) as answer:
-            return answer.status, await _json(answer), answer.headers.get("Date")
-
-
-async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any]:
-    """The answer's JSON object; empty for anything else."""
-    try:
-        body = json.loads(await answer.read())
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
+    async def _ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any, str | None]:
+        """The status, the JSON and the date of what a ``GET`` is answered, or a ``POST`` of `body`."""
+        method, told = "GET" if body is None else "POST", None
+        async with self._session.request(method, self._url + path, json=body, allow_redirects=False) as answer:
+            with suppress(ValueError, RecursionError):
+                told = json.loads(await answer.read())
+            return answer.status, told, answer.headers.get("Date")
 
 
-def _list(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    value = body.get(name)
+def _list(body: Any, name: str) -> list[dict[str, Any]]:
+    value = body.get(name) if isinstance(body, dict) else None
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

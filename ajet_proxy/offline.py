@@ -72,7 +72,7 @@ def _merged(calls: tuple[Call, ...], policy: Policy, text: Text | None) -> tuple
 def _lines(episodes: Iterable[Sequence[Sample]], by: By | None) -> Iterator[str]:
     """Samples, or their trees. A tree of a group waits for the last episode."""
     if by is None:
-        yield from map(_line, chain.from_iterable(episodes))
+        yield from (_json(sample.to_json()) for sample in chain.from_iterable(episodes))
         return
     tasks: dict[str, list[Sample]] = {}
     for samples in filter(None, episodes):
@@ -181,10 +181,6 @@ def _call(line: str | bytes, number: int) -> Call | None:
         raise BadRequest(f"line {number} is not JSON: {error}") from error
     except BadRequest as error:
         raise BadRequest(f"line {number}: {error.message}", param=error.param) from error
-
-
-def _line(sample: Sample) -> str:
-    return _json(sample.to_json())
 
 
 def _json(record: dict[str, Any]) -> str:

@@ -130,7 +130,7 @@ class Watching:
         return web.Response(status=308, headers={"Location": PAGE})
 
 
-def _figures(requests: Gatekeeper | Requests) -> dict[str, Any]:
+def _figures(requests: Requests) -> dict[str, Any]:
     return {"in_flight": requests.in_flight, "waiting": requests.waiting, "busy_s": requests.busy_s}
 
 

@@ -49,35 +49,23 @@ class Requests:
             self._busy_before = busy_s
 
 
-class Gatekeeper:
-    """Holds the requests of a model while `is_open` is False for it. Call `changed` when what `is_open` reads has
-    changed."""
+class Gatekeeper(Requests):
+    """Holds the requests of a model while `is_open` is False for it, and counts those of all. Call `changed` when what
+    `is_open` reads has changed."""
 
     def __init__(
         self, *, is_open: Callable[[str], bool], hold_s: float, waited: Callable[[float], None] = lambda seconds: None
     ) -> None:
         """`waited` is told, for each request that came in, how many seconds it was held."""
+        super().__init__()
         self.is_open = is_open
         self._hold_s = hold_s
         self._waited = waited
         self._change = asyncio.Event()
         self._stopping = False
-        self._all = Requests()
         self._of: defaultdict[str, Requests] = defaultdict(Requests)
         self.held: Counter[str] = Counter()
         """The episodes of those that wait, each with how many."""
-
-    @property
-    def in_flight(self) -> int:
-        return self._all.in_flight
-
-    @property
-    def waiting(self) -> int:
-        return self._all.waiting
-
-    @property
-    def busy_s(self) -> float:
-        return self._all.busy_s
 
     def of(self, model: str) -> Requests:
         """The requests that count as of `model`; of "", those of no model."""
@@ -108,7 +96,7 @@ class Gatekeeper:
             await self._hold(passable, model, episode)
         now = perf_counter()
         self._waited(now - began)
-        inside = (self._all, self._of[model()])
+        inside = (self, self._of[model()])
         for requests in inside:
             requests.come(now)
         try:
@@ -129,7 +117,7 @@ class Gatekeeper:
         return await self._until(lambda: self.inside(among) == 0, wait_s)
 
     async def _hold(self, passable: Callable[[], bool], model: Callable[[], str], episode: str) -> None:
-        held = (self._all, self._of[model()])
+        held = (self, self._of[model()])
         self.held[episode] += 1
         for requests in held:
             requests.waiting += 1

@@ -70,10 +70,12 @@ class LocalPort:
         self._memory = Memory()
         self._naming = Naming(store, clock, metrics)
         self._unseen = UnseenRequests(clock.now())
-        self._receipts = Receipts(store, clock)
+        receipts = Receipts(store, clock)
+        self.sent, self.unknown, self.close = receipts.sent, receipts.unknown, receipts.close
         self._discards = DiscardWatch()
         store.listen(self._heard)
-        self._kept_responses = KeptResponses()
+        self._kept_responses = kept = KeptResponses()
+        self.keep = kept.keep
         self._engine_alerts = EngineAlerts(store.trouble)
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
@@ -279,17 +281,6 @@ class LocalPort:
             self.lose(unsent(endings, NOT_WRITTEN if isinstance(error, AjetError) else DISCONNECTED))
             raise
 
-    def sent(self, calls: Sequence[str]) -> None:
-        self._receipts.sent(calls)
-
-    def unknown(self, calls: Sequence[str]) -> None:
-        """Nobody will know whether the clients of `calls` were sent the end of their answers."""
-        self._receipts.unknown(calls)
-
-    def close(self) -> None:
-        """Record which answers were sent."""
-        self._receipts.close()
-
     def lose(self, endings: Sequence[Ending]) -> None:
         for ending in endings:  # one by one, because each changes what the next one means
             self._store.post(self._decide(ending))
@@ -306,9 +297,6 @@ class LocalPort:
         known = self._state.episodes.get(self._state.episodes.by_call.get(call, ""))
         if known is None or known.state == "open":
             self._memory.remember(ends, shape, call, ended)
-
-    def keep(self, response: str, ask: Ask) -> None:
-        self._kept_responses.keep(response, ask)
 
     async def kept(self, response: str) -> Ask | None:
         return self._kept_responses.kept(response)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.queues import LeasedBatch
@@ -20,14 +20,6 @@ from ajet_proxy.io.storage.archive import ArchiveFile
 T = TypeVar("T")
 Question = tuple[str, tuple[Any, ...]]
 """A method of `ArchiveFile`, and what it is given."""
-
-
-class Decide(Protocol):
-    """Asks commands that may ask the archive."""
-
-    async def __call__(self, command: Callable[[], T], unknown: Collection[str] = ()) -> T:
-        """What `command` returns, which changes nothing: it is given again for each thing that had to be read. Episodes
-        that are `unknown` are in no archive."""
 
 
 class Unread(Exception):
@@ -59,7 +51,8 @@ class Recalled:
         return found
 
     async def decide(self, command: Callable[[], T], unknown: Collection[str] = ()) -> T:
-        """`Decide`: what is not in memory is read in a thread."""
+        """What `command` returns, which changes nothing: it is given again for each thing that had to be read, which is
+        done in a thread. Episodes that are `unknown` are in no archive."""
         read: dict[Question, Any] = {("episode", (name,)): None for name in unknown}
         while True:
             try:

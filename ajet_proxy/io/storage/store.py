@@ -38,7 +38,7 @@ from ajet_proxy.io.storage.compaction import alone
 from ajet_proxy.io.storage.data_dir import begin, lock
 from ajet_proxy.io.storage.journal import END_OF_SEGMENT, Journal, JournalDamaged, JournalGone, readable
 from ajet_proxy.io.storage.limits import DaemonLimits
-from ajet_proxy.io.storage.recalled import Decide, Recalled
+from ajet_proxy.io.storage.recalled import Recalled
 from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,9 @@ class Store:
     """State and journal as one; `commands` decide over the state. Make it with `open`, in the event loop that will use
     it."""
 
-    def __init__(self, state: State, metrics: Metrics, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, state: State, archive: ArchiveFile, recalled: Recalled, held: int, metrics: Metrics, patience_s: float
+    ) -> None:
         self.state = state
         self.commands = Commands(state)
         self.patience_s = patience_s
@@ -81,10 +83,9 @@ class Store:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._journal: Journal
-        self._archive: ArchiveFile
-        self.decide: Decide
+        self._archive, self._lock = archive, held
+        self.decide = recalled.decide
         """Asks a command, which may ask the archive."""
-        self._lock = -1
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flushed_at = 0.0
         self._waiters: deque[_Waiter] = deque()
@@ -107,9 +108,9 @@ class Store:
             begin(data_dir)
             with alone(data_dir):
                 recalled = Recalled(archive)
-                store = cls(snapshot.load(data_dir, settings, recalled), metrics or Metrics(), patience_s=patience_s)
-                refuse_missing(data_dir, store.state)
-                store._lock, store._archive, store.decide = held, archive, recalled.decide
+                state = snapshot.load(data_dir, settings, recalled)
+                refuse_missing(data_dir, state)
+                store = cls(state, archive, recalled, held, metrics or Metrics(), patience_s)
                 store._journal = journal(data_dir, store._on_progress)
                 snapshot.replay(data_dir, store._journal.open(), store.state)
         except BaseException:
