@@ -163,19 +163,6 @@ def none(removed: int) -> None:
     assert removed == 0
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), [
-    (["--as", "poems"], 2, "poems"), (["--state", "happy"], 2, "happy"), (["--min-reward", "much"], 2, "much"),
-])
-def test_bad_usage(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    done = run("export", str(tmp_path), *arguments)
-    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_directory_without_a_journal(tmp_path: Path) -> None:
-    done = run("export", str(tmp_path))
-    assert done.returncode == 1 and "holds no journal" in done.stderr
-
-
 @pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="tests/e2e/test_parquet.py writes it")
 def test_parquet_without_its_library_says_what_is_missing(data: Path) -> None:
     done = run("export", str(data), "--format", "parquet", "--out", str(data / "rows"))

@@ -105,20 +105,6 @@ async def test_an_episode_of_a_play_is_refused_at_once(client: Client) -> None:
     assert answer.json["error"]["code"] == "lane_full"
 
 
-async def test_of_many_that_wait_so_many_are_let_in_as_there_is_room_for(client: Client) -> None:
-    await client.control("PUT", "/mix", {"ahead": 1})
-    first = [await opened(client, "a/1") for _ in range(2)]
-    waiting = [asyncio.create_task(opened(client, "a/1")) for _ in range(8)]
-    await asyncio.sleep(0.1)
-    for episode in first:
-        await client.control("POST", f"/episodes/{episode}/abort")
-    await asyncio.sleep(0.3)
-    assert sum(task.done() for task in waiting) == 2
-    assert (await client.status())["episodes"]["open"] == 2
-    await client.control("PUT", "/mix", {"ahead": 0})
-    assert len(set(await asyncio.gather(*waiting))) == 8
-
-
 async def test_what_is_wrong_is_said_before_anything_is_held(client: Client) -> None:
     await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
     await opened(client, "a/1")
@@ -128,13 +114,6 @@ async def test_what_is_wrong_is_said_before_anything_is_held(client: Client) -> 
     ):  # fmt: skip
         refused = await client.control("POST", "/episodes", {"task": "a/2"} | body)
         assert refused.json["error"]["code"] == code
-
-
-async def test_who_has_an_episode_already_is_not_held_by_it(client: Client) -> None:
-    await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
-    for _ in range(2):
-        answer = await client.control("POST", "/episodes", {"task": "a/1", "id": "mine"})
-        assert (answer.status, answer.json["episode"]) == (200, "mine")
 
 
 async def test_an_opening_may_ask_not_to_be_held(client: Client) -> None:
@@ -173,20 +152,6 @@ async def test_a_lane_without_a_share_in_which_agents_wait_is_an_alert(client: C
     await client.control("PUT", "/mix", {"ahead": 0})
     await waiting
     assert (await client.status())["alerts"] == []
-
-
-async def test_a_client_that_leaves_while_it_is_held_opens_nothing(client: Client) -> None:
-    await client.control("PUT", "/mix", {"ahead": 1})
-    first = [await opened(client, "a/1") for _ in range(2)]
-    waiting = asyncio.create_task(opened(client, "a/1"))
-    await asyncio.sleep(0.1)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    await asyncio.sleep(0.3)
-    for episode in first:
-        await client.control("POST", f"/episodes/{episode}/abort")
-    await asyncio.sleep(0.2)
-    assert (await client.status())["episodes"]["open"] == 0
 
 
 async def test_the_sdk_waits_for_room_longer_than_for_a_proxy(client: Client) -> None:

@@ -21,15 +21,6 @@ async def waiting(client: Client) -> bool:
     return bool((await client.status())["requests"]["waiting"])
 
 
-async def test_the_gate_can_pause_the_engine_instead(tmp_path: Path) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
-        assert (await client.control("POST", "/gate/close", {})).status == 200
-        assert [r.path for r in stub.requests] == ["/pause"]
-        assert (await client.control("POST", "/gate/open", {"policy_version": 1})).status == 200
-        assert [r.path for r in stub.requests] == ["/pause", "/update_weight_version", "/resume"]
-        assert (await client.chat("one")).status == 200
-
-
 async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefix_cache(tmp_path: Path) -> None:
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
         await client.chat("one")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.io.control import runs as module
 from tests.proxy.serving import Client, eventually, serving
 
@@ -87,13 +86,6 @@ async def test_without_a_verdict_nothing_is_stored(client: Client) -> None:
     assert (await client.control("GET", "/runs")).json["runs"] == []
 
 
-async def test_workers_pass_the_routes_on(tmp_path: Path) -> None:
-    async with serving(tmp_path / "data", workers=2) as client:
-        assert (await client.control("PUT", "/runs/r", PUT)).json["error"]["code"] == "no_supervisor"
-        assert (await client.control("PATCH", "/runs/r", {})).json["error"]["code"] == "unknown_run"
-        assert (await client.control("DELETE", "/runs/r")).json["error"]["code"] == "unknown_run"
-
-
 async def test_what_is_wanted_survives_a_restart_and_what_was_said_does_not(tmp_path: Path) -> None:
     for kept in (False, True):
         async with serving(tmp_path / "data") as client:
@@ -123,13 +115,3 @@ async def test_a_daemon_that_stops_waits_for_no_supervisor(tmp_path: Path) -> No
             assert not waiting.done()
             await client.app.stop()
             assert (await waiting)["runs"] == {}
-
-
-async def test_an_operator_does_runs_and_nothing_else(tmp_path: Path) -> None:
-    async with serving(tmp_path / "data", admin_secret="a secret of the operator") as client:
-        key = client.key(Claims("operator"))
-        assert (await client.control("GET", "/runs", key=key)).status == 200
-        for path in ("/status", "/ca.pem", "/episodes", "/events", "/wanted", "/overview"):
-            assert (await client.control("GET", path, key=key)).status == 403, path
-        for path in ("/v1/models", "/ajet/", "/v1/chat/completions"):
-            assert (await client.ask("GET", path, key=key)).status in (401, 403), path

@@ -13,13 +13,11 @@ from msgspec import structs
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.batches import Batches
-from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.ledger.tallies import Tallies
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.journal import FRAME, MAGIC, JournalDamaged, segments, snapshots
-from ajet_sdk.routes import Flush, SetMix
 from tests.kit.histories import everything, histories
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
 
@@ -117,30 +115,6 @@ def test_groups_have_the_size_with_which_the_daemon_starts(tmp_path: Path) -> No
     assert (state.seats.queues.group_size, state.seats.queues.complete, state.seats.queues.waiting) == (2, 1, 0)
     state.apply(ev.ProxyStarted(rig.at, "strict", 3))
     assert (state.seats.queues.group_size, state.seats.queues.complete, state.seats.queues.waiting) == (3, 1, 0)
-
-
-def test_the_mix_and_the_progress_of_groups_are_kept(tmp_path: Path) -> None:
-    rig = LedgerRig()
-    rig.run(rig.commands.set_mix(SetMix({"math": 0.5, "code": 0.5}, ahead=4), at=rig.at))
-    for task in ("math/1", "math/1", "code/1"):
-        rig.ready(task)
-    rig.open(task="math/2")
-    assert rig.lease(group_size=1)
-    rig.run(rig.commands.flush(Flush("code"), at=rig.at))
-    loaded = stored(tmp_path, rig.state)
-    assert picture(loaded) == picture(rig.state)
-    assert loaded.seats.progress == rig.state.seats.progress
-    assert all(isinstance(group_key, GroupKey) for group_key in loaded.seats.progress.by_key)
-
-
-def test_the_mix_of_a_model_is_kept(tmp_path: Path) -> None:
-    rig = LedgerRig()
-    rig.announce("m", 1)
-    rig.run(rig.commands.set_mix(SetMix({"math": 1.0}, ahead=4, model="m"), at=rig.at))
-    rig.ready("math/1"), rig.open(task="math/1")
-    loaded = stored(tmp_path, rig.state)
-    assert picture(loaded) == picture(rig.state)
-    assert loaded.mixes.table == rig.state.mixes.table
 
 
 def test_a_field_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
