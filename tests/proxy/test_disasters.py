@@ -39,35 +39,6 @@ def fill_disk(proxy: ProxyProcess, *, full: bool) -> None:
     resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (size + 10 if full else hard, hard))
 
 
-async def test_a_full_disk_stops_intake_and_loses_nothing(
-    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient
-) -> None:
-    with ProxyProcess(stub.url, tmp_path / "data", options=["--group-size", "1"]) as proxy:
-        chat, rewards = f"{proxy.url}/e/one/v1/chat/completions", f"{proxy.url}/ajet/v1/episodes/one/rewards"
-        assert (await http.post(chat, json=CHAT)).status_code == 200
-        fill_disk(proxy, full=True)
-        waiting = asyncio.create_task(http.post(chat, json=CHAT | {"seed": 2}))
-        await eventually(lambda: asked(stub, 2))
-        refused = await http.post(rewards, json={"value": 1.0, "id": "r"})
-        assert refused.status_code == 503
-        assert refused.headers["Retry-After"]
-        assert refused.json()["error"]["code"] == "journal"
-        other = await http.post(f"{proxy.url}/e/two/v1/chat/completions", json=CHAT)
-        assert other.status_code == 503
-        status = await status_of(http, proxy)
-        assert status["journal"]["healthy"] is False
-        assert "ajet_journal_healthy 0" in (await http.get(f"{proxy.url}/metrics")).text
-        assert not waiting.done()
-        fill_disk(proxy, full=False)
-        assert (await waiting).status_code == 200
-        assert (await until(lambda: http.post(rewards, json={"value": 1.0, "id": "r"}), 200)).json()["reward"] == 1.0
-        proxy.kill()
-        proxy.start()
-        record = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()
-        assert record["state"] == "ready"
-        assert [call["complete"] for call in record["calls"]] == [True, True]
-
-
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_on_a_full_disk_no_call_is_complete_whose_client_got_no_end(
     tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, workers: str
@@ -102,10 +73,6 @@ async def none_runs(http: httpx.AsyncClient, proxy: ProxyProcess, calls: int) ->
     """Whether so many calls were made, and the engine has answered all."""
     found = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()["calls"]
     return len(found) == calls and all(call["complete"] for call in found)
-
-
-async def asked(stub: EngineStub, times: int) -> bool:
-    return len(stub.llm_requests()) == times
 
 
 async def until(ask: Any, status: int, limit_s: float = 10.0) -> httpx.Response:

@@ -35,9 +35,15 @@ def faults(findings: list[Finding]) -> list[str]:
     return [f.message for f in findings if f.level == "fault"]
 
 
+async def examined(stub: EngineStub, data_dir: Path, fault: str = "", **settings: Any) -> list[Finding]:
+    """What is found of an engine of which each answer has a `fault`."""
+    async with stub:
+        stub.faults += [Fault(fault, times=99)] if fault else []
+        return await examine(Config(upstream=(stub.url + "/v1",), data_dir=str(data_dir), **settings))
+
+
 async def test_a_good_engine_has_no_faults(tmp_path: Path) -> None:
-    async with EngineStub() as stub:
-        findings = await examine(Config(upstream=(stub.url + "/v1",), data_dir=str(tmp_path / "new")))
+    findings = await examined(EngineStub(), tmp_path / "new")
     assert faults(findings) == []
     text = as_text(findings)
     assert "serves stub" in text
@@ -60,9 +66,7 @@ async def test_a_good_engine_has_no_faults(tmp_path: Path) -> None:
     ],
 )
 async def test_an_ill_engine_is_named_with_advice(tmp_path: Path, kind: str, message: str) -> None:
-    async with EngineStub() as stub:
-        stub.faults.append(Fault(kind, times=9))
-        findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
+    findings = await examined(EngineStub(), tmp_path, kind)
     found = [f for f in findings if f.level == "fault"]
     assert len(found) == 1
     assert message in found[0].message
@@ -77,10 +81,7 @@ async def test_an_ill_engine_is_named_with_advice(tmp_path: Path, kind: str, mes
 async def test_what_an_engine_refuses_is_named_with_the_remedy(
     tmp_path: Path, kind: str, what: str, remedy: str
 ) -> None:
-    async with EngineStub() as stub:
-        stub.faults.append(Fault(kind, times=99))
-        findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
-    (found,) = (f for f in findings if f.level == "fault")
+    (found,) = (f for f in await examined(EngineStub(), tmp_path, kind) if f.level == "fault")
     assert found.message.startswith(f"refuses {what}, so every episode would be discarded as incomplete_call: ")
     assert "Unknown parameter" in found.message
     assert found.advice == remedy
@@ -102,12 +103,10 @@ async def test_an_engine_that_is_down(tmp_path: Path) -> None:
     ],
 )
 async def test_an_engine_without_exact_history_is_a_warning(tmp_path: Path, stub: EngineStub, words: str) -> None:
-    async with stub:
-        for continuity in ("auto", "off"):
-            config = Config(upstream=(stub.url,), data_dir=str(tmp_path), continuity=continuity)
-            told = [f for f in await examine(config) if words in f.message]
-            assert [f.level for f in told] == ["warning"] * (continuity == "auto")
-            assert all("--continuity off" in f.advice for f in told)
+    for continuity in ("auto", "off"):
+        told = [f for f in await examined(stub, tmp_path, continuity=continuity) if words in f.message]
+        assert [f.level for f in told] == ["warning"] * (continuity == "auto")
+        assert all("--continuity off" in f.advice for f in told)
 
 
 @pytest.mark.parametrize("settings", [{}, {"admin_secret": "a secret of sixteen"}], ids=["open", "with keys"])
@@ -139,9 +138,7 @@ class Restless(EngineStub):
 
 
 async def test_pausing_needs_an_engine_that_can(tmp_path: Path) -> None:
-    async with Restless() as stub:
-        findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path), gate_mode="pause"))
-    assert "it has no /pause" in faults(findings)[0]
+    assert "it has no /pause" in faults(await examined(Restless(), tmp_path, gate_mode="pause"))[0]
 
 
 async def test_a_journal_that_is_gone_is_a_fault(tmp_path: Path) -> None:
@@ -271,8 +268,7 @@ async def test_a_running_proxy_is_seen_by_its_lock(tmp_path: Path) -> None:
     (Sampling(status=404), ["warning", "warning"], ["does not tell its defaults", "does not show whether"]),
 ])  # fmt: skip
 async def test_how_an_engine_samples(tmp_path: Path, sampling: Sampling, levels: list[str], words: list[str]) -> None:
-    async with EngineStub(sampling=sampling) as stub:
-        findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
+    findings = await examined(EngineStub(sampling=sampling), tmp_path)
     found = [item for item in findings if any(word in item.message for word in words)]
     assert [item.level for item in found] == levels
     assert all(bool(item.advice) is (item.level != "ok") for item in found)

@@ -42,8 +42,7 @@ def rig() -> LedgerRig:
 @pytest.fixture(params=["journal", "archive"])
 def data(request: pytest.FixtureRequest, rig: LedgerRig, tmp_path: Path) -> Path:
     """The same history in the journal alone, and with the archived part in the archive."""
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records) - 5])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 5])
     if request.param == "archive":
         compact(tmp_path)
     return tmp_path
@@ -114,8 +113,7 @@ def test_into_a_file(data: Path) -> None:
 
 
 def test_what_retention_removed_is_left_out_and_counted(rig: LedgerRig, tmp_path: Path) -> None:
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records) - 5])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 5])
     for _ in range(2):
         compact(tmp_path, ended_after=rig.state.now + 1)
     for arguments, what in (
@@ -131,8 +129,7 @@ def test_what_retention_removed_is_left_out_and_counted(rig: LedgerRig, tmp_path
 
 
 def test_an_archive_that_is_damaged_is_said_in_one_line(rig: LedgerRig, tmp_path: Path) -> None:
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records) - 5])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 5])
     compact(tmp_path)
     (tmp_path / NAME).write_bytes(b"no database")
     for arguments in (["export"], ["export", "--as", "preferences"], ["replay"]):
@@ -145,8 +142,7 @@ def test_an_archive_that_is_damaged_is_said_in_one_line(rig: LedgerRig, tmp_path
 def test_a_copy_that_nobody_may_write_is_read(
     rig: LedgerRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records) - 5])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 5])
     compact(tmp_path)
     real = sqlite3.connect
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.kit.engine_stub import EngineStub
 from tests.kit.ports import free_port
-from tests.kit.proxy_process import PROXY, ProxyProcess, failed_start
+from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.proxy.serving import CHAT, Answer, Client, serving
 
 SPELLINGS = ("127.0.0.1", "localhost", "0.0.0.0", "[::ffff:127.0.0.1]", "127.1")
@@ -88,15 +88,6 @@ async def test_who_listens_everywhere_hears_one_version_of_ip(
 
 def intercepting(client: Client) -> Any:
     return () if client.app.interception is None else client.app.interception.listening
-
-
-@pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
-def test_a_daemon_that_is_told_its_own_address_does_not_start(tmp_path: Path) -> None:
-    port = free_port()
-    own = ["--listen", f"127.0.0.1:{port}", "--upstream", f"http://0.0.0.0:{port}/v1"]
-    status, said = failed_start([*own, "--data-dir", str(tmp_path / "data")])
-    assert (status, len(said.splitlines())) == (2, 1)
-    assert "is the proxy's own address: give that of the engine" in said
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-import ajet_sdk
 from ajet_sdk import Client, errors
-from ajet_sdk.frame import decode_batch
-from ajet_sdk.routes import SetMix
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.source import ROOT
 
@@ -142,68 +135,3 @@ def test_an_interrupt_leaves_the_play_and_the_next_start_goes_on(engine: str, ta
         again = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert again.returncode == 0, again.stderr
         assert len(had(proxy.url)) == WHOLE + TASKS, "played otherwise, it is another play"
-
-
-def test_who_starts_again_takes_its_own_place_though_its_lane_is_full(engine: str, tasks: Path, tmp_path: Path) -> None:
-    """What the dead one has open fills the lane. Its time is 30 s, and the new one does not wait for that."""
-    tasks.write_text("".join(tasks.read_text().splitlines(keepends=True)[:3]))
-    argv, env = command("", tasks)
-    hanging = tmp_path / "hanging.py"
-    hanging.write_text("import time; time.sleep(600)")
-    with ProxyProcess(engine, tmp_path / "data") as proxy, Client(proxy.url) as client:
-        env["AJET_PROXY_URL"] = proxy.url
-        client.ask("set_mix", SetMix(ahead=1, group_size=2))
-        with subprocess.Popen([*argv[:-1], str(hanging)], env=env, stderr=subprocess.DEVNULL) as first:
-            while client.ask("status").json()["episodes"]["open"] < 2:
-                assert first.poll() is None
-                time.sleep(0.02)
-            first.kill()
-        with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as second:
-            until = time.monotonic() + 60
-            while not (gone := [one for one in client.ask("clients").json()["clients"] if one["state"] == "gone"]):
-                assert time.monotonic() < until
-                time.sleep(0.02)
-            second.kill()
-        assert [one["reason"] for one in gone] == ["replaced"]
-
-
-def test_a_play_gets_its_turns_in_a_full_lane_that_another_run_shares(engine: str, tmp_path: Path) -> None:
-    """The other has four times as many episodes in line, and goes on for as long as the play lasts."""
-    over = threading.Event()
-
-    def agent(task: str, episode: Any) -> float:
-        url, key = f"{episode.base_url}/chat/completions", {"Authorization": f"Bearer {episode.api_key}"}
-        body = {"model": "stub", "messages": [{"role": "user", "content": task}], "max_tokens": 4}
-        httpx.post(url, json=body, headers=key, timeout=60, trust_env=False).raise_for_status()
-        return 1.0
-
-    def tasks() -> Iterator[str]:
-        while not over.is_set():
-            yield from ("x/shared",) * 2
-
-    def train(url: str) -> None:
-        with httpx.Client(base_url=f"{url}/ajet/v1", timeout=60, trust_env=False) as client:
-            for version in itertools.count(1):
-                leased = client.post("/batches/lease", json={"groups": 1, "group_size": 2, "wait_s": 1})
-                if leased.status_code == 200:
-                    client.post(f"/batches/{decode_batch(leased.content).batch}/ack", json={"policy_version": version})
-                elif over.is_set():
-                    return
-                time.sleep(0.1)
-
-    with ProxyProcess(engine, tmp_path / "data") as proxy:
-        with Client(proxy.url) as client:
-            client.ask("set_mix", SetMix(ahead=2, group_size=2))
-        threads = [
-            threading.Thread(target=train, args=(proxy.url,)),
-            threading.Thread(target=partial(ajet_sdk.run, agent, tasks(), repeat=1, parallel=8, proxy_url=proxy.url)),
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            played = ajet_sdk.run(agent, ["x/played"], repeat=12, parallel=2, play="d", proxy_url=proxy.url)
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join()
-        assert [item.ok for item in played] == [True] * 12

@@ -62,8 +62,7 @@ async def test_what_the_journal_cannot_hold_does_not_happen(tmp_path: Path, monk
 @pytest.mark.parametrize("piece", [1, 7, 300])
 def test_an_episode_may_be_larger_than_any_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     rig = eventful()
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records) // 2, len(records)])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events) // 2, len(rig.events)])
     said = list(replay_lines(tmp_path))
     monkeypatch.setattr(snapshot, "PIECE", piece)
     compact(tmp_path)
@@ -85,8 +84,7 @@ def test_what_a_snapshot_that_cannot_be_read_stands_for_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Any], Any]
 ) -> None:
     rig = eventful()
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [20, 40])
+    write_segments(tmp_path, encoded(rig.events), [20, 40])
     (folder_of(tmp_path) / "00000003.log").rename(tmp_path / "later")
     compact(tmp_path)
     (tmp_path / "later").rename(folder_of(tmp_path) / "00000003.log")
@@ -134,8 +132,7 @@ def test_an_episode_that_the_archive_cannot_hold_loses_its_calls(
     rig.reward(large)
     rig.seal(large)
     rig.archive()
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records)])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events)])
     monkeypatch.setattr(archive, "MAX_BODY", 10_000)
     compact(tmp_path)
     assert f"episode {large} has more than 10000 bytes: it is archived without its calls" in caplog.text

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,6 +41,15 @@ class Speaking:
             told = await self.speak(verdicts)
             verdicts = dict.fromkeys(told["checks"], self.verdict)
 
+    @contextlib.asynccontextmanager
+    async def speaking(self) -> AsyncIterator[None]:
+        """It speaks again and again, and has been heard."""
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.loop())
+            await self.until(lambda told: True)
+            yield
+            task.cancel()
+
     async def until(self, reached: Callable[[dict[str, Any]], bool]) -> None:
         async def told() -> bool:
             return bool(self.told) and reached(self.told[-1])
@@ -49,12 +59,9 @@ class Speaking:
 
 async def test_a_run_is_stored_once_its_supervisor_has_looked_at_it(client: Client) -> None:
     supervisor = Speaking(client)
-    async with asyncio.TaskGroup() as group:
-        speaking = group.create_task(supervisor.loop())
-        await supervisor.until(lambda told: True)
+    async with supervisor.speaking():
         put = await client.control("PUT", "/runs/r", PUT)
         await supervisor.until(lambda told: "r" in told["runs"])
-        speaking.cancel()
     assert (put.status, put.json["digest"], put.json["desired"]) == (200, "d", "running")
     assert [list(told["checks"].values()) for told in supervisor.told if told["checks"]] == [
         [{"run": "r", "config": {"trainer.model": "m"}}]
@@ -63,11 +70,8 @@ async def test_a_run_is_stored_once_its_supervisor_has_looked_at_it(client: Clie
 
 async def test_a_configuration_that_cannot_run_is_refused_with_the_supervisor_s_words(client: Client) -> None:
     supervisor = Speaking(client, error="trainer.model must be one of none", param="trainer.model")
-    async with asyncio.TaskGroup() as group:
-        speaking = group.create_task(supervisor.loop())
-        await supervisor.until(lambda told: True)
+    async with supervisor.speaking():
         put = await client.control("PUT", "/runs/r", PUT)
-        speaking.cancel()
     assert (put.status, put.json["error"]["code"], put.json["error"]["param"]) == (
         400, "config_refused", "trainer.model",
     )
@@ -90,14 +94,11 @@ async def test_what_is_wanted_survives_a_restart_and_what_was_said_does_not(tmp_
     for kept in (False, True):
         async with serving(tmp_path / "data") as client:
             supervisor = Speaking(client)
-            async with asyncio.TaskGroup() as group:
-                speaking = group.create_task(supervisor.loop())
-                await supervisor.until(lambda told: True)
+            async with supervisor.speaking():
                 if not kept:
                     assert (await client.control("PUT", "/runs/r", PUT)).status == 200
                     supervisor.runs = {"r": {"state": "running", "starts": 1, "config": "d"}}
                     await supervisor.until(lambda told: told["runs"] != {})
-                speaking.cancel()
             if kept:
                 shown = (await client.control("GET", "/runs/r")).json
                 assert (shown["desired"], shown["config"], shown["starts"]) == ("running", CONFIG, 1)

@@ -25,8 +25,7 @@ def test_an_archived_episode_is_found_by_its_task_whatever_its_signs(tmp_path: P
     rig = LedgerRig()
     rig.seal(rig.open(task=task))
     rig.archive()
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records)])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events)])
     compact(tmp_path)
     archive = ArchiveFile(tmp_path)
     assert [episode.task for episode in archive.latest(None, task, None, 9)] == [task]
@@ -36,8 +35,7 @@ def test_an_archived_episode_is_found_by_its_task_whatever_its_signs(tmp_path: P
 
 def test_what_retention_removes_is_gone_whole_and_its_sums_stay(tmp_path: Path) -> None:
     rig = eventful()
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records) - 1])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 1])
     assert run(tmp_path, "5.0", "0").stdout == "0\n", "the daemon has yet to see that they are there"
     assert seen(state_in(tmp_path), rig) == seen(rig.state, rig)
     leaving, batches = rig.state.episodes.leaving, rig.state.batches.leaving
@@ -102,8 +100,7 @@ def test_the_oldest_go_until_the_rest_fits(tmp_path: Path) -> None:
         names.append(rig.in_state("trained"))
     rig.archive()
     rig.open()
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records) - 1])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 1])
     assert compact(tmp_path) == 0
     assert compact(tmp_path, limit=1 << 20) == 0
     archive = ArchiveFile(tmp_path)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +203,7 @@ def run(data: Path, *arguments: str, file_bytes: int = resource.RLIM_INFINITY) -
 
 def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     rig = eventful()
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records) - 1])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 1])
     said = list(replay_lines(tmp_path))
     for size in (100, 4096, 40_000, 60_000):
         failed = run(tmp_path, file_bytes=size)
@@ -229,49 +229,38 @@ def test_a_damaged_segment_is_not_compacted(tmp_path: Path) -> None:
     assert snapshots(tmp_path) == []
 
 
-def test_an_archive_that_is_removed_is_not_made_anew(tmp_path: Path) -> None:
-    """An empty one would let the next start pass."""
-    rig = LedgerRig()
-    rig.in_state("trained")
-    rig.archive()
-    rig.in_state("ready")
-    write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 1])
-    compact(tmp_path)
-    (tmp_path / NAME).unlink()
-    with pytest.raises(JournalDamaged, match=f"{NAME} is missing; it held 1 ended episodes"):
-        compact(tmp_path)
-    assert not (tmp_path / NAME).exists()
+def starts(data: Path) -> tuple[Callable[[], object], Callable[[], object]]:
+    """What reads `data` whole: a replay, and a daemon."""
+
+    async def start() -> None:
+        await Store.open(data, SETTINGS).close()
+
+    return lambda: list(replay_lines(data)), lambda: asyncio.run(start())
 
 
 def test_an_archive_that_is_missing_is_refused_until_somebody_wants_it_so(tmp_path: Path) -> None:
+    """Nor does a compaction make it anew: an empty one would let the next start pass."""
     rig = LedgerRig()
     rig.in_state("trained")
     rig.archive()
-    records = encoded(rig.events)
-    write_segments(tmp_path, records, [len(records)])
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events)])
     compact(tmp_path)
     (tmp_path / NAME).unlink()
-
-    async def start() -> None:
-        await Store.open(tmp_path, SETTINGS).close()
-
-    for begin in (lambda: list(replay_lines(tmp_path)), lambda: asyncio.run(start())):
+    replays, opens = starts(tmp_path)
+    for begin in (lambda: compact(tmp_path), replays, opens):
         with pytest.raises(JournalDamaged, match=f"{NAME} is missing; it held 1 ended episodes"):
             begin()
+    assert not (tmp_path / NAME).exists()
     (tmp_path / NAME).touch()
-    assert list(replay_lines(tmp_path)) == []
-    asyncio.run(start())
+    assert replays() == []
+    opens()
 
 
 def test_files_of_several_copies_are_refused(tmp_path: Path) -> None:
     rig = LedgerRig()
     rig.seal(rig.open())
     write_segments(tmp_path, encoded(rig.events)[1:], [])
-
-    async def start() -> None:
-        await Store.open(tmp_path, SETTINGS).close()
-
-    for begin in (lambda: list(replay_lines(tmp_path)), lambda: asyncio.run(start())):
+    for begin in starts(tmp_path):
         with pytest.raises(JournalDamaged, match="restore all of them from one copy"):
             begin()
 
