@@ -126,7 +126,7 @@ class App:
         looking = EngineWatch(engines, store.trouble, shut=state.gates.shut, data_dir=data_dir, key=config.upstream_key)
         ledger_port = LocalPort(
             store=store, gate=gate, engines=engines, clock=clock, metrics=metrics, spoken=looking.spoken,
-            pauses=config.gate_mode == "pause",
+            serves_other=looking.serves_other, pauses=config.gate_mode == "pause",
         )
         self._stack.callback(ledger_port.close)
         make_front = functools.partial(

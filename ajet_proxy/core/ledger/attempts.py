@@ -35,7 +35,7 @@ MORE: Final = "more"
 """Stands for all attempts beyond the first `MOST`."""
 WORLD: Final = (
     reasons.ENGINE_ERROR, reasons.ENGINE_ABORTED, reasons.TRUNCATED, reasons.RESTARTED, reasons.NOT_WRITTEN,
-    reasons.ENGINE_SILENT,
+    reasons.ENGINE_SILENT, reasons.OTHER_WEIGHTS,
 )  # fmt: skip
 _NOT_SENT = (reasons.DISCONNECTED, reasons.STALLED, reasons.NOT_WRITTEN, reasons.ENGINE_SILENT)
 NOT_SENT: Final = {"complete": _NOT_SENT, "lost": (*_NOT_SENT, reasons.TRUNCATED, reasons.ENGINE_ERROR)}

@@ -59,6 +59,8 @@ RETRIED = "retried"
 """A retry took the call's place."""
 WEIGHTS_CHANGED = "weights_changed"
 """Other weights served the model before the logprobs of the sampled tokens were known."""
+OTHER_WEIGHTS = "other_weights"
+"""The engine serves what its trainer has not given it: it was started again."""
 NOT_SCORED = "not_scored"
 """The engine did not tell the logprobs of tokens that it had sampled."""
 

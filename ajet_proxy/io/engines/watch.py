@@ -1,8 +1,9 @@
 """A watch on whether each engine still serves what it was last given, and goes on: looked at every few seconds.
 
 An engine may be started again while daemon and trainer run, with another model, or with the weights that it began with.
-It answers as before, and its calls count as the trained model's. And a trainer that dies in a push may leave an engine
-frozen behind an open gate: agents would wait for ever. Both raise an alert, which ends when the engine is right again.
+It answers as before. Its calls are lost as soon as that is seen, because the trained model has not sampled them. And a
+trainer that dies in a push may leave an engine frozen behind an open gate: agents would wait for ever. Both raise an
+alert, which ends when the engine is right again.
 
 What an engine says of its model is noted whenever a gate opens or engines are announced, because their
 trainer has just looked itself. It is kept in the data directory, for `doctor` and the next start. Where no trainer
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from ajet_proxy.io.engines.engine import Told
 from ajet_proxy.io.engines.upstream import Engines
@@ -76,10 +78,18 @@ class EngineWatch:
         self._noted = read(data_dir)
         self._due: set[str] = set()
         self._frozen: set[str] = set()
+        self._others: set[str] = set()
+        """The base URLs of engines that serve what no trainer has given them."""
+
+    def serves_other(self, route: str) -> bool:
+        """Tell whether the engine that has `route` serves what no trainer has given it."""
+        return bool(self._others) and any(route.startswith(f"{url}/") for url in self._others)
 
     def spoken(self, model: str) -> None:
         """Take as right what the engines of `model` say from now on, since its trainer has looked. "" is any model."""
-        self._due.update(self._engines.of(model) if model else self._engines.all())
+        urls = self._engines.of(model) if model else self._engines.all()
+        self._due.update(urls)
+        self._others.difference_update(map(_base, urls))
         self._spoken.set()
 
     async def run(self) -> None:
@@ -115,8 +125,10 @@ class EngineWatch:
             self._due.discard(url)
             self._note(url, now)
         if (said := changed(self._noted.get(url, {}), now)) is None:
+            self._others.discard(_base(url))
             self._alerts.pop(_serves(url), None)
         else:
+            self._others.add(_base(url))
             self._alerts[_serves(url)] = (
                 f"the engine at {url} {said}: what it samples is not the trained model's. Start it with the right "
                 "model, and then the trainer"
@@ -145,10 +157,16 @@ class EngineWatch:
     def _forget(self, urls: set[str]) -> None:
         """Engines that are not `urls` are nobody's any more."""
         for url in self._noted.keys() - urls:
+            self._others.discard(_base(url))
             self._alerts.pop(_serves(url), None)
         for url in self._frozen - urls:
             self._alerts.pop(_goes_on(url), None)
             self._frozen.discard(url)
+
+
+def _base(url: str) -> str:
+    """`url` as it stands in the addresses of requests."""
+    return str(URL(url, encoded=True)).rstrip("/")
 
 
 def _serves(url: str) -> str:

@@ -29,7 +29,7 @@ from ajet_proxy.core.ledger.retries import UnseenRequests
 from ajet_proxy.core.ledger.weights import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
-from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_SILENT, NOT_WRITTEN
+from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_SILENT, NOT_WRITTEN, OTHER_WEIGHTS
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
@@ -55,11 +55,13 @@ class LocalPort:
 
     def __init__(
         self, *, store: Store, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics,
-        spoken: Callable[[str], None] = lambda model: None, pauses: bool = False,
+        spoken: Callable[[str], None] = lambda model: None, serves_other: Callable[[str], bool] = lambda route: False,
+        pauses: bool = False,
     ) -> None:
-        """`spoken` is told the model whose trainer has announced its weights, or opened its gate. `pauses` says that
+        """`spoken` is told the model whose trainer has announced its weights, or opened its gate. `serves_other` tells
+        whether the engine behind an address serves what no trainer has given it. `pauses` says that
         engines are frozen with their calls while a gate is shut."""
-        self._store, self._spoken = store, spoken
+        self._store, self._spoken, self._serves_other = store, spoken, serves_other
         self._state, self._commands = store.state, store.commands
         self.serving: Serving = store.state.weights
         self._gate = gate
@@ -334,6 +336,10 @@ class LocalPort:
         at, known = self._clock.now(), self._state.episodes.get(ending.episode)
         if isinstance(ending, Gone) and ending.reason == DISCONNECTED and known and self._is_frozen(known, ending.call):
             ending = replace(ending, reason=ENGINE_SILENT)
+        if isinstance(ending, Whole) and self._serves_other(ending.engine):
+            ending = Gone(
+                ending.episode, ending.call.turn.call, OTHER_WEIGHTS, ending.marks, ending.engine, begins=ending.begins
+            )
         if isinstance(ending, Whole):
             if ending.engine not in self._engine_alerts.trusted:
                 self._engine_alerts.whole(ending.engine)

@@ -15,7 +15,7 @@ from ajet_proxy.io.engines.vllm import own_models
 from ajet_proxy.io.engines.watch import EngineWatch, changed, read
 from ajet_proxy.settings import Config
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import eventually, serving
+from tests.proxy.serving import Client, eventually, serving
 
 
 class Site:
@@ -52,15 +52,18 @@ async def test_an_engine_that_serves_another_model_is_named_until_it_serves_the_
     site.start()  # a daemon that is started again remembers
     await site.watch.look()
     assert list(site.alerts.values()) == [said]
+    assert site.watch.serves_other(f"{site.stub.url}/v1/chat/completions")
     site.stub.models = ("policy",)
     await site.watch.look()
-    assert not site.alerts
+    assert not site.alerts and not site.watch.serves_other(f"{site.stub.url}/v1/chat/completions")
 
 
 async def test_a_trainer_says_what_is_right_from_then_on(site: Site) -> None:
     await site.opened()
     site.stub.models = ("other",)
+    await site.watch.look()
     site.watch.spoken("policy")
+    assert not site.watch.serves_other(f"{site.stub.url}/v1/chat/completions")
     await site.watch.look()
     await site.watch.look()
     assert not site.alerts and read(site.folder)[site.stub.url]["models"][0][0] == "other"
@@ -125,6 +128,14 @@ async def test_it_looks_soon_after_the_trainer_has_spoken(site: Site, monkeypatc
     running.cancel()
 
 
+async def became(client: Client, episode: str) -> str:
+    """The state of an episode of one call and a reward, or why it cannot be trained."""
+    assert (await client.chat(episode)).status == 200
+    await client.control("POST", f"/episodes/{episode}/rewards", {"value": 1.0})
+    record = (await client.control("GET", f"/episodes/{episode}")).json
+    return str(record.get("detail", record["state"]))
+
+
 async def test_the_daemon_and_doctor_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SOON_S", 0.01)
     monkeypatch.setattr(watch, "LOOK_S", 0.05)
@@ -139,10 +150,12 @@ async def test_the_daemon_and_doctor_say_it(tmp_path: Path, monkeypatch: pytest.
 
         await eventually(noted)
         assert not (await client.status())["alerts"]
-        stub.models = ("other",)
+        assert await became(client, "before") == "ready"
+        stub.models = ("stub", "other")
         await client.control("POST", "/policy", {"model": "stub", "version": 0})  # as a trainer that waits repeats
         await client.control("POST", "/gate/open", {"model": "stub", "policy_version": 0})
         await eventually(said)
+        assert await became(client, "after") == "other_weights"
         found = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
         assert [one.message for one in found if one.level == "fault" and "serves other from other" in one.message]
         assert stub.paused is not None
