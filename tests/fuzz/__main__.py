@@ -38,15 +38,19 @@ class Tally:
     began: float = field(default_factory=time.monotonic)
     told: float = 0.0
 
-    def note(self, case: Case, error: BaseException | None) -> None:
+    @contextlib.contextmanager
+    def case(self, name: str) -> Iterator[Case]:
+        """The case `name`; if it fails, that is noted."""
+        case = Case(name, counts=self.counts)
         self.cases += 1
-        if error is None:
-            return
-        self.failed.append(case.seed)
-        if len(self.failed) <= SHOWN:
-            say(f"\nfailed: {case.seed}; to repeat it alone: make fuzz CASE={case.seed}")
-            for line in (*case.notes, *traceback.format_exception(error)):
-                say(f"  {line[:4000]}")
+        try:
+            yield case
+        except (Exception, Hang) as error:
+            self.failed.append(name)
+            if len(self.failed) <= SHOWN:
+                say(f"\nfailed: {name}; to repeat it alone: make fuzz CASE={name}")
+                for line in (*case.notes, *traceback.format_exception(error)):
+                    say(f"  {line[:4000]}")
 
     def progress(self, total: int, *, last: bool = False) -> None:
         now = time.monotonic()
@@ -79,28 +83,17 @@ def limit() -> Iterator[None]:
 
 def play(name: str, tally: Tally) -> None:
     """One case of the core."""
-    case = Case(name, counts=tally.counts)
-    try:
-        with limit():
-            core_cases.run(case)
-    except (Exception, Hang) as error:
-        tally.note(case, error)
-    else:
-        tally.note(case, None)
+    with tally.case(name) as case, limit():
+        core_cases.run(case)
 
 
 async def play_over_sockets(names: list[str], tally: Tally, total: int) -> None:
     """The cases `names`, one after another, through one proxy."""
     async with socket_cases.Wire() as wire:
         for name in names:
-            case = Case(name, counts=tally.counts)
-            try:
+            with tally.case(name) as case:
                 async with asyncio.timeout(LIMIT_S):
                     await wire.play(case)
-            except Exception as error:
-                tally.note(case, error)
-            else:
-                tally.note(case, None)
             tally.progress(total)
 
 

@@ -22,7 +22,7 @@ def check(seen: bytes, answer: Answer, *, whole: bool) -> None:
     """Raises AssertionError where `seen`, made of `answer`, breaks a rule; `whole` if nothing happened to `answer`."""
     stream = answer.content_type.startswith("text/event-stream") and answer.status < 400
     if stream:
-        told = _stream(seen)
+        told = "".join(block.get("text", "") for block in blocks(seen))
         if whole:
             assert told == _said(answer), f"{told!r} of {_said(answer)!r}"
         return
@@ -32,9 +32,10 @@ def check(seen: bytes, answer: Answer, *, whole: bool) -> None:
     assert not seen or json.loads(seen)["type"] in ("message", "error")
 
 
-def _stream(seen: bytes) -> str:
-    """The texts of a stream, after a check of its grammar."""
-    begun, over, open_kind, index, text = False, False, None, 0, ""
+def blocks(seen: bytes) -> list[dict[str, Any]]:
+    """The content blocks of a stream as a client puts them together, after a check of its grammar."""
+    begun = over = is_open = False
+    content: list[dict[str, Any]] = []
     for raw in seen.split(b"\n\n")[:-1]:
         name, data = raw.split(b"\n")
         event = json.loads(data.removeprefix(b"data: "))
@@ -46,22 +47,23 @@ def _stream(seen: bytes) -> str:
                 assert not begun
                 begun = True
             case "content_block_start":
-                assert open_kind is None and event["index"] == index
-                open_kind = event["content_block"]["type"]
+                assert not is_open and event["index"] == len(content)
+                content.append({"partial_json": ""} | event["content_block"])
+                is_open = True
             case "content_block_delta":
-                assert event["index"] == index and _KINDS[event["delta"]["type"]] == open_kind
-                said = event["delta"].get("text")
-                text += said if isinstance(said, str) else ""
+                (_, of), (name, words) = event["delta"].items()
+                assert is_open and event["index"] == len(content) - 1 and _KINDS[of] == content[-1]["type"]
+                content[-1][name] = content[-1].get(name, "") + (words if isinstance(words, str) else "")
             case "content_block_stop":
-                assert event["index"] == index and open_kind is not None
-                open_kind, index = None, index + 1
+                assert is_open and event["index"] == len(content) - 1
+                is_open = False
             case "message_delta":
-                assert open_kind is None
+                assert not is_open
             case _:
                 assert kind in ("message_stop", "error")
                 over = True
     assert seen.endswith(b"\n\n") or not seen
-    return text
+    return content
 
 
 def _said(answer: Answer) -> str:

@@ -18,7 +18,7 @@ from ajet_proxy.core.conversation.items import spoken
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import identify
-from ajet_proxy.core.protocol.dialect import Ask, Dialect
+from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.exchange import Exchange, question
 from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
@@ -81,7 +81,8 @@ def _request(case: Case, dice: random.Random) -> None:
     try:
         exchange = Exchange(CAPTURED[path], request, ask=question(CAPTURED[path], request, 1024))
     except BadRequest as error:
-        _too_many(case, error.code, direct)
+        same((error.code, direct.status), ("too_many_choices", 400), "what refuses it")  # as no engine takes so many
+        case.counts["too many choices"] += 1
         return
     _only_added(request, exchange)
     asked = engine.ask(exchange.target, exchange.upstream_body())
@@ -99,12 +100,6 @@ def _request(case: Case, dice: random.Random) -> None:
     _remember(path, request, exchange)
 
 
-def _too_many(case: Case, code: str | None, direct: Answer) -> None:
-    """The proxy refuses a number of choices, which in these cases no engine takes either."""
-    same((code, direct.status), ("too_many_choices", 400), "what refuses it")
-    case.counts["too many choices"] += 1
-
-
 def _answer(case: Case, dice: random.Random) -> None:
     """A request out of a pool, and the engine's answer to it mutated."""
     name, path, body, answer = dice.choice(pool())
@@ -117,7 +112,7 @@ def _answer(case: Case, dice: random.Random) -> None:
     case.notes += [content_type, "broken off" if broken else "ended", repr(b"".join(parts)[:6000])]
     status = answer.status if dice.random() < 0.97 else dice.choice((200, 204, 400, 404, 500, 503))
     changed = Answer(status, content_type, tuple(parts))
-    reference = Reference(ask_of(path, body), path)
+    reference = reference_of(path, body)
     try:
         expected = expected_of(reference, exchange, changed, broken)
     except Loose:
@@ -334,6 +329,6 @@ def pool() -> tuple[tuple[str, str, bytes, Answer], ...]:
     return tuple(out)
 
 
-def ask_of(path: str, body: bytes) -> Ask:
-    """How the proxy puts the request `body`."""
-    return CAPTURED[path].ask(JsonBody(body).fields)
+def reference_of(path: str, body: bytes) -> Reference:
+    """That of an answer to the request `body`."""
+    return Reference(CAPTURED[path].ask(JsonBody(body).fields), path)

@@ -100,8 +100,8 @@ class ResponseRequest(BaseModel):
 KINDS: dict[str, type[BaseModel]] = {CHAT: ChatRequest, COMPLETIONS: CompletionRequest, RESPONSES: ResponseRequest}
 
 
-def ask(path: str, body: bytes, said: str | None = None) -> Answer:
-    """The engine's answer; `said`, if given, is what it says."""
+def ask(path: str, body: bytes) -> Answer:
+    """The engine's answer."""
     try:
         given = json.loads(body)
         json.dumps(given, ensure_ascii=False).encode()  # half a surrogate pair is no text
@@ -113,7 +113,7 @@ def ask(path: str, body: bytes, said: str | None = None) -> Answer:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         return refusal(f"1 validation error: {first['loc']}: {first['type']}")
     fields = known.model_dump()
-    return refusal(problem) if (problem := _fault(path, fields, given)) else _answered(path, fields, said)
+    return refusal(problem) if (problem := _fault(path, fields, given)) else _answered(path, fields)
 
 
 def refusal(message: str) -> Answer:
@@ -134,7 +134,7 @@ def _fault(path: str, fields: dict[str, Any], given: Mapping[str, Any]) -> str |
     return "too many tokens" if any((fields.get(name) or 0) > 100_000 for name in ("max_tokens", "n")) else None
 
 
-def _answered(path: str, fields: dict[str, Any], said: str | None) -> Answer:
+def _answered(path: str, fields: dict[str, Any]) -> Answer:
     fields = {name: value for name, value in fields.items() if value is not None}
     if path == RESPONSES:
         asked = responses.as_chat(fields)
@@ -144,7 +144,7 @@ def _answered(path: str, fields: dict[str, Any], said: str | None) -> Answer:
     if asked.get("tools"):
         asked.pop("stop", None)  # the stub cannot tell a call from its text while it holds text back
     prompts = _prompts(fields) if path == COMPLETIONS else [encode(render(asked["messages"], asked.get("tools")))]
-    outputs = [[generate(prompt, asked, place, said) for place in range(asked.get("n") or 1)] for prompt in prompts]
+    outputs = [[generate(prompt, asked, place) for place in range(asked.get("n") or 1)] for prompt in prompts]
     prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}[path]
     reply = dialect.Reply(f"{prefix}{1:016x}", 1_795_000_001, asked, prompts, outputs)
     document, events = WRITERS[path]

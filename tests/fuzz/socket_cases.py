@@ -24,7 +24,7 @@ from tests.fuzz import asking, core_cases, engine
 from tests.fuzz.core_cases import PATHS, Case, Differs, same
 from tests.fuzz.engine import Answer
 from tests.fuzz.mutations import mutated, pieces
-from tests.fuzz.reference import Loose, Reference
+from tests.fuzz.reference import Loose
 from tests.proxy.io.front import Front
 
 NOT_HTTP = (b"\x16\x03\x01", b"GARBAGE\r\n", b"\x00", b"GET / HTTP/9.9\r\n\r\n", b"\r\n")
@@ -107,7 +107,7 @@ class Wire:
         same(seen.status, direct.status, "status")
         same(seen.whole, direct.whole, "whether the body ended")
         same(_headers(seen), _headers(direct), "headers")
-        reference = Reference(core_cases.ask_of(path, body), path)
+        reference = core_cases.reference_of(path, body)
         try:
             expected = b"".join(core_cases.expected_of(
                 reference, exchange, Answer(changed.status, changed.content_type, (direct.body,)), script.broken

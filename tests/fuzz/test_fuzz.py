@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ajet_proxy.core.protocol import reading
@@ -11,9 +9,8 @@ from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.sse import SseParser
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz import core_cases, engine
-from tests.fuzz.reference import Reference, events
+from tests.fuzz.reference import events
 from tests.kit import compare, tapes
-from tests.kit.source import ROOT
 from tests.kit.tapes import AGENT
 
 
@@ -28,7 +25,7 @@ def test_a_slice_of_the_fuzz() -> None:
 @pytest.mark.parametrize("place", range(len(core_cases.pool())), ids=lambda place: core_cases.pool()[place][0])
 def test_the_reference_makes_the_engines_own_answer_of_what_the_proxy_is_sent(place: int) -> None:
     name, path, body, answer = core_cases.pool()[place]
-    reference = Reference(core_cases.ask_of(path, body), path)
+    reference = core_cases.reference_of(path, body)
     if answer.content_type.startswith("text/event-stream"):
         seen = b"".join(map(reference.event, answer.parts))
     else:
@@ -76,7 +73,3 @@ def test_a_core_that_hangs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     tally = fuzz.Tally()
     fuzz.play("1/1", tally)
     assert tally.failed == ["1/1"]
-
-
-def test_the_makefile_repeats_a_case() -> None:
-    assert "--case $(CASE)" in Path(ROOT, "Makefile").read_text()

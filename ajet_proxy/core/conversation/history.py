@@ -77,10 +77,6 @@ class ChatHistory:
     can be told.
     """
 
-    __slots__ = (
-        "_ends", "_ids", "_said", "_scope", "_text", "_words", "answer", "answer_text", "exact", "messages", "request",
-    )  # fmt: skip
-
     def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
         self._begin(request, request["messages"], scope, exact)
         for place, message in enumerate(self.messages):
@@ -172,8 +168,6 @@ class ChatHistory:
 class ResponseHistory(ChatHistory):
     """The history of a response: that of the `previous` one, if the request names one, else its `items`. `spoken` are
     these as messages, if the engine is known to read them so."""
-
-    __slots__ = ("items", "previous", "spoken")
 
     def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
         said, instructions = request["input"], request.get("instructions")

@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
@@ -90,8 +90,7 @@ class Keys:
     def issue(self, claims: Claims) -> str:
         """The key that says `claims`."""
         expires = None if claims.expires == float("inf") else claims.expires
-        fields: list[Any] = [SCOPES.index(claims.scope), claims.tenant, claims.episode, expires, claims.issued]
-        fields += [claims.model] if claims.model else []
+        fields = [SCOPES.index(claims.scope), claims.tenant, claims.episode, expires, claims.issued, claims.model]
         payload = _encode(json.dumps(fields, separators=(",", ":")).encode())
         return f"{KEY_PREFIX}{payload}.{_sign(self.ring.secrets[0], payload)}"
 
@@ -105,7 +104,7 @@ class Keys:
         given, made = _bytes(signature), (_bytes(_sign(secret, payload)) for secret in self.ring.secrets)
         if not any(hmac.compare_digest(given, signed) for signed in made):
             raise Unauthorized("this API key was not issued by this proxy", code="invalid_api_key")
-        scope, tenant, episode, expires, *more = json.loads(_decode(payload))  # the first keys had no time of issue
+        scope, tenant, episode, expires, *more = json.loads(_decode(payload))
         claims = Claims(SCOPES[scope], tenant, episode, float("inf") if expires is None else expires, *more)
         if now >= claims.expires:
             raise Unauthorized("this API key has expired", code="expired_api_key")

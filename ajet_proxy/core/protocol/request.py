@@ -34,8 +34,6 @@ class JsonBody:
     """A client's JSON body, decoded: its ``fields``, and the ``model`` that it asks for, which is empty if it names
     none, or nothing that can name one."""
 
-    __slots__ = ("_made_of", "_most", "_text", "fields", "model")
-
     def __init__(self, body: bytes, most: int | None = None) -> None:
         """Raises `BadRequest` unless `body` is a JSON object in UTF-8, -16 or -32, which is what the engine reads.
         Raises `TooLarge` if it is larger than a request of `most` messages may be. What begins as an object and has too
@@ -46,8 +44,8 @@ class JsonBody:
             raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="not_utf8") from None
         self._most = most
         self._made_of: Counts | None = None
-        if most is not None and self._text.lstrip(" \t\n\r").startswith("{"):
-            self._made_of = check_text(self._text, most)
+        if most is not None and self._text.lstrip(" \t\n\r").startswith("{") and _may_be_over(self._text, most):
+            self._made_of = _count((self._text,), most)
         try:
             self.fields: dict[str, Any] = load(self._text)
         except (ValueError, RecursionError) as error:
@@ -59,8 +57,16 @@ class JsonBody:
 
     def check_size(self) -> None:
         """`TooLarge` also for too many messages or items, and for what the arguments of calls are made of."""
-        if self._most is not None:
-            check(self._text, self.fields, self._most, self._made_of)
+        text, most, made_of = self._text, self._most, self._made_of
+        if most is None:
+            return
+        for name in _LISTS:
+            if isinstance(told := self.fields.get(name), list) and len(told) > most:
+                raise too_large(f"{name} has {len(told)} entries, and may have {most}", name)
+        if made_of is None and (escaped := text.count("\\u00")) and _may_be_over(text, most, escaped):
+            made_of = _count((text,), most)
+        if made_of is not None:
+            _count(_arguments(self.fields), most, made_of)
 
     def naming(self, model: str | None) -> dict[str, str]:
         """The field, as JSON text, that makes this a request for `model`; none if it is one, or if `model` is None."""
@@ -85,24 +91,6 @@ _PIECE = 1 << 20
 """Characters that are looked at together."""
 Counts = tuple[int, int, int, int]
 """Of objects and lists, names, values, and the quotes around texts."""
-
-
-def check_text(text: str, most: int) -> Counts | None:
-    """Count what the JSON object `text` is made of; None if it has too few signs to be counted. `TooLarge` if it is
-    made of more than a request of `most` messages may be."""
-    return _count((text,), most) if _may_be_over(text, most) else None
-
-
-def check(text: str, fields: Mapping[str, Any], most: int, made_of: Counts | None = None) -> None:
-    """`TooLarge` if the request `text`, which says `fields`, has more than `most` messages or items. Also if, with the
-    arguments of its calls, it is made of more than it may be. `made_of` is what `check_text` found."""
-    for name in _LISTS:
-        if isinstance(told := fields.get(name), list) and len(told) > most:
-            raise too_large(f"{name} has {len(told)} entries, and may have {most}", name)
-    if made_of is None and (escaped := text.count("\\u00")) and _may_be_over(text, most, escaped):
-        made_of = _count((text,), most)
-    if made_of is not None:
-        _count(_arguments(fields), most, made_of)
 
 
 def too_large(what: str, param: str | None = None) -> TooLarge:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
-import random
 
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Outcome
-from tests.kit.tapes import Tape
+from tests.kit import tapes
+from tests.kit.record_responses import FILE
+from tests.kit.tapes import AGENT, PROXY, Tape
 from tests.proxy.core.streams import run
+
+RECORDED = {
+    f"{kind}{name}": (told[name, AGENT], told[name, PROXY])
+    for kind, told in (("", tapes.load()), ("responses-", tapes.load(FILE)))
+    for name, asked_by in told if asked_by == PROXY
+}  # fmt: skip
+"""The tapes of each request, by its name: as the agent asked, and as the proxy did."""
 
 
 def exchange_of(asked: Tape) -> Exchange:
@@ -23,12 +31,3 @@ def replay(asked: Tape, answered: Tape, parts: list[bytes]) -> tuple[bytes, byte
     exchange.on_headers(answered.status, answered.headers["content-type"])
     early, late, outcomes = run(parts, exchange)
     return early, early + late, outcomes
-
-
-def pieces(body: bytes, dice: random.Random) -> list[bytes]:
-    out = []
-    while body:
-        size = dice.choice((1, 2, 3, 5, 17, 100, 1000))
-        out.append(body[:size])
-        body = body[size:]
-    return out

@@ -18,6 +18,7 @@ from ajet_proxy.core.continuity.memory import (
     heard_as,
     outline,
 )
+from ajet_proxy.core.continuity.responses import Responding
 from ajet_proxy.core.conversation.history import ChatHistory, read
 from ajet_proxy.core.trajectory.call import Captured
 from tests.kit.outlines import recall, remember
@@ -263,19 +264,26 @@ def test_whether_an_answer_calls_tools() -> None:
     assert not any(map(asked.called, ({"content": "hi"}, {"tool_calls": []}, {"tool_calls": None})))
 
 
-def test_a_trial_is_a_chat_request_with_the_ids_and_one_token() -> None:
-    asked = Outline.trial("m", (5, 5, 5))
-    assert (asked["model"], asked["max_tokens"], asked["return_token_ids"]) == ("m", 1, True)
-    assert asked[FIELD] == {"prompt_token_ids": [5, 5, 5]}
+@pytest.mark.parametrize(("outline", "one"), [
+    (Outline, {"max_tokens": 1, "return_token_ids": True}),
+    (Responding, {"max_output_tokens": 1, "store": False, "enable_response_messages": True}),
+])  # fmt: skip
+def test_a_trial_is_a_request_with_the_ids_and_one_token(outline: type[Outline], one: dict[str, Any]) -> None:
+    asked = outline.trial("m", (5, 5, 5))
+    assert asked.items() >= {**one, "model": "m", FIELD: {"prompt_token_ids": [5, 5, 5]}}.items()
 
 
-@pytest.mark.parametrize(
-    ("answer", "prompt"),
-    [({"prompt_token_ids": [1, 2]}, (1, 2)), ({"prompt_token_ids": None}, None), ({"prompt_token_ids": ["a"]}, None),
-     ({}, None)],
-)  # fmt: skip
-def test_the_prompt_that_an_answer_reports(answer: dict[str, Any], prompt: Any) -> None:
-    assert Outline.prompt_in(answer) == prompt
+@pytest.mark.parametrize(("outline", "answer", "prompt"), [
+    (Outline, {"prompt_token_ids": [1, 2]}, (1, 2)), (Outline, {"prompt_token_ids": None}, None),
+    (Outline, {"prompt_token_ids": ["a"]}, None), (Outline, {}, None),
+    (Responding, {"input_messages": [{"tokens": [1, 2]}]}, (1, 2)),
+    (Responding, {"input_messages": [{"tokens": None}]}, None),
+    (Responding, {"input_messages": [{"tokens": [1]}, {"tokens": [2]}]}, None),
+    (Responding, {"input_messages": ["hi"]}, None), (Responding, {"input_messages": None}, None),
+    (Responding, {}, None),
+])  # fmt: skip
+def test_the_prompt_that_an_answer_reports(outline: type[Outline], answer: dict[str, Any], prompt: Any) -> None:
+    assert outline.prompt_in(answer) == prompt
 
 
 @pytest.mark.parametrize(
@@ -319,6 +327,11 @@ def test_one_word_is_asked_for_behind_either_prompt() -> None:
          b'data: {"choices":[{"delta":{"content":"q"}}]}\n\ndata: [DONE]\n\n', "content"),
         (b'data:{"choices":[{"delta":{"reasoning":"q"}}]}\r\n\r\n', "reasoning"),
         (b'data: {"choices":[]}\n\ndata: [DONE]\n\n', None),
+        (b'event: response.created\ndata: {"response":{},"type":"response.created"}\n\n'
+         b'event: response.output_text.delta\ndata: {"delta":"q","type":"response.output_text.delta"}\n\n', "content"),
+        (b'data: {"delta":"","type":"response.output_text.delta"}\n\n'
+         b'data:{"delta":"q","type":"response.reasoning_text.delta"}\n\n', "reasoning"),
+        (b'data: {"delta":"q","type":"response.function_call_arguments.delta"}\n\n', None),
         (b'{"error": {"message": "no"}}', None),
     ],
 )  # fmt: skip

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ajet_proxy.core.continuity.memory import FIELD, Known, Memory, Outcome, heard_as
+from ajet_proxy.core.continuity.memory import FIELD, Known, Memory, Outcome
 from ajet_proxy.core.continuity.responses import Responding, outline
 from ajet_proxy.core.conversation.history import ResponseHistory, read
 from tests.kit.outlines import recall, remember
@@ -139,31 +137,6 @@ def test_an_answer_that_is_not_one_message_has_only_its_name(output: Any) -> Non
     assert isinstance(recall(memory, outlined(AGAIN, previous_response_id="resp_1")), Known)
 
 
-texts = st.sampled_from(["", "a", " a", "a ", "<|im_end|>", "é", "\ud83d", '{"a": 1}'])
-items = st.lists(
-    st.one_of(
-        st.builds(lambda text: {"role": "user", "content": text}, texts),
-        st.builds(lambda text: {**RESULT, "output": text}, texts),
-    ),
-    min_size=1, max_size=4,
-)  # fmt: skip
-
-
-@given(first=items, answer=texts, new=items, change=st.integers(0, 3), by=texts)
-def test_a_changed_beginning_is_never_taken_for_the_episodes_own(
-    first: list[Any], answer: str, new: list[Any], change: int, by: str
-) -> None:
-    memory = Memory()
-    said = {"role": "assistant", "content": answer}
-    remember(memory, outlined(*first), {"id": "r", "output": [said], "shown": None}, "c", "token")
-    assert isinstance(recall(memory, outlined(*first, said, *new)), Known)
-    place = change % len(first)
-    field = "content" if "content" in first[place] else "output"
-    changed = [*first[:place], {**first[place], field: by}, *first[place + 1 :]]
-    found = recall(memory, outlined(*changed, said, *new))
-    assert isinstance(found, Known) == (changed == first)
-
-
 # --- requests that are more than their items
 
 
@@ -275,38 +248,3 @@ FORMAT = {"format": {"type": "json_object"}}
 )
 def test_reasoning_matters_where_the_engine_looks_for_it(items: list[Any], fields: dict[str, Any], heeds: bool) -> None:
     assert outlined(*items, **fields).heeds_reasoning is heeds
-
-
-def test_a_trial_is_a_request_with_the_ids_and_one_token() -> None:
-    asked = Responding.trial("m", (5, 5, 5))
-    assert (asked["model"], asked["max_output_tokens"], asked[FIELD]) == ("m", 1, {"prompt_token_ids": [5, 5, 5]})
-
-
-@pytest.mark.parametrize(
-    ("answer", "prompt"),
-    [
-        ({"input_messages": [{"tokens": [1, 2]}]}, (1, 2)),
-        ({"input_messages": [{"tokens": None}]}, None),
-        ({"input_messages": [{"tokens": [1]}, {"tokens": [2]}]}, None),
-        ({"input_messages": ["hi"]}, None),
-        ({"input_messages": None}, None),
-        ({}, None),
-    ],
-)
-def test_the_prompt_that_an_answer_tells(answer: dict[str, Any], prompt: Any) -> None:
-    assert Responding.prompt_in(answer) == prompt
-
-
-@pytest.mark.parametrize(
-    ("stream", "name"),
-    [
-        (b'event: response.created\ndata: {"response":{},"type":"response.created"}\n\n'
-         b'event: response.output_text.delta\ndata: {"delta":"q","type":"response.output_text.delta"}\n\n', "content"),
-        (b'data: {"delta":"","type":"response.output_text.delta"}\n\n'
-         b'data:{"delta":"q","type":"response.reasoning_text.delta"}\n\n', "reasoning"),
-        (b'data: {"delta":"q","type":"response.function_call_arguments.delta"}\n\n', None),
-        (b'{"error": {"message": "no"}}', None),
-    ],
-)  # fmt: skip
-def test_as_what_the_first_word_came(stream: bytes, name: str | None) -> None:
-    assert heard_as(stream) == name

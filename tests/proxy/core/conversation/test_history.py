@@ -19,6 +19,7 @@ from ajet_proxy.core.conversation.history import (
     read,
 )
 from ajet_proxy.core.trajectory.call import Captured
+from tests.proxy.core.conversation.histories import history_of
 
 CHAT, COMPLETIONS, RESPONSES = ChatHistory, PromptHistory.of, ResponseHistory
 SCOPE, OTHER = b"s" * 32, b"o" * 32
@@ -39,16 +40,12 @@ def captured(prompt: tuple[int, ...] = (1, 2), sampled: tuple[int, ...] = (3,)) 
 
 def after(asked: list[Any], told: dict[str, Any], scope: bytes = SCOPE) -> Mark:
     """Where the history of a chat ends."""
-    history = read(CHAT, {"messages": asked}, scope)
-    assert history is not None
-    (mark,) = history.after(told, captured())
+    (mark,) = history_of(CHAT, {"messages": asked}, scope).after(told, captured())
     return mark
 
 
 def beginnings(asked: list[Any], scope: bytes = SCOPE) -> list[Mark]:
-    history = read(CHAT, {"messages": asked}, scope)
-    assert history is not None
-    return list(history.beginnings((0,)))
+    return list(history_of(CHAT, {"messages": asked}, scope).beginnings((0,)))
 
 
 def goes_on(asked: list[Any], told: dict[str, Any], later: list[Any]) -> bool:
@@ -121,15 +118,11 @@ def test_ids_of_tool_calls_tell_twins_apart() -> None:
 
 
 def text_marks(asked: Any, told: str = "", **ids: Any) -> tuple[Mark, ...]:
-    history = read(COMPLETIONS, {"prompt": asked}, SCOPE)
-    assert history is not None
-    return history.after({"text": told}, captured(**ids))
+    return tuple(history_of(COMPLETIONS, {"prompt": asked}, SCOPE).after({"text": told}, captured(**ids)))
 
 
 def begins_with(prompt: Any, mark: Mark, scope: bytes = SCOPE, lengths: Any = ()) -> bool:
-    history = read(COMPLETIONS, {"prompt": prompt}, scope)
-    assert history is not None
-    found = list(history.beginnings({mark.length, *lengths}))
+    found = list(history_of(COMPLETIONS, {"prompt": prompt}, scope).beginnings({mark.length, *lengths}))
     assert [beginning.length for beginning in found] == sorted((mark.length for mark in found), reverse=True)
     return mark in found
 
@@ -209,9 +202,7 @@ AGAIN = [{"role": "user", "content": [{"type": "input_text", "text": "guess"}]},
 
 
 def response(request: dict[str, Any]) -> Any:
-    history = read(RESPONSES, request, SCOPE)
-    assert history is not None
-    return history
+    return history_of(RESPONSES, request, SCOPE)
 
 
 def responds_to(request: dict[str, Any], said: list[Any], later: dict[str, Any]) -> bool:
@@ -262,31 +253,9 @@ def test_an_answer_that_cannot_be_told_leaves_no_mark() -> None:
 
 
 def test_marks_that_another_process_has_read_are_the_beginnings() -> None:
-    history = read(CHAT, {"messages": [USER, TOLD, NEXT, TOLD]}, SCOPE)
-    assert history is not None
+    history = history_of(CHAT, {"messages": [USER, TOLD, NEXT, TOLD]})
     assert list(Marks(history.beginnings(())).beginnings((3,))) == list(history.beginnings(()))
 
 
-@pytest.mark.parametrize(("kind", "short", "long"), [
-    (CHAT, {"messages": [USER]}, {"messages": [USER, TOLD, NEXT]}),
-    (COMPLETIONS, {"prompt": "guess"}, {"prompt": "guess higher"}),
-    (COMPLETIONS, {"prompt": [1, 2]}, {"prompt": [1, 2, 3]}),
-    (RESPONSES, {"input": "guess"}, {"input": [USER, NEXT]}),
-    (RESPONSES, {"input": "guess", "instructions": "help"}, {"input": [USER, NEXT], "instructions": "help"}),
-])  # fmt: skip
-def test_a_history_knows_what_it_begins_with(kind: Any, short: Any, long: Any) -> None:
-    first, later = read(kind, short, SCOPE), read(kind, long, SCOPE)
-    assert first is not None and later is not None and first.kind == later.kind
-    whole = first.until(None)
-    assert whole is not None and later.until(whole[0]) == whole
-    assert later.until(None) != whole
-    assert first.until(whole[0] + 1000) is None
-
-
 def test_only_what_follows_one_response_is_alike() -> None:
-    kinds = set()
-    for before in (None, "r1", "r2"):
-        history = read(RESPONSES, {"input": "guess", "previous_response_id": before}, SCOPE)
-        assert history is not None
-        kinds.add(history.kind)
-    assert len(kinds) == 3
+    assert len({response({"input": "guess", "previous_response_id": one}).kind for one in (None, "r1", "r2")}) == 3

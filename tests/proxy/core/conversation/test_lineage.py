@@ -17,6 +17,7 @@ from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import Captured
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.strategies import packed_call
+from tests.proxy.core.conversation.histories import history_of
 
 USER = {"role": "user", "content": "guess"}
 
@@ -42,8 +43,7 @@ class Nameless(LedgerRig):
 
     def tell(self, episode: str, call: str, messages: list[Any], answer: dict[str, Any]) -> None:
         """`call` is answered."""
-        history = read(ChatHistory, {"messages": messages}, b"scope")
-        assert history is not None
+        history = history_of(ChatHistory, {"messages": messages})
         marks = history.after(answer, Captured(0, "m", (1,), (2,), (-0.5,), "stop"))
         whole = packed_call(call, (1,), (2,), at=self.at)
         self.run(self.commands.finish_call(episode, whole, at=self.at, marks=marks))
@@ -89,8 +89,7 @@ def test_of_several_beginnings_the_longest_counts() -> None:
 def test_a_history_of_two_episodes_begins_a_new_one() -> None:
     rig = Nameless()
     twins = {rig.turn([USER], said("five")) for _ in range(2)}
-    history = read(ChatHistory, {"messages": [USER, said("five"), USER]}, b"scope")
-    assert history is not None
+    history = history_of(ChatHistory, {"messages": [USER, said("five"), USER]})
     assert set(rig.state.episodes.lineage.continued(history)) == twins
     third = rig.turn([USER, said("five"), USER], said("four"))
     assert third not in twins
@@ -209,11 +208,9 @@ def test_no_episode_ever_holds_the_tokens_of_two_runs(tools: bool) -> None:
 
 def test_the_marks_of_what_takes_no_more_calls_are_kept_for_the_latest() -> None:
     lineage, sealed = Lineage(), Lineage()
-    history = read(ChatHistory, {"messages": [USER]}, b"scope")
-    assert history is not None
+    history = history_of(ChatHistory, {"messages": [USER]})
     marks = history.after(said("five"), Captured(0, "m", (1,), (2,), (-0.5,), "stop"))
-    later = read(ChatHistory, {"messages": [USER, said("five"), USER]}, b"scope")
-    assert later is not None
+    later = history_of(ChatHistory, {"messages": [USER, said("five"), USER]})
     for episode in ("one", "two", "three"):
         lineage.add(episode, marks)
         assert lineage.continued(later) == (episode,)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.conversation.history import ChatHistory, Kind, PromptHistory, ResponseHistory, read
+from ajet_proxy.core.conversation.history import ChatHistory, Kind, PromptHistory, ResponseHistory
 from ajet_proxy.core.trajectory.call import Captured
+from tests.proxy.core.conversation.histories import history_of
 
 CHAT, COMPLETIONS, RESPONSES = ChatHistory, PromptHistory.of, ResponseHistory
 SCOPE = b"s" * 32
@@ -65,7 +66,6 @@ MARKS = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_history_has_these_marks(name: str) -> None:
     kind, request, answer = CASES[name]
-    history = read(kind, request, SCOPE)
-    assert history is not None
+    history = history_of(kind, request, SCOPE)
     before, after = list(history.beginnings({4, 8, 12})), list(history.after(answer, CAPTURED))
     assert (len(before), len(after), sha256(repr([*before, *after]).encode()).hexdigest()[:24]) == MARKS[name]

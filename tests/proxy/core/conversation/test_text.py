@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.conversation.history import ChatHistory, ResponseHistory, packed, read, text_of
+from ajet_proxy.core.conversation.history import ChatHistory, ResponseHistory, packed, text_of
+from tests.proxy.core.conversation.histories import history_of
 
 
 def call(arguments: Any = '{"n": 1}', **more: Any) -> dict[str, Any]:
@@ -85,10 +86,8 @@ others = st.builds(
 messages = st.lists(answers | others, max_size=5)
 
 
-def chat(said: list[Any], **how: bool) -> ChatHistory:
-    history = read(ChatHistory, {"messages": said}, b"scope", **how)
-    assert isinstance(history, ChatHistory)
-    return history
+def chat(said: list[Any], **how: bool) -> Any:
+    return history_of(ChatHistory, {"messages": said}, **how)
 
 
 @given(messages, messages)
@@ -130,6 +129,5 @@ def test_what_cannot_be_told_at_one_level_may_be_told_at_the_other() -> None:
     assert not nested.exact and len(list(nested.beginnings(()))) == 2
     wordless = chat([answer, {"role": "user", "content": 7}, answer])
     assert wordless.exact and list(wordless.beginnings(())) == [] == list(wordless.after(answer, None))
-    unread = read(ResponseHistory, {"input": [answer, {"type": "item_reference", "id": "m"}]}, b"scope")
-    assert isinstance(unread, ChatHistory)
+    unread = history_of(ResponseHistory, {"input": [answer, {"type": "item_reference", "id": "m"}]})
     assert not unread.exact and len(list(unread.beginnings(()))) == 1

@@ -38,7 +38,3 @@ def test_what_the_engine_refuses_it_refuses_in_its_own_words(own: Any) -> None:
 def test_before_the_first_update_there_is_nothing_to_tell_apart() -> None:
     assert salted(None, 0, 0.0) is None
     assert salted("own", 0, 0.0) is None
-
-
-def test_a_version_that_comes_again_has_other_weights() -> None:
-    assert salted(None, 7, 1.0) != salted(None, 7, 2.0)

@@ -51,7 +51,12 @@ def test_any_other_choice_is_lost_with_a_reason(other: dict[str, Any], prompt: A
     assert partial(**other).outcome(1, "m", prompt) == Lost(1, reason)
 
 
-@pytest.mark.parametrize("spans", [None, [], 7, ["3"], SPANS[:1], [*SPANS, SPANS[0]], [{"version": 3, **SPANS[0]}, 1]])
+@pytest.mark.parametrize("spans", [
+    None, [], 7, ["3"], {"version": "3"}, SPANS[:1], [*SPANS, SPANS[0]], [SPANS[0], SPANS[0]], [SPANS[0], 1],
+    [{"version": "3", "start": 0, "end": 3}], [{"version": 3, "start": 0, "end": 2}], [{"start": 0, "end": 2}],
+    [{"version": "3", "start": 0, "end": "2"}], [{"version": "3", "start": 0, "end": 0}, *SPANS],
+    [{"version": "3", "start": 0, "end": True}],
+])  # fmt: skip
 def test_weights_that_are_not_told_token_by_token_are_not_told(spans: Any) -> None:
     outcome = partial(versions=spans).outcome(0, "m", (1,))
     assert isinstance(outcome, Captured) and outcome.labels == ()
@@ -75,7 +80,7 @@ def test_whole_numbers_rounding_and_the_unlikely_are_logprobs(value: float) -> N
     "value",
     [
         0.5, 1.1e-3, 1e300, -1e300, 3.5e38, -3.5e38, math.inf, -math.inf, math.nan, True, "-1.0", None, [], {},
-        pytest.param(10**400, id="huge"),
+        "\ud83d", pytest.param(10**400, id="huge"),
     ],
 )
 def test_what_cannot_be_is_none_wherever_it_stands(value: Any) -> None:

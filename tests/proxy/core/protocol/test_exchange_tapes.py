@@ -11,15 +11,23 @@ import random
 
 import pytest
 
-from ajet_proxy.core.trajectory.call import Captured
-from tests.kit import compare, tapes
+from ajet_proxy.core.trajectory.call import Captured, Unscored
+from tests.fuzz.mutations import pieces
+from tests.kit import compare, compare_responses
+from tests.kit.record_responses import PASSED_THROUGH
 from tests.kit.record_tapes import PASSED
-from tests.kit.tapes import AGENT, PROXY, Tape
-from tests.proxy.core.replaying import exchange_of, pieces, replay
+from tests.kit.tapes import Tape
+from tests.proxy.core.replaying import RECORDED, exchange_of, replay
 
-NAMES = tapes.names()
-PASSED_THROUGH = [name for name in NAMES if name in PASSED]
-CAPTURABLE = [name for name in NAMES if name not in PASSED_THROUGH]
+RESPONSES = "responses-"
+PASSED_BY = (*PASSED, *(f"{RESPONSES}{name}{stream}" for name in PASSED_THROUGH for stream in ("", "-stream")))
+NAMES = [name for name in RECORDED if name not in PASSED]
+GOOD = [name for name, (direct, _) in RECORDED.items() if direct.status == 200]
+ANSWERED = [name for name in GOOD if name not in PASSED_BY]
+WITHOUT_TEXT = (
+    "tool-alone", "tools2", "tool-required", "tool-named", "tool-asked", "namespace", "reasoning-tool",
+    "reasoning-alone", "reasoning-low", "reasoning-before",
+)  # fmt: skip
 
 
 def expected_calls(tape: Tape) -> dict[int, tuple[list[int], list[int], list[float], str]]:
@@ -37,37 +45,38 @@ def expected_calls(tape: Tape) -> dict[int, tuple[list[int], list[int], list[flo
     return calls
 
 
-@pytest.mark.parametrize("name", CAPTURABLE)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_engine_is_asked_what_stands_on_the_tape(name: str) -> None:
     """Fails when the proxy asks otherwise than when the tapes were recorded: record them anew."""
-    assert json.loads(exchange_of(tapes.load()[name, AGENT]).upstream_body()) == tapes.load()[name, PROXY].request
+    direct, tape = RECORDED[name]
+    assert json.loads(exchange_of(direct).upstream_body()) == tape.request
 
 
-@pytest.mark.parametrize("name", CAPTURABLE)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_agent_sees_what_it_would_have_seen(name: str) -> None:
-    direct, tape = tapes.load()[name, AGENT], tapes.load()[name, PROXY]
+    direct, tape = RECORDED[name]
     _, seen, _ = replay(direct, tape, [chunk.encode() for chunk in tape.chunks])
-    compare.same_answer(seen, direct.body)
+    assert tape.status == direct.status
+    (compare_responses if name.startswith(RESPONSES) else compare).same_answer(seen, direct.body)
 
 
-@pytest.mark.parametrize("name", CAPTURABLE)
+@pytest.mark.parametrize("name", NAMES)
 def test_any_split_gives_the_same_bytes_and_calls(name: str) -> None:
-    tape = tapes.load()[name, PROXY]
-    _, whole, outcomes = replay(tapes.load()[name, AGENT], tape, [tape.body])
+    direct, tape = RECORDED[name]
+    _, whole, outcomes = replay(direct, tape, [tape.body])
     dice = random.Random(name)
-    splits = [[tape.body[i : i + 1] for i in range(len(tape.body))], *(pieces(tape.body, dice) for _ in range(5))]
-    for split in splits:
-        early, seen, again = replay(tapes.load()[name, AGENT], tape, split)
-        assert seen == whole
-        assert again == outcomes
+    for split in [[tape.body[i : i + 1] for i in range(len(tape.body))], *(pieces(tape.body, dice) for _ in range(5))]:
+        early, seen, again = replay(direct, tape, split)
+        assert (seen, again) == (whole, outcomes)
         if tape.status == 200:
-            assert not early.endswith(b"data: [DONE]\n\n"), "an answer may be complete only once its calls are durable"
+            ended = early.endswith(b"data: [DONE]\n\n") or b"response.completed" in early
+            assert not ended, "an answer may be complete only once its calls are durable"
 
 
-@pytest.mark.parametrize("name", [name for name in CAPTURABLE if tapes.load()[name, AGENT].status == 200])
+@pytest.mark.parametrize("name", [name for name in ANSWERED if not name.startswith(RESPONSES)])
 def test_the_calls_are_the_engines_own(name: str) -> None:
-    tape = tapes.load()[name, PROXY]
-    _, _, outcomes = replay(tapes.load()[name, AGENT], tape, [chunk.encode() for chunk in tape.chunks])
+    direct, tape = RECORDED[name]
+    _, _, outcomes = replay(direct, tape, [chunk.encode() for chunk in tape.chunks])
     captured = {}
     for outcome in outcomes:
         assert isinstance(outcome, Captured), outcome
@@ -77,17 +86,33 @@ def test_the_calls_are_the_engines_own(name: str) -> None:
     assert captured
 
 
-@pytest.mark.parametrize("name", [name for name in PASSED_THROUGH if tapes.load()[name, AGENT].status == 200])
+@pytest.mark.parametrize("name", [name for name in ANSWERED if name.startswith(RESPONSES)])
+def test_the_call_of_a_response_is_the_engines_own(name: str) -> None:
+    (direct, tape), case = RECORDED[name], name.removeprefix(RESPONSES).removesuffix("-stream")
+    _, _, (outcome,) = replay(direct, tape, [chunk.encode() for chunk in tape.chunks])
+    told = compare_responses.final(tape.body)
+    texts = [item["content"][0]["logprobs"] for item in told["output"] if item["type"] == "message"]
+    assert (texts == []) == (case in WITHOUT_TEXT)
+    assert isinstance(outcome, Unscored if case in WITHOUT_TEXT else Captured)
+    assert outcome.prompt_token_ids == tuple(told["input_messages"][0]["tokens"])
+    assert outcome.token_ids == tuple(told["output_messages"][0]["tokens"])
+    if isinstance(outcome, Captured):
+        assert outcome.logprobs == tuple(row["logprob"] for row in texts[0])
+    called = any(item["type"] == "function_call" for item in told["output"])
+    cut = "length" if told["status"] == "incomplete" else "stop"
+    assert outcome.finish_reason == ("tool_calls" if called and cut == "stop" else cut)
+
+
+@pytest.mark.parametrize("name", [name for name in GOOD if name in PASSED])
 def test_what_cannot_be_captured_passes_as_it_is(name: str) -> None:
-    direct = tapes.load()[name, AGENT]
-    exchange = exchange_of(tapes.load()[name, AGENT])
-    assert json.loads(exchange.upstream_body()) == direct.request
-    _, seen, outcomes = replay(tapes.load()[name, AGENT], direct, [direct.body])
+    direct, _ = RECORDED[name]
+    assert json.loads(exchange_of(direct).upstream_body()) == direct.request
+    _, seen, outcomes = replay(direct, direct, [direct.body])
     assert seen == direct.body
     assert not any(isinstance(outcome, Captured) for outcome in outcomes)
 
 
-def test_tapes_of_both_askers_exist_for_every_request() -> None:
-    assert len(NAMES) > 110
-    assert {asked_by for _, asked_by in tapes.load()} == {AGENT, PROXY}
-    assert len(tapes.load()) == 2 * len(NAMES)
+def test_there_are_tapes_of_all_kinds() -> None:
+    responses = [name for name in RECORDED if name.startswith(RESPONSES)]
+    assert len(RECORDED) - len(responses) > 110 and len(responses) >= 50
+    assert set(PASSED_BY) & set(responses) and set(PASSED) < set(RECORDED)

@@ -7,18 +7,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol.chat import Chat, HiddenReasoning
-from tests.proxy.core.protocol.answers import (
-    CHAT,
-    chat_event,
-    chat_start,
-    document,
-    dump,
-    event,
-    exchange,
-    ids_of,
-    reasons,
-    stream,
-)
+from tests.proxy.core.protocol.answers import CHAT, chat_event, chat_start, document, dump, ids_of, reasons, stream
 
 ASKED = {"include_reasoning": False}
 TOOL = {"index": 0}
@@ -63,39 +52,16 @@ def test_an_engine_that_does_not_withhold_is_asked_as_the_agent_asked() -> None:
     ({"content": None, "reasoning": "b"}, None), ({"content": "", "reasoning": ""}, None), ({"tool_calls": []}, None),
 ])  # fmt: skip
 def test_what_is_left_of_an_event(delta: dict[str, Any], seen: dict[str, Any] | None) -> None:
+    """The end is always sent."""
     events = [chat_start([1]), thought(delta), thought({}, finish="stop"), "[DONE]"]
     got, outcomes = stream(CHAT, events, ASKED)
     middle = [] if seen is None else [dump(shown(seen))]
     assert [dump(item) for item in got[1:-2]] == middle, "key by key, in the engine's order"
     assert got[0] == chat_start(None)
     assert ids_of(outcomes) == [(5, 5)]
-
-
-@pytest.mark.parametrize(("delta", "seen"), [
-    ({}, {}), ({"reasoning": "b"}, {}), ({"content": ""}, {}), ({"content": "a"}, {"content": "a", "reasoning": None}),
-    ({"content": "a", "reasoning": "b"}, {"content": "a", "reasoning": None}),
-])  # fmt: skip
-def test_the_end_is_always_sent(delta: dict[str, Any], seen: dict[str, Any]) -> None:
     got, outcomes = stream(CHAT, [chat_start([1]), thought(delta, finish="stop"), "[DONE]"], ASKED)
-    assert got == [chat_start(None), shown(seen, finish="stop"), "[DONE]"]
+    assert got == [chat_start(None), shown(seen or {}, finish="stop"), "[DONE]"]
     assert ids_of(outcomes) == [(5,)]
-
-
-def test_no_event_takes_the_fast_way() -> None:
-    running = exchange(CHAT, {"stream": True, **ASKED})
-    running.on_headers(200, "text/event-stream")
-    assert running.feed(event(chat_start([1])) + event(thought({"content": "a"}))) == [
-        event(chat_start(None)), event(shown({"content": "a", "reasoning": None})),
-    ]  # fmt: skip
-
-
-def test_ids_and_logprobs_that_were_asked_for_are_withheld_but_not_the_prompts() -> None:
-    """They would tell the reasoning; vLLM tells the prompt's ids all the same."""
-    request = {**ASKED, "logprobs": True, "return_token_ids": True}
-    events = [chat_start([1, 2]), thought({"reasoning": "b"}), thought({"content": "a"}, finish="stop"), "[DONE]"]
-    got, outcomes = stream(CHAT, events, request)
-    assert got == [chat_start([1, 2]), shown({"content": "a", "reasoning": None}, finish="stop"), "[DONE]"]
-    assert ids_of(outcomes) == [(5, 5)]
 
 
 def whole(reasoning: Any, **choice: Any) -> dict[str, Any]:

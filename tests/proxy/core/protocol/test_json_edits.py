@@ -73,13 +73,6 @@ def test_fields_are_set_and_the_rest_stays(body: dict[str, Any], how: dict[str, 
     assert list(changed) == [*body, "\u0000new"]
 
 
-def test_setting_nothing_is_the_same_text() -> None:
-    text = '{ "a" : 1.50,"b":"\\u00e9" }'
-    assert with_fields(text, json.loads(text), {}) == text
-    assert with_fields("{}", {}, {"a": "1"}) == '{"a":1}'
-    assert with_fields(text, json.loads(text), {"a": "2"}) == '{ "a" : 2,"b":"\\u00e9" }'
-
-
 def test_a_deep_key_that_holds_no_list_stays_plain() -> None:
     assert scan('{"choices":{"a":1}}', deep="choices").values == {"choices": {"a": 1}}
     assert scan('{"choices":[ ]}', deep="choices").values == {"choices": []}
@@ -172,8 +165,3 @@ def test_utf8_is_what_decodes(raw: bytes) -> None:
             return False
 
     assert is_utf8(raw) == decodes()
-
-
-@pytest.mark.parametrize(("raw", "expected"), [(b"a", True), ("é".encode(), True), (b"\xff", False)])
-def test_utf8(raw: bytes, expected: bool) -> None:
-    assert is_utf8(raw) == expected

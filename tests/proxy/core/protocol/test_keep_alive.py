@@ -21,41 +21,24 @@ from pydantic import TypeAdapter
 
 from ajet_proxy.core.protocol.dialect import COMMENT, Ask
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.responses import ResponseReading
-from ajet_proxy.core.protocol.routes import CAPTURED
-from tests.kit import tapes
-from tests.kit.record_responses import FILE, PASSED_THROUGH
 from tests.kit.record_tapes import PASSED
-from tests.kit.tapes import AGENT, PROXY, Tape
-from tests.proxy.core.protocol.answers import SSE, chat_event, chat_start, event
-from tests.proxy.core.replaying import exchange_of
+from tests.proxy.core.protocol.answers import chat_event, chat_start, event
+from tests.proxy.core.replaying import RECORDED, exchange_of
 from tests.proxy.core.streams import DONE, END, START, WORD, streaming
 
 MESSAGES = "/v1/messages"
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-def streams() -> dict[str, tuple[Tape, Tape]]:
-    found = {}
-    for file, passed in ((tapes.FILE, PASSED), (FILE, PASSED_THROUGH)):
-        tape = tapes.load(file)
-        for name, asked_by in tape:
-            told = tape[name, PROXY]
-            if asked_by == PROXY and told.stream and told.status == 200 and name.removesuffix("-stream") not in passed:
-                found[name] = tape[name, AGENT], told
-    return {name: pair for name, pair in found.items() if name not in PASSED}
-
-
-STREAMS = streams()
+STREAMS = {
+    name: (asked, told) for name, (asked, told) in RECORDED.items()
+    if told.stream and told.status == 200 and name not in (*PASSED, "responses-background-stream")
+}  # fmt: skip
 
 
 def messages() -> Exchange:
-    dialect = CAPTURED[MESSAGES]
-    asked = {"model": "policy", "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": "?"}]}
-    running = Exchange(dialect, dialect.translate(JsonBody(json.dumps(asked).encode())))
-    running.on_headers(200, SSE)
-    return running
+    return streaming({"max_tokens": 50, "messages": [{"role": "user", "content": "?"}]}, MESSAGES)
 
 
 def played(running: Exchange, chunks: list[bytes], *, waits: bool) -> bytes:

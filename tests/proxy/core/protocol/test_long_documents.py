@@ -13,7 +13,6 @@ from ajet_proxy.core.protocol import long_documents
 from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.json_edits import scan
 from ajet_proxy.core.protocol.reading import Reading
-from ajet_proxy.core.trajectory.call import Captured, Lost
 
 TEXTS = st.text(max_size=12) | st.sampled_from(['"token_ids":[1]', '"logprobs":{"content":[', ']},"finish_reason":'])
 TOKENS = st.integers(0, 2**31 - 1)
@@ -56,17 +55,6 @@ def test_the_lists_are_out_of_the_text() -> None:
     assert (json.loads(text), logprobs) == (document, [-0.5, -1.25])
     assert answer.values["prompt_token_ids"] == [1, 2]
     assert answer.values["choices"][0].values["token_ids"] == [5, 6]
-
-
-@pytest.mark.parametrize(("logprob", "captured"), [(-9999.0, True), (1e-7, True), (0.5, False), (1e300, False)])
-def test_a_logprob_that_cannot_be_loses_the_call_on_this_way_too(logprob: float, captured: bool) -> None:
-    body = written(body_of([("a", 5, -0.5), ("b", 6, logprob)], [1], "ab"))
-    assert long_documents.read(body, long=True).logprobs == [-0.5, logprob]
-    reading = Reading(CHAT, CHAT.ask({}))
-    reading.document(body)
-    (outcome,) = reading.outcomes()
-    assert isinstance(outcome, Captured) or outcome == Lost(0, "no_logprobs")
-    assert isinstance(outcome, Captured) == captured
 
 
 def test_nothing_is_taken_where_the_client_wants_to_see_it() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from ajet_proxy.core.protocol.dialect import Dialect, with_versions
 from ajet_proxy.core.protocol.reading import Reading, joined
 from ajet_proxy.core.protocol.routes import CAPTURED
-from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import Captured, Lost
 from tests.kit import tapes
 from tests.proxy.core.protocol.answers import (
@@ -24,7 +22,6 @@ from tests.proxy.core.protocol.answers import (
     completion_event,
     document,
     dump,
-    ids_of,
     reasons,
     stream,
 )
@@ -39,33 +36,20 @@ def reading(path: str, request: dict[str, Any] | None = None) -> Reading:
     return Reading(dialect, dialect.ask(request or {}))
 
 
-@given(NAMES, st.none() | NAMES, LOGPROBS, TOKENS, st.booleans(), st.sampled_from(("content", "reasoning")))
-def test_the_fast_way_is_the_same_way_in_chat(
+@given(NAMES, st.none() | NAMES, LOGPROBS, TOKENS, st.booleans(), st.sampled_from(("content", "reasoning", "text")))
+def test_the_fast_way_is_the_same_way(
     model: str, text: str | None, logprob: float, token: int, escaped: bool, word: str
 ) -> None:
-    delta = {} if text is None else {word: text}
-    told = {**chat_event(delta, ids=[token], logprobs=[logprob]), "model": model}
-    data = json.dumps(told, ensure_ascii=escaped, separators=(",", ":")).encode()
-    fast, slow = reading(CHAT), reading(CHAT)
+    path, sampled = COMPLETIONS if word == "text" else CHAT, {"ids": [token], "logprobs": [logprob]}
+    told = chat_event({} if text is None else {word: text}, **sampled)
+    if path == COMPLETIONS:
+        told = completion_event(text or "", **sampled)
+    data = json.dumps({**told, "model": model}, ensure_ascii=escaped, separators=(",", ":")).encode()
+    fast, slow = reading(path), reading(path)
     raw = b"data: %b\n\n" % data
     (seen, end), expected = fast.usual(raw), slow.event(data)
     assert end == len(raw)
     assert b"".join(seen) == (b"data: %b\n\n" % expected if expected is not None else b"")
-    assert fast._choices == slow._choices
-    assert joined(fast._choices[0].said) == joined(slow._choices[0].said)
-
-
-@given(NAMES, NAMES, LOGPROBS, TOKENS, st.booleans())
-def test_the_fast_way_is_the_same_way_in_completions(
-    model: str, text: str, logprob: float, token: int, escaped: bool
-) -> None:
-    told = {**completion_event(text, ids=[token], logprobs=[logprob]), "model": model}
-    data = json.dumps(told, ensure_ascii=escaped, separators=(",", ":")).encode()
-    fast, slow = reading(COMPLETIONS), reading(COMPLETIONS)
-    raw = b"data: %b\n\n" % data
-    (seen, end), expected = fast.usual(raw), slow.event(data)
-    assert expected is not None and end == len(raw)
-    assert b"".join(seen) == b"data: %b\n\n" % expected
     assert fast._choices == slow._choices
     assert joined(fast._choices[0].said) == joined(slow._choices[0].said)
 
@@ -102,38 +86,12 @@ def test_the_fast_way_is_not_for_what_is_no_json(word: bytes) -> None:
     assert reading(CHAT).usual(usual.replace(b"WORD", word)) == ([], 0)
 
 
-def test_an_event_without_text_for_several_tokens_is_taken_out() -> None:
-    filler = chat_event({}, ids=[3, 4], logprobs=[-0.5, -0.25])
-    seen, outcomes = stream(CHAT, [chat_start([1]), filler, chat_event({}, ids=[5], logprobs=[-1.0], finish="stop")])
-    assert len(seen) == 2
-    assert ids_of(outcomes) == [(3, 4, 5)]
-
-
 def test_an_event_that_only_logprobs_called_for_is_taken_out_too() -> None:
     """Of an engine that knows no ids; an empty one for which nothing called stays."""
     filler, own = chat_event({}, logprobs=[-0.5]), chat_event({})
     seen, outcomes = stream(CHAT, [chat_start(None), filler, own, chat_event({}, logprobs=[-1.0], finish="stop")])
     assert len(seen) == 3
     assert [type(outcome) for outcome in outcomes] == [Lost]
-
-
-def test_many_tokens_in_one_event_and_many_choices_in_one_answer() -> None:
-    events = [
-        chat_start([1, 2], index=1), chat_start([1, 2], index=0),
-        chat_event({"content": "ab"}, index=0, ids=[3, 4], logprobs=[-0.5, -0.25]),
-        chat_event({"content": "c"}, index=1, ids=[5], logprobs=[-1]),
-        chat_event({"content": ""}, index=1, ids=[], logprobs=[], finish="stop"),
-        chat_event({"content": ""}, index=0, ids=[6], logprobs=[-2], finish="length"),
-        {"choices": [], "usage": {"total_tokens": 9}},
-        "[DONE]",
-    ]  # fmt: skip
-    seen, outcomes = stream(CHAT, events, {"n": 2})
-    assert outcomes == (
-        Captured(0, "policy", (1, 2), (3, 4, 6), (-0.5, -0.25, -2.0), "length"),
-        Captured(1, "policy", (1, 2), (5,), (-1.0,), "stop"),
-    )
-    assert seen[-2:] == events[-2:]
-    assert [item["choices"][0].get("token_ids") for item in seen[:-2]] == [None] * 6
 
 
 def whole(**choice: Any) -> dict[str, Any]:
@@ -155,38 +113,15 @@ def test_a_document_keeps_every_other_character() -> None:
     assert outcomes == (Captured(0, "policy", (1, 2), (3, 4), (-0.5, -1e-7), "stop"),)
 
 
-def test_a_document_with_nothing_to_hide_is_the_same_bytes() -> None:
-    body = dump(whole()).encode()
-    seen, outcomes = document(CHAT, body, {"logprobs": True, "return_token_ids": True})
-    assert seen == body
-    assert reasons(outcomes) == ["captured"]
-
-
 @pytest.mark.parametrize(("change", "reason"), [
     ({"token_ids": None}, "no_token_ids"),
     ({"logprobs": None}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1.0}]}}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1.0}, {}]}}, "no_logprobs"),
-    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": "x"}]}}, "no_logprobs"),
-    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": "-1.0"}]}}, "no_logprobs"),
-    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": True}]}}, "no_logprobs"),
-    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -(10**400)}]}}, "no_logprobs"),
-    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -math.inf}]}}, "no_logprobs"),
-    ({"logprobs": {"content": [{"logprob": -1e38}, {"logprob": -9999.0}]}}, "captured"),
-    ({"logprobs": {"content": [{"logprob": -0.0}, {"logprob": 1e-7}]}}, "captured"),
-    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": 0.5}]}}, "no_logprobs"),
-    ({"logprobs": {"content": [{"logprob": 1e300}, {"logprob": -1.0}]}}, "no_logprobs"),
-    ({"logprobs": {"content": [{"logprob": -1e300}, {"logprob": -1.0}]}}, "no_logprobs"),
-    ({"logprobs": {"content": [{"logprob": -3.5e38}, {"logprob": -1.0}]}}, "no_logprobs"),
-    ({"logprobs": {"content": [{"logprob": math.nan}, {"logprob": -1.0}]}}, "no_logprobs"),
-    ({"finish_reason": "abort"}, "engine_aborted"),
-    ({"finish_reason": "error"}, "engine_error"),
     ({"finish_reason": None}, "truncated"),
     ({"finish_reason": 7}, "capture_failed"),
     ({"token_ids": ["3", "4"]}, "capture_failed"),
     ({"token_ids": 7}, "capture_failed"),
-    ({"token_ids": [3, 2**31]}, "capture_failed"),
-    ({"token_ids": [3, -1]}, "capture_failed"),
     ({"index": 1}, "capture_failed"),
     ({"index": "0"}, "capture_failed"),
     ({"index": -1}, "capture_failed"),
@@ -194,18 +129,6 @@ def test_a_document_with_nothing_to_hide_is_the_same_bytes() -> None:
 def test_a_choice_that_is_not_exact_is_lost(change: dict[str, Any], reason: str) -> None:
     _, outcomes = document(CHAT, whole(**change))
     assert reasons(outcomes) == [reason]
-
-
-def test_logprobs_that_overflow_are_none() -> None:
-    body = dump(whole()).replace("-0.5", "-1e999").encode()
-    assert reasons(document(CHAT, body)[1]) == ["no_logprobs"]
-
-
-def test_half_a_surrogate_pair_is_neither_an_id_nor_a_logprob() -> None:
-    half = json.dumps("\ud83d")
-    for number, reason in (("-0.5", "no_logprobs"), ("[3,", "capture_failed")):
-        body = dump(whole()).replace(number, number.replace(number.strip("[,"), half)).encode()
-        assert reasons(document(CHAT, body)[1]) == [reason]
 
 
 @pytest.mark.parametrize("prompt", [None, "absent"])
@@ -248,33 +171,6 @@ def test_a_stream_that_says_done_too_early_is_truncated() -> None:
     assert reasons(outcomes) == ["truncated"]
 
 
-@pytest.mark.parametrize(("again", "reason"), [
-    ("stop", "captured"), ("", "captured"), (None, "captured"), ("length", "capture_failed"), ("error", "engine_error"),
-    ("abort", "engine_aborted"),
-])  # fmt: skip
-def test_another_finish_reason_than_the_first_is_a_contradiction(again: str | None, reason: str) -> None:
-    events = [
-        chat_start([1], index=0), chat_start([1], index=1),
-        chat_event({"content": ""}, index=0, ids=[5], logprobs=[-0.5], finish="stop"),
-        chat_event({"content": ""}, index=0, ids=[], logprobs=[], finish=again),
-        chat_event({"content": ""}, index=1, ids=[6], logprobs=[-0.5], finish="stop"),
-    ]  # fmt: skip
-    _, outcomes = stream(CHAT, events, {"n": 2})
-    assert reasons(outcomes) == [reason] * 2
-    if reason == "captured":
-        assert ids_of(outcomes) == [(5,), (6,)]
-        assert isinstance(outcomes[0], Captured) and outcomes[0].finish_reason == "stop"
-
-
-def test_what_says_nothing_is_shown_as_it_came() -> None:
-    comment = SseEvent(b": ping\n\n", None)
-    assert reading(CHAT).show(comment) == comment.raw
-    word = chat_event({"content": "a"}, ids=[5], logprobs=[-0.5])
-    raw = b"data: %b\n\n" % dump(word).encode()
-    seen = b"data: %b\n\n" % dump(chat_event({"content": "a"})).encode()
-    assert reading(CHAT).show(SseEvent(raw, raw[6:-2])) == seen
-
-
 def test_what_a_choice_said_is_known_when_it_is_finished() -> None:
     here = reading(CHAT, {"n": 2})
     for told in (chat_event({"content": "é"}), chat_event({"content": "no"}, index=1), chat_event({}, finish="stop")):
@@ -305,19 +201,6 @@ def test_the_weights_behind_each_token_are_kept_and_not_shown_to_who_did_not_ask
     labels, seen, _ = versions_of(SPANS, {"return_weight_versions": True})
     assert (labels, seen) == ((("3", 1), ("4", 1)), SPANS)
     assert versions_of(None)[0] == ()
-
-
-@pytest.mark.parametrize(
-    "spans",
-    [
-        [{"version": "3", "start": 0, "end": 1}], [{"version": "3", "start": 0, "end": 3}], [SPANS[0], SPANS[0]],
-        [{"version": 3, "start": 0, "end": 2}], [{"start": 0, "end": 2}], ["3"], 7, {"version": "3"},
-        [{"version": "3", "start": 0, "end": "2"}], [{"version": "3", "start": 0, "end": 0}, *SPANS],
-        [{"version": "3", "start": 0, "end": True}],
-    ],
-)  # fmt: skip
-def test_weights_that_are_not_told_token_by_token_are_not_told(spans: Any) -> None:
-    assert versions_of(spans)[0] == ()
 
 
 def test_only_an_engine_that_has_a_place_for_versions_tells_them() -> None:

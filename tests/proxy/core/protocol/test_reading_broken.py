@@ -13,22 +13,18 @@ from ajet_proxy.core.trajectory.call import Captured, Outcome
 from tests.proxy.core.protocol.answers import (
     CHAT,
     COMPLETIONS,
-    SSE,
     chat_event,
     chat_start,
     completion_event,
     document,
     dump,
     event,
-    exchange,
     ids_of,
     reasons,
     stream,
 )
 
-MESSAGES = "/v1/messages"
 BOTH = pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-ASKED = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 
 
 def prompts_of(outcomes: tuple[Outcome, ...]) -> list[tuple[int, ...]]:
@@ -212,35 +208,3 @@ def test_each_of_several_prompts_is_that_of_its_own_choices() -> None:
     assert reasons(outcomes) == ["captured", "captured", "no_token_ids", "no_token_ids"]
     body = whole(COMPLETIONS, *((index, 5, "stop") for index in range(4)))
     assert reasons(document(COMPLETIONS, body, asked)[1]) == ["no_token_ids"] * 4, "it does not say which it is"
-
-
-@pytest.mark.parametrize("bad", [
-    [said(CHAT, "a", 5, finish="stop"), said(CHAT, "b", 6)], [chat_start([1, 3]), said(CHAT, "a", 5, finish="stop")],
-    [said(CHAT, "a", 5, finish="error")], [said(CHAT, "a", 5, finish="stop") | {"choices": 2 * said(
-        CHAT, "a", 5, finish="stop")["choices"]}],
-])  # fmt: skip
-def test_the_client_of_another_protocol_loses_nothing_by_it(bad: list[dict[str, Any]]) -> None:
-    usage = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}
-    begin = chat_start([1, 2])
-    good = [begin, said(CHAT, "a", 5), said(CHAT, "a", 5, finish="stop"), usage, "[DONE]"]
-    for events, reason in ((good, {"captured"}), ([begin, *bad, usage, "[DONE]"], {"capture_failed", "engine_error"})):
-        seen, outcomes = frames(events)
-        assert set(reasons(outcomes)) <= reason
-        assert '"text":"a"' in seen and seen.endswith('{"type":"message_stop"}\n\n')
-
-
-def test_a_document_for_the_client_of_another_protocol_too() -> None:
-    for choices, reason in (
-        ([(0, 5, "stop")], "captured"), ([(0, 5, "error")], "engine_error"),
-        ([(0, 5, "stop"), (0, 6, "stop")], "capture_failed"),
-    ):
-        shown, outcomes = document(MESSAGES, whole(CHAT, *choices), ASKED)
-        assert reasons(outcomes) == [reason] and json.loads(shown)["content"] == [{"type": "text", "text": "a"}]
-
-
-def frames(events: list[Any]) -> tuple[str, tuple[Outcome, ...]]:
-    """What the client of ``/v1/messages`` sees of a chat's `events`, and the outcomes."""
-    running = exchange(MESSAGES, {**ASKED, "stream": True})
-    running.on_headers(200, SSE)
-    out = b"".join(b"".join([*running.feed(event(item)), *running.release()]) for item in events)
-    return (out + b"".join(running.finish())).decode(), running.outcomes

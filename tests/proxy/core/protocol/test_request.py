@@ -80,10 +80,6 @@ def test_what_is_no_json_object_is_not_counted() -> None:
 # --- streams
 
 
-def test_its_fields() -> None:
-    assert JsonBody(b'{"a": [1, {"b": null}]}').fields == {"a": [1, {"b": None}]}
-
-
 def test_fields_are_set_where_they_stand() -> None:
     assert JsonBody(b'{ "a" : 1.50, "b":2 }').with_fields({"b": "3", "c": "null"}) == b'{ "a" : 1.50, "b":3 ,"c":null}'
 
@@ -128,12 +124,6 @@ def test_numbers(value: Any, expected: float | None) -> None:
     got = number({"x": value}, "x")
     assert got == expected
     assert type(got) is type(expected)
-
-
-def test_what_is_left_out_is_none() -> None:
-    assert number({}, "x") is None
-    assert flag({}, "x") is None
-    assert integer({}, "x") is None
 
 
 # --- test content parts

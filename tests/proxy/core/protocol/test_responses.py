@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.responses import LIMIT, KeptResponses, fetched, shown
 from ajet_proxy.core.protocol.responses import RESPONSES as DIALECT
-from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Outcome, Unscored
 from tests.kit import tapes
 from tests.kit.record_responses import FILE
-from tests.proxy.core.protocol.answers import SSE, document, dump, event, exchange, ids_of, reasons
+from tests.proxy.core.protocol.answers import document, dump, event, exchange, ids_of, reasons
+from tests.proxy.core.streams import streaming
 
 RESPONSES = "/v1/responses"
 IDS = {"enable_response_messages": "true"}
@@ -68,8 +67,7 @@ def end(body: Any, kind: str = "response.completed") -> bytes:
 
 def replay(parts: list[bytes], request: dict[str, Any] | None = None) -> tuple[bytes, tuple[Outcome, ...], int]:
     """What the client sees, the outcomes, and how many tokens were counted before the end."""
-    running = exchange(RESPONSES, {"stream": True, **(request or {})})
-    running.on_headers(200, SSE)
+    running = streaming(request, RESPONSES)
     out = b"".join(b"".join([*running.feed(part), *running.release()]) for part in parts)
     return out + b"".join(running.finish()), running.outcomes, running.reader.sampled[0]
 
@@ -97,13 +95,6 @@ def test_what_the_engine_is_asked(request_: dict[str, Any], fields: dict[str, st
     assert DIALECT.choices({"n": 5000, **request_}) == 1
 
 
-def test_the_route() -> None:
-    request = JsonBody(b"{}")
-    assert DIALECT.translate(request) is request
-    assert DIALECT.target == DIALECT.path == RESPONSES
-    assert CAPTURED[RESPONSES] is DIALECT
-
-
 @pytest.mark.parametrize(("request_", "reason"), [
     ({"background": True}, "background"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}, {"type": "input_image"}]}]}, "multimodal"),
@@ -116,27 +107,6 @@ def test_what_cannot_be_captured_goes_out_as_it_is(request_: dict[str, Any], rea
     ask = DIALECT.ask(request_)
     assert ask.skip == reason
     assert bool(ask.fields) == (reason is None)
-
-
-def test_a_document_with_text_tells_all() -> None:
-    more = {"text": {"format": {"type": "text"}}, "usage": 1.50}
-    body = dump(response([{"type": "reasoning", "content": None}, text(rows(-0.5, -1)), ITEM], **more))
-    seen, outcomes = document(RESPONSES, f" {body}\n".encode())
-    expected = seen_of([{"type": "reasoning", "content": None}, text(None), ITEM], **more)
-    assert seen.decode() == f" {dump(expected)}\n"
-    assert outcomes == (Captured(0, "policy", (1, 2), (5, 6), (-0.5, -1.0), "tool_calls"),)
-
-
-def test_an_agent_that_asked_itself_sees_what_it_asked_for() -> None:
-    told = response([text(rows(-0.5, -1.0))])
-    seen, outcomes = document(RESPONSES, told, {"enable_response_messages": True})
-    assert json.loads(seen) == told | {"output": [text(None)], "top_logprobs": None}
-    again, same = document(RESPONSES, told, ASKS_LOGPROBS)
-    assert json.loads(again) == told | {"input_messages": None, "output_messages": None}
-    both, alike = document(RESPONSES, told, ASKS_LOGPROBS | {"enable_response_messages": True})
-    assert json.loads(both) == told
-    assert outcomes == same == alike
-    assert reasons(outcomes) == ["captured"]
 
 
 @pytest.mark.parametrize("output", [
@@ -227,8 +197,7 @@ def test_an_agent_that_asked_for_logprobs_gets_them_in_the_stream() -> None:
 
 
 def test_the_last_event_waits_and_what_follows_passes() -> None:
-    running = exchange(RESPONSES, {"stream": True})
-    running.on_headers(200, SSE)
+    running = streaming(path=RESPONSES)
     assert running.feed(begin(0)) and not running.settled
     assert running.feed(end(response([ITEM]))) == []
     assert running.settled and isinstance(running.outcomes[0], Unscored)
@@ -238,8 +207,7 @@ def test_the_last_event_waits_and_what_follows_passes() -> None:
 
 
 def test_what_a_stream_showed_is_told_beside_its_end_which_has_other_ids() -> None:
-    running = exchange(RESPONSES, {"stream": True})
-    running.on_headers(200, SSE)
+    running = streaming(path=RESPONSES)
     shown = {**ITEM, "call_id": "call_9"}
     running.feed(begin(0) + step("response.output_item.done", item=shown, output_index=0) + end(response([ITEM])))
     assert running.answers == ({"id": "resp_1", "output": [ITEM], "shown": [shown]},)
@@ -274,8 +242,7 @@ def test_a_stream_without_a_good_end_is_lost(parts: list[bytes], reason: str) ->
     (b"data: [DONE] \n\n", "captured"), (b"data:\n\n", "captured"), (b"data: no json\n\n", "captured"),
 ])  # fmt: skip
 def test_a_call_is_lost_by_what_contradicts_it_behind_the_end_and_by_nothing_else(more: bytes, reason: str) -> None:
-    running = exchange(RESPONSES, {"stream": True})
-    running.on_headers(200, SSE)
+    running = streaming(path=RESPONSES)
     running.feed(begin(0) + end(response([text(rows(-0.5, -1.0))])))
     assert running.release() and ids_of(running.outcomes) == [(5, 6)]
     shown = list(running.reader._shown)
@@ -284,28 +251,14 @@ def test_a_call_is_lost_by_what_contradicts_it_behind_the_end_and_by_nothing_els
     assert running.reader._shown == shown, "nothing of it is kept"
 
 
-def test_an_empty_prompt_says_nothing_against_another() -> None:
-    whole = response([text(rows(-0.5, -1.0))])
-    begun = step("response.created", response=response([], ids=None, status="in_progress") | {"input_messages": []})
-    assert reasons(replay([begun, end(whole)])[1]) == ["captured"]
-
-
 def test_a_prompt_that_changes_in_mid_stream_is_not_told_exactly() -> None:
     whole = response([text(rows(-0.5, -1.0))])
-    early = response([], prompt=(1, 2), ids=None, status="in_progress")
-    other = response([], prompt=(1, 3), ids=None, status="in_progress")
-    for begun, reason in ((early, "captured"), (other, "capture_failed")):
+    for prompt, reason in ((raw([1, 2]), "captured"), (raw([1, 3]), "capture_failed"), ([], "captured")):
+        begun = response([], ids=None, status="in_progress", input_messages=prompt)
         seen, outcomes, _ = replay([step("response.created", response=begun), end(whole)])
         assert reasons(outcomes) == [reason]
         shown = [step("response.created", response=seen_of([], status="in_progress")), end(seen_of([text(None)]))]
         assert seen == b"".join(shown)
-
-
-def test_text_that_is_no_json_passes_as_it_is() -> None:
-    body = b"<html>\xff"
-    seen, outcomes = document(RESPONSES, body)
-    assert seen == body
-    assert reasons(outcomes) == ["capture_failed"]
 
 
 # --- responses that the engine keeps

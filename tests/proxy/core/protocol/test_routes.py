@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED, CONTROL_ROUTES, described, open_route
 
 
@@ -49,7 +50,9 @@ def test_what_is_said_of_a_closed_one(written: str, words: str) -> None:
     ("/v1/completions", {"prompt": "hi"}, False),
 ])  # fmt: skip
 def test_each_dialect_tells_the_past_of_a_request(path: str, fields: dict[str, Any], continued: bool) -> None:
-    dialect = CAPTURED[path]
+    dialect, request = CAPTURED[path], JsonBody(b"{}")
+    assert dialect.path == path
+    assert path == "/v1/messages" or (dialect.translate(request) is request and dialect.target == path)
     history = dialect.history(fields, b"scope", exact=True)
     assert history is not None and dialect.history({}, b"scope", exact=True) is None
     outline = dialect.outline(fields, history, episode="e", model="m", agent="")

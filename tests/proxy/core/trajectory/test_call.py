@@ -95,10 +95,6 @@ def test_a_call_says_that_its_logprobs_came_later() -> None:
     assert to_packed(scored, ORIGIN).turn.altered == ("logprobs", "scored_logprobs")
 
 
-def test_a_call_of_no_tokens_has_no_versions() -> None:
-    assert to_packed(captured((), index=0), ORIGIN).turn.policy_versions == ()
-
-
 def test_a_request_without_a_model_takes_the_engines_name() -> None:
     nameless = Origin(("c",), "ep", "", "", 0.0, 0, "lineage", ())
     assert to_packed(captured((3,), index=0), nameless).turn.model == "engine-name"

@@ -92,13 +92,6 @@ def test_one_token_alone_shows_no_template() -> None:
         assert broken_by(pack_tokens(prompt), pack_tokens(history), [span]) == "history_edited"
 
 
-def test_the_names_are_all_there_are() -> None:
-    names = {name for name, _ in CASES.values()}
-    assert names == {
-        "retokenized", "template", "history_edited", "tools_changed", "compacted", "parallel", "new_chain"
-    }
-
-
 @given(st.one_of(tangled_calls(), conversations()))
 def test_the_first_timeline_of_its_kind_is_not_broken_and_every_other_is(calls: list[Call]) -> None:
     first = set()

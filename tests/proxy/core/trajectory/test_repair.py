@@ -110,19 +110,6 @@ def test_calls_that_say_to_follow_each_other_are_no_circle() -> None:
     assert [item[0] for item in joined(one, other)] == [("b", "a")]
 
 
-@pytest.mark.parametrize(
-    ("read", "kept", "count"),
-    [
-        ((1, 2, 3), (1, 2, 3), 0), ((1, 9, 3), (1, 2, 3), 1), ((1, 9, 3), (1, 2, 5, 3), 1),
-        ((1, 7, 8, 3), (1, 2, 3), 2),
-        ((1, 7, 2, 8, 3), (1, 5, 2, 6, 3), 2), ((1, 3), (1, 1, 3), 1), ((1, 3), (1, 2, 5, 3), 2),
-        ((1, 1, 3), (1, 3), 1), ((5,), (6, 7), 1),
-    ],
-)  # fmt: skip
-def test_replaced_tokens(read: tuple[int, ...], kept: tuple[int, ...], count: int) -> None:
-    assert replaced(pack_tokens(read), pack_tokens(kept)) == count
-
-
 @given(*[st.lists(st.integers(0, 3), max_size=8)] * 2)
 def test_no_more_tokens_stand_in_both_in_one_order(read: list[int], kept: list[int]) -> None:
     def is_in(few: Sequence[int], many: Iterable[int]) -> bool:

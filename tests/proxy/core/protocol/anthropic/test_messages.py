@@ -14,7 +14,6 @@ from ajet_proxy.core.protocol.anthropic.messages import Messages
 from ajet_proxy.core.protocol.anthropic.template import Template
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import JsonBody
-from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_sdk.errors import BadRequest
 from tests.proxy.core.protocol.answers import SSE, dump, reasons
 
@@ -27,8 +26,7 @@ def exchange(template: Template | None = None, **fields: Any) -> Exchange:
 
 
 def test_the_route_is_captured_over_chat() -> None:
-    dialect = CAPTURED["/v1/messages"]
-    running = Exchange(dialect, dialect.translate(JsonBody(dump(ASK).encode())))
+    running = exchange()
     assert running.target == "/v1/chat/completions"
     assert json.loads(running.upstream_body()) == {
         "model": "policy", "messages": [{"role": "user", "content": "é"}], "max_tokens": 5, "max_completion_tokens": 5,
