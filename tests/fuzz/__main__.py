@@ -1,6 +1,6 @@
 """The differential fuzz: what a client sees through the proxy, against what it would have seen without.
 
-    python -m tests.fuzz [--seed N] [--count N] [--sockets N] [--case NAME]
+    python -m tests.fuzz [--seed N] [--count N] [--case NAME]
 
 Each case follows from its name, ``SEED/NUMBER``, alone, so that one line repeats a failure. Most are played in the core
 (`core_cases`), some over real sockets (`socket_cases`). Exits 1 when a case failed, and 2 on bad usage.
@@ -36,7 +36,6 @@ class Tally:
     failed: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     began: float = field(default_factory=time.monotonic)
-    told: float = 0.0
 
     @contextlib.contextmanager
     def case(self, name: str) -> Iterator[Case]:
@@ -51,14 +50,6 @@ class Tally:
                 say(f"\nfailed: {name}; to repeat it alone: make fuzz CASE={name}")
                 for line in (*case.notes, *traceback.format_exception(error)):
                     say(f"  {line[:4000]}")
-
-    def progress(self, total: int, *, last: bool = False) -> None:
-        now = time.monotonic()
-        if last or now - self.told > 2.0:
-            self.told = now
-            so_far = f"{self.cases:,} of {total:,} cases, {len(self.failed)} failed, {now - self.began:.0f} s"
-            sys.stderr.write(f"\r{so_far}" + ("\n" if last else ""))
-            sys.stderr.flush()
 
 
 class Hang(BaseException):
@@ -87,14 +78,13 @@ def play(name: str, tally: Tally) -> None:
         core_cases.run(case)
 
 
-async def play_over_sockets(names: list[str], tally: Tally, total: int) -> None:
+async def play_over_sockets(names: list[str], tally: Tally) -> None:
     """The cases `names`, one after another, through one proxy."""
     async with socket_cases.Wire() as wire:
         for name in names:
             with tally.case(name) as case:
                 async with asyncio.timeout(LIMIT_S):
                     await wire.play(case)
-            tally.progress(total)
 
 
 def run(seed: int, count: int, sockets: int) -> Tally:
@@ -102,9 +92,7 @@ def run(seed: int, count: int, sockets: int) -> Tally:
     tally = Tally()
     for number in range(count - sockets):
         play(f"{seed}/{number}", tally)
-        tally.progress(count)
-    asyncio.run(play_over_sockets([f"{seed}/s{number}" for number in range(sockets)], tally, count))
-    tally.progress(count, last=True)
+    asyncio.run(play_over_sockets([f"{seed}/s{number}" for number in range(sockets)], tally))
     return tally
 
 
@@ -115,19 +103,18 @@ def say(line: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="The differential fuzz.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=100_000, help="cases in all")
-    parser.add_argument("--sockets", type=int, help="of these over sockets; a fortieth")
+    parser.add_argument("--count", type=int, default=100_000, help="cases in all, a fortieth over sockets")
     parser.add_argument("--case", help="play this one alone, by the name that a failure printed")
     given = parser.parse_args()
     logging.getLogger("ajet_proxy").setLevel(logging.ERROR)  # engines that break off are no news here
     if given.case is not None:
         tally = Tally()
         if given.case.partition("/")[2].startswith("s"):
-            asyncio.run(play_over_sockets([given.case], tally, 1))
+            asyncio.run(play_over_sockets([given.case], tally))
         else:
             play(given.case, tally)
     else:
-        tally = run(given.seed, given.count, given.count // 40 if given.sockets is None else given.sockets)
+        tally = run(given.seed, given.count, given.count // 40)
     for name, number in sorted(tally.counts.items()):
         say(f"{number:>9,}  {name}")
     seconds = time.monotonic() - tally.began

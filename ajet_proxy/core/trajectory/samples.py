@@ -21,7 +21,7 @@ from ajet_proxy.core.trajectory.call import prompt_hash
 from ajet_proxy.core.trajectory.repair import join
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_proxy.core.trajectory.timeline import Policy, Timeline, Turn, merge, told
-from ajet_sdk.sample import Call, PolicySpans, Sample, SamplingSpans
+from ajet_sdk.sample import Call, Sample, SamplingSpans
 
 T = TypeVar("T")
 
@@ -42,12 +42,12 @@ def samples_of(
             token_ids=token_ids,
             loss_mask=_mask(timeline),
             logprobs=_logprobs(timeline),
-            policy_versions=_versions(timeline.turns),
+            policy_versions=_runs(span for turn in timeline.turns for span in turn.policy_versions),
             calls=tuple(turn.call for turn in timeline.turns),
             spans=tuple((turn.call, turn.start, turn.end) for turn in timeline.turns),
             reward=_reward(timeline.turns, rewards),
             broken_by=timeline.broken_by,
-            uncertain_tokens=_uncertain(timeline.turns),
+            uncertain_tokens=sum(turn.sampled for turn in timeline.turns if turn.version_uncertain),
             repaired_tokens=timeline.repaired_tokens,
             sampling=_sampling(timeline.turns),
             finish_reasons=tuple(turn.finish_reason for turn in timeline.turns),
@@ -98,11 +98,6 @@ def _logprobs(timeline: Timeline) -> tuple[float, ...]:
     return tuple(logprobs)
 
 
-def _versions(turns: Iterable[Turn]) -> PolicySpans:
-    """The turns' versions in order."""
-    return _runs(span for turn in turns for span in turn.policy_versions)
-
-
 def _sampling(turns: Iterable[Turn]) -> SamplingSpans:
     """Tell how the turns were sampled, in order; nothing if it is known of none."""
     runs = _runs((turn.sampling, turn.sampled) for turn in turns if turn.sampled)
@@ -118,10 +113,6 @@ def _runs(spans: Iterable[tuple[T, int]]) -> tuple[tuple[T, int], ...]:
         else:
             runs.append((value, sampled))
     return tuple(runs)
-
-
-def _uncertain(turns: Iterable[Turn]) -> int:
-    return sum(turn.sampled for turn in turns if turn.version_uncertain)
 
 
 def _reward(turns: Sequence[Turn], rewards: Iterable[EpisodeReward]) -> float | None:
