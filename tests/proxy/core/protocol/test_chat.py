@@ -8,7 +8,7 @@ import pytest
 
 from ajet_proxy.core.protocol.chat import CHAT as DIALECT
 from ajet_proxy.core.protocol.dialect import Ask
-from tests.proxy.core.protocol.answers import CHAT, chat_event, chat_start, ids_of, reasons, stream
+from tests.proxy.core.protocol.answers import CHAT, chat_event, chat_start, reasons, stream
 
 IDS = {"return_token_ids": "true"}
 LOGPROBS = {"logprobs": "true"}
@@ -78,19 +78,6 @@ def test_its_own_words_come_back_to_an_agent_that_asks_for_them(asked: dict[str,
     seen, outcomes = stream(CHAT, [chat_start([1]), echoed, end, "[DONE]"], asked)
     assert seen == [chat_start(None), echoed, chat_event({"content": "lo"}, finish="stop"), "[DONE]"]
     assert reasons(outcomes) == (["captured"] if asked else ["no_token_ids"])
-
-
-@pytest.mark.parametrize("asked", [{"logprobs": True}, {"return_token_ids": True}])
-def test_an_agent_that_asks_for_either_gets_every_event(asked: dict[str, Any]) -> None:
-    end = chat_event({}, ids=[], logprobs=[], finish="stop")
-    events = [chat_start([1]), chat_event({}, ids=[5], logprobs=[-0.5]), end]
-    seen, outcomes = stream(CHAT, events, asked)
-    assert len(seen) == 3
-    kept = seen[1]["choices"][0]
-    assert (kept["logprobs"] is None) == ("logprobs" not in asked)
-    assert (kept["token_ids"] is None) == ("return_token_ids" not in asked)
-    assert (seen[0]["prompt_token_ids"] is None) == ("return_token_ids" not in asked)
-    assert ids_of(outcomes) == [(5,)]
 
 
 def test_text_without_ids_is_text_that_cannot_be_trained() -> None:
