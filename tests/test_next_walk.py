@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,7 @@ from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.engine_stub import EngineStub
 from tests.kit.source import PACKAGES, ROOT, tree
+from tests.kit.still_learner import StillLearner
 from tests.proxy.serving import Client, serving
 
 FIRST, LAST = "ajet_proxy/io/capture/front.py", "ajet_trainer/backends/verl/trainer.py"
@@ -85,44 +86,14 @@ class Entered:
             self.files.append(str(path.relative_to(ROOT)))
 
 
-class Learner:
+class Learner(StillLearner):
     """Counts the rows that it is given, where a gradient would be made of them."""
 
-    colocated = False
-    max_tokens = 100_000
-    temperature = 1.0
-    several_temperatures = True
-    vocabulary: int | None = None
-    by_turn = shaping = None
-    compares = False
-    version = 0
     rows = 0
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         self.rows += len(rows)
-        self.version += 1
-        return {}
-
-    def save(self, history: Mapping[str, Any]) -> None:
-        """Nothing is kept."""
-
-    def tune(self, config: Config) -> None:
-        pass
-
-    def push(self) -> None:
-        """The engine has the weights that it had."""
-
-    def upstreams(self) -> Sequence[str] | None:
-        return None
-
-    def compare(self) -> None:
-        """The engine computes what it computed."""
-
-    def check(self) -> None:
-        """The engine lives."""
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Nobody reads them."""
+        return super().train(rows)
 
 
 async def turn(client: Client, episode: str, messages: list[dict[str, str]]) -> None:

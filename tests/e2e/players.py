@@ -10,7 +10,6 @@ import itertools
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 import httpx
 
@@ -43,9 +42,7 @@ class Players:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         give_up = time.monotonic() + 2.0
         for thread in self._threads:

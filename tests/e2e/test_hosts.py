@@ -33,6 +33,7 @@ from tests.kit.certificates import Authority
 from tests.kit.hosts import Hosts, lacking
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.source import ROOT
+from tests.kit.still_learner import StillLearner
 from tests.kit.stub_process import stub_process
 
 LACKING = lacking()
@@ -51,17 +52,13 @@ openai.OpenAI().chat.completions.create(model="stub", messages=messages)
 """
 
 
-class Learner:
+class Learner(StillLearner):
     """Remembers the tokens of each row. `plan` is what happens one after the other, each at its moment of a step at
     which the network is `whole`."""
 
-    colocated, max_tokens = False, 100_000
-    temperature, several_temperatures, vocabulary = 1.0, True, None
-    by_turn = shaping = None
     compares = True
 
     def __init__(self, *plan: tuple[str, Callable[[], object]], whole: Callable[[], bool] = lambda: True) -> None:
-        self.version = 0
         self.rows: list[tuple[int, ...]] = []
         self.plan, self.whole = list(plan), whole
 
@@ -72,30 +69,14 @@ class Learner:
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         self.rows += [(*row.prompt.tolist(), *row.response.tolist()) for row in rows]
         self.now("train")
-        self.version += 1
-        return {}
+        return super().train(rows)
 
     def save(self, batches: Mapping[str, Any]) -> None:
         self.now("save")
 
-    def tune(self, config: Config) -> None:
-        pass
-
     def push(self) -> None:
         if self.version:  # and not at the start
             self.now("push")
-
-    def upstreams(self) -> None:
-        return None
-
-    def compare(self) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        pass
 
 
 class Site:

@@ -26,16 +26,15 @@ from ajet_trainer.config import Config
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.mix import Mixture
-from ajet_trainer.overlong import Shaping
 from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
-from ajet_trainer.turns import ByTurn
 from tests.faults.agent import MODELS
 from tests.faults.notes import Notes
 from tests.faults.player import GROUP
 from tests.faults.swarm import GROUPS, LEAST, SHARES
+from tests.kit.still_learner import StillLearner
 
 LEASE_S = 1.5
 INSTANTS = (
@@ -85,22 +84,14 @@ def checkpoint(folder: Path) -> dict[str, Any]:
     return found
 
 
-class Stub:
+class Stub(StillLearner):
     """Trains nothing, at random speed, and keeps what it was given."""
-
-    colocated = False
-    temperature = 1.0
-    several_temperatures = True
-    vocabulary: int | None = None
-    by_turn: ByTurn | None = None
-    shaping: Shaping | None = None
-    compares = False
 
     def __init__(self, folder: Path, model: str, orders: Orders) -> None:
         self._folder, self._orders = folder, orders
         self.max_tokens = MOST_TOKENS[model]
         self._saved = checkpoint(folder)
-        self.version: int = self._saved["version"]
+        self.version = self._saved["version"]
         self._dice = random.Random(self.version)
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -127,24 +118,9 @@ class Stub:
         self._orders.reached("after a checkpoint")
         self._pass()
 
-    def tune(self, config: Config) -> None:
-        pass
-
     def push(self) -> None:
         self._pass()
         self._orders.reached("when weights are pushed")
-
-    def upstreams(self) -> Sequence[str] | None:
-        return None
-
-    def compare(self) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        pass
 
     def _pass(self) -> None:
         time.sleep(self._dice.uniform(0, 0.03))

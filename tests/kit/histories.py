@@ -152,10 +152,6 @@ APART = ("archive", "leaving")
 """What of a room is not in memory."""
 
 
-APART = ("archive", "leaving")
-"""What of a room is not in memory."""
-
-
 def everything(state: State) -> dict[str, Any]:
     """All that `state` holds, private parts and kinds of containers included, so that two of them can be compared."""
     rooms = {

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 CABLE = """
 import fcntl, os, select, struct, sys
@@ -64,9 +63,7 @@ class Namespace:
         self.run("ip", "link", "set", "lo", "up")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._keeper is not None
         self._keeper.kill()
         self._keeper.wait()

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -55,9 +54,7 @@ class TrainerProcess:
     def __enter__(self) -> TrainerProcess:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None and self._process.poll() is None:
             below = self.below()
             self._process.kill()

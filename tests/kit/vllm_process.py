@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.kit.ports import free_port
+from tests.kit.source import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 VLLM = ROOT / ".venv-engine" / "bin" / "vllm"
 HAS_GPU = shutil.which("nvidia-smi") is not None
 ENVIRONMENT = {

@@ -1,4 +1,4 @@
-"""Stands for ``ajet-trainer`` where a tutorial is tested: the real run, with a learner that learns nothing.
+"""Stands for ``ajet-trainer`` in tests of tutorials and quick start: the real run, with a learner that learns nothing.
 
     python -m tests.tutorials.scripted_trainer MODEL=ENGINE… run --config FILE
 
@@ -12,56 +12,33 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any
 
 from ajet_trainer.batch import Row
-from ajet_trainer.config import Config, digest, load
+from ajet_trainer.config import digest, load
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
+from tests.kit.still_learner import StillLearner
 
 TRAIN_S = 0.5
 
 
-class Learner:
-    """Takes rows and gives versions. `engine` is the base URL of the scripted engine."""
+class Learner(StillLearner):
+    """Takes its time. `engine` is the base URL of the scripted engine."""
 
-    colocated = several_temperatures = True
-    vocabulary: int | None = None
-    temperature = 1.0
-    by_turn = shaping = None
-    compares = True
+    colocated = compares = True
 
     def __init__(self, engine: str, max_tokens: int) -> None:
-        self.engine, self.max_tokens, self.version = engine, max_tokens, 0
+        self.engine, self.max_tokens = engine, max_tokens
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         time.sleep(TRAIN_S)
-        self.version += 1
-        return {}
+        return super().train(rows)
 
     def upstreams(self) -> Sequence[str]:
         return (self.engine,)
-
-    def save(self, batches: Mapping[str, Any]) -> None:
-        pass
-
-    def tune(self, config: Config) -> None:
-        pass
-
-    def push(self) -> None:
-        pass
-
-    def compare(self) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        pass
 
 
 def main(engines: Mapping[str, str], config_file: str) -> None:

@@ -30,9 +30,9 @@ from integrations.quickstart import figures, loop
 from integrations.quickstart.plan import Plan
 from integrations.quickstart.screen import Screen
 
-folder, engine, trainer = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-script = folder / "trainer.sh"
-script.write_text(f'#!/bin/sh\\nexec {sys.executable} {trainer} {engine} "$@"\\n')
+folder, engine = Path(sys.argv[1]), sys.argv[2]
+script, trainer = folder / "trainer.sh", "-m tests.tutorials.scripted_trainer"
+script.write_text(f'#!/bin/sh\\nexec {sys.executable} {trainer} smollm2={engine} "$@"\\n')
 script.chmod(0o755)
 programs = {name: loop.path_of(name) for name in ("ajet", "ajet-proxy")} | {"ajet-trainer": str(script)}
 loop.path_of = programs.__getitem__
@@ -41,7 +41,7 @@ python.write_text(f'#!/bin/sh\\nmkdir {folder}/failed-once 2>/dev/null && exit 3
 python.chmod(0o755)
 sys.executable = str(python)
 plan = Plan(steps=2, groups=2, group_size=2)
-run = loop.Loop(plan, folder, Path("no-model"), Screen(tty=False))
+run = loop.Loop(plan, folder, folder, Screen(tty=False))
 run.run(2)
 summary = figures.summarize(plan, run.metrics, run.status, run.seconds)
 (folder / "out.json").write_text(json.dumps({"summary": summary, "episodes": run.episodes, "port": run.port}))
@@ -52,9 +52,8 @@ summary = figures.summarize(plan, run.metrics, run.status, run.seconds)
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two steps left behind in which the first game failed."""
     folder = tmp_path_factory.mktemp("run")
-    trainer = Path(__file__).with_name("scripted_trainer.py")
     with stub_process("--model", "smollm2") as engine:
-        argv = [sys.executable, "-c", RUN, str(folder), engine, str(trainer)]
+        argv = [sys.executable, "-c", RUN, str(folder), engine]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     logs = "\n".join(f"{log.name}:\n{log.read_text()}" for log in folder.glob("*.log"))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs}"

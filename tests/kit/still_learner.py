@@ -1,0 +1,43 @@
+"""A learner that learns nothing, for runs in which verl and a model would only take time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ajet_trainer.batch import Row
+from ajet_trainer.config import Config
+from ajet_trainer.overlong import Shaping
+from ajet_trainer.turns import ByTurn
+
+
+class StillLearner:
+    """Counts its versions, for engines that stand alone. A test says what happens besides."""
+
+    colocated = compares = False
+    several_temperatures = True
+    temperature = 1.0
+    max_tokens = 100_000
+    vocabulary: int | None = None
+    by_turn: ByTurn | None = None
+    shaping: Shaping | None = None
+    version = 0
+
+    def train(self, rows: Sequence[Row]) -> dict[str, float]:
+        self.version += 1
+        return {}
+
+    def save(self, batches: Mapping[str, Any]) -> None: ...
+
+    def tune(self, config: Config) -> None: ...
+
+    def push(self) -> None: ...
+
+    def upstreams(self) -> Sequence[str] | None:
+        return None
+
+    def compare(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    def log(self, figures: Mapping[str, float], step: int) -> None: ...
