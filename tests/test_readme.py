@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.environment import clean
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.readme import Block, blocks, commands, our_commands
 from tests.kit.source import ROOT
@@ -29,14 +30,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     """What a reader has who has started an engine and the proxy."""
     folder = tmp_path_factory.mktemp("readme")
     with stub_process() as engine, ProxyProcess(engine, folder / "data", options=OPTIONS) as proxy:
-        own = {
-            "AJET_PROXY_URL": proxy.url,
-            "OPENAI_BASE_URL": f"{proxy.url}/v1",
-            "OPENAI_API_KEY": "EMPTY",
-            "ENGINE_URL": engine,
-            "PATH": f"{ROOT / '.venv/bin'}{os.pathsep}{os.environ['PATH']}",
-        }
-        yield {name: value for name, value in os.environ.items() if not name.startswith("AJET_")} | own
+        yield clean(
+            AJET_PROXY_URL=proxy.url, OPENAI_BASE_URL=f"{proxy.url}/v1", OPENAI_API_KEY="EMPTY", ENGINE_URL=engine,
+            PATH=f"{ROOT / '.venv/bin'}{os.pathsep}{os.environ['PATH']}",
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from tests.bench import table
 from tests.e2e.players import UNSHAPED, Players
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
-from tests.kit.trainer_process import TrainerProcess
+from tests.kit.trainer_process import RATE, TrainerProcess
 
 MODEL = "policy"
 ASK = (100, 150, 200, 250, 300, 350)
@@ -45,7 +45,7 @@ GROUPS, SIZE, LR = 2, 16, 5e-3
 ARMS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "turns": ({"turn_gamma": 0.0}, {"algorithm.adv_estimator": "ajet_turn"}),
     "sum": ({}, {"algorithm.adv_estimator": "grpo"}),
-    "control": ({}, {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.actor.optim.lr": 0.0}),
+    "control": ({}, {"algorithm.adv_estimator": "grpo", RATE: 0.0}),
 }
 Rewards = Mapping[str, list[float]]
 """The mean reward of each step, by ``ARM-SEED``."""
@@ -77,14 +77,11 @@ def run(arm: str, seed: int, steps: int) -> list[float]:
         folder = Path(name)
         with ProxyProcess(None, folder / "proxy") as proxy:
             settings = {
-                "model": str(build(folder / "tiny", seed=seed)), "proxy_url": proxy.url, "groups": GROUPS,
-                "group_size": SIZE, "max_tokens": 64, "total_steps": steps, "save_freq": 0, "max_staleness": 1,
+                "model": build(folder / "tiny", seed=seed), "proxy_url": proxy.url, "groups": GROUPS,
+                "group_size": SIZE, "max_tokens": 64, "total_steps": steps, "max_staleness": 1,
             }  # fmt: skip
-            verl = {"actor_rollout_ref.actor.optim.lr": LR, **theirs}
-            with TrainerProcess(folder, {**settings, **ours}, verl) as trainer, Games(proxy.url):
-                if trainer.wait(3600) != 0:
-                    raise SystemExit(trainer.words())
-                return [line["reward_mean"] for line in trainer.metrics()]
+            with TrainerProcess(folder, {**settings, **ours}, {RATE: LR, **theirs}) as trainer, Games(proxy.url):
+                return [line["reward_mean"] for line in trainer.finish(3600)]
 
 
 def report(found: Rewards, seeds: int) -> None:

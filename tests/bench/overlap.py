@@ -39,7 +39,7 @@ from tests.bench import table
 from tests.e2e.players import HALF, UNSHAPED
 from tests.kit import tiny_model
 from tests.kit.proxy_process import ProxyProcess
-from tests.kit.trainer_process import TrainerFailed, TrainerProcess
+from tests.kit.trainer_process import FLOAT32, RATE, TrainerFailed, TrainerProcess
 from tests.kit.vllm_process import vllm_server
 
 MODES = (0, 1, 2)
@@ -48,11 +48,7 @@ LAST = 3
 """Steps whose mean is the reward at a moment."""
 MOMENTS = 4
 LIMIT_S = 1200.0
-FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-VERL = {
-    **{f"actor_rollout_ref.actor.fsdp_config.mixed_precision.{name}": kind for name, kind in FLOAT32.items()},
-    "actor_rollout_ref.actor.optim.lr": 1e-2,
-}
+VERL = {**FLOAT32, RATE: 1e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +121,8 @@ def run(engine: str, model: Path, folder: Path, overlap: int, steps: int) -> Ran
     folder.mkdir()
     with ProxyProcess(f"tiny={engine}", folder / "proxy", options=["--gate-mode=pause"]) as proxy:
         ours = {
-            "model": str(model), "model_name": "tiny", "engine_urls": [engine], "proxy_url": proxy.url,
+            "model": model, "model_name": "tiny", "engine_urls": [engine], "proxy_url": proxy.url,
             "groups": GROUPS, "group_size": SIZE, "max_tokens": 512, "overlap": overlap, "total_steps": steps,
-            "save_freq": 0,
         }  # fmt: skip
         with TrainerProcess(folder, ours, VERL) as trainer:
             trainer.until(lambda: trainer.phase() == "waiting for episodes", LIMIT_S)
@@ -140,9 +135,8 @@ def run(engine: str, model: Path, folder: Path, overlap: int, steps: int) -> Ran
                     if time.monotonic() - began > LIMIT_S:
                         raise TrainerFailed(f"{len(times)} steps in {LIMIT_S:.0f} s\n{trainer.words()}")
                     time.sleep(0.05)
-            if trainer.wait(LIMIT_S) != 0:
-                raise TrainerFailed(trainer.words())
-        return Ran(overlap, trainer.metrics(), times, proxy.report())
+            lines = trainer.finish(LIMIT_S)
+        return Ran(overlap, lines, times, proxy.report())
 
 
 def show(runs: Sequence[Ran]) -> bool:

@@ -6,7 +6,6 @@ is told, and what was on its way may still come when the way is back.
 
 from __future__ import annotations
 
-import os
 import ssl
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.certificates import Authority
+from tests.kit.environment import clean
 from tests.kit.hosts import Hosts, lacking
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.source import ROOT
@@ -198,10 +198,6 @@ class Site:
 def site(tmp_path: Path) -> Iterator[Site]:
     with ExitStack() as stack:
         yield Site(tmp_path, stack)
-
-
-def clean(**more: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("AJET_")} | more
 
 
 def play(site: Site, seen: list[tuple[int, ...]], limit: float = 20.0) -> None:

@@ -22,6 +22,7 @@ import httpx
 
 from ajet_sdk.runs import LEARNING_RATE
 from ajet_trainer.runs import held
+from tests.kit.environment import clean
 from tests.kit.source import ROOT
 
 RATES = (1e-5, 1e-4, 1e-3)
@@ -43,10 +44,9 @@ class Supervised:
         self.ask("PUT", {"config": config, "desired": self.desired})
 
     def _start(self) -> subprocess.Popen[bytes]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
         command = [sys.executable, "-m", "tests.kit.scripted_supervisor", self._url, str(self._allow)]
         with (self._folder / "supervisor.log").open("ab") as log:
-            return subprocess.Popen(command, cwd=ROOT, env=clean, stdout=log, stderr=log)
+            return subprocess.Popen(command, cwd=ROOT, env=clean(), stdout=log, stderr=log)
 
     def ask(self, method: str, body: Any = None, limit_s: float = 60.0) -> dict[str, Any]:
         end = time.monotonic() + limit_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 
 from tests.kit.engine_script import Rule
+from tests.kit.environment import clean
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.rig import Rig
 from tests.kit.source import ROOT
@@ -24,7 +24,6 @@ ENVIRONMENTS = ROOT / ".venv-integrations"
 LOCKS = ROOT / ".ci" / "integrations"
 AJET = (sys.executable, "-c", "from ajet_sdk.cli import main; main()")
 INTERCEPT = ("--intercept", "127.0.0.1:0")
-NOT_OURS = ("AJET_", "OPENAI_", "ANTHROPIC_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,7 @@ class Stage:
         self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, limit_s: float = 110
     ) -> str:
         """What `command` printed; it must succeed. It knows the proxy by AJET_PROXY_URL alone."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(NOT_OURS)}
-        own = clean | {"AJET_PROXY_URL": self.proxy} | dict(env or {})
+        own = clean(AJET_PROXY_URL=self.proxy) | dict(env or {})
         done = subprocess.run(command, env=own, cwd=cwd, capture_output=True, text=True, timeout=limit_s, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

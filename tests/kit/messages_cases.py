@@ -1,4 +1,5 @@
-"""Requests of Anthropic's Messages API, streamed and not, that a real vLLM answers on a route of its own.
+"""Requests of Anthropic's Messages API, streamed and not, that a real vLLM answers on a route of its own. What else a
+request may say, `tests/e2e/test_messages_conversion.py` makes up.
 
 They are greedy, because this API has no seed. `PLAIN` are for any server, `THOUGHTFUL` for one with a reasoning parser
 (`record_tapes.REASONING`), `COUNTED` for ``count_tokens``, and `REFUSED` are those that the engine or the proxy finds
@@ -50,23 +51,13 @@ def schema(value: Any) -> dict[str, Any]:
 PLAIN: dict[str, dict[str, Any]] = {
     "plain": {},
     "short": {"max_tokens": 1},
-    "sampling": {"temperature": 0.0, "top_p": 1.0, "top_k": 1, "metadata": {"user_id": "u"}, "service_tier": "auto"},
-    "system": {"system": "You are an assistant."},
-    "system-list": {"system": SYSTEM},
     "system-inside": {"system": SYSTEM, "messages": [HELLO, {"role": "system", "content": "Be right."}, HELLO]},
     "turns": {"system": SYSTEM, "messages": TURNS, **TOOLS, "max_tokens": 12},
-    "begun": {"messages": [HELLO, {"role": "assistant", "content": "hello"}]},
     "utf8": schema("é日😀 \\ \"'\n\u2028"),
     "stop": {"stop_sequences": ["zz", "lo t"], **schema("hello there, hello")},
-    "stop-unmet": {"stop_sequences": ["zz"], **schema("hello")},
-    "tools-auto": {**TOOLS, "tool_choice": {"type": "auto"}, "max_tokens": 12},
-    "tools-none": {**TOOLS, "tool_choice": {"type": "none"}, "max_tokens": 12},
     "tools-any": {**TOOLS, "tools": [TOOL], "tool_choice": {"type": "any"}},
-    "tools-any-one": {**TOOLS, "tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
     "tools-named": {**TOOLS, "tool_choice": {"type": "tool", "name": "guess"}},
     "tools-cut": {**TOOLS, "tool_choice": {"type": "tool", "name": "guess"}, "max_tokens": 6},
-    "effort": {"output_config": {"effort": "low"}},
-    "disabled": {"thinking": {"type": "disabled"}},
 }  # fmt: skip
 THOUGHTFUL: dict[str, dict[str, Any]] = {
     "thinking": {"thinking": {"type": "adaptive"}},

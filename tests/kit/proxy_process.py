@@ -6,17 +6,16 @@ what the restart tests do.
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tests.kit.environment import clean
 from tests.kit.ports import free_port
 from tests.kit.source import ROOT
 
@@ -53,8 +52,7 @@ class ProxyProcess:
         upstreams = ["--upstream", upstream] if upstream else []
         listen = ["--listen", f"127.0.0.1:{self.port}"]
         self._command = [*inside, str(program), "serve", *upstreams, *listen, "--data-dir", str(data_dir), *options]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
-        self._env = clean | {"PYTHONUNBUFFERED": "1"} | dict(env or {})
+        self._env = clean(PYTHONUNBUFFERED="1", **(env or {}))
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ProxyProcess:
@@ -65,9 +63,13 @@ class ProxyProcess:
             self.stop()
 
     @property
-    def pid(self) -> int:
+    def process(self) -> subprocess.Popen[bytes]:
         assert self._process is not None
-        return self._process.pid
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     @property
     def status(self) -> int | None:
@@ -78,17 +80,13 @@ class ProxyProcess:
         """Returns once the proxy has said that it accepts requests."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, env=self._env)
-        line = self._first_line(ready_s)
+        said = self._process.stdout
+        assert said is not None
+        line = said.readline().decode() if select.select([said], [], [], ready_s)[0] else ""
         if not line.startswith(READY):
             self.kill()
             raise ProxyFailed(f"instead of {READY!r} the proxy said {line!r} and wrote:\n{self.errors()}")
         return self
-
-    def _first_line(self, ready_s: float) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], ready_s)
-        return self._process.stdout.readline().decode() if ready else ""
 
     def kill(self) -> None:
         """SIGKILL: no chance to write another byte."""
@@ -100,11 +98,7 @@ class ProxyProcess:
 
     def wait(self, timeout: float = 60.0) -> int:
         """Until it ends by itself; the exit status."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        status = self._process.wait(timeout)
-        self._process.stdout.close()
-        return status
+        return self._end(None, timeout)
 
     def report(self) -> dict[str, Any]:
         """What ``GET /ajet/v1/status`` says, which takes its time where the machine trains a model meanwhile."""
@@ -115,35 +109,21 @@ class ProxyProcess:
         """What the proxy has written to its standard error, in all its lives."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def _end(self, number: signal.Signals, timeout: float = 60.0) -> int:
-        assert self._process is not None
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-        try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            raise ProxyFailed(
-                f"the proxy ignored {number.name} for {timeout:.0f} s; it wrote:\n{self.errors()}"
-            ) from None
-        finally:
-            if self._process.stdout is not None:
-                self._process.stdout.close()
+    def _end(self, number: signal.Signals | None, timeout: float = 60.0) -> int:
+        with self.process as process:  # which closes its output
+            if number is not None and process.poll() is None:
+                process.send_signal(number)
+            try:
+                return process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise ProxyFailed(f"the proxy did not end in {timeout:.0f} s; it wrote:\n{self.errors()}") from None
 
 
 def failed_start(
     command_options: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60.0
 ) -> tuple[int, str]:
     """Exit status and standard error of an ``ajet-proxy serve`` that is expected not to come up."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
-    began = time.monotonic()
-    done = subprocess.run(
-        [str(PROXY), "serve", *command_options],
-        capture_output=True,
-        timeout=timeout,
-        env=clean | dict(env or {}),
-        check=False,
-    )
-    assert time.monotonic() - began < timeout
+    command = [str(PROXY), "serve", *command_options]
+    done = subprocess.run(command, capture_output=True, timeout=timeout, env=clean(**(env or {})), check=False)
     return done.returncode, done.stderr.decode()

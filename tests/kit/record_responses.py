@@ -5,16 +5,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from tests.kit import tapes, wire
-from tests.kit.record_tapes import CALL, REASONING
-from tests.kit.vllm_process import vllm_server
+from tests.kit import tapes
+from tests.kit.record_tapes import CALL, record_all
 
 FILE = tapes.FILE.with_name("vllm-0.31.responses.tapes.jsonl.gz")
 ROUTE = "/v1/responses"
@@ -97,13 +92,13 @@ REASONING_CASES: dict[str, dict[str, Any]] = {
 PASSED_THROUGH = ("background",)
 
 
-def cases(table: Mapping[str, dict[str, Any]] = CASES) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every ``(name, body)`` of `table`, streamed and not, as an agent sends it."""
+def cases(table: Mapping[str, dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every ``(name, route, body)`` of `table`, streamed and not, as an agent sends it."""
     for name, case in table.items():
         sampling = {"seed": 7, "temperature": 1.0, "max_output_tokens": 12}
         body = {"model": "tiny", "input": "say hello", **sampling, **case}
-        yield name, body
-        yield f"{name}-stream", body | {"stream": True}
+        yield name, ROUTE, body
+        yield f"{name}-stream", ROUTE, body | {"stream": True}
 
 
 def as_proxy(name: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -117,29 +112,5 @@ def as_proxy(name: str, body: dict[str, Any]) -> dict[str, Any]:
     return asked | {"include": [*(body.get("include") or ()), LOGPROBS], "top_logprobs": 0}
 
 
-async def record(url: str, table: Mapping[str, dict[str, Any]]) -> list[tapes.Tape]:
-    out = []
-    for name, body in cases(table):
-        for asked_by, request in ((tapes.AGENT, body), (tapes.PROXY, as_proxy(name, body))):
-            answer = await wire.send(url + ROUTE, body=request)
-            headers = {"content-type": answer.headers["content-type"]}
-            chunks = [chunk.decode() for chunk in answer.chunks]
-            out.append(tapes.Tape(name, asked_by, ROUTE, request, answer.status, headers, chunks))
-    return out
-
-
-def main() -> None:
-    from tests.kit.tiny_model import THINK, build
-
-    with tempfile.TemporaryDirectory(prefix="ajet-tapes-") as folder:
-        log = Path(folder, "vllm.log")
-        with vllm_server(build(Path(folder, "tiny")), log) as url:
-            told = asyncio.run(record(url, CASES))
-        with vllm_server(build(Path(folder, "think"), more=THINK), log, options=REASONING) as url:
-            told += asyncio.run(record(url, REASONING_CASES))
-    tapes.save(told, FILE)
-    sys.stdout.write(f"{len(tapes.load(FILE))} tapes in {FILE}\n")
-
-
 if __name__ == "__main__":
-    main()
+    record_all(FILE, cases(CASES), cases(REASONING_CASES), lambda name, route, body: as_proxy(name, body))

@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.kit import tapes, wire
 from tests.kit.vllm_process import vllm_server
 
+Cases = Iterator[tuple[str, str, dict[str, Any]]]
+"""Requests as agents send them: a name, a route, a body."""
+Asked = Callable[[str, str, dict[str, Any]], dict[str, Any]]
+"""The body of such a request as the proxy sends it on."""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOOL = {
     "type": "function",
@@ -131,18 +135,18 @@ PASSED = (
 """Cases that nothing is asked for besides, and that are not captured."""
 
 
-def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every ``(name, route, body)``, streamed and not, as an agent sends it."""
+def cases() -> Cases:
+    """Every request, streamed and not."""
     yield from _both_ways("chat", CHAT, CHAT_CASES)
     yield from _both_ways("completions", COMPLETIONS, COMPLETIONS_CASES)
 
 
-def reasoning_cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
+def reasoning_cases() -> Cases:
     """Those for a server with a reasoning parser."""
     yield from _both_ways("chat", CHAT, REASONING_CASES)
 
 
-def _both_ways(kind: str, route: str, table: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _both_ways(kind: str, route: str, table: dict[str, dict[str, Any]]) -> Cases:
     for name, case in table.items():
         body = {"model": "tiny", "seed": 7, "temperature": 1.0, "max_tokens": 12} | case
         options = body.pop("stream_options", None)
@@ -162,7 +166,7 @@ def as_proxy(name: str, route: str, body: dict[str, Any]) -> dict[str, Any]:
     return asked if body.get("logprobs") is not None else asked | {"logprobs": 0}
 
 
-async def record(url: str, asked: Iterator[tuple[str, str, dict[str, Any]]]) -> list[tapes.Tape]:
+async def record(url: str, asked: Cases, as_proxy: Asked) -> list[tapes.Tape]:
     out = []
     for name, route, body in asked:
         for asked_by, request in ((tapes.AGENT, body), (tapes.PROXY, as_proxy(name, route, body))):
@@ -173,18 +177,19 @@ async def record(url: str, asked: Iterator[tuple[str, str, dict[str, Any]]]) -> 
     return out
 
 
-def main() -> None:
+def record_all(file: Path, plain: Cases, thinking: Cases, as_proxy: Asked) -> None:
+    """Writes `file`: what a vLLM answers to `plain` requests, and one with a reasoning parser to the others."""
     from tests.kit.tiny_model import THINK, build
 
-    recorded = []
     with tempfile.TemporaryDirectory(prefix="ajet-tapes-") as folder:
-        with vllm_server(build(Path(folder, "tiny")), Path(folder, "vllm.log")) as url:
-            recorded += asyncio.run(record(url, cases()))
-        with vllm_server(build(Path(folder, "think"), more=THINK), Path(folder, "vllm.log"), options=REASONING) as url:
-            recorded += asyncio.run(record(url, reasoning_cases()))
-    tapes.save(recorded)
-    sys.stdout.write(f"{len(tapes.load())} tapes in {tapes.FILE}\n")
+        log = Path(folder, "vllm.log")
+        with vllm_server(build(Path(folder, "tiny")), log) as url:
+            told = asyncio.run(record(url, plain, as_proxy))
+        with vllm_server(build(Path(folder, "think"), more=THINK), log, options=REASONING) as url:
+            told += asyncio.run(record(url, thinking, as_proxy))
+    tapes.save(told, file)
+    sys.stdout.write(f"{len(tapes.load(file))} tapes in {file}\n")
 
 
 if __name__ == "__main__":
-    main()
+    record_all(tapes.FILE, cases(), reasoning_cases(), as_proxy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -13,10 +12,15 @@ from typing import Any
 
 import psutil
 
+from tests.kit.environment import clean
 from tests.kit.source import ROOT
 
 TRAINER = ROOT / ".venv-engine" / "bin" / "ajet-trainer"
 PYTHON = ROOT / ".venv-engine" / "bin" / "python"
+RATE = "actor_rollout_ref.actor.optim.lr"
+PRECISION = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
+FLOAT32 = {f"{PRECISION}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
+"""Keys of verl, by which trainer and engine compute alike."""
 SHORTER = """
 from functools import partial
 from ajet_trainer import cli
@@ -31,7 +35,8 @@ class TrainerFailed(RuntimeError):
 
 
 class TrainerProcess:
-    """``with TrainerProcess(folder, {"model": …}, {verl keys}) as trainer``; `folder` keeps config, log and run."""
+    """``with TrainerProcess(folder, {"model": …}, {verl keys}) as trainer``; `folder` keeps config, log and run.
+    Samples are short and no checkpoint is saved, unless `ours` says otherwise."""
 
     def __init__(
         self, folder: Path, ours: Mapping[str, Any], verl: Mapping[str, Any], *, mix: Mapping[str, float] = {},
@@ -42,8 +47,8 @@ class TrainerProcess:
         self.log = folder / "trainer.log"
         self._config = folder / "trainer.toml"
         self._program = [str(TRAINER)] if lease_s is None else [str(PYTHON), "-c", SHORTER.format(lease_s)]
-        values = {"run_dir": str(self.run_dir), **ours}
-        lines = ["[trainer]", *(f"{k} = {json.dumps(v)}" for k, v in values.items())]
+        values = {"run_dir": self.run_dir, "max_tokens": 256, "save_freq": 0, **ours}
+        lines = ["[trainer]", *(f"{k} = {json.dumps(v, default=str)}" for k, v in values.items())]
         if mix:
             lines += ["[mix]", *(f"{lane} = {share}" for lane, share in mix.items())]
         lines += ["[verl]"]
@@ -63,13 +68,12 @@ class TrainerProcess:
 
     def start(self, *words: str) -> TrainerProcess:
         """A new process over the same configuration, with `words` as KEY=VALUE."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "VERL_"))}
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            clean.pop(name, None)
+        ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        env = {name: value for name, value in clean().items() if name not in ranks}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._program, "run", "--config", str(self._config), *words],
-                stdout=log, stderr=subprocess.STDOUT, env=clean, start_new_session=True,
+                stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True,
             )  # fmt: skip
         return self
 
@@ -96,6 +100,12 @@ class TrainerProcess:
             if time.monotonic() > give_up:
                 raise TrainerFailed(f"the trainer stood still at {self.phase()!r}:\n{self.words()}")
             time.sleep(0.2)
+
+    def finish(self, limit_s: float) -> list[dict[str, Any]]:
+        """Until it ends by itself, as it should; its metrics."""
+        if self.wait(limit_s) != 0:
+            raise TrainerFailed(self.words())
+        return self.metrics()
 
     def wait(self, limit_s: float) -> int:
         """Until it ends by itself; the exit status."""

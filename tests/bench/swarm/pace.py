@@ -15,7 +15,7 @@ from tests.bench.swarm.stage import LIMIT_S, Ran, verdicts
 from tests.e2e.players import Players
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
-from tests.kit.trainer_process import TrainerFailed, TrainerProcess
+from tests.kit.trainer_process import RATE, TrainerProcess
 
 AGENTS, GROUPS, SIZE, STEPS = 96, 2, 8, 8
 ARMS: dict[str, dict[str, Any]] = {"free": {"ahead": 0}, "paced": {}}
@@ -27,15 +27,13 @@ def run(folder: Path, arm: str) -> Ran:
     folder.mkdir(parents=True)
     with ProxyProcess(None, folder / "proxy") as proxy:
         ours = {
-            "model": str(build(folder / "model")), "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE,
-            "max_tokens": 256, "total_steps": STEPS, "save_freq": 0, "max_staleness": 1, **ARMS[arm],
+            "model": build(folder / "model"), "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE,
+            "total_steps": STEPS, "max_staleness": 1, **ARMS[arm],
         }  # fmt: skip
-        with TrainerProcess(folder, ours, {"actor_rollout_ref.actor.optim.lr": 1e-2}) as trainer:
+        with TrainerProcess(folder, ours, {RATE: 1e-2}) as trainer:
             trainer.until(lambda: trainer.phase() == "waiting for episodes", LIMIT_S)
             with Players(proxy.url, model="policy", group_size=SIZE, parallel=AGENTS):
-                if trainer.wait(LIMIT_S) != 0:
-                    raise TrainerFailed(trainer.words())
-                return {"lines": trainer.metrics(), "status": proxy.report()}
+                return {"lines": trainer.finish(LIMIT_S), "status": proxy.report()}
 
 
 def wasted(ran: Ran) -> tuple[int, int]:

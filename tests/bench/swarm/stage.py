@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -22,22 +21,19 @@ import httpx
 
 from ajet_trainer import trained_rows
 from tests.bench.swarm import agent as agent_module
+from tests.kit.environment import clean
 from tests.kit.hosts import Hosts
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.source import ROOT
 from tests.kit.tiny_model import build
-from tests.kit.trainer_process import TrainerFailed, TrainerProcess
+from tests.kit.trainer_process import FLOAT32, RATE, TrainerFailed, TrainerProcess
 from tests.kit.vllm_process import vllm_server
 
 AJET, PYTHON = ROOT / ".venv/bin/ajet", ROOT / ".venv/bin/python"
 HOME, CLIENTS = "home", ("one", "two", "three")
 SECRET = "the secret of a bench"
 LIMIT_S = 1200.0
-FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-VERL = {
-    **{f"actor_rollout_ref.actor.fsdp_config.mixed_precision.{name}": kind for name, kind in FLOAT32.items()},
-    "actor_rollout_ref.actor.optim.lr": 1e-2,
-}
+VERL = {**FLOAT32, RATE: 1e-2}
 Ran = Mapping[str, Any]
 """What is kept of a run, as JSON: ``lines`` of metrics, unix ``times`` at which they came, ``began``, ``episodes``,
 ``rows`` (for each step its groups and episodes), ``status``, ``clients`` and ``notes``."""
@@ -77,8 +73,7 @@ class Client:
             *more,
         ]  # fmt: skip
         self._program = ["--", str(PYTHON), str(agent)]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
-        self._env = clean | {"AJET_PROXY_URL": training.url, "AJET_API_KEY": training.key("agent")}
+        self._env = clean(AJET_PROXY_URL=training.url, AJET_API_KEY=training.key("agent"))
         self._log = training.folder / f"{host}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -118,7 +113,7 @@ class Training:
             options=["--listen", f"{address}:8484", "--insecure", "--gate-mode=pause", "--group-size", str(size)],
         )  # fmt: skip
         self._ours = {
-            "model": str(build(folder / "model", seed=seed)), "model_name": "tiny", "engine_urls": [site.engine],
+            "model": build(folder / "model", seed=seed), "model_name": "tiny", "engine_urls": [site.engine],
             "proxy_url": self.url, "groups": groups, "group_size": size, "max_tokens": 512, "total_steps": steps,
             "save_freq": 4,
         }  # fmt: skip
@@ -159,11 +154,10 @@ class Training:
                     raise TrainerFailed(f"{len(self.times)} steps in {LIMIT_S:.0f} s\n{trainer.words()}\n{words}")
                 tick(time.monotonic() - since)
                 time.sleep(0.05)
-            if trainer.wait(LIMIT_S) != 0:
-                raise TrainerFailed(trainer.words())
+            lines = trainer.finish(LIMIT_S)
             self._end()
             return {
-                "lines": trainer.metrics(), "times": self.times, "began": began,
+                "lines": lines, "times": self.times, "began": began,
                 "episodes": list(listed(self._http, EPISODE)),
                 "rows": {
                     step: _trained(trainer.run_dir, step) for step in trained_rows.steps(trainer.run_dir)

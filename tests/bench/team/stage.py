@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import psutil
 from ajet_trainer import trained_rows
 from tests.bench.swarm.stage import VERL, Ran, listed
 from tests.bench.team.models import MODELS, build
+from tests.kit.environment import clean
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
 from tests.kit.trainer_process import TrainerFailed, TrainerProcess
@@ -99,11 +99,10 @@ def run(urls: Mapping[str, str], folder: Path, learn: Sequence[str], seed: int, 
         for trainer in trainers.values():
             trainer.until(lambda one=trainer: one.phase() == "waiting for episodes", LIMIT_S)  # type: ignore[misc]
         started, memory, gates = time.monotonic(), Memory(), Gates(proxy.url)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
         with (folder / "game.log").open("wb") as log:
             game = subprocess.Popen(
                 [str(PYTHON), "-m", "tests.bench.team.game", str(SIZE), str(PARALLEL)], cwd=ROOT,
-                env=clean | {"AJET_PROXY_URL": proxy.url}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=clean(AJET_PROXY_URL=proxy.url), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         stack.callback(_end, game)
         while any(trainer.process.poll() is None for trainer in trainers.values()):
@@ -131,7 +130,7 @@ def _trainer(
 ) -> TrainerProcess:
     (folder / name).mkdir()
     ours = {
-        "model": str(build(folder, name, seed)), "model_name": name, "engine_urls": [engine], "proxy_url": proxy,
+        "model": build(folder, name, seed), "model_name": name, "engine_urls": [engine], "proxy_url": proxy,
         "groups": GROUPS, "group_size": SIZE, "max_tokens": 2048, "total_steps": steps, "save_freq": 20,
     }  # fmt: skip
     theirs = {"optim.lr": RATE if learns else 0.0, "entropy_coeff": ENTROPY}

@@ -11,32 +11,27 @@ import pytest
 from tests.e2e.conftest import Engine
 from tests.e2e.players import Players
 from tests.e2e.training.test_attached import restore
-from tests.e2e.training.test_for_people import FLOAT32, rows
+from tests.e2e.training.test_for_people import rows
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
-from tests.kit.trainer_process import TrainerProcess
+from tests.kit.trainer_process import FLOAT32, RATE, TrainerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS, GROUPS, SIZE = 3, 2, 4
-VERL = {
-    "actor_rollout_ref.model.lora_rank": 8,
-    "actor_rollout_ref.model.lora_alpha": 16,
-    "actor_rollout_ref.actor.optim.lr": 2e-2,
-    **FLOAT32,
-}
+LORA = {"actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_alpha": 16, RATE: 2e-2, **FLOAT32}
 
 
 def trained(folder: Path, proxy: str, model: Path, name: str, **ours: Any) -> list[dict[str, Any]]:
     """The rows of the last step of a run, which its engine sampled with the weights of the steps before it."""
     usual = {
-        "model": str(model), "model_name": name, "proxy_url": proxy, "groups": GROUPS, "group_size": SIZE,
-        "max_tokens": 256, "total_steps": STEPS, "save_freq": 0, "overlap": 0,
+        "model": model, "model_name": name, "proxy_url": proxy, "groups": GROUPS, "group_size": SIZE,
+        "total_steps": STEPS, "overlap": 0,
     }  # fmt: skip
     with (
-        TrainerProcess(folder, usual | ours, VERL) as trainer,
+        TrainerProcess(folder, usual | ours, LORA) as trainer,
         Players(proxy, model=name, group_size=SIZE, parallel=GROUPS * SIZE),
     ):
-        assert trainer.wait(500) == 0, trainer.words()
+        trainer.finish(500)
     return rows(trainer.run_dir, STEPS)
 
 

@@ -9,10 +9,9 @@ import pytest
 from tests.e2e.conftest import Engine
 from tests.e2e.players import Players
 from tests.kit.proxy_process import ProxyProcess
-from tests.kit.trainer_process import TrainerProcess, living
+from tests.kit.trainer_process import FLOAT32, RATE, TrainerProcess, living
 
 STEPS, GROUPS, SIZE = 4, 2, 4
-FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
 @pytest.mark.slow
@@ -23,12 +22,10 @@ def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, shaped: E
     do at both temperatures at which the players sample, and each is a row of its own. Without overlap all is on-policy:
     a whole call, too, is as likely for the trainer as it was for the engine."""
     ours = {
-        "model": str(shaped.model), "model_name": "tiny", "engine_urls": [shaped.url],
-        "groups": GROUPS, "group_size": SIZE, "max_tokens": 256, "overlap": 0, "total_steps": STEPS,
-        "save_freq": 0,
+        "model": shaped.model, "model_name": "tiny", "engine_urls": [shaped.url], "groups": GROUPS, "group_size": SIZE,
+        "overlap": 0, "total_steps": STEPS,
     }  # fmt: skip
-    verl = {f"actor_rollout_ref.actor.fsdp_config.mixed_precision.{k}": v for k, v in FLOAT32.items()}
-    verl |= {"actor_rollout_ref.actor.optim.lr": 5e-3, "algorithm.rollout_correction.rollout_is": "sequence"}
+    verl = FLOAT32 | {RATE: 5e-3, "algorithm.rollout_correction.rollout_is": "sequence"}
     with ProxyProcess(f"tiny={shaped.url}", tmp_path / "proxy") as proxy:
         try:
             with (
@@ -38,10 +35,9 @@ def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, shaped: E
                 trainer.until(lambda: bool(trainer.metrics()), 400)
                 below = trainer.below()
                 assert not any("EngineCore" in " ".join(process.cmdline()) for process in below)
-                assert trainer.wait(200) == 0, trainer.words()
+                metrics = trainer.finish(200)
         finally:
             restore(shaped, tmp_path / "weights")
-    metrics = trainer.metrics()
     assert [line["policy_version"] for line in metrics] == list(range(1, STEPS + 1))
     assert all(line["min_policy_version"] >= line["step"] - 1 for line in metrics)
     assert all(line["staleness_max"] == 0 for line in metrics)

@@ -11,11 +11,10 @@ import pytest
 
 from tests.e2e.conftest import Engine
 from tests.e2e.training.test_attached import restore
-from tests.e2e.training.test_for_people import FLOAT32
 from tests.kit.ports import free_port
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
-from tests.kit.trainer_process import TrainerProcess
+from tests.kit.trainer_process import FLOAT32, TrainerProcess
 from tests.kit.vllm_process import vllm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -24,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def ended(folder: Path, model: Path, engine: str) -> str:
     """What a run says that was to train an engine with `model` and ended by itself."""
     folder.mkdir()
-    ours = {"model": str(model), "model_name": "tiny", "engine_urls": [engine], "max_tokens": 256, "total_steps": 1}
+    ours = {"model": model, "model_name": "tiny", "engine_urls": [engine], "total_steps": 1}
     with (
         ProxyProcess(f"tiny={engine}", folder / "proxy") as proxy,
         TrainerProcess(folder, {"proxy_url": proxy.url, **ours}, FLOAT32) as trainer,
@@ -57,7 +56,7 @@ def test_an_engine_of_other_layers_is_not_trained(tmp_path: Path, shaped: Engine
 def test_an_engine_that_is_started_again_with_another_model_ends_the_run(tmp_path: Path) -> None:
     """Nothing that it samples is trained, and neither its weights nor its agents are touched."""
     one, other, port = build(tmp_path / "one"), build(tmp_path / "other", layers=1), free_port()
-    ours = {"model": str(one), "model_name": "tiny", "engine_urls": [f"http://127.0.0.1:{port}"], "max_tokens": 256}
+    ours = {"model": one, "model_name": "tiny", "engine_urls": [f"http://127.0.0.1:{port}"]}
     with ProxyProcess(f"tiny=http://127.0.0.1:{port}", tmp_path / "proxy") as proxy, ExitStack() as ends:
         with vllm_server(one, tmp_path / "vllm.log", port=port):
             trainer = TrainerProcess(tmp_path, {"proxy_url": proxy.url, **ours}, FLOAT32)

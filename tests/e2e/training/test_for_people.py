@@ -16,13 +16,11 @@ from tests.e2e.players import Players
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
 from tests.kit.tiny_model import build
-from tests.kit.trainer_process import PYTHON, TRAINER, TrainerProcess
+from tests.kit.trainer_process import FLOAT32, PYTHON, RATE, TRAINER, TrainerProcess
 from tests.kit.vllm_process import vllm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS, GROUPS, SIZE, EVALUATED = 2, 2, 4, 3
-PRECISION = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
-FLOAT32 = {f"{PRECISION}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
 AGENT = """
 import json, os, urllib.request
 body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8})
@@ -33,8 +31,7 @@ print(len(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["c
 
 
 def settings(model: Path, url: str, **more: Any) -> dict[str, Any]:
-    usual = {"model": str(model), "proxy_url": url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 256}
-    return {**usual, "save_freq": 1, "total_steps": STEPS, **more}
+    return {"model": model, "proxy_url": url, "groups": GROUPS, "group_size": SIZE, **more}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +50,8 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "agent.py").write_text(AGENT)
-    ours = {"eval_every": 1, "eval_episodes": EVALUATED}
-    verl = {"actor_rollout_ref.actor.optim.lr": 1e-2, "trainer.logger": ["tensorboard"],
-            "algorithm.adv_estimator": "ajet_turn", **FLOAT32}  # fmt: skip
+    ours = {"eval_every": 1, "eval_episodes": EVALUATED, "save_freq": 1, "total_steps": STEPS}
+    verl = FLOAT32 | {RATE: 1e-2, "trainer.logger": ["tensorboard"], "algorithm.adv_estimator": "ajet_turn"}
     with ProxyProcess(None, folder / "proxy") as proxy:
         client = [
             str(ROOT / ".venv" / "bin" / "ajet"), "run", "--proxy", proxy.url, "--task", "held-out", "--eval",
@@ -68,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
                 TrainerProcess(folder, settings(model, proxy.url, **ours), verl) as trainer,
                 Players(proxy.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE),
             ):
-                assert trainer.wait(600) == 0, trainer.words()
+                trainer.finish(600)
             playing.send_signal(signal.SIGINT)
             played, _ = playing.communicate(timeout=30)
         with httpx.Client(base_url=f"{proxy.url}/ajet/v1", trust_env=False) as http:
@@ -158,10 +154,9 @@ def test_a_run_begins_with_an_exported_model(trained: Trained, tmp_path: Path) -
     model = exported(trained, tmp_path, 2)
     with (
         ProxyProcess(None, tmp_path / "proxy") as proxy,
-        TrainerProcess(tmp_path, settings(model, proxy.url, total_steps=1, save_freq=0), FLOAT32) as trainer,
+        TrainerProcess(tmp_path, settings(model, proxy.url, total_steps=1), FLOAT32) as trainer,
         Players(proxy.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE),
     ):
-        assert trainer.wait(600) == 0, trainer.words()
-    (line,) = trainer.metrics()
+        (line,) = trainer.finish(600)
     assert (line["step"], line["min_policy_version"], line["max_policy_version"]) == (1, 0, 0)
     assert line["rollout_probs_diff_max"] < 0.3 and line["grad_norm"] > 0

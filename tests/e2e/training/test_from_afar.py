@@ -6,7 +6,6 @@ From the other network it is curl that asks, over TLS, with a key that may do no
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -22,6 +21,7 @@ import pytest
 from ajet_sdk.runs import LEARNING_RATE
 from tests.e2e.players import Players
 from tests.kit.certificates import Authority
+from tests.kit.environment import clean
 from tests.kit.hosts import Hosts, lacking
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
@@ -97,12 +97,10 @@ class Supervised:
         allow.write_text(
             f'runs = "{folder}/runs"\n[models]\ntiny = "{build(folder / "tiny")}"\n[verl]\ntrainer.device = ["cpu"]\n'
         )
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "VERL_"))}
-        if place.keys:
-            clean |= {"AJET_TRAINER_KEY": place.keys["trainer"]}
+        env = clean(**({"AJET_TRAINER_KEY": place.keys["trainer"]} if place.keys else {}))
         command = [str(TRAINER), "serve", "--proxy", place.url, "--allow", str(allow), "--name", "host"]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([*place.inside, *command], env=clean, stdout=log, stderr=log)
+            self.process = subprocess.Popen([*place.inside, *command], env=env, stdout=log, stderr=log)
 
     def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         status, answer = self.place.ask(method, path, body)

@@ -12,7 +12,7 @@ import pytest
 
 import ajet_sdk
 from tests.e2e.players import UNSHAPED
-from tests.e2e.training.test_for_people import FLOAT32
+from tests.e2e.training.test_adapter import LORA
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import TrainerProcess
@@ -54,8 +54,8 @@ def test_two_models_learn_in_one_episode(tmp_path: Path) -> None:
         for number, name in enumerate(MODELS):
             (tmp_path / name).mkdir()
             ours = {
-                "model": str(build(tmp_path / name / "model", seed=number)), "model_name": name, "proxy_url": proxy.url,
-                "groups": 1, "group_size": SIZE, "max_tokens": 256, "total_steps": STEPS, "save_freq": 1,
+                "model": build(tmp_path / name / "model", seed=number), "model_name": name, "proxy_url": proxy.url,
+                "groups": 1, "group_size": SIZE, "total_steps": STEPS, "save_freq": 1,
             }  # fmt: skip
             trainers[name] = TrainerProcess(tmp_path / name, ours, {})
         planner, coder = trainers.values()
@@ -67,7 +67,7 @@ def test_two_models_learn_in_one_episode(tmp_path: Path) -> None:
             assert engines["planner"] and engines["planner"].isdisjoint(engines["coder"])
             threading.Thread(target=go_on, args=(proxy.url, over), daemon=True).start()
             for trainer in trainers.values():
-                assert trainer.wait(400) == 0, trainer.words()
+                trainer.finish(400)
             over.set()
         status, listed = proxy.report(), _episodes(proxy.url)
     for name, trainer in trainers.items():
@@ -78,10 +78,6 @@ def test_two_models_learn_in_one_episode(tmp_path: Path) -> None:
     assert counts["opened"] == sum(number for state, number in counts.items() if state != "opened")
 
 
-LORA = {
-    "actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_alpha": 16,
-    "actor_rollout_ref.actor.optim.lr": 2e-2, **FLOAT32,
-}  # fmt: skip
 HOLDS_TWO = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")
 
 
@@ -99,8 +95,8 @@ def test_two_models_are_two_adapters_of_one_engine(tmp_path: Path) -> None:
         for name, steps in (("planner", 3), ("coder", 2)):
             (tmp_path / name).mkdir()
             ours = {
-                "model": str(model), "model_name": name, "proxy_url": proxy.url, "engine_urls": [engine], "groups": 1,
-                "group_size": SIZE, "max_tokens": 256, "total_steps": steps, "save_freq": 1, "overlap": 0,
+                "model": model, "model_name": name, "proxy_url": proxy.url, "engine_urls": [engine], "groups": 1,
+                "group_size": SIZE, "total_steps": steps, "save_freq": 1, "overlap": 0,
             }  # fmt: skip
             trainers[name] = TrainerProcess(tmp_path / name, ours, LORA)
         planner, coder = trainers.values()
@@ -111,9 +107,9 @@ def test_two_models_are_two_adapters_of_one_engine(tmp_path: Path) -> None:
             assert same(said(engine, "planner"), start) and same(said(engine, "coder"), start)
             agents = threading.Thread(target=go_on, args=(proxy.url, over), daemon=True)
             agents.start()
-            assert coder.wait(400) == 0, coder.words()
+            coder.finish(400)
             ended = said(engine, "coder")
-            assert planner.wait(400) == 0, planner.words()
+            planner.finish(400)
             over.set()
             agents.join(120)  # vLLM on a CPU answers for its own model as for an adapter, if both are asked at once
         assert same(said(engine, "tiny"), start)

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.players import Players
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
-from tests.kit.trainer_process import TrainerFailed, TrainerProcess, living
+from tests.kit.trainer_process import RATE, TrainerFailed, TrainerProcess, living
 
 GROUPS, SIZE, SAVE_FREQ, LEASE_S = 2, 4, 2, 15.0
 
@@ -89,12 +89,10 @@ def test_a_trainer_and_what_it_needs_may_die_at_any_time(tmp_path: Path) -> None
     model = build(tmp_path / "tiny")
     with ProxyProcess(None, tmp_path / "data") as daemon:
         ours = {
-            "model": str(model), "proxy_url": daemon.url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 256,
-            "save_freq": SAVE_FREQ,
+            "model": model, "proxy_url": daemon.url, "groups": GROUPS, "group_size": SIZE, "save_freq": SAVE_FREQ,
         }  # fmt: skip
         players = Players(daemon.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE)
-        verl = {"actor_rollout_ref.actor.optim.lr": 1e-4}
-        with TrainerProcess(tmp_path, ours, verl, lease_s=LEASE_S) as trainer, players:
+        with TrainerProcess(tmp_path, ours, {RATE: 1e-4}, lease_s=LEASE_S) as trainer, players:
             trainer.until(lambda: 3 in steps(trainer), 400)
             loses_itself(trainer)
             loses_its_engine(trainer, daemon)

@@ -13,7 +13,7 @@ import pytest
 
 from ajet_proxy.core.trajectory.call import Captured, Unscored
 from tests.fuzz.mutations import pieces
-from tests.kit import compare, compare_responses
+from tests.kit import compare, compare_events
 from tests.kit.record_responses import PASSED_THROUGH
 from tests.kit.record_tapes import PASSED
 from tests.kit.tapes import Tape
@@ -57,7 +57,7 @@ def test_the_agent_sees_what_it_would_have_seen(name: str) -> None:
     direct, tape = RECORDED[name]
     _, seen, _ = replay(direct, tape, [chunk.encode() for chunk in tape.chunks])
     assert tape.status == direct.status
-    (compare_responses if name.startswith(RESPONSES) else compare).same_answer(seen, direct.body)
+    (compare_events if name.startswith(RESPONSES) else compare).same_answer(seen, direct.body)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,7 +90,7 @@ def test_the_calls_are_the_engines_own(name: str) -> None:
 def test_the_call_of_a_response_is_the_engines_own(name: str) -> None:
     (direct, tape), case = RECORDED[name], name.removeprefix(RESPONSES).removesuffix("-stream")
     _, _, (outcome,) = replay(direct, tape, [chunk.encode() for chunk in tape.chunks])
-    told = compare_responses.final(tape.body)
+    told = compare_events.final(tape.body)
     texts = [item["content"][0]["logprobs"] for item in told["output"] if item["type"] == "message"]
     assert (texts == []) == (case in WITHOUT_TEXT)
     assert isinstance(outcome, Unscored if case in WITHOUT_TEXT else Captured)

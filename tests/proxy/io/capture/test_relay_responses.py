@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from ajet_sdk.routes import Policy
-from tests.kit import compare_responses, tapes
+from tests.kit import compare_events, tapes
 from tests.kit.engine_stub import RESPONSES, EngineStub, Fault
 from tests.kit.engine_tokens import logprob_of
 from tests.kit.record_responses import FILE
@@ -183,7 +183,7 @@ async def test_a_response_that_the_engine_keeps_is_fetched_as_the_agent_knows_it
     engine = Keeping(kept, tapes.load(FILE)["plain-stream", tapes.PROXY].body)
     async with engine.running() as url, Front(url) as front:
         asked = await send(f"{front.url}/e/x{RESPONSES}", body=body_for(stream=stream))
-        known = compare_responses.final(asked.body)
+        known = compare_events.final(asked.body)
         fetched = await send(f"{front.url}/e/x{RESPONSES}/{known['id']}", method="GET")
         unknown = await send(f"{front.url}/e/x{RESPONSES}/resp_2", method="GET")
         engine.status = 404
