@@ -78,7 +78,9 @@ def picture(state: State) -> str:
             model: [births.run, births.anew, list(map(asdict, births.branches))]
             for model, births in state.weights.births.items()
         },
-        "trainers": {model: asdict(trainer) for model, trainer in state.weights.trainers.items()},
+        "trainers": {
+            model: asdict(one) | {"came": structs.asdict(one.came)} for model, one in state.weights.trainers.items()
+        },
     }
     return json.dumps(seen, sort_keys=True)
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from ajet_proxy.core.control.asked import Answer, Asked
 from ajet_proxy.core.identity.keys import masked
-from ajet_proxy.core.ledger.events import Event
-from ajet_proxy.core.ledger.runs import WantedRun, forget, known_run, want
+from ajet_proxy.core.ledger.events import Event, RunWanted
+from ajet_proxy.core.ledger.runs import forget, known_run, want
 from ajet_proxy.core.ledger.supervisors import Verdict
 from ajet_sdk.errors import BadRequest, Conflict, NotReady
 from ajet_sdk.runs import check_name, flat, merged
@@ -36,7 +36,7 @@ class Wish:
     desired: str
     config: Mapping[str, Any]
     restart: bool
-    known: WantedRun | None
+    known: RunWanted | None
 
     @property
     def unchecked(self) -> bool:
@@ -62,7 +62,7 @@ def wished(asked: Asked) -> Wish:
     return wish
 
 
-def _supervisor(asked: Asked, known: WantedRun | None) -> str:
+def _supervisor(asked: Asked, known: RunWanted | None) -> str:
     """The supervisor that a ``PUT`` names, or the only one that is heard."""
     named: str | None = asked.body.supervisor
     if known is not None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Episodes
@@ -29,12 +26,6 @@ class Batches(dict[str, LeasedBatch]):
         self.leased: dict[str, LeasedBatch] = {}
         self.leaving: dict[str, LeasedBatch] = {}
         self.leases = 0
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {
-            ev.BatchLeased: self._leased, ev.LeaseExtended: self._extended, ev.BatchReturned: self._returned,
-            ev.BatchTrained: self._trained, ev.EpisodesArchived: self._archived, ev.ProxyStarted: self._started,
-        }
 
     def known(self, batch: str) -> LeasedBatch:
         """`batch`, wherever it is by now, or `NotFound`."""

@@ -6,8 +6,7 @@ attempt that it belongs to ends with it (`ajet_proxy.core.ledger.attempts`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import NOT_SENT, Attempt, Fate, fate
@@ -29,13 +28,6 @@ class Calls:
     ) -> None:
         self._episodes, self._life, self._weights, self._gates = episodes, life, weights, gates
         self._mixes, self._tallies = mixes, tallies
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {
-            ev.CallStarted: self._started, ev.CallFinished: self._finished, ev.CallLost: self._lost,
-            ev.RequestLost: self._request_lost, ev.AnswersSent: self._answers_sent,
-            ev.ProxyStarted: lambda event: self._doubt(tuple(self._episodes.unsent)),
-        }
 
     def _started(self, event: ev.CallStarted) -> None:
         episode = self._episodes[event.episode]
@@ -77,7 +69,7 @@ class Calls:
         self._ended(episode, entry, "lost", event.at)
 
     def _attempt_ended(
-        self, episode: Episode, entry: CallEntry, came: Fate, event: ev.CallFinished | ev.CallLost
+        self, episode: Episode, entry: CallEntry, came: Fate, end: ev.CallFinished | ev.CallLost
     ) -> None:
         """Note what became of a call that was in flight, or complete and its client was not sent the end after all."""
         attempts, asked, known = episode.attempts, entry.asked, None
@@ -85,16 +77,16 @@ class Calls:
             return
         if entry.state == "running":
             known = attempts.end(asked.number)
-        elif isinstance(event, ev.CallLost) and event.reason in NOT_SENT[entry.state]:
+        elif isinstance(end, ev.CallLost) and end.reason in NOT_SENT[entry.state]:
             attempts.take_back(asked.number)
         else:
             return
         if came == "answered":
-            attempts.answer(asked.number, asked.agent, event.begins)
-        elif came == "world" and isinstance(event, ev.CallLost):
+            attempts.answer(asked.number, asked.agent, end.begins)
+        elif came == "world" and isinstance(end, ev.CallLost):
             attempts.lose(Attempt(
-                asked.agent, asked.said, asked.number, event.at, asked.model, reason=event.reason, call=event.call,
-                detail=f"the engine answered {event.status}" if event.status else None,
+                asked.agent, asked.said, asked.number, end.at, asked.model, reason=end.reason, call=end.call,
+                detail=f"the engine answered {end.status}" if end.status else None,
                 answered_by=[] if known is None else [*known.answered_by],
             ))
 
@@ -117,6 +109,9 @@ class Calls:
     def _answers_sent(self, event: ev.AnswersSent) -> None:
         self._episodes.unsent.difference_update(event.calls)
         self._doubt(self._episodes.unsent.intersection(event.unknown))
+
+    def _proxy_started(self, event: ev.ProxyStarted) -> None:
+        self._doubt(tuple(self._episodes.unsent))
 
     def _doubt(self, calls: Iterable[str]) -> None:
         """Nobody can know whether the clients of `calls` were sent the end of their answers."""

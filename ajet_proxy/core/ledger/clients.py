@@ -13,7 +13,6 @@ Signs of life are not kept here, since the state is a function of events and nob
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,9 +93,6 @@ class Clients:
     def find(self, client: str) -> Client | None:
         """The client with this id, as long as it is known."""
         return self.live.get(client) or self.gone.get(client)
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {ev.ClientJoined: self._joined, ev.ClientGone: self._left, ev.ProxyStarted: self._restarted}
 
     def _joined(self, event: ev.ClientJoined) -> None:
         self.live[event.client] = Client(

@@ -7,8 +7,8 @@ the state any more. It is kept in ``leaving`` until it is known to be in the arc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
@@ -53,9 +53,6 @@ class Episodes(dict[str, Episode]):
         self.lineage, self.sealed_lineage = Lineage(), Lineage()  # of open episodes, and sealed ones that a body names
         self.shared_names: dict[str, None] = {}  # by the ids of their first episodes
         self.changes = 0
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {ev.NameShared: self._name_shared}
 
     def find(self, episode: str) -> Episode | None:
         """`episode`, wherever it is by now; None if there is none."""

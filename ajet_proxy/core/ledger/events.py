@@ -10,6 +10,7 @@ default may change, since the journal leaves defaults out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -298,6 +299,12 @@ class RunWanted(Event, frozen=True):
     config: str
     digest: str
     starts: int = 0
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The flat configuration."""
+        found: dict[str, Any] = json.loads(self.config)
+        return found
 
 
 class RunForgotten(Event, frozen=True):

@@ -8,9 +8,9 @@ announced becomes that of the first one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
@@ -55,12 +55,6 @@ class Gates:
         """For how long the proxy has not run."""
         self.running: Counter[str] = Counter()
         """How many calls of each model are in flight, if any are."""
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {
-            ev.GateClosed: self._closed, ev.GateOpened: self._opened, ev.PolicyAnnounced: self._announced,
-            ev.ProxyStarted: self._started,
-        }
 
     def of(self, model: str) -> Gate:
         """The gate that holds requests for `model`."""

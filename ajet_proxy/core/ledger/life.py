@@ -8,7 +8,8 @@ episode add up to its state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+
+from msgspec.structs import asdict
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Clients
@@ -37,14 +38,6 @@ class Life:
     ) -> None:
         self._episodes, self._seats, self._weights, self._mixes = episodes, seats, weights, mixes
         self._plays, self._tallies, self._clients = plays, tallies, clients
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {
-            ev.EpisodeOpened: self._opened, ev.TaskNamed: self._task_named, ev.EpisodeMarkedEval: self._marked_eval,
-            ev.RewardGiven: self._rewarded, ev.EpisodeSealed: self._sealed, ev.EpisodeDiscarded: self._discarded,
-            ev.EpisodeTouched: self._touched, ev.EpisodesLate: self._late, ev.EpisodesArchived: self._archived,
-            ev.ProxyStarted: self._started,
-        }
 
     def move(
         self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None,
@@ -120,14 +113,11 @@ class Life:
     # -- events
 
     def _opened(self, event: ev.EpisodeOpened) -> None:
+        opening = asdict(event)
         episode = Episode(
-            id=event.episode, task=event.task, model=event.model, agent=event.agent, eval=event.eval,
-            opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
-            identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
-            evaluation=event.evaluation, client=event.client, revision=event.revision, given_lane=event.lane,
-            play=event.play, place=event.place, teachers=event.teachers, number=self._tallies.opened,
-            play_number=self._plays.number(event.tenant, event.play),
-            may_train=self._weights.may_train(event.model, event.members, event.teachers),
+            id=opening.pop("episode"), opened_at=opening.pop("at"), active_at=event.at, given_lane=opening.pop("lane"),
+            number=self._tallies.opened, play_number=self._plays.number(event.tenant, event.play),
+            may_train=self._weights.may_train(event.model, event.members, event.teachers), **opening,
         )
         if not episode.eval:
             self._seats.opens(episode, event.at)

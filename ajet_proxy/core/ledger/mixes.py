@@ -9,9 +9,8 @@ Invariant: every count is that of the episodes that are open, sealed or ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
@@ -59,12 +58,6 @@ class Mixes:
         """Those that are announced, as far as it is counted for them."""
         self.orders = 0
         """How often a mix was set."""
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {
-            ev.MixSet: self._set, ev.LanesLacking: self._lanes_lacking, ev.PolicyAnnounced: self._announced,
-            ev.ProxyStarted: self._started,
-        }
 
     def name(self, model: str) -> str:
         """Under which name the mix of `model` stands; of "", that of the only model that is announced."""

@@ -12,7 +12,6 @@ Invariant: the places of the episodes that were opened and not given back are di
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,12 +94,6 @@ class Plays:
         self.table: dict[Key, Play] = {}
         self.begun = 0
         self.evaluations: dict[str, Evaluation] = {}
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {
-            ev.PlayBegun: self._begun, ev.PlayEnded: self._ended, ev.EvaluationWanted: self._evaluation_wanted,
-            ev.EpisodeOpened: self._opened,
-        }
 
     def play(self, tenant: str, name: str) -> Play:
         """The play of `tenant` called `name`, or `NotFound`."""

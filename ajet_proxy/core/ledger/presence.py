@@ -9,7 +9,7 @@ discarded.
 from __future__ import annotations
 
 from ajet_proxy.core.ledger.clients import Client
-from ajet_proxy.core.ledger.trainers import Trainer
+from ajet_proxy.core.ledger.weights import Trainer
 from ajet_sdk.routes import MAX_TTL_S
 
 
@@ -45,6 +45,6 @@ class Presence:
         """When `client` last gave a sign of life."""
         return max(self._clients.get(client.id, 0.0), client.heard_at)
 
-    def trainer(self, known: Trainer, model: str) -> float:
-        """When the trainer of `model` last gave a sign of life."""
-        return max(known.heard_at, self._trainers.get(model, 0.0))
+    def trainer(self, trainer: Trainer) -> float:
+        """When `trainer` last gave a sign of life."""
+        return max(trainer.heard_at, self._trainers.get(trainer.came.model, 0.0))

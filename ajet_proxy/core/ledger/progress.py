@@ -12,7 +12,6 @@ quiet.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -50,43 +49,29 @@ class Progress:
     """The group keys by their names."""
 
     by_key: dict[GroupKey, GroupProgress] = field(default_factory=dict)
-    _quiet: list[tuple[float, GroupKey]] = field(default_factory=list, init=False)
-    """Those with something ready and nothing open, by the time at which an episode was last opened in them."""
-    _flushed: set[GroupKey] = field(default_factory=set, init=False)
 
     def opened(self, group_key: GroupKey, at: float) -> None:
         """An episode was opened, and is no evaluation; or one turns out to be of this group key."""
-        known = self._leave(group_key)
-        known.open += 1
+        self._change(group_key, open=1)
+        known = self.by_key[group_key]
         known.last = max(known.last, at)
-        self._enter(group_key, known)
 
     def settled(self, group_key: GroupKey) -> None:
         """An episode is no longer open or sealed, or is of another group key, or will not be trained."""
-        known = self._leave(group_key)
-        known.open -= 1
-        self._enter(group_key, known)
+        self._change(group_key, open=-1)
 
     def came(self, group_key: GroupKey) -> None:
         """A share is ready."""
-        known = self._leave(group_key)
-        known.ready += 1
-        self._enter(group_key, known)
+        self._change(group_key, ready=1)
 
     def went(self, group_key: GroupKey) -> None:
         """A share is ready no more. What is flushed ends with the last of them."""
-        known = self._leave(group_key)
-        known.ready -= 1
-        if known.flushed and not known.ready:
-            known.flushed = False
-            self._flushed.discard(group_key)
-        self._enter(group_key, known)
+        self._change(group_key, ready=-1)
 
     def flush(self, lane: str | None, task: str | None) -> None:
         """What is ready now of these group keys (None: of all) is waited for no longer."""
         for group_key in self.unended(lane, task):
             self.by_key[group_key].flushed = True
-            self._flushed.add(group_key)
 
     def unended(self, lane: str | None, task: str | None) -> list[GroupKey]:
         """Which of these group keys (None: all) have something ready and are not flushed."""
@@ -97,42 +82,28 @@ class Progress:
 
     def ended(self, before: float) -> set[GroupKey]:
         """The group keys that are quiet and had no episode opened after `before`, and those that are flushed."""
-        quiet = self._quiet[: bisect_right(self._quiet, before, key=lambda item: item[0])]
-        return {group_key for _, group_key in quiet} | self._flushed
+        return {
+            group_key for group_key, one in self.by_key.items() if one.flushed or (not one.open and one.last <= before)
+        }
 
     def next_end(self, after: float) -> float | None:
         """The first time after `after` at which an episode was opened last in a group key that is quiet."""
-        at = bisect_right(self._quiet, after, key=lambda item: item[0])
-        return self._quiet[at][0] if at < len(self._quiet) else None
+        return min((one.last for one in self.by_key.values() if not one.open and one.last > after), default=None)
 
     def restart(self, at: float) -> None:
         """Nobody could open an episode during the stop, which ends now."""
         for known in self.by_key.values():
             known.last = at
-        self.arrange()
 
     def derive(self) -> None:
-        """Rebuild whatever follows from what a snapshot has, where a group key is a plain tuple."""
+        """A snapshot makes a plain tuple of a group key."""
         self.by_key = {GroupKey(*group_key): known for group_key, known in self.by_key.items()}
-        self.arrange()
 
-    def arrange(self) -> None:
-        """Rebuild what follows from the progress of each group key."""
-        self._flushed = {group_key for group_key, known in self.by_key.items() if known.flushed}
-        self._quiet = sorted((one.last, key) for key, one in self.by_key.items() if one.ready and not one.open)
-
-    def _leave(self, group_key: GroupKey) -> GroupProgress:
-        """The progress of `group_key`, which is about to change."""
+    def _change(self, group_key: GroupKey, *, open: int = 0, ready: int = 0) -> None:
         known = self.by_key.setdefault(group_key, GroupProgress())
-        if known.ready and not known.open:
-            del self._quiet[bisect_left(self._quiet, (known.last, group_key))]
-        return known
-
-    def _enter(self, group_key: GroupKey, known: GroupProgress) -> None:
-        """It has changed."""
-        if known.ready and not known.open:
-            insort(self._quiet, (known.last, group_key))
-        elif not known.ready and not known.open:
+        known.open, known.ready = known.open + open, known.ready + ready
+        known.flushed = known.flushed and known.ready > 0
+        if not known.open and not known.ready:
             del self.by_key[group_key]
 
 

@@ -145,10 +145,6 @@ class ReadyQueues:
     _ages: dict[str, list[tuple[int, str]]] = field(default_factory=dict, init=False)
     """For each model its ready episodes, those with the oldest version first."""
 
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        """None: `Seats` does, and calls the methods below."""
-        return {}
-
     def derive(self) -> None:
         """Rebuild whatever follows from what a snapshot has, where a group key is a plain tuple."""
         self._groups = {(model, GroupKey(*group_key)): groups for (model, group_key), groups in self._groups.items()}

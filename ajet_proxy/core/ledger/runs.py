@@ -10,10 +10,10 @@ supervisor compares one number, and knows no keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_sdk.errors import Conflict, NotFound
@@ -22,43 +22,19 @@ from ajet_sdk.runs import changed, restarts
 MAX_RUNS = 100
 
 
-class WantedRun(Struct, frozen=True):
-    """A run as it is wanted since ``at`` (Unix seconds). ``config`` is a flat configuration as JSON, and ``digest``
-    what its supervisor calls it."""
-
-    run: str
-    supervisor: str
-    desired: str
-    config: str
-    digest: str
-    starts: int
-    at: float
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The flat configuration."""
-        found: dict[str, Any] = json.loads(self.config)
-        return found
-
-
-class Runs(dict[str, WantedRun]):
-    """Those that are wanted, by their names."""
+class Runs(dict[str, ev.RunWanted]):
+    """Those that are wanted, by their names, each as it was wanted last."""
 
     KEPT = ()
 
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {ev.RunWanted: self._wanted, ev.RunForgotten: self._forgotten}
-
     def _wanted(self, event: ev.RunWanted) -> None:
-        self[event.run] = WantedRun(
-            event.run, event.supervisor, event.desired, event.config, event.digest, event.starts, event.at
-        )
+        self[event.run] = event
 
     def _forgotten(self, event: ev.RunForgotten) -> None:
         del self[event.run]
 
 
-def known_run(runs: Mapping[str, WantedRun], run: str) -> WantedRun:
+def known_run(runs: Mapping[str, ev.RunWanted], run: str) -> ev.RunWanted:
     """The run, or `NotFound`."""
     if run not in runs:
         raise NotFound(f"no run {run}", code="unknown_run")
@@ -66,8 +42,8 @@ def known_run(runs: Mapping[str, WantedRun], run: str) -> WantedRun:
 
 
 def want(
-    runs: Mapping[str, WantedRun], run: str, *, supervisor: str, desired: str, config: Mapping[str, Any], digest: str,
-    restart: bool, at: float,
+    runs: Mapping[str, ev.RunWanted], run: str, *, supervisor: str, desired: str, config: Mapping[str, Any],
+    digest: str, restart: bool, at: float,
 ) -> tuple[ev.Event, ...]:
     """`run` is wanted like this, with a flat `config`. Raises `Conflict` if that takes a `restart` of a run that is
     wanted to run, and for one run too many."""
@@ -81,12 +57,11 @@ def want(
     begins = known is None or (desired == "running" and known.desired != "running")
     starts = (0 if known is None else known.starts) + (begins or restart or bool(keys))
     written = json.dumps(config, sort_keys=True)
-    if known is not None and known == WantedRun(run, supervisor, desired, written, digest, starts, known.at):
-        return ()
-    return (ev.RunWanted(at, run, supervisor, desired, written, digest, starts),)
+    wanted = ev.RunWanted(at, run, supervisor, desired, written, digest, starts)
+    return () if known is not None and replace(wanted, at=known.at) == known else (wanted,)
 
 
-def forget(runs: Mapping[str, WantedRun], run: str, *, runs_now: bool, at: float) -> tuple[ev.Event, ...]:
+def forget(runs: Mapping[str, ev.RunWanted], run: str, *, runs_now: bool, at: float) -> tuple[ev.Event, ...]:
     """`run` is forgotten. Raises `Conflict` as long as it is wanted, or `runs_now`."""
     known = known_run(runs, run)
     if known.desired != "stopped" or runs_now:

@@ -7,8 +7,7 @@ comes back if the batch is returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
@@ -31,9 +30,6 @@ class Seats:
         self._episodes, self._weights, self._gates, self._mixes = episodes, weights, gates, mixes
         self.queues, self.progress = queues, Progress()
         self.flushes = 0
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {ev.GroupsFlushed: self._flushed, ev.ProxyStarted: lambda event: self.progress.restart(event.at)}
 
     def opens(self, episode: Episode, at: float) -> None:
         """`episode`, which no evaluation is, takes a seat for each model that it may train."""
@@ -92,6 +88,9 @@ class Seats:
         found = self.queues.compared(model, GroupKey.of(self._episodes[names[0]]), names)
         known = (self._episodes.get(name) for name in found)
         return tuple(one.id for one in known if one is not None and one.rewarded(model))
+
+    def _started(self, event: ev.ProxyStarted) -> None:
+        self.progress.restart(event.at)
 
     def _flushed(self, event: ev.GroupsFlushed) -> None:
         self.flushes += 1

@@ -1,9 +1,9 @@
 """The daemon's state as a fold over events: `State.apply`, and the rooms that it sends each event to. It decides
 nothing and refuses nothing.
 
-Idea: a room keeps one kind of thing, and says which events it `listens` to. ``KEPT`` are the fields that a snapshot has
-of it; the others follow from them. Rooms that know others are made after them,
-and hear of an event after them, unless a room says otherwise.
+Idea: a room keeps one kind of thing. Each of its methods that takes an `event` hears of the events of that kind
+(`_listeners`). ``KEPT`` are the fields that a snapshot has of it; the others follow from them. Rooms that know others
+are made after them, and hear of an event after them, unless a room says otherwise.
 
 Invariant: the state is a function of the sequence of events, so a replay of the journal is the live state.
 """
@@ -11,7 +11,7 @@ Invariant: the state is a function of the sequence of events, so a replay of the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +67,9 @@ class State:
         calls = Calls(episodes, life, weights, gates, mixes, self.tallies)
         listeners: dict[type[Any], list[Listener]] = {}
         for room in (*self.rooms().values(), life, calls):
-            for kind, listener in room.listens().items():
+            for kind, listener in _listeners(room):
                 listeners.setdefault(kind, []).append(listener)
-        self._listeners = {kind: tuple(known) for kind, known in listeners.items()}
+        self._listeners = listeners
 
     def rooms(self) -> dict[str, Any]:
         """Whatever keeps anything, by its name in a snapshot. Gates hear of a model before the weights know it."""
@@ -120,3 +120,10 @@ class State:
             del self.episodes.leaving[name]
         for name in batches:
             del self.batches.leaving[name]
+
+
+def _listeners(room: object) -> Iterator[tuple[type[Any], Listener]]:
+    """The methods of a room that take an `event`, each behind the kind that it is annotated with."""
+    for name, method in vars(type(room)).items():
+        if (kind := getattr(method, "__annotations__", {}).get("event")) is not None:
+            yield getattr(ev, kind.removeprefix("ev.")), getattr(room, name)

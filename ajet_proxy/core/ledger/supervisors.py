@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, ValidationError, convert
 
-from ajet_proxy.core.ledger.runs import WantedRun
+from ajet_proxy.core.ledger.events import RunWanted
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import check_name, line_digest, tables
@@ -159,7 +159,7 @@ class Supervisors:
         """The names of those that are not silent."""
         return [name for name, known in self.heard.items() if at - known.at <= SILENT_S]
 
-    def hear(self, said: Supervise, runs: Mapping[str, WantedRun], at: float) -> None:
+    def hear(self, said: Supervise, runs: Mapping[str, RunWanted], at: float) -> None:
         """Takes a report. Raises `BadRequest` for one that cannot be read, and then nothing of it counts. Raises
         `Conflict` for a second supervisor of one name."""
         known = self.heard.get(check_name(said.name, "name"))
@@ -188,7 +188,7 @@ class Supervisors:
     def of(self, run: str) -> Followed:
         return self.runs.setdefault(run, Followed())
 
-    def told(self, name: str, runs: Mapping[str, WantedRun]) -> dict[str, Any]:
+    def told(self, name: str, runs: Mapping[str, RunWanted]) -> dict[str, Any]:
         """What the supervisor `name` is answered: what is wanted of its runs, and what it should check."""
         wanted = {
             run.run: {"desired": run.desired, "config": run.keys, "digest": run.digest, "starts": run.starts}
@@ -209,11 +209,11 @@ class Supervisors:
             return f"supervisor {supervisor} was last heard {int(at - known.at)} s ago"
         return None
 
-    def runs_now(self, run: WantedRun, at: float) -> bool:
+    def runs_now(self, run: RunWanted, at: float) -> bool:
         """Whether there is a trainer of `run`, or may be."""
         return str(self.actual(run, at)["state"]) in ALIVE
 
-    def actual(self, run: WantedRun, at: float) -> dict[str, Any]:
+    def actual(self, run: RunWanted, at: float) -> dict[str, Any]:
         """How `run` is, as its supervisor said; ``unknown`` if that is silent."""
         report = self.of(run.run).report
         if report is None:
@@ -225,7 +225,7 @@ class Supervisors:
         }
         return shown if self.silence(run.supervisor, at) is None else shown | {"state": "unknown"}
 
-    def show(self, run: WantedRun, at: float) -> dict[str, Any]:
+    def show(self, run: RunWanted, at: float) -> dict[str, Any]:
         """What is wanted of `run`, how it is, and the reason where the two differ."""
         actual = self.actual(run, at)
         return {
@@ -235,7 +235,7 @@ class Supervisors:
         }
 
 
-def difference(run: WantedRun, actual: Mapping[str, Any]) -> str | None:
+def difference(run: RunWanted, actual: Mapping[str, Any]) -> str | None:
     """Why what runs is not what is wanted; None if it is."""
     state = actual["state"]
     if state == "unknown":

@@ -7,8 +7,7 @@ are kept as the events come, so that reading them costs nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
@@ -37,9 +36,6 @@ class Tallies:
         self.captures: Counter[str] = Counter()
         """How calls ended: ``complete``, or why they were lost first. A whole one that is lost later counts as both."""
         self.reward_curves = RewardCurves()
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {ev.CallStarted: self._call_started, ev.CallFinished: self._call_finished}
 
     def alerts(self) -> dict[str, str]:
         """The lines for an operator about models whose turns drift, by subject."""

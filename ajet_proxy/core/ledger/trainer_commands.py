@@ -19,7 +19,7 @@ from ajet_proxy.core.ledger.parts import Part, parted
 from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import State
-from ajet_proxy.core.ledger.trainers import Trainer
+from ajet_proxy.core.ledger.weights import Trainer
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import Attend
 
@@ -38,7 +38,7 @@ class TrainerCommands:
         at = max(at, self.state.now)
         known = self.state.weights.trainers.get(body.model)
         came: tuple[ev.Event, ...] = ()
-        if known is None or (body.says == "comes" and known.instance != body.instance):
+        if known is None or (body.says == "comes" and known.came.instance != body.instance):
             self._let_in(body, at)
             came = (ev.TrainerCame(at, body.model, body.run, body.instance, body.host, body.folder),)
         else:
@@ -54,14 +54,14 @@ class TrainerCommands:
     def check(self, model: str, instance: str) -> None:
         """`Conflict` for an `instance` whose place another one has taken. Who names none is no trainer of ours."""
         known = self.state.weights.trainers.get(model)
-        if instance and known is not None and known.instance != instance:
-            raise Conflict(f"{_who(known, model)} has taken the place of this trainer", code="other_trainer")
+        if instance and known is not None and known.came.instance != instance:
+            raise Conflict(f"{_who(known)} has taken the place of this trainer", code="other_trainer")
 
     def check_run(self, model: str, run: str, at: float) -> None:
         """`Conflict` while the trainer of another run is heard."""
         known = self.state.weights.trainers.get(model)
-        if known is not None and known.run != run and self._heard(known, model, at):
-            raise Conflict(f"{_who(known, model)} is at work", code="other_trainer")
+        if known is not None and known.came.run != run and self._heard(known, at):
+            raise Conflict(f"{_who(known)} is at work", code="other_trainer")
 
     def begin(self, model: str, run: str, at: float) -> tuple[ev.Event, ...]:
         """`run` has the model from now on. What is leased to another's comes back, and what is sealed or ready for that
@@ -91,18 +91,18 @@ class TrainerCommands:
 
     def _let_in(self, body: Attend, at: float) -> None:
         known = self.state.weights.trainers.get(body.model)
-        if known is None or (known.run, known.folder) == (body.run, body.folder):
+        if known is None or (known.came.run, known.came.folder) == (body.run, body.folder):
             return
-        if self._heard(known, body.model, at):
-            left = HEARD_S - (at - self.presence.trainer(known, body.model))
-            said = f"{_who(known, body.model)} is at work: two trainers of one model would push over each other"
+        if self._heard(known, at):
+            left = HEARD_S - (at - self.presence.trainer(known))
+            said = f"{_who(known)} is at work: two trainers of one model would push over each other"
             raise Conflict(f"{said}. If it is dead, try again in {left:.0f} s", code="other_trainer")
 
-    def _heard(self, known: Trainer, model: str, at: float) -> bool:
-        return not known.left and at - self.presence.trainer(known, model) < HEARD_S
+    def _heard(self, known: Trainer, at: float) -> bool:
+        return not known.left and at - self.presence.trainer(known) < HEARD_S
 
 
-
-def _who(trainer: Trainer, model: str) -> str:
+def _who(trainer: Trainer) -> str:
     """A trainer, for a message."""
-    return f"the trainer of model {model!r} on {trainer.host or '?'} in {trainer.folder or '?'} (run {trainer.run})"
+    came = trainer.came
+    return f"the trainer of model {came.model!r} on {came.host or '?'} in {came.folder or '?'} (run {came.run})"

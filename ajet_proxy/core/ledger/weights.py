@@ -7,8 +7,8 @@ model was announced is kept for the first that is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -17,9 +17,20 @@ from ajet_proxy.core.ledger.births import Births
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.queues import ReadyQueues
 from ajet_proxy.core.ledger.teams import Team, moved
-from ajet_proxy.core.ledger.trainers import Trainer
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
 from ajet_sdk.errors import Conflict
+
+
+@dataclass(slots=True)
+class Trainer:
+    """The latest of a model, as it came. ``heard_at`` is when that was, or when the proxy started again, in Unix
+    seconds: its signs of life are no events (`ajet_proxy.core.ledger.presence`)."""
+
+    came: ev.TrainerCame
+    heard_at: float
+    left: bool = False
+    begun: bool = False
+    """Whether its run has begun with it."""
 
 
 class Served(Struct, frozen=True):
@@ -73,16 +84,9 @@ class Weights(Serving):
         self.served: dict[str, Served] = {}
         self.births: dict[str, Births] = {}
         self.trainers: dict[str, Trainer] = {}
-        """The latest of each model."""
         self.teams: list[Team] = []
         self.default_version = self.policy_updates = 0
         self.merge_policy: Policy = "strict"
-
-    def listens(self) -> dict[type[Any], Callable[[Any], None]]:
-        return {
-            ev.PolicyAnnounced: self._announced, ev.GateOpened: self._gate_opened, ev.RunBegan: self._run_began,
-            ev.TrainerCame: self._trainer_came, ev.TrainerLeft: self._trainer_left, ev.ProxyStarted: self._started,
-        }
 
     def meant(self, model: str | None) -> str:
         """The model that a request is about: the one that it names, else the only one that is announced, or "" if none
@@ -142,10 +146,10 @@ class Weights(Serving):
             self._queues.part(event.model)
         births.begin(event.run, self.policy_updates)
         if (trainer := self.trainers.get(event.model)) is not None:
-            trainer.begun = trainer.run == event.run
+            trainer.begun = trainer.came.run == event.run
 
     def _trainer_came(self, event: ev.TrainerCame) -> None:
-        self.trainers[event.model] = Trainer(event.run, event.instance, event.host, event.folder, event.at)
+        self.trainers[event.model] = Trainer(event, event.at)
 
     def _trainer_left(self, event: ev.TrainerLeft) -> None:
         self.trainers[event.model].left = True

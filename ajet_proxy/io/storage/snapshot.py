@@ -35,6 +35,7 @@ from ajet_proxy.core.ledger.clients import Client
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.episodes import Archive
 from ajet_proxy.core.ledger.evaluations import Evaluation
+from ajet_proxy.core.ledger.events import RunWanted, TrainerCame
 from ajet_proxy.core.ledger.gates import Gate
 from ajet_proxy.core.ledger.groups import Group, Seat
 from ajet_proxy.core.ledger.mix import Mix, QueueCredit
@@ -43,11 +44,9 @@ from ajet_proxy.core.ledger.plays import Play
 from ajet_proxy.core.ledger.progress import GroupProgress, OpenCounts, Progress
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
-from ajet_proxy.core.ledger.runs import WantedRun
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.ledger.texts import Text, Texts
-from ajet_proxy.core.ledger.trainers import Trainer
-from ajet_proxy.core.ledger.weights import Served
+from ajet_proxy.core.ledger.weights import Served, Trainer
 from ajet_proxy.core.trajectory.drift_rate import Drift
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import Turn
@@ -62,7 +61,7 @@ KINDS: dict[str, Any] = {
     "Lineage": Lineage, "OpenCounts": OpenCounts, "Mix": Mix, "Play": Play, "Point": Point, "Progress": Progress,
     "QueueCredit": QueueCredit, "RewardCurves": RewardCurves, "Seat": Seat,
     "Served": Served, "TaskRewards": TaskRewards, "Text": Text, "Texts": Texts, "Trainer": Trainer, "Turn": Turn,
-    "WantedRun": WantedRun,
+    "RunWanted": RunWanted, "TrainerCame": TrainerCame,
 }
 """The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
 _NAMES = {kind: name for name, kind in KINDS.items()}

@@ -328,7 +328,7 @@ class World:
         self._pass(instants, die)
 
     def _begins(self) -> None:
-        self.rig.attend("begins", self.run, self.rig.state.weights.trainers["m"].instance)
+        self.rig.attend("begins", self.run, self.rig.state.weights.trainers["m"].came.instance)
 
     def step(self, die: int, *, save: bool) -> None:
         made = self.weights()

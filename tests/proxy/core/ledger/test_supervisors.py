@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.runs import WantedRun
+from ajet_proxy.core.ledger.events import RunWanted
 from ajet_proxy.core.ledger.supervisors import (
     FORGOTTEN_S,
     MAX_BYTES,
@@ -27,7 +27,7 @@ from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import line_digest
 
-RUN = WantedRun("r", "s", "running", '{"trainer.groups": 4}', "d1", 2, 5.0)
+RUN = RunWanted(5.0, "r", "s", "running", '{"trainer.groups": 4}', "d1", 2)
 RUNS = {"r": RUN}
 UP = {"state": "running", "starts": 2, "step": 3, "of": 9, "phase": "training", "config": "d1"}
 
@@ -114,7 +114,7 @@ def test_a_verdict_is_taken_from_the_supervisor_that_was_asked() -> None:
 
 def test_what_a_supervisor_is_told() -> None:
     made = said(0.0, {"r": UP})
-    told = made.told("s", {**RUNS, "other": WantedRun("other", "t", "running", "{}", "", 1, 0.0)})
+    told = made.told("s", {**RUNS, "other": RunWanted(0.0, "other", "t", "running", "{}", "", 1)})
     assert told["runs"] == {
         "r": {"desired": "running", "config": {"trainer.groups": 4}, "digest": "d1", "starts": 2}
     }
@@ -123,7 +123,7 @@ def test_what_a_supervisor_is_told() -> None:
 
 
 def stands(desired: str, **actual: Any) -> str | None:
-    run = WantedRun("r", "s", desired, "{}", "d1", 2, 0.0)
+    run = RunWanted(0.0, "r", "s", desired, "{}", "d1", 2)
     return difference(run, {**UP, "reason": None, **actual})
 
 
