@@ -134,11 +134,11 @@ def check(state: State) -> None:
         check_counts(state, name)
     check_clients(state, episodes)
     for model, evaluation in state.plays.evaluations.items():
-        own = [one for one in episodes if one.evaluation == evaluation.id and one.id in evaluation.places]
+        own = [one for one in episodes if one.evaluation and one.play_number == evaluation.number]
         assert all(episode.eval and episode.model in (model, None) for episode in own)
-        assert evaluation.playing == {episode.id for episode in own if episode.state in ("open", "sealed")}
-        assert evaluation.rewards == {one.id: one.reward() for one in own if one.state == "recorded"}
-        assert 0 <= evaluation.missing <= evaluation.wanted
+        assert evaluation.opened - evaluation.done == sum(one.state in ("open", "sealed") for one in own)
+        assert evaluation.rewards == {one.place: one.reward() for one in own if one.state == "recorded"}
+        assert 0 <= evaluation.missing <= evaluation.episodes
 
 
 def check_seats(state: State, episodes: Sequence[Episode]) -> None:

@@ -17,7 +17,7 @@ def wanted(asked: Asked) -> Answer:
 
     def show() -> Body:
         missing = asked.state.plays.wanted()
-        nexts = {model: asked.state.plays.evaluations[model].next for model in missing}
+        nexts = {model: asked.state.plays.evaluations[model].due for model in missing}
         return {"eval": missing, "next": nexts} | views.wanted(asked.state)
 
     return Answer(show)

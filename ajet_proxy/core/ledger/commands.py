@@ -29,6 +29,7 @@ from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose, lacking
 from ajet_proxy.core.ledger.mix import Mix
 from ajet_proxy.core.ledger.parts import AT_ONCE, Part, parted
+from ajet_proxy.core.ledger.plays import Evaluation
 from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.retries import repeats
@@ -95,10 +96,11 @@ class Commands:
         episode that was opened by this very request before, and is open, stays as it is."""
         if (known := self.state.episodes.find(episode)) is not None:
             ours = (body.id, known.state, known.tenant) == (episode, "open", tenant)
-            if ours and (known.task, known.play, known.place) == (body.task or None, body.play, body.place):
+            same = (known.task, known.play) == (body.task or None, body.play)
+            if ours and same and body.place in (None, known.place):
                 return ()
             raise Conflict(f"episode {episode} exists already", code="episode_exists")
-        evaluation = None if body.play is not None else self._evaluation(body, plays)
+        evaluation = self._evaluation(body, plays) if body.play is None else None
         if body.play is not None:
             self._check_place(body, tenant)
         idle, wall = timeouts(body, self.state.settings.idle_timeout, self.state.settings.wall_timeout)
@@ -108,22 +110,23 @@ class Commands:
         opened = ev.EpisodeOpened(
             at=self._time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
             eval=body.eval or body.trial, idle_timeout=idle, wall_timeout=wall, tenant=tenant,
-            metadata=body.metadata, identified_by=identified_by, members=body.members, evaluation=evaluation,
-            client=played.client, revision=played.revision, lane=played.lane, play=body.play, place=body.place,
-            teachers=body.teachers,
+            metadata=body.metadata, identified_by=identified_by, members=body.members,
+            evaluation=None if evaluation is None else evaluation.name, client=played.client,
+            revision=played.revision, lane=played.lane, play=body.play,
+            place=body.place if evaluation is None else evaluation.due, teachers=body.teachers,
         )
         return parted(played.older, opened)
 
-    def _evaluation(self, body: OpenEpisode, plays: str | None) -> str | None:
+    def _evaluation(self, body: OpenEpisode, plays: str | None) -> Evaluation | None:
         """The evaluation that an episode belongs to which opens so, if there is one."""
         model = body.model or plays or self.state.weights.only_model()
         found = None
         if body.eval and not body.trial and (body.model or not body.members) and model in self.state.plays.wanted():
             found = self.state.plays.evaluations[model]
-        if body.place is not None and (found is None or found.next != body.place):
+        if body.place is not None and (found is None or found.due != body.place):
             message = f"place {body.place} is not the next one of an evaluation: ask again what is wanted"
             raise Conflict(message, code="place_taken", param="place")
-        return None if found is None else found.id
+        return found
 
     def _check_place(self, body: OpenEpisode, tenant: str) -> None:
         """Raises an error unless the place can be opened in the play."""
@@ -363,7 +366,7 @@ class Commands:
     def evaluate(self, body: Evaluate, *, evaluation: str, at: float) -> Events:
         """`evaluation` is `body.id`, or a new one if that is None. One that was asked for before stays as it is."""
         if (known := self.state.plays.evaluation(evaluation)) is not None:
-            if (known.model, known.wanted) != (body.model, body.episodes):
+            if (known.model, known.episodes) != (body.model, body.episodes):
                 raise BadRequest(f"evaluation {evaluation} is of another model or number of episodes", param="id")
             return ()
         version = self.state.weights.policy_version(body.model)

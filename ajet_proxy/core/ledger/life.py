@@ -113,10 +113,10 @@ class Life:
     # -- events
 
     def _opened(self, event: ev.EpisodeOpened) -> None:
-        opening = asdict(event)
+        opening, play = asdict(event), self._plays.of(event)
         episode = Episode(
             id=opening.pop("episode"), opened_at=opening.pop("at"), active_at=event.at, given_lane=opening.pop("lane"),
-            number=self._tallies.opened, play_number=self._plays.number(event.tenant, event.play),
+            number=self._tallies.opened, play_number=None if play is None else play.number,
             may_train=self._weights.may_train(event.model, event.members, event.teachers), **opening,
         )
         if not episode.eval:

@@ -1,9 +1,15 @@
-"""Data sets that are being played: which places of one are taken, and which are still to be played.
+"""Data sets that are being played, and evaluations, which are plays that a trainer wants: which places of one are
+taken, and which are still to be played.
 
-Idea: the ledger is the cursor. A play has the places 0, 1, 2 …, and each of its episodes says which place it plays. A
-place belongs to one episode at a time. An episode that is discarded gives its place back, so that it is played again.
-So a runner that is killed asks what is missing, and plays exactly that. Only what a trainer has seen and left out
+Idea: the ledger is the cursor. A play has the places 0, 1, 2 …, and each of its episodes plays one of them. A place
+belongs to one episode at a time. An episode that is discarded gives its place back, so that it is played again. So a
+runner that is killed asks what is missing, and plays exactly that. Only what a trainer has seen and left out
 (``filtered``) counts as played: its group had it.
+
+Which episodes belong to an evaluation is decided as they are opened, while it is current and not full. It is current
+while no newer one of its model is wanted, and while the version that it is of still serves. So every episode of it
+begins under one version. Programs that share an evaluation go through their tasks once, together: only its next place
+can be opened.
 
 Invariant: the places of the episodes that were opened and not given back are distinct. If none is missing, they are
 0 to ``episodes - 1``. A play takes memory for what was given back, and not for what was played.
@@ -11,13 +17,12 @@ Invariant: the places of the episodes that were opened and not given back are di
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.weights import Weights
 from ajet_sdk.errors import NotFound
 
@@ -30,14 +35,14 @@ Key = tuple[str, str]
 @dataclass(slots=True)
 class Play:
     """``number`` counts all plays, so that one that begins again under its name is another. ``next`` is the lowest
-    place that was never opened, ``given_back`` are those to be played again, in order."""
+    place that was never opened, ``given_back`` are those to be played again, in the order in which they came back."""
 
     tenant: str
     name: str
     episodes: int
     number: int
     next: int = 0
-    given_back: list[int] = field(default_factory=list)
+    given_back: dict[int, None] = field(default_factory=dict)
     done: int = 0
     """How many have ended and keep their places."""
     lost: int = 0
@@ -54,21 +59,20 @@ class Play:
 
     def has_free(self, place: int) -> bool:
         """Whether `place` can be opened: it is the next one, or was given back."""
-        at = bisect_left(self.given_back, place)
-        return place == self.next < self.episodes or self.given_back[at : at + 1] == [place]
+        return place == self.next < self.episodes or place in self.given_back
 
     def begin(self, place: int) -> None:
         """An episode of it is opened at a free `place`."""
         if place == self.next:
             self.next += 1
         else:
-            self.given_back.remove(place)
+            del self.given_back[place]
 
     def moved(self, place: int, before: str, state: str, reason: str | None) -> None:
         """The episode at `place` went from the state `before` to `state`; `reason` is why it is discarded."""
         was_playing = before in ("open", "sealed")
         if state == "discarded" and reason != "filtered":
-            insort(self.given_back, place)
+            self.given_back[place] = None
             self.lost += 1
             self.done -= not was_playing
         elif was_playing and state != "sealed":
@@ -76,11 +80,35 @@ class Play:
 
     def to_json(self, after: int = -1) -> dict[str, Any]:
         """As it is told, with the places that were given back behind the place `after`."""
-        first = bisect_right(self.given_back, after)
         return {
             "play": self.name, "episodes": self.episodes, "opened": self.opened, "done": self.done, "lost": self.lost,
             "missing": self.missing, "next": self.next if self.next < self.episodes else None,
-            "given_back": self.given_back[first : first + SHOWN],
+            "given_back": sorted(place for place in self.given_back if place > after)[:SHOWN],
+        }
+
+
+@dataclass(slots=True)
+class Evaluation(Play):
+    """The latest of its model. ``rewards`` are those of the places that have ended: None for one without."""
+
+    model: str = ""
+    policy_version: int = 0
+    branch: int = 0
+    """The branch that its version is on (`ajet_proxy.core.ledger.births`)."""
+    rewards: dict[int, float | None] = field(default_factory=dict)
+
+    @property
+    def due(self) -> int:
+        """The place of the episode that is opened next, where one is missing. What was given back comes last, and in
+        that order, so that a place that always fails holds up no other."""
+        return next(iter(self.given_back), self.next) if self.next == self.episodes else self.next
+
+    def to_json(self, after: int = -1) -> dict[str, Any]:
+        rewards = [reward for reward in self.rewards.values() if reward is not None]
+        return {
+            "evaluation": self.name, "model": self.model, "policy_version": self.policy_version,
+            "wanted": self.episodes, "opened": self.opened, "done": self.done, "lost": self.lost, "rewards": rewards,
+            "mean_reward": math.fsum(rewards) / len(rewards) if rewards else None,
         }
 
 
@@ -104,7 +132,12 @@ class Plays:
 
     def evaluation(self, name: str | None) -> Evaluation | None:
         """The evaluation called `name`, as long as it is the latest of its model."""
-        return next((one for one in self.evaluations.values() if one.id == name), None)
+        return next((one for one in self.evaluations.values() if one.name == name), None)
+
+    def of(self, opened: ev.EpisodeOpened | Episode) -> Play | None:
+        """The play or the evaluation of an episode, if it has one that is still known."""
+        found = self.table.get((opened.tenant, opened.play or ""))
+        return found if opened.play is not None else self.evaluation(opened.evaluation)
 
     def wanted(self) -> dict[str, int]:
         """How many evaluation episodes of each model are still to be opened now, where any are. What another version
@@ -115,23 +148,22 @@ class Plays:
             and one.branch == self._weights.born(one.model).last
         }
 
-    def number(self, tenant: str, name: str | None) -> int | None:
-        """The number of the play called `name`, if there is one."""
-        known = self.table.get((tenant, name or ""))
-        return None if known is None else known.number
-
     def moved(self, episode: Episode, before: str) -> None:
         """`episode` came from the state `before` to the one that it is in."""
-        if episode.place is not None and episode.play is not None:
-            play = self.table.get((episode.tenant, episode.play))
-            if play is not None and play.number == episode.play_number:
-                play.moved(episode.place, before, episode.state, episode.reason)
-        self.rewarded(episode)
+        if (play := self._its(episode)) is not None and episode.place is not None:
+            play.moved(episode.place, before, episode.state, episode.reason)
+            self.rewarded(episode)
 
     def rewarded(self, episode: Episode) -> None:
-        """Tells the evaluation of `episode`, if it has one that still counts, how it stands."""
-        if (evaluation := self.evaluation(episode.evaluation)) is not None:
-            evaluation.moved(episode.id, episode.state, episode.reward())
+        """Tells the evaluation of `episode`, if it has one, what it earned in the end."""
+        play = self._its(episode)
+        if isinstance(play, Evaluation) and episode.place is not None and episode.state == "recorded":
+            play.rewards[episode.place] = episode.reward()
+
+    def _its(self, episode: Episode) -> Play | None:
+        """The play or the evaluation in which `episode` was opened, and no later one of that name."""
+        play = self.of(episode)
+        return None if play is None or play.number != episode.play_number else play
 
     def _begun(self, event: ev.PlayBegun) -> None:
         self.table[event.tenant, event.play] = Play(event.tenant, event.play, event.episodes, self.begun)
@@ -142,12 +174,11 @@ class Plays:
 
     def _evaluation_wanted(self, event: ev.EvaluationWanted) -> None:
         self.evaluations[event.model] = Evaluation(
-            event.evaluation, event.model, event.policy_version, event.episodes,
+            "", event.evaluation, event.episodes, self.begun, model=event.model, policy_version=event.policy_version,
             branch=self._weights.born(event.model).last,
         )
+        self.begun += 1
 
     def _opened(self, event: ev.EpisodeOpened) -> None:
-        if event.play is not None and event.place is not None:
-            self.table[event.tenant, event.play].begin(event.place)
-        if (evaluation := self.evaluation(event.evaluation)) is not None:
-            evaluation.begin(event.episode)
+        if (play := self.of(event)) is not None and event.place is not None:
+            play.begin(event.place)

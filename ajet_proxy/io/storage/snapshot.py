@@ -34,13 +34,12 @@ from ajet_proxy.core.ledger.births import Births, Branch
 from ajet_proxy.core.ledger.clients import Client
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.episodes import Archive
-from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.events import RunWanted, TrainerCame
 from ajet_proxy.core.ledger.gates import Gate
 from ajet_proxy.core.ledger.groups import Group, Seat
 from ajet_proxy.core.ledger.mix import Mix, QueueCredit
 from ajet_proxy.core.ledger.mixes import LaneMix
-from ajet_proxy.core.ledger.plays import Play
+from ajet_proxy.core.ledger.plays import Evaluation, Play
 from ajet_proxy.core.ledger.progress import GroupProgress, OpenCounts, Progress
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards

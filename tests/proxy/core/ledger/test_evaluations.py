@@ -115,13 +115,13 @@ def test_what_was_discarded_has_its_place_again_when_all_were_given(rig: LedgerR
         rig.abort(opened[place])
     found = []
     for _ in range(3):
-        found.append(evaluation.next)
+        found.append(evaluation.due)
         rig.open(eval=True, model="m")
         rig.restart()
         evaluation = rig.state.plays.evaluation(name)
         assert evaluation is not None
     assert found == [3, 2, 0]
-    assert sorted(evaluation.places.values()) == [0, 1, 2, 3] and rig.state.plays.wanted() == {}
+    assert rig.state.plays.wanted() == {} and not evaluation.given_back
 
 
 def test_one_without_a_reward_is_done_and_counts_in_no_mean(rig: LedgerRig) -> None:

@@ -213,13 +213,13 @@ def test_only_so_many_places_are_told_at_once(rig: LedgerRig) -> None:
 
 
 def test_places_that_were_given_back_are_told_page_by_page() -> None:
-    play = Play("", "d", 500, 0, next=500, given_back=list(range(0, 500, 2)))
+    play = Play("", "d", 500, 0, next=500, given_back=dict.fromkeys(range(498, -1, -2)))
     told, after = list[int](), -1
     while page := play.to_json(after)["given_back"]:
         assert len(page) <= plays.SHOWN
         told += page
         after = page[-1]
-    assert told == play.given_back
+    assert told == sorted(play.given_back)
 
 
 def test_places_take_memory_only_while_they_are_given_back() -> None:
@@ -229,7 +229,7 @@ def test_places_take_memory_only_while_they_are_given_back() -> None:
         play.moved(place, "open", "sealed", None)
         play.moved(place, "sealed", "ready", None)
         play.moved(place, "ready", "leased", None)
-    assert (play.given_back, play.done, play.missing) == ([], 1000, routes.MAX_PLAY - 1000)
+    assert (play.given_back, play.done, play.missing) == ({}, 1000, routes.MAX_PLAY - 1000)
 
 
 class Played(RuleBasedStateMachine):
