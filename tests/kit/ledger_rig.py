@@ -356,6 +356,12 @@ class LedgerRig:
         self.commands.presence.lead(body.model, body.max_lead)
         return batch if batch in self.state.batches else None
 
+    def batch(self, **fields: Any) -> str:
+        """The batch of a lease that finds one."""
+        batch = self.lease(**fields)
+        assert batch is not None
+        return batch
+
     def ack(self, batch: str, version: int = 1, **filtered: str) -> Sequence[Event]:
         return self.run(self.commands.ack(batch, Ack(version, filtered), at=self.at))
 

@@ -10,6 +10,7 @@ from ajet_proxy.core.identity.keys import EVERYTHING, Claims
 from ajet_sdk.errors import Conflict, Forbidden
 from tests.kit.control_rig import Caller
 from tests.kit.ledger_rig import LedgerRig
+from tests.kit.refused import refused
 
 
 def post(rig: LedgerRig, path: str, body: Any, trainer: str = "", claims: Claims = EVERYTHING) -> Any:
@@ -20,8 +21,7 @@ def says(word: str, run: str = "a") -> dict[str, str]:
     return {"model": "m", "run": run, "instance": f"{run}1", "says": word, "host": "h", "folder": f"/{run}"}
 
 
-def test_what_goes_of_another_run_is_counted() -> None:
-    rig = LedgerRig(watch=True)
+def test_what_goes_of_another_run_is_counted(rig: LedgerRig) -> None:
     post(rig, "/trainers", says("comes"))
     assert post(rig, "/trainers", says("begins")) == {"model": "m", "run": "a", "discarded": 0, "void": 0}
     post(rig, "/policy", {"model": "m", "version": 0, "run": "a"}, "a1")
@@ -36,8 +36,7 @@ def test_what_goes_of_another_run_is_counted() -> None:
     assert again == {"model": "m", "policy_version": 0, "upstreams": [], "run": "b", "discarded": 0, "void": 0}
 
 
-def test_whose_place_was_taken_is_refused_whatever_it_asks() -> None:
-    rig = LedgerRig(watch=True)
+def test_whose_place_was_taken_is_refused_whatever_it_asks(rig: LedgerRig) -> None:
     post(rig, "/trainers", says("comes"))
     post(rig, "/policy", {"model": "m", "version": 0, "run": "a"}, "a1")
     rig.ready()
@@ -50,13 +49,11 @@ def test_whose_place_was_taken_is_refused_whatever_it_asks() -> None:
         (f"/batches/{batch}/ack", {"policy_version": 1}), (f"/batches/{batch}/nack", {}),
         (f"/batches/{batch}/extend", {}), ("/evaluations", {"model": "m", "episodes": 1}), ("/trainers", says("beats")),
     ):
-        with pytest.raises(Conflict) as raised:
+        with refused(Conflict, "other_trainer"):
             post(rig, path, body, "a1")
-        assert raised.value.code == "other_trainer"
     assert post(rig, "/gate/open", {"policy_version": 0, "model": "m"})["gate"] == "open"  # by hand
 
 
-def test_a_trainer_is_checked_as_every_caller() -> None:
-    rig = LedgerRig(watch=True)
+def test_a_trainer_is_checked_as_every_caller(rig: LedgerRig) -> None:
     with pytest.raises(Forbidden):
         post(rig, "/trainers", says("comes"), claims=Claims("trainer", model="n"))

@@ -203,13 +203,6 @@ def test_a_sealed_episode_missed_nothing_while_the_daemon_was_away(rig: LedgerRi
     assert [one["reason"] for one in rig.unanswered("x")] == ["restarted"]
 
 
-def test_an_episode_with_nothing_but_lost_calls_is_the_worlds(rig: LedgerRig) -> None:
-    lost(rig)
-    rig.reward("x")
-    known = rig.state.episodes["x"]
-    assert (known.state, known.reason, known.cause) == ("discarded", "incomplete_call", "infra")
-
-
 def test_an_episode_whose_agent_sent_nonsense_is_not(rig: LedgerRig) -> None:
     (call,) = rig.begin("x")
     rig.lose("x", call, "refused", status=400)
@@ -217,12 +210,14 @@ def test_an_episode_whose_agent_sent_nonsense_is_not(rig: LedgerRig) -> None:
     assert (rig.state.episodes["x"].reason, rig.state.episodes["x"].cause) == ("incomplete_call", None)
 
 
-def test_a_client_counts_it_as_the_worlds_failure() -> None:
+def test_an_episode_with_nothing_but_lost_calls_is_the_worlds_failure() -> None:
     rig = LedgerRig(watch=True)
     client = rig.join()
     rig.open("x", client=client)
     lost(rig)
     rig.reward("x")
+    known = rig.state.episodes["x"]
+    assert (known.state, known.reason, known.cause) == ("discarded", "incomplete_call", "infra")
     assert rig.state.clients.live[client].failures == {"infra": 1}
 
 

@@ -44,11 +44,10 @@ def told(rig: LedgerRig, batch: str) -> set[int]:
     }
 
 
-def test_another_run_discards_what_waits_and_voids_leases() -> None:
-    rig = LedgerRig(watch=True)
+def test_another_run_discards_what_waits_and_voids_leases(rig: LedgerRig) -> None:
     rig.announce(version=7, run="a")
     leased, ready = play(rig), play(rig)
-    batch = rig.lease()
+    batch = rig.batch()
     (sealed,) = [rig.open(task="t")]
     rig.begin(sealed)
     rig.reward(sealed)
@@ -57,7 +56,6 @@ def test_another_run_discards_what_waits_and_voids_leases() -> None:
         "BatchReturned", *["EpisodeDiscarded"] * 5, "RunBegan", "PolicyAnnounced",
     ]
     assert states(rig, [*leased, *ready, sealed]) == {("discarded", "other_run")}
-    assert batch is not None
     for ask in (lambda: rig.ack(batch), lambda: rig.extend(batch)):
         with pytest.raises(Conflict):
             ask()
@@ -69,23 +67,20 @@ def test_another_run_discards_what_waits_and_voids_leases() -> None:
     assert states(rig, fresh) == {("leased", None)}
 
 
-def test_the_same_run_again_discards_nothing() -> None:
-    rig = LedgerRig(watch=True)
+def test_the_same_run_again_discards_nothing(rig: LedgerRig) -> None:
     rig.announce(version=7, run="a")
     play(rig)
-    batch = rig.lease()
+    batch = rig.batch()
     play(rig)
     rig.announce(version=7, run="a")
     rig.attend("comes")
     rig.attend("begins")
     rig.announce(version=7, run="a")
-    assert batch is not None
     rig.ack(batch, 8)
     assert told(rig, rig.lease(max_staleness=0) or "") == {7}
 
 
-def test_what_was_sampled_before_any_run_belongs_to_the_first() -> None:
-    rig = LedgerRig(watch=True)
+def test_what_was_sampled_before_any_run_belongs_to_the_first(rig: LedgerRig) -> None:
     play(rig, version=0)
     rig.announce(version=3)
     play(rig)
@@ -93,8 +88,7 @@ def test_what_was_sampled_before_any_run_belongs_to_the_first() -> None:
     assert told(rig, rig.lease(groups=2) or "") == {0, 3}
 
 
-def test_an_open_episode_goes_on_and_goes_with_its_run_when_it_is_sealed() -> None:
-    rig = LedgerRig(watch=True)
+def test_an_open_episode_goes_on_and_goes_with_its_run_when_it_is_sealed(rig: LedgerRig) -> None:
     rig.announce(version=0, run="a")
     before, over, clean = (rig.open(task="t") for _ in range(3))
     rig.call(before)
@@ -109,24 +103,7 @@ def test_an_open_episode_goes_on_and_goes_with_its_run_when_it_is_sealed() -> No
     assert states(rig, [clean]) == {("ready", None)}
 
 
-def test_a_call_over_the_boundary_is_no_runs() -> None:
-    rig = LedgerRig(watch=True)
-    rig.announce(version=0, run="a")
-    one, other = rig.open(task="t"), rig.open(task="t")
-    (call,) = rig.begin(one)
-    rig.attend("comes", "b")
-    rig.attend("begins", "b")
-    between = rig.begin(other)
-    rig.announce(version=0, run="b")
-    rig.finish(one, call)
-    rig.finish(other, *between)
-    for name in (one, other):
-        rig.reward(name)
-    assert states(rig, [one, other]) == {("discarded", "other_run")}
-
-
-def test_shares_of_other_models_stay() -> None:
-    rig = LedgerRig(watch=True)
+def test_shares_of_other_models_stay(rig: LedgerRig) -> None:
     rig.announce("m", 0, run="a")
     rig.announce("n", 0, run="z")
     names = [rig.open(task="t", members={"x": "m", "y": "n"}) for _ in range(5)]
@@ -135,20 +112,18 @@ def test_shares_of_other_models_stay() -> None:
         rig.call(name, [8], model="n", agent="y")
     for name in names[:4]:
         rig.reward(name)
-    batch = rig.lease(model="n")
+    batch = rig.batch(model="n")
     rig.announce("m", 0, run="b")
     rig.reward(names[4])
     assert [rig.state.episodes.known(name).state for name in names] == ["leased", "leased", *["ready"] * 3]
     assert all(set(rig.state.episodes.known(name).shares) == {"n"} for name in names)
-    assert batch is not None
     rig.ack(batch)
     assert states(rig, names[:2]) == {("trained", None)}
     shown = views.record(rig.state, names[4])["models"]["m"]
     assert (shown["share"], shown["reason"].partition(":")[0]) == ("filtered", "other_run")
 
 
-def test_a_run_that_comes_back_has_what_it_sampled_itself() -> None:
-    rig = LedgerRig(watch=True)
+def test_a_run_that_comes_back_has_what_it_sampled_itself(rig: LedgerRig) -> None:
     rig.announce(version=2, run="a")
     names = [rig.open(task="t"), rig.open(task="t")]
     for name in names:
@@ -162,30 +137,13 @@ def test_a_run_that_comes_back_has_what_it_sampled_itself() -> None:
     assert states(rig, names) == {("discarded", "stale")}
 
 
-def test_a_lost_version_is_not_fresh_when_its_number_is_made_again() -> None:
-    rig = LedgerRig(watch=True)
-    for version in range(7):
-        rig.announce(version=version, run="a")
-    lost = play(rig)
-    for version in (4, 5, 6):
-        rig.announce(version=version, run="a")
-    anew = play(rig)
-    batch = rig.lease(max_staleness=0)
-    assert batch is not None
-    assert told(rig, batch) == {6}
-    assert states(rig, anew) == {("leased", None)}
-    assert states(rig, lost) == {("discarded", "stale")}
-
-
-def test_the_way_to_a_lost_version_goes_over_the_version_from_which_both_go_on() -> None:
-    rig = LedgerRig(watch=True)
+def test_the_way_to_a_lost_version_goes_over_the_version_from_which_both_go_on(rig: LedgerRig) -> None:
     for version in range(7):
         rig.announce(version=version, run="a")
     play(rig)
     rig.announce(version=4, run="a")
     rig.announce(version=5, run="a")
-    batch = rig.lease(max_staleness=3)
-    assert batch is not None
+    batch = rig.batch(max_staleness=3)
     assert told(rig, batch) == {2}  # as far from 5 as two versions back to 4, and one on from there
     rig.nack(batch)
     rig.announce(version=6, run="a")
@@ -194,8 +152,7 @@ def test_the_way_to_a_lost_version_goes_over_the_version_from_which_both_go_on()
     assert told(rig, batch) == {2}
 
 
-def test_a_gate_that_opens_for_a_lower_version_loses_as_an_announcement_does() -> None:
-    rig = LedgerRig(watch=True)
+def test_a_gate_that_opens_for_a_lower_version_loses_as_an_announcement_does(rig: LedgerRig) -> None:
     rig.announce(version=6, run="a")
     lost = play(rig)
     rig.run(rig.commands.gate_close(GateClose(model="m"), at=rig.at))
@@ -205,8 +162,7 @@ def test_a_gate_that_opens_for_a_lower_version_loses_as_an_announcement_does() -
     assert states(rig, lost) == {("discarded", "stale")}
 
 
-def test_a_gate_that_opens_says_nothing_of_whose_weights_these_are() -> None:
-    rig = LedgerRig(watch=True)
+def test_a_gate_that_opens_says_nothing_of_whose_weights_these_are(rig: LedgerRig) -> None:
     rig.announce(version=0, run="a")
     rig.attend("comes", "b")
     rig.attend("begins", "b")
@@ -215,21 +171,6 @@ def test_a_gate_that_opens_says_nothing_of_whose_weights_these_are() -> None:
     assert states(rig, play(rig)) == {("discarded", "other_run")}
     rig.announce(version=0, run="b")
     assert states(rig, play(rig)) == {("ready", None)}
-
-
-def test_until_a_run_is_announced_what_is_sampled_is_nobodys() -> None:
-    rig = LedgerRig(watch=True)
-    rig.announce(version=0, run="a")
-    for says in ("comes", "begins"):
-        rig.attend(says, "b")
-    name = rig.open(task="t")
-    rig.call(name)  # perhaps by weights that were pushed already
-    rig.at += 100.0
-    for says in ("comes", "begins"):
-        rig.attend(says, "a")
-    rig.announce(version=0, run="a")
-    rig.reward(name)
-    assert states(rig, [name]) == {("discarded", "other_run")}
 
 
 @pytest.mark.parametrize("ends_in_time", [True, False])
@@ -253,8 +194,7 @@ def test_a_frozen_engine_may_have_gone_on_with_weights_that_were_never_announced
     assert states(rig, [name]) == {("discarded", "stale")}
 
 
-def test_an_evaluation_of_a_lost_version_is_wanted_no_more() -> None:
-    rig = LedgerRig(watch=True)
+def test_an_evaluation_of_a_lost_version_is_wanted_no_more(rig: LedgerRig) -> None:
     rig.announce(version=1, run="a")
     rig.evaluate()
     assert rig.state.plays.wanted() == {"m": 2}
@@ -266,8 +206,7 @@ def test_an_evaluation_of_a_lost_version_is_wanted_no_more() -> None:
     assert rig.state.plays.wanted() == {}
 
 
-def test_another_run_begins_where_the_slowest_of_its_team_is() -> None:
-    rig = LedgerRig(watch=True)
+def test_another_run_begins_where_the_slowest_of_its_team_is(rig: LedgerRig) -> None:
     for model in ("m", "n"):
         rig.announce(model, 0, run=f"a{model}")
     name = rig.open(task="t", members={"x": "m", "y": "n"})

@@ -27,8 +27,7 @@ def test_a_call_whose_end_was_not_sent_is_complete_no_longer(rig: LedgerRig, sea
     assert [turn.call for turn in rig.state.episodes[episode].turns()] == [first]
     assert rig.state.tallies.calls == {"running": 0, "complete": 1, "lost": 2}
     assert rig.state.tallies.captures == {"complete": 2, "disconnected": 2}
-    batch = rig.lease(group_size=1)
-    assert batch is not None
+    batch = rig.batch(group_size=1)
     (delivered,) = views.batch(rig.state, batch).groups[0].episodes
     assert [call for sample in delivered.samples for call in sample.calls] == [first]
 

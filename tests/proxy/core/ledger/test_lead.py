@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.teams import join, moved, slowest
-from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import GateOpen
 from tests.kit.histories import folded
 from tests.kit.ledger_rig import LedgerRig, picture
@@ -105,22 +103,12 @@ def test_the_status_tells_who_waits_for_whom() -> None:
     assert leads == {}, "of the latest lease"
 
 
-def test_who_learns_alone_is_in_no_team_and_never_waits() -> None:
-    rig = LedgerRig(watch=True)
+def test_who_learns_alone_is_in_no_team_and_never_waits(rig: LedgerRig) -> None:
     for version in range(3):
         rig.announce("m", version)
         rig.ready()
         assert rig.lease(model="m", group_size=1, max_lead=0) is not None
     assert "teams" not in views.status(rig.state)
-
-
-def test_a_lead_needs_a_model_and_is_no_less_than_nothing() -> None:
-    rig = LedgerRig(watch=True)
-    for asked, param in (({"max_lead": 0}, "model"), ({"max_lead": -1, "model": "m"}, "max_lead")):
-        with pytest.raises(BadRequest) as refused:
-            rig.lease(**asked)
-        assert refused.value.param == param
-    assert rig.commands.presence.leads == {}
 
 
 def test_who_joins_begins_where_the_slowest_is() -> None:

@@ -17,8 +17,7 @@ def test_the_overview_of_nothing() -> None:
     }
 
 
-def test_the_overview_of_something() -> None:
-    rig = LedgerRig()
+def test_the_overview_of_something(rig: LedgerRig) -> None:
     rig.ready("t", version=3)
     rig.ready("t", version=4)
     batch = rig.lease()

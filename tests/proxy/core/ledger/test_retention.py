@@ -22,8 +22,7 @@ def archived(rig: LedgerRig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return event.episodes, event.batches
 
 
-def test_only_what_ended_and_is_not_among_the_latest_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = LedgerRig(watch=True)
+def test_only_what_ended_and_is_not_among_the_latest_leaves(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = [rig.in_state(state) for state in ("trained", "recorded", "discarded")]
     for state in ("open", "sealed", "leased", "ready"):
         rig.in_state(state)
@@ -49,8 +48,7 @@ def test_the_more_episodes_wait_the_more_leave_at_once(monkeypatch: pytest.Monke
     assert left == [3, 2, 2, 2, 2, *[1] * 19]
 
 
-def test_long_episodes_leave_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = LedgerRig()
+def test_long_episodes_leave_sooner(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = [rig.in_state("trained") for _ in range(4)]
     size = next(iter(rig.state.episodes.finished.values()))
     assert size == 3 * 4 + 8
@@ -58,8 +56,7 @@ def test_long_episodes_leave_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     assert archived(rig)[0] == tuple(ended[:2])
 
 
-def test_what_is_older_than_retention_allows_leaves_however_few_there_are() -> None:
-    rig = LedgerRig(watch=True)
+def test_what_is_older_than_retention_allows_leaves_however_few_there_are(rig: LedgerRig) -> None:
     old, batch = rig.in_state("trained"), next(iter(rig.state.batches))
     rig.in_state("ready")
     rig.at += 10
@@ -80,8 +77,7 @@ def test_an_episode_with_a_call_in_flight_stays(monkeypatch: pytest.MonkeyPatch)
     assert archived(rig)[0] == (episode,)
 
 
-def test_a_batch_leaves_with_the_last_of_its_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = LedgerRig(watch=True)
+def test_a_batch_leaves_with_the_last_of_its_episodes(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         rig.ready()
     first, other = rig.lease(group_size=2), rig.in_state("leased")
@@ -94,8 +90,7 @@ def test_a_batch_leaves_with_the_last_of_its_episodes(monkeypatch: pytest.Monkey
     assert rig.state_of(other) == "leased"
 
 
-def test_what_is_archived_takes_nothing_more_and_repetitions_are_answered_as_done() -> None:
-    rig = LedgerRig(watch=True)
+def test_what_is_archived_takes_nothing_more_and_repetitions_are_answered_as_done(rig: LedgerRig) -> None:
     trained, recorded = rig.in_state("trained"), rig.in_state("recorded")
     (batch,) = rig.state.batches
     episode = rig.open()
@@ -116,14 +111,11 @@ def test_what_is_archived_takes_nothing_more_and_repetitions_are_answered_as_don
             refused()
 
 
-def test_a_returned_batch_whose_episodes_were_trained_elsewhere_is_refused_for_good() -> None:
-    rig = LedgerRig(watch=True)
+def test_a_returned_batch_whose_episodes_were_trained_elsewhere_is_refused_for_good(rig: LedgerRig) -> None:
     rig.ready()
-    first = rig.lease(group_size=1)
-    assert first is not None
+    first = rig.batch(group_size=1)
     rig.nack(first)
-    second = rig.lease(group_size=1)
-    assert second is not None
+    second = rig.batch(group_size=1)
     rig.ack(second)
     rig.archive()
     assert set(rig.state.batches.leaving) == {first, second}
@@ -132,16 +124,13 @@ def test_a_returned_batch_whose_episodes_were_trained_elsewhere_is_refused_for_g
     assert rig.ack(second) == ()
 
 
-def test_what_a_lease_delivered_does_not_change_with_a_later_reward() -> None:
-    rig = LedgerRig(watch=True)
+def test_what_a_lease_delivered_does_not_change_with_a_later_reward(rig: LedgerRig) -> None:
     episode = rig.ready()
-    first = rig.lease(group_size=1)
-    assert first is not None
+    first = rig.batch(group_size=1)
     delivered = views.batch(rig.state, first).groups
     rig.nack(first)
     rig.reward(episode, 0.25)
-    second = rig.lease(group_size=1)
-    assert second is not None
+    second = rig.batch(group_size=1)
     rig.ack(second)
     for _ in range(2):
         assert views.batch(rig.state, first).groups == delivered

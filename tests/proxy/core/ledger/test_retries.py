@@ -67,8 +67,7 @@ def test_a_retry_among_thousands_of_equal_calls_costs_what_they_number() -> None
     assert made[1] < 5 * made[0]
 
 
-def test_another_agent_s_request_is_another_one() -> None:
-    rig = LedgerRig()
+def test_another_agent_s_request_is_another_one(rig: LedgerRig) -> None:
     episode = rig.open()
     planner = rig.call(episode, body="same", agent="planner")
     known = rig.state.episodes[episode]
@@ -101,8 +100,7 @@ def test_where_an_attempt_may_have_been_missed_an_answer_is_repeated_that_may_no
     assert known.calls[twice].doubtful and not known.calls[new].doubtful
 
 
-def test_an_answer_that_a_later_call_goes_on_from_was_received() -> None:
-    rig = LedgerRig()
+def test_an_answer_that_a_later_call_goes_on_from_was_received(rig: LedgerRig) -> None:
     episode = rig.open()
     one, two = rig.begin(episode, body="same", choices=2)
     rig.finish(episode, one, (1, 2), (3,))
@@ -119,16 +117,14 @@ def test_an_answer_that_a_later_call_goes_on_from_was_received() -> None:
     assert repeats(known, "same", None, 1) == ()
 
 
-def test_an_answer_of_no_tokens_is_not_known_to_be_received() -> None:
-    rig = LedgerRig()
+def test_an_answer_of_no_tokens_is_not_known_to_be_received(rig: LedgerRig) -> None:
     episode = rig.open()
     silent = rig.call(episode, (1, 2), (), body="same")
     rig.call(episode, (1, 2), (3,), body="other")
     assert repeats(rig.state.episodes[episode], "same", None, 1) == (silent,)
 
 
-def test_what_nothing_says_to_be_a_retry_repeats_nothing() -> None:
-    rig = LedgerRig()
+def test_what_nothing_says_to_be_a_retry_repeats_nothing(rig: LedgerRig) -> None:
     episode = rig.open()
     for _ in range(2):
         rig.begin(episode, body="same")

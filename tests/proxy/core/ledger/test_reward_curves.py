@@ -87,8 +87,7 @@ def mean(rig: LedgerRig, kind: str = "train") -> list[float]:
     return [point.to_json()["mean"] for point in rig.state.tallies.reward_curves.curves[kind].points]
 
 
-def test_settled_episodes_are_counted_once_and_corrections_follow() -> None:
-    rig = LedgerRig()
+def test_settled_episodes_are_counted_once_and_corrections_follow(rig: LedgerRig) -> None:
     first = rewarded(rig, 1.0)
     rewarded(rig, 0.0)
     assert mean(rig) == [1.0, 0.0]
@@ -96,14 +95,12 @@ def test_settled_episodes_are_counted_once_and_corrections_follow() -> None:
     assert mean(rig) == [0.5, 0.0]
     (task,) = rig.state.tallies.reward_curves.tasks(1)
     assert (task["mean"], task["recent"], task["episodes"]) == (0.25, [0.5, 0.0], 2)
-    batch = rig.lease(group_size=2)
-    assert batch is not None
+    batch = rig.batch(group_size=2)
     rig.nack(batch)
     assert mean(rig) == [0.5, 0.0]
 
 
-def test_an_evaluation_may_be_rewarded_after_it_is_recorded() -> None:
-    rig = LedgerRig()
+def test_an_evaluation_may_be_rewarded_after_it_is_recorded(rig: LedgerRig) -> None:
     episode = rig.open(task="t", eval=True)
     rig.call(episode, version=4)
     rig.seal(episode)
@@ -115,8 +112,7 @@ def test_an_evaluation_may_be_rewarded_after_it_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("why", ["no reward", "nothing sampled"])
-def test_what_is_discarded_is_not_counted(why: str) -> None:
-    rig = LedgerRig()
+def test_what_is_discarded_is_not_counted(rig: LedgerRig, why: str) -> None:
     episode = rig.open(task="t")
     if why == "no reward":
         rig.call(episode)

@@ -28,8 +28,7 @@ def name_of(rig: LedgerRig, name: str = "s", tenant: str = "", *, for_reward: bo
     return found
 
 
-def test_a_call_goes_to_the_open_episode_or_to_the_next_and_a_reward_to_the_latest() -> None:
-    rig = LedgerRig()
+def test_a_call_goes_to_the_open_episode_or_to_the_next_and_a_reward_to_the_latest(rig: LedgerRig) -> None:
     for number in range(1, 40):
         expected = "s" if number == 1 else f"s.{number}"
         before = {1: "s", 2: "s"}.get(number, f"s.{number - 1}")
@@ -40,8 +39,7 @@ def test_a_call_goes_to_the_open_episode_or_to_the_next_and_a_reward_to_the_late
         rig.abort(expected)
 
 
-def test_tenants_that_use_one_name_mean_two_episodes() -> None:
-    rig = LedgerRig()
+def test_tenants_that_use_one_name_mean_two_episodes(rig: LedgerRig) -> None:
     assert name_of(rig, tenant="a") == "s@a"
     rig.begin("s@a", tenant="a")
     assert name_of(rig, tenant="a") == "s@a"
@@ -74,8 +72,7 @@ def test_a_name_that_is_too_long_for_an_id_is_not_searched_for_a_number(monkeypa
 
 
 @pytest.mark.parametrize("name", ["a" * 199 + "b", "ajet-x", "é", "\ud800"])
-def test_a_name_that_is_no_id_stands_for_one_all_the_same(name: str) -> None:
-    rig = LedgerRig()
+def test_a_name_that_is_no_id_stands_for_one_all_the_same(rig: LedgerRig, name: str) -> None:
     first = name_of(rig, name, tenant="t")
     rig.begin(first, tenant="t")
     rig.abort(first)
@@ -113,8 +110,7 @@ def test_only_names_of_sessions_are_followed() -> None:
         assert names.current("s", "", known.get, for_reward=False) == episode
 
 
-def test_a_name_that_looks_like_the_second_episode_of_another_is_its_own() -> None:
-    rig = LedgerRig()
+def test_a_name_that_looks_like_the_second_episode_of_another_is_its_own(rig: LedgerRig) -> None:
     one, other = name_of(rig, "v1.2"), name_of(rig, "v1")
     known = {name: blank(id=name, identified_by="body") for name in (one, other)}
     names = SessionNames(known.values())

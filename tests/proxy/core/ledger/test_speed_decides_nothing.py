@@ -73,8 +73,7 @@ def test_who_is_late_finds_its_group_however_many_ended_since(archives: int) -> 
     rig, names = opened(4)
     ends(rig, names[:3], 0.0, 0.5, 1.0, after=QUICK_S)
     late(rig)
-    batch = rig.lease(groups=1, min_group_size=2)
-    assert batch is not None
+    batch = rig.batch(groups=1, min_group_size=2)
     rig.ack(batch)
     for _ in range(archives):
         rig.archive(0)
@@ -90,8 +89,7 @@ def test_another_run_has_another_baseline() -> None:
     rig, names = opened(4)
     ends(rig, names[:3], 0.1, 0.1, 0.1, after=QUICK_S)
     late(rig)
-    batch = rig.lease(groups=1, min_group_size=2)
-    assert batch is not None
+    batch = rig.batch(groups=1, min_group_size=2)
     rig.ack(batch)
     rig.announce(version=0, run="b")
     ends(rig, names[3:], 0.9, after=SLOW_S)
@@ -114,8 +112,7 @@ def test_the_time_of_a_lease_is_no_time_of_play() -> None:
     rig, names = opened(4)
     ends(rig, names[:3], 0.0, 0.5, 1.0, after=QUICK_S)
     late(rig)
-    batch = rig.lease(groups=1, min_group_size=2, lease_s=300.0)
-    assert batch is not None
+    batch = rig.batch(groups=1, min_group_size=2, lease_s=300.0)
     rig.at += 300.0
     rig.run([ev.BatchReturned(rig.at, batch, "expired")])
     known = rig.state.seats.queues._groups.values()

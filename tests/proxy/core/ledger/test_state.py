@@ -254,8 +254,7 @@ def test_every_event_is_understood() -> None:
     assert set(State(SETTINGS)._listeners) == set(EVENT_KINDS)
 
 
-def test_tokens_and_drift_are_counted_when_an_episode_seals() -> None:
-    rig = LedgerRig()
+def test_tokens_and_drift_are_counted_when_an_episode_seals(rig: LedgerRig) -> None:
     episode = rig.open(task="t")
     rig.call(episode, (1, 2), (3, 4))
     rig.call(episode, (1, 2, 3, 4, 5), (6,))
@@ -267,21 +266,7 @@ def test_tokens_and_drift_are_counted_when_an_episode_seals() -> None:
     assert rig.state.tallies.drifts["m"].to_json() == {"turns": 2, "broken_by": {"new_chain": 1}, "rate": None}
 
 
-def test_what_was_not_noted_as_sent_is_doubtful_after_a_start() -> None:
-    rig = LedgerRig(watch=True)
-    episode, ended = rig.open(), rig.in_state("recorded")
-    sent = rig.call(episode)
-    rig.run(rig.commands.answers_sent([sent], at=rig.at))
-    unsent = rig.call(episode)
-    rig.archive()
-    rig.run(rig.commands.restarted(rig.at))
-    calls = rig.state.episodes[episode].calls
-    assert (calls[sent].doubtful, calls[unsent].doubtful, rig.state.episodes.unsent) == (False, True, set())
-    assert ended not in rig.state.episodes
-
-
-def test_archived_episodes_leave_the_state_and_are_still_found() -> None:
-    rig = LedgerRig(watch=True)
+def test_archived_episodes_leave_the_state_and_are_still_found(rig: LedgerRig) -> None:
     old, new = rig.in_state("trained"), rig.in_state("recorded")
     before = views.record(rig.state, old, tokens="all")
     (batch,) = rig.state.batches
@@ -310,48 +295,7 @@ def test_what_is_archived_is_read_from_the_archive() -> None:
     assert rig.ack(batch) == ()
 
 
-def test_a_call_of_a_dead_episode_leaves_no_text() -> None:
-    rig = LedgerRig(watch=True)
-    episode = rig.open()
-    rig.call(episode)
-    (late,) = rig.begin(episode)
-    rig.abort(episode)
-    rig.finish(episode, late, (7,), (8,))
-    known = rig.state.episodes[episode]
-    assert (known.calls[late].state, known.calls[late].text) == ("lost", None)
-    assert len(known.timelines) == 1
-
-
-def test_small_facts() -> None:
-    """A label, a sign of life, a longer lease."""
-    rig = LedgerRig(watch=True)
-    episode = rig.open()
-    rig.begin(episode, eval=True)
-    rig.at += 5
-    rig.run(rig.commands.heartbeat(episode, at=rig.at))
-    known = rig.state.episodes[episode]
-    assert (known.eval, known.active_at) == (True, rig.at)
-    rig.ready()
-    batch = rig.lease(group_size=1)
-    assert batch is not None
-    rig.extend(batch, 7.0)
-    assert rig.state.batches[batch].lease_until == rig.at + 7.0
-
-
-def test_a_whole_call_that_is_repeated_is_lost() -> None:
-    rig = LedgerRig(watch=True)
-    episode = rig.open()
-    rig.call(episode, body="same")
-    (again,) = rig.begin(episode, body="same", retry=True)
-    assert rig.state.tallies.calls == {"running": 1, "complete": 0, "lost": 1}
-    assert rig.state.episodes[episode].running == 1
-    rig.finish(episode, again)
-    assert rig.state.tallies.calls == {"running": 0, "complete": 1, "lost": 1}
-    assert rig.state.tallies.captures == {"complete": 2, "retried": 1}
-
-
-def test_every_call_that_is_lost_is_counted_once_with_its_first_reason() -> None:
-    rig = LedgerRig(watch=True)
+def test_every_call_that_is_lost_is_counted_once_with_its_first_reason(rig: LedgerRig) -> None:
     episode = rig.open()
     (gone,) = rig.begin(episode, body="same")
     rig.lose(episode, gone)
@@ -364,94 +308,6 @@ def test_every_call_that_is_lost_is_counted_once_with_its_first_reason() -> None
     rig.abort(episode)
     rig.finish(episode, dead)
     assert rig.state.tallies.captures == {"disconnected": 1, "restarted": 2, "episode_discarded": 1}
-
-
-def test_opening_the_gate_names_the_version_of_the_one_model() -> None:
-    rig = LedgerRig(watch=True)
-    rig.run(rig.commands.gate_open(GateOpen(7), at=rig.at))
-    assert rig.state.weights.policy_version("other") == 7
-    rig.announce("m", 1)
-    rig.run(rig.commands.gate_open(GateOpen(8), at=rig.at))
-    assert [rig.state.weights.policy_version(model) for model in ("m", "other")] == [8, 7]
-
-
-def test_a_clock_set_back_over_a_stop_takes_leases_and_ages_with_it() -> None:
-    rig = LedgerRig(watch=True)
-    rig.ready()
-    batch, episode = rig.lease(group_size=1, lease_s=60.0), rig.open()
-    rig.at -= 400
-    rig.restart()
-    assert batch is not None
-    assert rig.state.now == rig.at
-    assert rig.state.batches[batch].lease_until == rig.at + 60.0
-    assert rig.state.episodes[episode].opened_at == rig.at
-    rig.at += 900
-    rig.restart()
-    assert rig.state.batches[batch].lease_until == rig.at - 840.0
-    assert rig.state.episodes[episode].active_at == rig.at
-
-
-def test_a_part_that_is_returned_leaves_the_rest_leased() -> None:
-    rig = LedgerRig(watch=True)
-    episode = rig.open(task="t", members={"a": "m", "b": "n"})
-    for model in "mn":
-        rig.call(episode, model=model)
-    rig.reward(episode)
-    first = rig.lease(model="m", group_size=1)
-    rig.lease(model="n", group_size=1)
-    assert first is not None
-    rig.nack(first)
-    assert rig.state_of(episode) == "leased"
-    assert list(rig.state.seats.queues.ready()) == [("m", episode)]
-
-
-def test_of_an_episode_that_a_model_has_trained_only_the_rest_is_dropped() -> None:
-    rig = LedgerRig(watch=True)
-    rig.announce("n", 9)
-    episode = rig.open(task="t", members={"a": "m", "b": "n"})
-    for model in "mn":
-        rig.call(episode, model=model, version=1)
-    rig.reward(episode)
-    rig.ack(rig.lease(model="m", group_size=1) or "")
-    assert rig.lease(model="n", group_size=1, max_staleness=1) is None
-    assert (rig.state_of(episode), rig.state.episodes[episode].shares) == ("trained", {"m": ""})
-    assert list(rig.state.seats.queues.ready()) == []
-
-
-@pytest.mark.parametrize("why", [None, "too_long: 9 tokens"])
-def test_a_batch_that_was_acknowledged_late_leaves_the_queue(why: str | None) -> None:
-    rig = LedgerRig(watch=True)
-    episode = rig.ready()
-    batch = rig.lease(group_size=1, lease_s=1.0)
-    assert batch is not None
-    rig.at += 1.0
-    rig.expire()
-    rig.ack(batch, 1, **({} if why is None else {episode: why}))
-    assert list(rig.state.seats.queues.ready()) == []
-
-
-def test_what_the_trainer_did_not_train_is_discarded_with_its_words() -> None:
-    rig = LedgerRig(watch=True)
-    kept, dropped = rig.ready("a"), rig.ready("a")
-    batch = rig.lease()
-    assert batch is not None
-    rig.ack(batch, 1, **{dropped: "too_long: 9 tokens"})
-    assert (rig.state_of(kept), rig.state_of(dropped)) == ("trained", "discarded")
-    assert (rig.state.episodes[dropped].detail, rig.state.tallies.discarded) == ("too_long: 9 tokens", {"filtered": 1})
-
-
-@pytest.mark.parametrize(("dropped", "state"), [("m", "trained"), ("n", "trained"), ("mn", "discarded")])
-def test_an_episode_that_one_of_its_models_learns_from_is_not_discarded(dropped: str, state: str) -> None:
-    rig = LedgerRig(watch=True)
-    episode = rig.open(task="t", members={"a": "m", "b": "n"})
-    for model in "mn":
-        rig.call(episode, model=model)
-    rig.reward(episode)
-    for model in "mn":
-        batch = rig.lease(model=model, group_size=1)
-        assert batch is not None
-        rig.ack(batch, 1, **({episode: "why"} if model in dropped else {}))
-    assert rig.state_of(episode) == state
 
 
 def test_marks_count_while_their_episode_is_open() -> None:
@@ -469,8 +325,7 @@ def test_marks_count_while_their_episode_is_open() -> None:
         assert vars(rig.state.episodes.lineage) == vars(Lineage())
 
 
-def test_an_attempt_that_nothing_names_is_known_again() -> None:
-    rig = LedgerRig()
+def test_an_attempt_that_nothing_names_is_known_again(rig: LedgerRig) -> None:
     episode = rig.open()
     for way in ("path", "lineage"):
         rig.run([ev.CallStarted(rig.at, episode, (way,), "m", "", way, f"body by {way}")])
@@ -479,27 +334,7 @@ def test_an_attempt_that_nothing_names_is_known_again() -> None:
     assert rig.state.episodes.lineage.repeated("body by lineage", None, rig.state.episodes.all_lost) == episode
 
 
-def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the_next() -> None:
-    rig = LedgerRig()
-    episode = rig.open(task="t", eval=True)
-    rig.call(episode)
-    rig.seal(episode)
-    curve = rig.state.tallies.reward_curves.curves["eval"]
-    assert (curve.count, rig.state.episodes[episode].reward_number) == (0, None)
-    rig.reward(episode, 1.0)
-    rig.reward(episode, 0.25)
-    assert (curve.count, curve.points[0].total, rig.state.episodes[episode].reward_number) == (1, 0.25, 0)
-
-
-def test_the_gate_is_open_until_it_is_shut() -> None:
-    rig = LedgerRig()
-    assert rig.state.gates.shut() == set()
-    rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
-    assert rig.state.gates.shut() == {""}
-
-
-def test_the_gate_is_closing_while_calls_are_in_flight() -> None:
-    rig = LedgerRig(watch=True)
+def test_the_gate_is_closing_while_calls_are_in_flight(rig: LedgerRig) -> None:
     episode = rig.open()
     assert not rig.state.gates.any().shut
     (call,) = rig.begin(episode)
@@ -516,8 +351,7 @@ def test_the_gate_is_closing_while_calls_are_in_flight() -> None:
     assert rig.state.gates.any() == Gate(False, 10.0, stood=5.0), "nor does opening an open one"
 
 
-def test_a_derived_task_takes_the_place_of_no_other() -> None:
-    rig = LedgerRig()
+def test_a_derived_task_takes_the_place_of_no_other(rig: LedgerRig) -> None:
     episode = rig.open(task="given")
     rig.run([ev.TaskNamed(rig.at, episode, "prompt-0")])
     assert rig.state.episodes[episode].task == "given"

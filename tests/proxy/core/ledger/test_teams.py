@@ -6,14 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.state import State
-from ajet_sdk.errors import BadRequest
 from tests.kit.histories import folded
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
 
@@ -134,8 +132,7 @@ def played(*rewards: dict[str, object]) -> LedgerRig:
 
 def learned(rig: LedgerRig, model: str) -> tuple[float, list[tuple[str, float | None]], list[object]]:
     """What the trainer of `model` is given: the total, each sample's reward by agent, and the ids of the rewards."""
-    batch = rig.lease(model=model, group_size=1)
-    assert batch is not None
+    batch = rig.batch(model=model, group_size=1)
     (group,) = views.batch(rig.state, batch).groups
     (episode,) = group.episodes
     samples = [(sample.agent, sample.reward) for sample in episode.samples]
@@ -167,8 +164,7 @@ def test_what_only_another_model_was_rewarded_for_teaches_nothing() -> None:
     assert episode.detail == "no whole call is of what was rewarded: agent 'plans' and model 'x', agent 'y'"
 
 
-def test_the_signal_of_a_model_is_in_its_own_rewards() -> None:
-    rig = LedgerRig(watch=True)
+def test_the_signal_of_a_model_is_in_its_own_rewards(rig: LedgerRig) -> None:
     for value in (0.0, 1.0):
         episode = rig.open(task="t", members=BOTH)
         for agent, model in BOTH.items():
@@ -177,12 +173,3 @@ def test_the_signal_of_a_model_is_in_its_own_rewards() -> None:
         rig.reward(episode, value, model="m")
     assert rig.lease(model="n", group_size=2, signal=True) is None
     assert rig.lease(model="m", group_size=2, signal=True) is not None
-
-
-def test_a_reward_of_a_call_names_no_model() -> None:
-    rig = LedgerRig()
-    episode = rig.open(members=BOTH)
-    call = rig.call(episode, model="m", agent="plans")
-    with pytest.raises(BadRequest, match="leave the model out") as caught:
-        rig.reward(episode, 1.0, call=call, model="m")
-    assert caught.value.param == "model"

@@ -15,8 +15,7 @@ def refused(rig: LedgerRig, says: str, run: str, instance: str = "") -> str:
     return raised.value.message
 
 
-def test_a_second_trainer_is_refused_while_the_first_is_heard() -> None:
-    rig = LedgerRig(watch=True)
+def test_a_second_trainer_is_refused_while_the_first_is_heard(rig: LedgerRig) -> None:
     rig.attend("comes", "a")
     for _ in range(5):
         rig.at += 29.0
@@ -28,8 +27,7 @@ def test_a_second_trainer_is_refused_while_the_first_is_heard() -> None:
     assert "in /b (run b)" in refused(rig, "beats", "a")
 
 
-def test_a_lease_is_no_beat() -> None:
-    rig = LedgerRig(watch=True)
+def test_a_lease_is_no_beat(rig: LedgerRig) -> None:
     rig.attend("comes", "a")
     rig.announce(version=0, run="a")
     name = rig.open(task="t")
@@ -40,8 +38,7 @@ def test_a_lease_is_no_beat() -> None:
     rig.attend("comes", "b")
 
 
-def test_who_was_taken_over_never_comes_back_by_a_beat() -> None:
-    rig = LedgerRig(watch=True)
+def test_who_was_taken_over_never_comes_back_by_a_beat(rig: LedgerRig) -> None:
     rig.attend("comes", "a")
     rig.at += 30.0
     rig.attend("comes", "b")
@@ -53,16 +50,14 @@ def test_who_was_taken_over_never_comes_back_by_a_beat() -> None:
     rig.attend("comes", "a", "a2")
 
 
-def test_another_process_of_the_same_folder_takes_over_at_once() -> None:
-    rig = LedgerRig(watch=True)
+def test_another_process_of_the_same_folder_takes_over_at_once(rig: LedgerRig) -> None:
     rig.attend("comes", "a", "a1")
     rig.attend("comes", "a", "a2")
     refused(rig, "beats", "a", "a1")
     rig.attend("beats", "a", "a2")
 
 
-def test_who_has_left_is_not_waited_for() -> None:
-    rig = LedgerRig(watch=True)
+def test_who_has_left_is_not_waited_for(rig: LedgerRig) -> None:
     rig.attend("comes", "a")
     rig.attend("leaves", "a")
     assert rig.attend("leaves", "a") == ()
@@ -70,8 +65,7 @@ def test_who_has_left_is_not_waited_for() -> None:
     rig.attend("comes", "b")
 
 
-def test_after_a_restart_the_first_is_heard_for_30_s() -> None:
-    rig = LedgerRig(watch=True)
+def test_after_a_restart_the_first_is_heard_for_30_s(rig: LedgerRig) -> None:
     rig.attend("comes", "a")
     rig.at += 1000.0
     rig.restart()
@@ -84,14 +78,12 @@ def test_after_a_restart_the_first_is_heard_for_30_s() -> None:
     rig.attend("comes", "b")
 
 
-def test_a_daemon_that_knows_nobody_takes_who_beats() -> None:
-    rig = LedgerRig(watch=True)
+def test_a_daemon_that_knows_nobody_takes_who_beats(rig: LedgerRig) -> None:
     rig.attend("beats", "a")
     refused(rig, "comes", "b")
 
 
-def test_another_run_is_not_announced_while_a_trainer_is_heard() -> None:
-    rig = LedgerRig(watch=True)
+def test_another_run_is_not_announced_while_a_trainer_is_heard(rig: LedgerRig) -> None:
     rig.attend("comes", "a")
     rig.attend("begins", "a")
     rig.announce(version=3, run="a")
@@ -101,14 +93,12 @@ def test_another_run_is_not_announced_while_a_trainer_is_heard() -> None:
     rig.announce(version=0, run="b")
 
 
-def test_each_model_has_a_trainer() -> None:
-    rig = LedgerRig(watch=True)
+def test_each_model_has_a_trainer(rig: LedgerRig) -> None:
     rig.attend("comes", "a", model="m")
     rig.attend("comes", "b", model="n")
 
 
-def test_a_run_begins_once_with_each_process() -> None:
-    rig = LedgerRig(watch=True)
+def test_a_run_begins_once_with_each_process(rig: LedgerRig) -> None:
     rig.attend("comes", "a")
     assert [type(event).__name__ for event in rig.attend("begins", "a")] == ["RunBegan"]
     assert rig.attend("begins", "a") == ()

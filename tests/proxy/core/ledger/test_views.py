@@ -9,7 +9,6 @@ import pytest
 
 from ajet_proxy.core.ledger import episode as episode_module
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.views import Tokens, Wanted, parts, records
 from ajet_proxy.core.trajectory.timeline import Timeline, merge_packed
 from ajet_sdk.errors import BadRequest
@@ -129,26 +128,6 @@ def test_an_episode_is_merged_again_for_a_look_only_if_its_calls_have_changed(
     assert len(views.record(rig.state, name)["timelines"][0]["calls"]) == merged == 2
 
 
-def test_the_reason_is_in_the_record(rig: LedgerRig) -> None:
-    episode = rig.open()
-    rig.abort(episode, "own words")
-    record = views.record(rig.state, episode, tokens="none")
-    assert (record["state"], record["reason"], record["detail"]) == ("discarded", "aborted", "own words")
-    assert record["model"] is None
-    assert "tenant" not in record
-
-
-def test_the_parts_of_an_episode_over_several_models(rig: LedgerRig) -> None:
-    episode = rig.open(task="t", members={"a": "m", "b": "n", "c": "o"})
-    for model in "mno":
-        rig.call(episode, model=model)
-    rig.reward(episode)
-    first, _ = rig.lease(model="m", group_size=1), rig.lease(model="n", group_size=1)
-    assert first is not None
-    rig.ack(first)
-    assert views.record(rig.state, episode, tokens="none")["shares"] == {"m": "trained", "n": "leased", "o": "ready"}
-
-
 def test_who_learned_what_from_an_episode(rig: LedgerRig) -> None:
     """Each model with what it sampled and earned, and what came of its share."""
     rig.announce("m", 3)
@@ -257,18 +236,3 @@ def test_pages_go_on_into_the_archive(limit: int) -> None:
 def listed(rig: LedgerRig, wanted: Wanted) -> tuple[list[str], str | None]:
     answer = records(rig.state, wanted)
     return [item["episode"] for item in answer["episodes"]], answer.get("next")
-
-
-def test_the_status_never_walks_through_the_episodes() -> None:
-    rig = LedgerRig()
-    for index in range(50):
-        rig.open(f"e{index}")
-
-    class Untouchable(Episodes):
-        def _refuse(self, *_: object) -> Any:
-            raise AssertionError("status walks through the episodes")
-
-        __iter__ = values = items = keys = __getitem__ = _refuse
-
-    rig.state.episodes.__class__ = Untouchable
-    assert views.status(rig.state)["episodes"]["opened"] == 50
