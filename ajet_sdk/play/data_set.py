@@ -17,15 +17,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, NotFound
-from ajet_sdk.play.episode import Opened, aborting, no_proxy
+from ajet_sdk.play.episode import aborting, no_proxy
 from ajet_sdk.play.options import RunOptions, said_by
 from ajet_sdk.play.results import Progress, RunResult
-from ajet_sdk.play.schedule import AGAIN_S, LATER, Call, Later, Rollout, Turn, rollouts_at
+from ajet_sdk.play.schedule import AGAIN_S, LATER, Call, Later, Rollout, Source, Turn, rollouts_at
 from ajet_sdk.play.tasks import as_part, digest
 
 LOOK_S = 1.0
@@ -70,10 +70,8 @@ def play_over(error: BaseException) -> bool:
     return isinstance(error, NotFound) and error.code == "unknown_play"
 
 
-class PlayedRollouts:
+class PlayedRollouts(Source):
     """The tasks of a data set, `epochs` times `repeat` times each, as far as the proxy says that they are missing."""
-
-    serial: ClassVar[bool] = True
 
     def __init__(self, tasks: Iterable[Any], options: RunOptions) -> None:
         self._repeat, self._retries, self._epochs = options.repeat, options.retries, options.epochs
@@ -93,7 +91,7 @@ class PlayedRollouts:
         self._held: list[str] = []
         self._elsewhere = 0
         self._loose: list[str] = []
-        self._episodes: dict[tuple[str | None, int | None], str] = {}
+        self._open = 0
 
     async def begin(self, client: Client) -> Progress:
         """Begins to play, or goes on."""
@@ -132,7 +130,7 @@ class PlayedRollouts:
         return LATER if later else None
 
     def waits_for(self) -> str | None:
-        if self._episodes:
+        if self._open:
             return None
         if self._held:
             return no_room(self._held)
@@ -218,10 +216,10 @@ class PlayedRollouts:
         lane.seen_at, lane.full, lane.waits = float("-inf"), full, False
         lane.asked = turn.episode if full else None
 
-    def opened(self, turn: Turn, episode: Opened) -> None:
+    def opened(self, turn: Turn) -> None:
         lane, place = self._lane(turn), turn.place or 0
         seen, lane.waits, lane.asked = lane.seen, False, None
-        self._episodes[turn.play, turn.place] = episode.episode
+        self._open += 1
         seen["opened"] += 1
         if place == seen["next"]:
             seen["next"] = place + 1 if place + 1 < seen["episodes"] else None
@@ -231,12 +229,12 @@ class PlayedRollouts:
 
     def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
         lane, place = self._lane(turn), turn.place or 0
-        episode = self._episodes.pop((turn.play, turn.place), None)
+        self._open -= result.episode is not None
         lane.seen_at = float("-inf")
         if result.kept:
             return False
-        if result.outcome == "failed" and episode is not None:
-            self._loose.append(episode)
+        if result.outcome == "failed" and result.episode is not None:
+            self._loose.append(result.episode)
         lane.due[place] = now if changed else now + AGAIN_S * 4 ** max(0, lane.opens[place])
         lane.opens[place] -= changed
         return changed or self._allowed(lane, place)

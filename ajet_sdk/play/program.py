@@ -28,10 +28,11 @@ from ajet_sdk.play.blocking import Episode
 from ajet_sdk.play.child import Child, Limits
 from ajet_sdk.play.episode import reading
 from ajet_sdk.play.guardian import Guardian
+from ajet_sdk.play.membership import Membership, Revision
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Absence, Patience
 from ajet_sdk.play.results import RunResults
-from ajet_sdk.play.revision import Digest, named, of_program
+from ajet_sdk.play.revision import Digest, of_program
 from ajet_sdk.play.rollouts import INTERRUPTED, ProgramChanged, Rollouts
 from ajet_sdk.play.tasks import Line
 from ajet_sdk.play.threads import ThreadHands, carried_out, start
@@ -387,16 +388,14 @@ def run_program(
         raise BadRequest("the program names no file of its own, so there is nothing to watch", param="watch")
     with ExitStack() as stack:
         own = client or stack.enter_context(Client(how.proxy_url, how.api_key, deadline=how.deadline))
-        revision = code if how.revision is None else named(how.revision)
+        revision: Revision = code if how.revision is None else lambda: how.revision
         runs = ProgramAgent(program, own, on_output, streak=streak, code=revision, say=how.say)
 
         def held() -> bool:
             return runs.never_steady() or (streak is not None and streak.held())
 
-        rollouts = Rollouts(
-            own.core, runs, tasks, how, program=code.name, revision=revision, hands=ThreadHands, held=held,
-            away=lambda line: None,  # which `runs` says
-        )  # fmt: skip
+        member = Membership(own.core, how.joining(code.name), revision, say=lambda line: None)  # `runs` says it
+        rollouts = Rollouts(own.core, runs, tasks, how, member, hands=ThreadHands, held=held)
         stack.enter_context(runs)
         if watch and streak is not None:
             stack.enter_context(_watching(code, streak, rollouts, runs, how.say))

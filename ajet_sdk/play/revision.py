@@ -13,7 +13,7 @@ import inspect
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,6 @@ HELPERS = re.compile(
     r"coverage|torchrun|accelerate|npx|go|make|env|nice|nohup|setsid|stdbuf|sudo|taskset|time|timeout|xargs)[\d.]*\Z"
 )
 """Programs that run another one, or a script."""
-
-Revision = Callable[[], "str | None"]
 
 
 class Digest:
@@ -51,11 +49,6 @@ class Digest:
             self._seen = None
             return None
         return self._digest
-
-
-def named(revision: str | None) -> Revision:
-    """A revision that stays as it is."""
-    return lambda: revision
 
 
 def of_program(argv: Sequence[str], cwd: str | None = None) -> Digest:

@@ -16,7 +16,6 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -32,11 +31,11 @@ from ajet_sdk.play.episode import (
     new_episode_id,
     place_taken,
 )
-from ajet_sdk.play.membership import Membership, Revision, name_taken
+from ajet_sdk.play.membership import Membership, name_taken
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Patience
 from ajet_sdk.play.results import Progress, RunResult, RunResults
-from ajet_sdk.play.revision import named, of_agent
+from ajet_sdk.play.revision import of_agent
 from ajet_sdk.play.schedule import AT_ONCE, LATER, Later, OnceRollouts, Rollout, Source, Turn, WantedRollouts
 from ajet_sdk.rewards.blame import Interrupted, WorldFailed, of_the_world, reason_of
 from ajet_sdk.rewards.numbers import finite
@@ -55,11 +54,6 @@ Agent = Callable[[Any, Episode], Awaitable[Any]]
 
 class ProgramChanged(WorldFailed):
     """The program was ended because there is a newer one."""
-
-
-def never_held() -> bool:
-    """Something may begin at any time."""
-    return False
 
 
 def result_of(
@@ -133,10 +127,7 @@ class Rollouts:
     """One run of `agent` over `tasks`. The caller's mistakes are raised here, before anything has begun. One of them is
     a task without a name, if `tasks` can be gone through twice.
 
-    `program` is the name of what is run, and `revision` tells the code of now; both default to those of the agent's
-    file. `held` tells if nothing may begin just now; it may raise what is to end the run. `away` is called with
-    words for a proxy that is away; unset, that is the options' `say`. `member` replaces the client that the run joins
-    as; whoever gave it leaves.
+    It joins as `member`. `held` tells if nothing may begin just now; it may raise what is to end the run.
     """
 
     def __init__(
@@ -145,13 +136,10 @@ class Rollouts:
         agent: Callable[..., Any],
         tasks: Iterable[Any],
         options: RunOptions,
+        member: Membership,
         *,
-        program: str | None = None,
-        revision: Revision | None = None,
         hands: Callable[[], Hands] = Hands,
-        held: Callable[[], bool] = never_held,
-        away: Callable[[str], None] | None = None,
-        member: Membership | None = None,
+        held: Callable[[], bool] = lambda: False,
     ) -> None:
         self._parallel = options.parallel
         if isinstance(tasks, Collection) and not isinstance(tasks, str):
@@ -160,18 +148,13 @@ class Rollouts:
             most = len(tasks) * options.repeat * options.epochs
             self._parallel = options.parallel if options.wanted else max(1, min(options.parallel, most))
         self.source = source_of(tasks, options)
-        if revision is None:
-            code = of_agent(agent)
-            program, revision = code.name, named(code() if options.revision is None else options.revision)
-        self._given = member
-        joining, say = options.joining(program or "agent"), away or options.say
-        self._member = member or Membership(client, joining, revision, say=say)
-        self._client, self._agent, self._options, self._hands, self._held = client, agent, options, hands, held
+        self._client, self._agent, self._options, self._member = client, agent, options, member
+        self._hands, self._held = hands, held
         self._numbers = count()
         self._turn = asyncio.Lock()
         self._patience = Patience()
         self._done: dict[int, RunResult] = {}
-        self._open: dict[str, Begun] = {}
+        self._open = 0
         self._stopped = False
         self._fault: BaseException | None = None
         self._quiet_until = 0.0
@@ -195,7 +178,7 @@ class Rollouts:
         """Runs to the end. If it is cancelled, it aborts what is open, and has a result for that too."""
         hands = self._hands()
         try:
-            async with nullcontext() if self._given else self._member:
+            async with self._member:
                 if isinstance(self.source, PlayedRollouts):
                     await self._progress(hands, await self.source.begin(self._client))
                 if not isinstance(self.source, OnceRollouts):
@@ -294,11 +277,11 @@ class Rollouts:
             later = await self._later(hands, turn, body, error, started)
             return later or Begun(turn, number, task, started, error=error)
         self._patience.ends(options.lane_of(task), None)
-        self.source.opened(turn, opened)
+        self.source.opened(turn)
+        self._open += 1
         episode = hands.episode(self._client, opened)
         episode.infra = options.infra
-        begun = self._open[episode.id] = Begun(turn, number, task, started, episode)
-        return begun
+        return Begun(turn, number, task, started, episode)
 
     async def _later(
         self, hands: Hands, turn: Turn, body: routes.OpenEpisode, caught: BaseException, started: float
@@ -362,8 +345,7 @@ class Rollouts:
         if self.source.ended(begun.turn, result, time.monotonic(), changed=changed) and not self._stopped:
             self._quiet_until, result = 0.0, replace(result, again=True)
         self._done[begun.number] = result
-        if begun.episode is not None:
-            del self._open[begun.episode.id]
+        self._open -= begun.episode is not None
         if self._options.on_result is not None:
             # the agent of an interrupted run may hold its hands for ever
             await (self._hands() if self._stopped else hands).call(self._options.on_result, result)
@@ -377,6 +359,13 @@ class Rollouts:
         if isinstance(caught, (KeyboardInterrupt, GeneratorExit, *([asyncio.CancelledError] if self._stopped else []))):
             raise caught
         return caught
+
+
+def member_of(client: Client, agent: Callable[..., Any], options: RunOptions) -> Membership:
+    """The client that runs an agent function. Its code is that of the function's file, as it is now."""
+    code = of_agent(agent)
+    revision = code() if options.revision is None else options.revision
+    return Membership(client, options.joining(code.name), lambda: revision, say=options.say)
 
 
 def source_of(tasks: Iterable[Any], options: RunOptions) -> Source:
@@ -405,4 +394,4 @@ async def run(agent: Agent, tasks: Iterable[Any], repeat: int = 8, parallel: int
     """
     how = RunOptions(repeat=repeat, parallel=parallel, **options)
     async with Client(how.proxy_url, how.api_key, deadline=how.deadline) as client:
-        return await Rollouts(client, agent, tasks, how).run()
+        return await Rollouts(client, agent, tasks, how, member_of(client, agent, how)).run()

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from ajet_sdk.client import Client
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.play.episode import Opened, wanting
+from ajet_sdk.play.episode import wanting
 from ajet_sdk.play.results import RunResult
 
 AGAIN_S = 1.0
@@ -60,24 +60,29 @@ Call = Callable[..., Awaitable[Any]]
 """Calls a function that the caller of the run gave, where such functions are called."""
 
 
-class Source(Protocol):
-    serial: ClassVar[bool]
+class Source:
+    """A source that gives each turn out once."""
+
+    serial: ClassVar[bool] = True
 
     async def take(self, client: Client, call: Call) -> Turn | Later | None:
         """The next turn; None at the end."""
+        raise NotImplementedError
 
     def put_back(self, turn: Turn, *, full: bool = False) -> None:
         """No episode could be opened for `turn` yet; where its lane is `full`, others come first."""
 
     def waits_for(self) -> str | None:
         """The reason why the last turn that was asked for comes later, if that is nothing of this run's own."""
+        return None
 
-    def opened(self, turn: Turn, episode: Opened) -> None:
+    def opened(self, turn: Turn) -> None:
         """`turn` is being played."""
 
     def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
         """`turn` came to `result`; returns True if it is played again. `changed` says that it was ended because its
         program has changed."""
+        return False
 
     def forgive(self) -> None:
         """The program is another one now: what failed may be played again."""
@@ -92,10 +97,10 @@ def rollouts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Rollout]:
         yield Rollout(number, task, number % repeat)
 
 
-class OnceRollouts:
+class OnceRollouts(Source):
     """Every task so many times, and again what the world failed."""
 
-    serial: ClassVar[bool] = False
+    serial = False
 
     def __init__(self, tasks: Iterable[Any], repeat: int, retries: int) -> None:
         self._rollouts, self._retries = rollouts_at(tasks, repeat), retries
@@ -114,12 +119,6 @@ class OnceRollouts:
     def put_back(self, turn: Turn, *, full: bool = False) -> None:
         self._again.append((0.0, turn))
 
-    def waits_for(self) -> str | None:
-        return None
-
-    def opened(self, turn: Turn, episode: Opened) -> None:
-        """Nothing is known by it."""
-
     def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
         again = result.infra and result.episode is not None and (changed or turn.failures < self._retries)
         if again:
@@ -132,11 +131,9 @@ class OnceRollouts:
         self._again = [(0.0, replace(turn, failures=0)) for _, turn in self._again]
 
 
-class WantedRollouts:
+class WantedRollouts(Source):
     """The tasks of evaluations that a trainer wants, without end. A place in one always has the same task, in any
-    program and at any attempt."""
-
-    serial: ClassVar[bool] = True
+    program and at any attempt. The proxy knows which are open."""
 
     def __init__(
         self, tasks: Iterable[Any], repeat: int, models: Collection[str], never: Collection[str] = ()
@@ -159,18 +156,3 @@ class WantedRollouts:
         around, place = divmod(place, len(self._all))
         once = self._all[place]
         return replace(once, index=once.index + around * self._repeat)
-
-    def put_back(self, turn: Turn, *, full: bool = False) -> None:
-        """The proxy knows."""
-
-    def waits_for(self) -> str | None:
-        return None
-
-    def opened(self, turn: Turn, episode: Opened) -> None:
-        """The proxy knows."""
-
-    def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
-        return False
-
-    def forgive(self) -> None:
-        """Nothing is given up."""

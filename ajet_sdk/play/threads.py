@@ -17,7 +17,7 @@ from ajet_sdk.errors import BadRequest
 from ajet_sdk.play.blocking import Episode
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.results import RunResults
-from ajet_sdk.play.rollouts import Hands, Rollouts
+from ajet_sdk.play.rollouts import Hands, Rollouts, member_of
 
 
 class ThreadHands(Hands):
@@ -93,4 +93,5 @@ def run(
         raise BadRequest("the agent is a coroutine function: run it by ajet_sdk.aio.run", param="agent")
     how = RunOptions(repeat=repeat, parallel=parallel, **options)
     with Client(how.proxy_url, how.api_key, deadline=how.deadline) as client:
-        return carried_out(Rollouts(client.core, agent, tasks, how, hands=ThreadHands), how)
+        member = member_of(client.core, agent, how)
+        return carried_out(Rollouts(client.core, agent, tasks, how, member, hands=ThreadHands), how)

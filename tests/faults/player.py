@@ -74,6 +74,9 @@ class Noted(Membership):
         self.notes.add("joins", client=self._next, ttl_s=self._body.ttl_s)
         await super()._join()
 
+    async def __aexit__(self, *_: object) -> None:
+        """It goes on from one run to the next."""
+
 
 class Kept(Rollouts):
     """A run through a play that does not end it."""
@@ -111,7 +114,7 @@ def run(url: str, name: str, client_name: str, notes: Path, stop: Path, revision
                     options = RunOptions(
                         play=f"storm{again}", repeat=REPEAT, parallel=1, members=MEMBERS, on_progress=told(again)
                     )
-                    run = Kept(client.core, player, TASKS, options, hands=ThreadHands, held=held, member=member)
+                    run = Kept(client.core, player, TASKS, options, member, hands=ThreadHands, held=held)
                     wait(run.run())
         except Stopped:
             pass

@@ -15,7 +15,7 @@ from ajet_sdk.play import data_set as plays
 from ajet_sdk.play import patience, rollouts
 from ajet_sdk.play import schedule as turns
 from ajet_sdk.play.data_set import PlayedRollouts
-from ajet_sdk.play.episode import Opened, aborting, opening
+from ajet_sdk.play.episode import aborting, opening
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.results import Progress, RunResult
 from ajet_sdk.play.schedule import LATER
@@ -331,7 +331,7 @@ async def test_what_a_play_waits_for(stub: ControlStub) -> None:
             played.put_back(turn)
         assert await played.take(client, called) is LATER
         assert played.waits_for() == "others have 4 episodes of it open"
-        played.opened(turn, Opened("own", "", "", 0))
+        played.opened(turn)
         assert played.waits_for() is None
 
 
@@ -436,14 +436,14 @@ async def test_a_program_that_has_changed_may_try_all_that_failed(stub: ControlS
         for again in (False, True):
             turn: Any = await played.take(client, called)
             episode = await opening(client, body_of(turn))
-            played.opened(turn, episode)
+            played.opened(turn)
             await aborting(client, episode.episode, "no idea")
             failed = RunResult("a", 0, episode.episode, "aborted", None, "no idea", 0.0)
             assert played.ended(turn, failed, 0.0, changed=False) is False, again
             assert await played.take(client, called) is None
             played.forgive()
         turn = await played.take(client, called)
-        played.opened(turn, Opened("other", "", "", 0))
+        played.opened(turn)
         assert played.ended(turn, failed, 0.0, changed=True) is True
 
 
@@ -454,7 +454,7 @@ async def test_an_episode_whose_end_could_not_be_settled_is_given_up_before_the_
         for name in ("failed", "settled after all"):
             turn: Any = await played.take(client, called)
             episode = await opening(client, body_of(turn))
-            played.opened(turn, episode)
+            played.opened(turn)
             if name != "failed":
                 stub.episodes[episode.episode]["state"] = "leased"
             lost = RunResult("a", 0, episode.episode, "failed", None, "away", 0.0, infra=True)

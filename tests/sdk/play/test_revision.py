@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk.play.revision import Digest, named, of_agent, of_program
+from ajet_sdk.play.revision import Digest, of_agent, of_program
 
 FILES = ("agent.py", "tool", "data.json", "package/__main__.py", "package/part.py", "app.jar", "main.go")
 
@@ -109,6 +109,5 @@ def test_an_agents_code_is_in_its_file(found: object) -> None:
     assert digest.name == "test_revision.py"
 
 
-def test_what_is_not_written_in_python_has_none_and_one_that_is_named_is_that() -> None:
+def test_what_is_not_written_in_python_has_none() -> None:
     assert (of_agent(print)(), of_agent(print).name) == (None, "agent")
-    assert named("r1")() == "r1"
