@@ -189,14 +189,11 @@ def _until(ended: concurrent.futures.Future[Any]) -> None:
         pass
 
 
-def shown_as(operation: Callable[..., Any], method: Callable[P, T], skipped: int = 0) -> Callable[P, T]:
-    """`method` with the name, docstring and parameters of the `operation` that it carries out. The first `skipped`
-    parameters are left out."""
-    found = signature(operation)
-    method.__name__ = method.__qualname__ = operation.__name__.removeprefix("_").removesuffix("_own")
+def shown_as(operation: Callable[..., Any], method: Callable[P, T]) -> Callable[P, T]:
+    """`method` with the name, docstring and parameters of the `operation` that it carries out."""
+    method.__name__ = method.__qualname__ = operation.__name__.removeprefix("_")
     method.__doc__ = operation.__doc__
-    parameters = list(found.parameters.values())[skipped:]
-    method.__signature__ = found.replace(parameters=parameters)  # type: ignore[attr-defined]
+    method.__signature__ = signature(operation)  # type: ignore[attr-defined]
     return method
 
 

@@ -237,11 +237,7 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # and not ignored, as under nohup
             signal.signal(number, signal.default_int_handler)  # to be asked to end is to be interrupted
-    run_command(ajet, "ajet", "it comes with ajet", explain=explain, interrupted=("ajet: interrupted", INTERRUPTED))
-
-
-def explain(error: Exception) -> str | None:
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        path = error.ctx.command_path
-        return f"{path}: {error.format_message()} (see '{path} --help')"
-    return f"ajet: {error}" if isinstance(error, OSError) else None
+    run_command(
+        ajet, "ajet", "it comes with ajet", interrupted=("ajet: interrupted", INTERRUPTED),
+        explain=lambda error: f"ajet: {error}" if isinstance(error, OSError) else None,
+    )

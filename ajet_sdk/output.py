@@ -75,7 +75,7 @@ def _line_of(error: Exception, name: str, part: str) -> str | None:
     """The line for a fault that every command may have; None for a bug of ours."""
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else name
-        return f"{name}: {error.format_message()} (see '{path} --help')"
+        return f"{path}: {error.format_message()} (see '{path} --help')"
     if isinstance(error, click.ClickException):
         return f"{name}: {error.format_message()}"
     if isinstance(error, AjetError):

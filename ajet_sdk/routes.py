@@ -350,6 +350,12 @@ class Join(Body):
     replaces_older: bool = False
     id: str | None = checked(check_id, None)
 
+    def __post_init__(self) -> None:
+        """Also refuses to replace what is older in no lane."""
+        Body.__post_init__(self)
+        if self.replaces_older and self.lane is None:
+            raise BadRequest("replaces_older needs the lane in which it replaces", param="lane")
+
 
 @dataclass(frozen=True, slots=True)
 class PutRun(Body):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from ajet_sdk.output import OnceCommand, say
 
 if TYPE_CHECKING:
     from ajet_sdk.blocking import Client
+    from ajet_sdk.play.options import RunOptions
     from ajet_sdk.play.program import Program
     from ajet_sdk.play.tasks import Line
 
@@ -128,17 +130,19 @@ def run(
 
     Example: ajet run --tasks train.jsonl --repeat 8 --parallel 32 -- python agent.py
     """
-    from ajet_sdk.play.child import allow_files
+    from ajet_sdk.play.revision import of_program
     from ajet_sdk.play.screen import play_name, run_and_show
 
-    _check_run(task, tasks, watch, program, **options)
+    if (task is None) == (tasks is None):
+        raise click.UsageError("give --task, or --tasks FILE" + ("" if task is None else ", not both"))
+    if watch and of_program(program).file is None:
+        raise click.UsageError(f"--watch: {' '.join(program)[:80]!r} names no file of its own that could change")
     wanted, parallel = options["wanted"], options["parallel"]
+    options["play"] = None if tasks is None or wanted else options["client_name"] or play_name(program, Path(tasks))
+    checked(task, **options)
     lines = _lines(tasks) if tasks else [task or ""]
     most = parallel if wanted or tasks else min(parallel, options["repeat"])
-    options["play"] = None if tasks is None or wanted else options["client_name"] or play_name(program, Path(tasks))
-    with usage():
-        files = allow_files(most)
-    with playing(program, reward_cmd, reward_from, intercept, proxy, files) as (client, what):
+    with playing(program, most, reward_cmd, reward_from, intercept, proxy) as (client, what):
         return run_and_show(client, what, lines, quiet=quiet, watch=watch, **options)
 
 
@@ -156,50 +160,24 @@ def try_(
 
     Example: ajet try --task sum/1 -- python agent.py
     """
-    from ajet_sdk.play.child import allow_files
-    from ajet_sdk.play.options import RunOptions
     from ajet_sdk.play.trial import try_and_show
 
-    if not task:
-        raise click.UsageError("--task is empty: an unset variable?")
-    _check_team(**options)
-    with usage():
-        files = allow_files(1)
-    with playing(program, reward_cmd, reward_from, intercept, proxy, files) as (client, what):
-        return try_and_show(client, what, task, RunOptions(**options))
+    how = checked(task, **options)
+    with playing(program, 1, reward_cmd, reward_from, intercept, proxy) as (client, what):
+        return try_and_show(client, what, task, how)
 
 
-def _check_team(model: str | None, members: dict[str, str], teachers: dict[str, str], **_: Any) -> None:
-    """Refuses teachers that are also to learn."""
-    if both := members.keys() & teachers:
-        raise click.UsageError(f"--teacher: agent {min(both)!r} has an --agent-model already")
-    for agent, taught_by in teachers.items():
-        if taught_by in members.values():
-            raise click.UsageError(f"--teacher: an --agent-model learns as {taught_by!r}, so {agent!r} needs another")
-        if taught_by == model:
-            raise click.UsageError(f"--teacher: --model {model!r} learns, so {agent!r} needs another")
+def checked(task: str | None, **options: Any) -> RunOptions:
+    """The options of a run, as bad usage where they do not go together, before anything is read or asked."""
+    from ajet_sdk.play.options import RunOptions
 
-
-def _check_run(
-    task: str | None, tasks: str | None, watch: bool, program: tuple[str, ...], *, epochs: int, wanted: bool,
-    eval: bool, replace_older: bool, lane: str | None, **team: Any,
-) -> None:
-    """Refuses options that do not go together, before anything is read or asked."""
-    from ajet_sdk.play.revision import of_program
-
-    if (task is None) == (tasks is None):
-        raise click.UsageError("give --task, or --tasks FILE" + ("" if task is None else ", not both"))
     if task == "":
         raise click.UsageError("--task is empty: an unset variable?")
-    if wanted and not eval:
-        raise click.UsageError("--wanted needs --eval: what is trained is played without it")
-    if epochs > 1 and (tasks is None or wanted):
-        raise click.UsageError("--epochs needs --tasks, and no --wanted: it says how often a data set is played")
-    if watch and of_program(program).file is None:
-        raise click.UsageError(f"--watch: {' '.join(program)[:80]!r} names no file of its own that could change")
-    if replace_older and not lane:
-        raise click.UsageError("--replace-older needs --lane: in which lane is anything older?")
-    _check_team(**team)
+    with usage():
+        how = RunOptions(**options)
+        how.opening(task=task)
+        how.joining("program")
+    return how
 
 
 def _lines(tasks: str) -> Sequence[Line]:
@@ -217,31 +195,23 @@ def _lines(tasks: str) -> Sequence[Line]:
 
 @contextmanager
 def playing(
-    program: tuple[str, ...], reward_cmd: str | None, reward_from: str | None, intercept: bool, proxy: str | None,
-    files: tuple[int, int],
+    argv: tuple[str, ...], parallel: int, reward_cmd: str | None, reward_from: str | None, intercept: bool,
+    proxy: str | None,
 ) -> Iterator[tuple[Client, Program]]:
     """The proxy at which `run` and `try` play, once it is there, and the program that they play."""
-    from contextlib import ExitStack
-
     from ajet_sdk.interception import intercepting
+    from ajet_sdk.play.child import allow_files
     from ajet_sdk.play.program import Program
 
-    if reward_cmd is not None and reward_from is not None:
-        raise click.UsageError("give --reward-cmd or --reward-from, not both")
-    check_program(program[0])
-    with client_for(proxy, RUN_S) as client, ExitStack() as stack:
+    if shutil.which(argv[0]) is None:
+        there = shutil.which(argv[0], os.F_OK) is not None
+        raise click.UsageError(f"{argv[0]!r} is not executable" if there else f"there is no program {argv[0]!r}")
+    with usage():
+        program = Program(argv, reward_from=reward_from, reward_cmd=reward_cmd, files=allow_files(parallel))
+    with client_for(proxy, RUN_S) as client:
         await_proxy(client)
-        found = stack.enter_context(intercepting(client)) if intercept else None
-        yield client, Program(
-            program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found, files=files
-        )
-
-
-def check_program(name: str) -> None:
-    """Refuses a program that is not there before any episode is opened for it."""
-    if shutil.which(name) is None:
-        there = shutil.which(name, os.F_OK) is not None
-        raise click.UsageError(f"{name!r} is not executable" if there else f"there is no program {name!r}")
+        with intercepting(client) if intercept else nullcontext() as found:
+            yield client, replace(program, interception=found)
 
 
 def await_proxy(client: Client) -> None:

@@ -34,17 +34,21 @@ REST_S, LOOK_S = 5.0, 0.1
 """Seconds to wait for calls whose client has left, because only their end shows who failed; and between two looks."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Opened:
-    """The proxy's answer to ``POST episodes``."""
+    """An episode as the proxy opened it."""
 
-    episode: str
+    id: str
     base_url: str
+    """The ``base_url`` of OpenAI clients, which ends in ``/v1``."""
     api_key: str
+    """The key of this one episode."""
     policy_version: int
+    """The policy version that served when the episode was opened."""
     task: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    _added: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
+    """The code with which it is played, as the proxy knows it; None if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,12 @@ async def opening(client: Client, body: routes.OpenEpisode) -> Opened:
     answer = (await client.ask("open_episode", body)).json()
     try:
         return Opened(
-            episode=str(answer["episode"]),
+            id=str(answer["episode"]),
             base_url=str(answer["base_url"]),
             api_key=str(answer["api_key"]),
             policy_version=int(answer["policy_version"]),
             task=body.task,
-            env={str(name): str(value) for name, value in (answer.get("env") or {}).items()},
+            _added={str(name): str(value) for name, value in (answer.get("env") or {}).items()},
             revision=body.revision,
         )
     except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -153,26 +157,17 @@ def no_proxy(target: Target, answer: Any) -> AjetError:
     return AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}")
 
 
-class EpisodeLife:
+class EpisodeLife(Opened):
     """The life of an episode, which the `Episode` of each face shows: each method that begins with ``_`` is public
     there."""
 
     def __init__(self, client: Client, opened: Opened, *, owns_client: bool = False) -> None:
-        self._client = client.but(key=opened.api_key or client.target.key)
-        self._added, self._owns_client = opened.env, owns_client
+        super().__init__(**vars(opened))
+        self._client, self._owns_client = client.but(key=opened.api_key or client.target.key), owns_client
         self.infra: tuple[type[BaseException], ...] = ()
         """Exceptions of these are the world's failure too, and not the agent's."""
         self.outcome: Outcome | None = None
         """The end of the episode, as far as the proxy has acknowledged it to this object; None while it is open."""
-        self.id, self.task = opened.episode, opened.task
-        self.base_url = opened.base_url
-        """The ``base_url`` of OpenAI clients, which ends in ``/v1``."""
-        self.api_key = opened.api_key
-        """The key of this one episode."""
-        self.policy_version = opened.policy_version
-        """The policy version that served when the episode was opened."""
-        self.revision = opened.revision
-        """The code with which it is played, as the proxy knows it; None if it does not."""
         self.program_failed: str | None = None
         """The failure of the program that played it, in words: ``exit code 3``."""
 

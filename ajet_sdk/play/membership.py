@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ajet_sdk import routes
 from ajet_sdk.client import DEADLINE_S, Client
-from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
+from ajet_sdk.errors import AjetError, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.play.episode import Opened, aborting, new_episode_id, opening
 from ajet_sdk.play.patience import Absence
 
@@ -71,8 +71,6 @@ class Membership:
     ) -> None:
         from asyncio import Lock
 
-        if body.replaces_older and body.lane is None:
-            raise BadRequest("to replace what is older takes the lane in which to do so", param="lane")
         self._client, self._body, self._revision = client, body, revision or (lambda: body.revision)
         self._owns_client, self._say = owns_client, say
         self._absence = Absence(client.target.url, client.target.deadline)
@@ -137,7 +135,7 @@ class Membership:
             if not left or opened.revision == self._revision():
                 break
             with suppress(AjetError):  # it idles out, if nothing else ends it
-                await aborting(self._client, opened.episode, CHANGED, "infra")
+                await aborting(self._client, opened.id, CHANGED, "infra")
             if body.id is not None:
                 body = replace(body, id=new_episode_id())
         return opened

@@ -97,7 +97,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.play is None and self.epochs != 1:
-            raise BadRequest("epochs belong to a play: name it with play=", param="epochs")
+            raise BadRequest("epochs belong to a play of a data set, which has a name (play)", param="epochs")
         if self.play is not None and self.wanted:
             raise BadRequest("what a trainer wants is no play: leave one of them out", param="play")
         if self.wanted and not self.eval:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ajet_sdk.blocking import Client, wait
+from ajet_sdk.blocking import Client, nothing, wait
 from ajet_sdk.client import Target
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.interception import Interception
@@ -32,11 +32,11 @@ from ajet_sdk.play.membership import Membership, Revision
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Absence, Patience
 from ajet_sdk.play.results import RunResults
-from ajet_sdk.play.revision import Digest, of_program
+from ajet_sdk.play.revision import of_program
 from ajet_sdk.play.rollouts import INTERRUPTED, ProgramChanged, Rollouts
 from ajet_sdk.play.tasks import Line
 from ajet_sdk.play.threads import ThreadHands, carried_out, start
-from ajet_sdk.play.watching import QUICK_S, Streak, Watch
+from ajet_sdk.play.watching import QUICK_S, Changes, Streak
 from ajet_sdk.rewards import sources
 from ajet_sdk.rewards.decision import Ended, Fails, Source
 from ajet_sdk.rewards.numbers import LastNumber
@@ -50,7 +50,7 @@ CHANGE_GRACE_S = 2.0
 """A program that has changed may take so long to end."""
 MOST_OTHERS = 5
 """After so many revisions in a row under which nothing was played, the program is taken to change its own code."""
-WATCH_S, ENGINE_S, LOOK_S = 10.0, 5.0, 4.0
+TICK_S, WATCH_S, ENGINE_S, LOOK_S = 0.4, 10.0, 5.0, 4.0
 NO_ENGINE = (
     "the daemon has no engine yet, and requests wait for one. Name it (ajet-proxy serve --upstream URL), or start a "
     "trainer that brings its own"
@@ -138,13 +138,13 @@ class ProgramAgent:
     def __init__(
         self, program: Program, client: Client, on_output: OnOutput | None = None, *, watch_s: float = WATCH_S,
         streak: Streak | None = None, code: Callable[[], str | None] = lambda: None,
-        say: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] = lambda line: None, tick: Callable[[], None] = nothing,
     ) -> None:
         """`streak` counts how the programs begin. `code` tells the revision of now; None: that is not known. An
         episode whose program may have begun with another one than it was opened under is given up. `say` is called with
-        words, once, how rewards may be missed, and what the programs wait for."""
+        words, once, how rewards may be missed, and what the programs wait for; `tick` is called twice a second."""
         self._program, self._client, self._on_output, self._watch_s = program, client, on_output, watch_s
-        self._streak, self._code, self._say = streak, code, say
+        self._streak, self._code, self._say, self._tick = streak, code, say, tick
         self._hinted, self._patience = False, Patience()
         self._absence = Absence(client.target.url, client.target.deadline)
         self._others: set[str | None] = set()
@@ -292,7 +292,8 @@ class ProgramAgent:
     def _watch(self) -> None:
         """Ends programs that have begun with other code, and those whose episodes are discarded already."""
         looked = asked = time.monotonic()
-        while not self._stopped.wait(min(self._watch_s, QUICK_S / 2)):
+        while not self._stopped.wait(min(self._watch_s, TICK_S)):
+            self._tick()
             now = time.monotonic()
             self._end_those_of_other_code(now)
             if now - asked >= min(self._watch_s, ENGINE_S):
@@ -386,32 +387,25 @@ def run_program(
     streak = Streak(parallel, waits=watch, say=how.say) if watch or how.play is not None else None
     if watch and code.file is None:
         raise BadRequest("the program names no file of its own, so there is nothing to watch", param="watch")
+    if watch:
+        how.say(f"watching {code.file}")
+    changes = Changes(code)
     with ExitStack() as stack:
         own = client or stack.enter_context(Client(how.proxy_url, how.api_key, deadline=how.deadline))
         revision: Revision = code if how.revision is None else lambda: how.revision
-        runs = ProgramAgent(program, own, on_output, streak=streak, code=revision, say=how.say)
 
         def held() -> bool:
             return runs.never_steady() or (streak is not None and streak.held())
 
+        def begin_anew() -> None:
+            if watch and streak is not None and changes.look():
+                how.say(f"{code.file} has changed: the program begins anew")
+                streak.changed()
+                rollouts.forgive()
+                runs.restart()
+
+        runs = ProgramAgent(program, own, on_output, streak=streak, code=revision, say=how.say, tick=begin_anew)
         member = Membership(own.core, how.joining(code.name), revision, say=lambda line: None)  # `runs` says it
         rollouts = Rollouts(own.core, runs, tasks, how, member, hands=ThreadHands, held=held)
         stack.enter_context(runs)
-        if watch and streak is not None:
-            stack.enter_context(_watching(code, streak, rollouts, runs, how.say))
         return carried_out(rollouts, how, runs.stop)
-
-
-def _watching(
-    code: Digest, streak: Streak, rollouts: Rollouts, runs: ProgramAgent, say: Callable[[str], None]
-) -> Watch:
-    """Starts a program anew whenever its `code` changes, and says which file that is."""
-    say(f"watching {code.file}")
-
-    def changed() -> None:
-        say(f"{code.file} has changed: the program begins anew")
-        streak.changed()
-        rollouts.forgive()
-        runs.restart()
-
-    return Watch(code, changed)

@@ -43,11 +43,6 @@ class RunResult:
         """True if the proxy keeps it: to be trained, or as an evaluation."""
         return self.ok and self.discarded is None
 
-    @property
-    def client_gone(self) -> bool:
-        """True if it failed because the proxy took this client for gone. Neither agent nor reward is at fault."""
-        return self.discarded == "client_gone"
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:

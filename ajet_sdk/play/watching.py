@@ -1,8 +1,8 @@
 """The file of a program that changes while the program is run, and programs that fail as soon as they begin.
 
-Idea: a file is looked at twice a second. When it has changed, and then stays as it is for a moment, a callback is
-called once. Programs that fail at once, one after the other and without a call to a model, are most likely broken.
-Going on would only burn tasks.
+Idea: a file has changed once it is another one at two looks in a row, because it may be looked at while it is written.
+Programs that fail at once, one after the other and without a call to a model, are most likely broken. Going on would
+only burn tasks.
 """
 
 from __future__ import annotations
@@ -12,42 +12,25 @@ from collections.abc import Callable
 
 from ajet_sdk.errors import AjetError
 
-LOOK_S, SETTLE_S = 0.5, 0.1
 QUICK_S = 2.0
 """A program that fails within this time has failed at once."""
 LEAST_STREAK = 3
 
 
-class Watch:
-    """Calls `on_change` from a thread of its own each time that the code has changed which `digest` tells (None: not
-    now); a context manager."""
+class Changes:
+    """Sees changes of the code that `digest` tells (None: not now, as while an editor puts another in its place)."""
 
-    def __init__(
-        self, digest: Callable[[], str | None], on_change: Callable[[], None], *, look_s: float = LOOK_S
-    ) -> None:
-        self._digest, self._on_change, self._look_s = digest, on_change, look_s
-        self._seen = digest()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    def __init__(self, digest: Callable[[], str | None]) -> None:
+        self._digest = digest
+        self._seen = self._last = digest()
 
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._look_s):
-            now = self._digest()
-            if now in (None, self._seen):  # gone, as while an editor puts another in its place
-                continue
-            while not self._stopped.wait(SETTLE_S) and (later := self._digest()) != now:
-                now = later
-            if now is not None and not self._stopped.is_set():
-                self._seen = now
-                self._on_change()
+    def look(self) -> bool:
+        """True if the code has changed, once for each change."""
+        before, self._last = self._last, self._digest()
+        if self._last in (None, self._seen) or self._last != before:
+            return False
+        self._seen = self._last
+        return True
 
 
 class Streak:

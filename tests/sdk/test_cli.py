@@ -313,7 +313,7 @@ def test_wanted_episodes_are_played_until_an_interrupt(stub: ControlStub) -> Non
 def test_what_is_wanted_is_an_evaluation(ajet: Ajet, stub: ControlStub) -> None:
     code, _, err = ajet("run", "--proxy", stub.url, "--task", "t", "--wanted", "--", "true")
     assert (code, len(stub.heard)) == (2, 0)
-    assert err.startswith("ajet run: --wanted needs --eval: what is trained is played without it")
+    assert err.startswith("ajet run: only evaluations are wanted: set eval too")
 
 
 def test_a_reader_that_left_is_no_traceback(stub: ControlStub) -> None:

@@ -52,8 +52,6 @@ class ClientCommands:
         at = max(at, self.state.now)
         if "/" in (body.lane or ""):
             raise BadRequest("a lane has no '/': that is what ends it in a task's name", param="lane")
-        if body.replaces_older and body.lane is None:
-            raise BadRequest("replaces_older needs the lane in which it replaces", param="lane")
         if (known := self.state.clients.find(client)) is not None:
             if (known.tenant, known.name) != (tenant, body.name):
                 raise BadRequest(f"client {client} is another one", param="id")

@@ -79,7 +79,7 @@ async def test_what_was_open_as_a_run_was_killed_is_waited_for(stub: ControlStub
         running = asyncio.ensure_future(aio.run(one, ["a", "b"], repeat=1, play="d"))
         while stub.count("GET", ":default") < 5 * (number + 1):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        stub.discard(orphan.episode, "idle_timeout")
+        stub.discard(orphan.id, "idle_timeout")
         results = await running
         assert sorted(item.task for item in results) == ["a", "b"]
 
@@ -437,8 +437,8 @@ async def test_a_program_that_has_changed_may_try_all_that_failed(stub: ControlS
             turn: Any = await played.take(client, called)
             episode = await opening(client, body_of(turn))
             played.opened(turn)
-            await aborting(client, episode.episode, "no idea")
-            failed = RunResult("a", 0, episode.episode, "aborted", None, "no idea", 0.0)
+            await aborting(client, episode.id, "no idea")
+            failed = RunResult("a", 0, episode.id, "aborted", None, "no idea", 0.0)
             assert played.ended(turn, failed, 0.0, changed=False) is False, again
             assert await played.take(client, called) is None
             played.forgive()
@@ -456,8 +456,8 @@ async def test_an_episode_whose_end_could_not_be_settled_is_given_up_before_the_
             episode = await opening(client, body_of(turn))
             played.opened(turn)
             if name != "failed":
-                stub.episodes[episode.episode]["state"] = "leased"
-            lost = RunResult("a", 0, episode.episode, "failed", None, "away", 0.0, infra=True)
+                stub.episodes[episode.id]["state"] = "leased"
+            lost = RunResult("a", 0, episode.id, "failed", None, "away", 0.0, infra=True)
             assert played.ended(turn, lost, 0.0, changed=False)
         assert await played.take(client, called) is LATER
         assert [record["state"] for record in stub.episodes.values()] == ["discarded", "leased"]

@@ -113,7 +113,7 @@ def test_lines_that_cannot_be_used_are_all_named_and_nothing_is_played(
     [
         (("run", "--", "true"), "give --task, or --tasks FILE"),
         (("run", "--task", "t", "--tasks", "f", "--", "true"), "not both"),
-        (("run", "--task", "t", "--epochs", "2", "--", "true"), "--epochs needs --tasks"),
+        (("run", "--task", "t", "--epochs", "2", "--", "true"), "epochs belong to a play of a data set"),
         (("run", "--task", "t", "--watch", "--", "sh", "-c", "true"), "names no file of its own"),
         (("run", "--tasks", "/no/such", "--", "true"), "/no/such cannot be read: No such file"),
         (("run", "--task", "t", "--retries", "-1", "--", "true"), "--retries"),

@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
-
 import pytest
 
 from ajet_sdk.errors import AjetError
-from ajet_sdk.play.revision import Digest
-from ajet_sdk.play.watching import Streak, Watch
+from ajet_sdk.play.watching import Changes, Streak
 
 
-def test_each_change_is_told_once(tmp_path: Path) -> None:
-    path = tmp_path / "agent.py"
-    path.write_text("one")
-    changed = threading.Semaphore(0)
-    with Watch(Digest(path), changed.release, look_s=0.02):
-        path.touch()
-        assert not changed.acquire(timeout=0.3), "what it says is as before"
-        for text in ("two", "three"):
-            path.write_text(text)
-            assert changed.acquire(timeout=20)
-        path.unlink()
-        assert not changed.acquire(timeout=0.3)
-        path.write_text("four")
-        assert changed.acquire(timeout=20)
-    path.write_text("five")
-    assert not changed.acquire(timeout=0.3)
-
-
-def test_a_file_that_is_being_written_is_waited_for() -> None:
-    told = iter(["a", "b", "c", "c", *["d"] * 1000])
-    seen: list[int] = []
-    settled = threading.Event()
-
-    def digest() -> str:
-        seen.append(1)
-        return next(told)
-
-    with Watch(digest, settled.set, look_s=0.01):
-        assert settled.wait(20)
-        assert len(seen) >= 4
+@pytest.mark.parametrize("looks", ["aa", "abb.b", "abcc.b", "ab_cc.", "a__aa", "abb.aa."])
+def test_each_change_is_told_once_it_stays(looks: str) -> None:
+    """A look that finds no file is ``_``, and each that is told of has a dot behind it."""
+    found = iter([None if one == "_" else one for one in looks if one != "."])
+    changes = Changes(lambda: next(found))
+    assert looks[0] + "".join(one + "." * changes.look() for one in looks[1:] if one != ".") == looks
 
 
 def test_a_streak_that_waits_for_a_change() -> None:
