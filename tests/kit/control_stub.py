@@ -9,7 +9,8 @@ wanted any more. After the last, asking is a 404, which ends a run that waits.
 any other). It is None where no lane is held back.
 
 `ControlStub.faults` holds what happens to coming requests before or instead of being served, one each: an HTTP answer
-(`Say`), a connection closed before (`drop`) or after (`lose`) the request took effect.
+(`Say`), a connection closed before (`drop`) or after (`lose`) the request took effect. `ControlStub.says` is asked for
+one of these for each request, and `ControlStub.on_open` is called with each episode that is opened.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import ssl
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -58,6 +59,8 @@ class ControlStub:
 
     def __init__(self, port: int = 0, *, admin_key: str | None = None) -> None:
         self.faults: deque[str | Say] = deque()
+        self.says: Callable[[Heard], str | Say | None] = lambda heard: None
+        self.on_open: Callable[[dict[str, Any]], object] = lambda record: None
         self.heard: list[Heard] = []
         self.episodes: dict[str, dict[str, Any]] = {}
         self.admin_key = admin_key
@@ -97,7 +100,7 @@ class ControlStub:
             if not self.hears_clients and heard.path.startswith(f"{routes.PREFIX}/clients"):
                 return None
             self.heard.append(heard)
-            return self.faults.popleft() if self.faults else None
+            return self.faults.popleft() if self.faults else self.says(heard)
 
     def answer(self, heard: Heard) -> Say:
         try:
@@ -213,6 +216,7 @@ class ControlStub:
             "agent": body.agent, "rewards": [], "reward": None, "identified_by": "key", "opened_at": 0.0, "calls": [],
             "client": body.client, "revision": body.revision, "play": body.play, "place": body.place,
         }
+        self.on_open(self.episodes[name])
         base_url = f"{self.url}/v1"
         env = {"OPENAI_BASE_URL": base_url, "AJET_EXTRA": "from-the-proxy"}
         return {"episode": name, "base_url": base_url, "api_key": f"ajet-{name}", "policy_version": 3, "env": env}

@@ -1,6 +1,6 @@
 """The guide's table of who failed and what the episode becomes, as data.
 
-The page shows `page_table`, word for word. Tests have the decision answer each row, and play each row for real.
+The page shows `page_table`, word for word. Tests play each row for real.
 """
 
 from __future__ import annotations

@@ -118,6 +118,6 @@ def test_programs_whose_episodes_are_discarded_are_ended_together(monkeypatch: p
                 agent._running[episode.id] = runner._Running(number, episode, 0.0)  # type: ignore[arg-type]
                 episode.reward(1.0)
         stub.discard("ep-0", "idle")
-        stub.next_fault = lambda heard: None if heard.path.endswith("/ep-0") else DROP  # type: ignore[method-assign]
+        stub.says = lambda heard: None if heard.path.endswith("/ep-0") else DROP
         agent._end_discarded()
     assert ended == [([0], runner.END_GRACE_S)] and agent._running["ep-0"].lost == "idle"

@@ -31,19 +31,6 @@ if len(sys.argv) > 2:
     ajet_sdk.Client(sys.argv[1]).ask("status")  # the loop has begun
 atexit.register(end)
 """
-FORK = """
-import os, sys
-import ajet_sdk
-
-with ajet_sdk.episode("t", proxy_url=sys.argv[1]) as episode:
-    if os.fork() == 0:
-        episode.reward(0.5, final=False)
-        os._exit(0)
-    os.wait()
-    episode.reward(0.25)
-print(episode.outcome.reward)
-"""
-
 ALONE = """
 import os, sys
 
@@ -127,10 +114,6 @@ def test_what_a_function_shows_of_itself() -> None:
 def test_it_works_while_the_interpreter_ends(stub: ControlStub, before: tuple[str, ...]) -> None:
     for url in (stub.url, stub.url.replace("127.0.0.1", "localhost")):
         assert said_by(EXIT, url, *before) == "0.5\n"
-
-
-def test_a_fork_is_shared_without_a_warning(stub: ControlStub) -> None:
-    assert said_by(FORK, stub.url) == "0.75\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs a list of the system's threads")

@@ -17,7 +17,7 @@ import pytest
 from ajet_sdk import Client, __version__, cli
 from ajet_sdk.play import commands
 from ajet_sdk.routes import OpenEpisode
-from tests.kit.control_stub import DROP, ControlStub
+from tests.kit.control_stub import ControlStub
 from tests.kit.ports import free_port
 from tests.sdk.conftest import Ajet
 from tests.sdk.play.test_child import until_dead
@@ -30,15 +30,13 @@ AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
     [
         (), ("rewrd",), ("reward",), ("reward", "much"), ("reward", "nan"), ("reward", "--", "-inf"),
         ("reward", "1", "--no-final"), ("run", "--task", "t"), ("run", "--", "true"), ("show",), ("status", "extra"),
-        ("run", "--task", "t", "--repeat", "0", "--", "true"), ("run", "--task", "t", "--", "no-such-program-anywhere"),
+        ("run", "--task", "t", "--repeat", "0", "--", "true"), ("abort",), ("run", "--task", "", "--", "true"),
         ("run", "--task", "t", "--reward-from", "luck", "--", "true"),
         ("run", "--task", "t", "--reward-from", "stdout", "--reward-cmd", "echo 1", "--", "true"),
-        ("run", "--task", "", "--", "true"), ("run", "--task", "\udcff", "--", "true"), ("reward", "1"), ("abort",),
+        ("run", "--task", "\udcff", "--", "true"),
         ("mix", "math"), ("mix", "math=much"), ("mix", "math=0.5"), ("mix", "a=0.5", "a=0.5"), ("mix", "=1"),
         ("mix", "--any", "math=1"), ("mix", "--ahead", "-1"), ("mix", "math=nan"), ("flush", "--lane", "\udcff"),
-
-        ("status", "--proxy", "nowhere"), ("status", "--proxy", "http://a..b:1"), ("show", "../status"),
-        ("reward", "1", "--episode", "bad id"), ("show", ""), ("abort", "--episode", ""), ("reward", "1e13"),
+        ("show", ""), ("abort", "--episode", ""), ("reward", "1e13"),
         ("reward", "1", "--episode", "e", "--agent", "\udcff"), ("abort", "--episode", "e", "--reason", "\udcff"),
         ("run", "--task", "t", "--model", "\udcff", "--", "true"), ("top", "--every", "nan"), ("top", "--every", "inf"),
         ("top", "--every", "1e10"), ("run", "--task", "t", "--", "/dev/null"), ("clients", "--every", "nan"),
@@ -328,8 +326,3 @@ def test_a_reader_that_left_is_no_traceback(stub: ControlStub) -> None:
 
 def _quoted(word: str) -> str:
     return "'" + word.replace("'", "'\\''") + "'"
-
-
-def test_a_dropped_connection_is_tried_again(ajet: Ajet, stub: ControlStub) -> None:
-    stub.faults.extend([DROP, DROP])
-    assert ajet("status")[0] == 0

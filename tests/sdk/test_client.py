@@ -18,7 +18,7 @@ import pytest
 from ajet_sdk import Client, aio, errors, routes
 from ajet_sdk.client import Reply, Target, connected
 from tests.kit.certificates import Authority
-from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
+from tests.kit.control_stub import ControlStub
 from tests.kit.ports import free_port
 
 
@@ -36,44 +36,11 @@ def test_an_answer(stub: ControlStub) -> None:
     assert stub.heard[-1].path.endswith("?tokens=1")
 
 
-@pytest.mark.parametrize("fault", [DROP, LOSE, Say(503, {}, {"Retry-After": "0.2"}), Say(502, "<html>")])
-def test_faults_that_pass(stub: ControlStub, fault: str | Say) -> None:
-    stub.faults.extend([fault, fault])
-    began = time.monotonic()
-    assert ask(stub.url, "status").status == 200
-    assert len(stub.heard) == 3
-    assert time.monotonic() - began > (0.4 if isinstance(fault, Say) and fault.headers else 0.2)
-
-
 def test_a_refusal(stub: ControlStub) -> None:
     with pytest.raises(errors.NotFound, match="no such episode") as caught:
         ask(stub.url, "get_episode", id="ep-none")
     assert caught.value.code == "episode_not_found"
     assert len(stub.heard) == 1
-
-
-def test_nobody_there() -> None:
-    began = time.monotonic()
-    with pytest.raises(errors.ProxyUnreachable, match="serve"):
-        ask(f"http://127.0.0.1:{free_port()}", "status", deadline=0.5)
-    assert 0.5 <= time.monotonic() - began < 20
-
-
-def test_a_proxy_that_comes_up_late() -> None:
-    port = free_port()
-    late = ControlStub.__new__(ControlStub)
-
-    def come_up() -> None:
-        ControlStub.__init__(late, port)
-        late.__enter__()
-
-    timer = threading.Timer(0.5, come_up)
-    timer.start()
-    try:
-        assert ask(f"http://127.0.0.1:{port}", "status").status == 200
-    finally:
-        timer.join()
-        late.__exit__(None, None, None)
 
 
 def test_many_threads_share_a_client(stub: ControlStub) -> None:

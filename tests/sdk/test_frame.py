@@ -57,15 +57,6 @@ def first(out: Any) -> Any:
     return out["groups"][0]["episodes"][0]["samples"][0]
 
 
-def test_tokens_of_uncertain_weights_are_said_where_there_are_any() -> None:
-    uncertain = replace(sample(), uncertain_tokens=2)
-    one = BatchEpisode("e1", "t", "m", 0.5, (), (uncertain, sample()))
-    sent = Batch("b", 0.0, 4, (Group("t", (one,)),))
-    assert frame.decode_batch(frame.encode_batch(sent)) == sent
-    first, second = msgpack.unpackb(frame.encode_batch(sent), raw=False)["groups"][0]["episodes"][0]["samples"]
-    assert first["uncertain_tokens"] == 2 and "uncertain_tokens" not in second
-
-
 def test_the_frame_that_was_recorded() -> None:
     """By `tests.formats.record`."""
     recorded = RECORDED.read_bytes()
@@ -80,15 +71,6 @@ def test_equal_samplings_are_equal_bytes() -> None:
         return frame.encode_batch(Batch("b", 0.0, 4, (Group("t", (one,)),)))
 
     assert sent("a", "b") == sent("b", "a")
-
-
-def test_every_truncation_is_an_error_that_says_so() -> None:
-    data = frame.encode_batch(batch())
-    for size in range(len(data)):
-        with pytest.raises(frame.FrameError, match=f"^frame of {size} bytes is truncated: .*'groups' missing"):
-            frame.decode_batch(data[:size])
-    with pytest.raises(frame.FrameError, match=r"truncated: 'lease_until', 'policy_version', 'groups' missing"):
-        frame.decode_batch(data[: data.index(b"lease_until")])
 
 
 def test_a_byte_too_many_is_an_error() -> None:
@@ -291,7 +273,7 @@ def samples(draw: st.DrawFn, known: list[Sample]) -> Sample:
     return sample(
         f"s{len(known)}", token_ids=ids, loss_mask=mask, logprobs=logprobs, spans=(),
         policy_versions=((1, size),) if size else (), sampling=((draw(samplings), size),) if size else (),
-        turns=draw(st.sampled_from([(0, 1), (0, 7)])),
+        turns=draw(st.sampled_from([(0, 1), (0, 7)])), uncertain_tokens=draw(st.integers(0, 1)),
     )
 
 
@@ -336,8 +318,14 @@ def test_each_beginning_that_samples_of_a_group_share_is_sent_once(there: Batch)
 def test_each_truncation_of_any_frame_is_an_error(there: Batch) -> None:
     sent = frame.encode_batch(there)
     for size in range(0, len(sent), 1 + len(sent) // 50):
-        with pytest.raises(frame.FrameError, match="truncated"):
+        with pytest.raises(frame.FrameError, match=f"^frame of {size} bytes is truncated: .*'groups' missing"):
             frame.decode_batch(sent[:size])
+
+
+def test_what_a_truncated_frame_lacks_is_named() -> None:
+    data = frame.encode_batch(batch())
+    with pytest.raises(frame.FrameError, match=r"truncated: 'lease_until', 'policy_version', 'groups' missing"):
+        frame.decode_batch(data[: data.index(b"lease_until")])
 
 
 @given(st.data())

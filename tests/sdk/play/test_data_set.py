@@ -36,6 +36,17 @@ async def one(task: Any, episode: Any) -> float:
     return 1.0
 
 
+def asks_for(heard: Any, *lanes: str) -> bool:
+    """Whether a request is for an episode, of one of these lanes if there are any."""
+    return heard.path.endswith("/episodes") and (not lanes or heard.body["task"].partition("/")[0] in lanes)
+
+
+def full(stub: ControlStub, *lanes: str) -> None:
+    """The proxy has no room for episodes of these lanes."""
+    no_room = Say(503, {"error": {"message": "full", "type": "not_ready_error", "code": "lane_full"}})
+    stub.says = lambda heard: no_room if lanes and asks_for(heard, *lanes) else None
+
+
 def kept(stub: ControlStub) -> Counter[str]:
     """How often each task was played whole."""
     return Counter(record["task"] for record in stub.episodes.values() if record["state"] == "ready")
@@ -176,28 +187,15 @@ async def test_what_the_world_goes_on_failing_is_given_up(stub: ControlStub) -> 
 @pytest.mark.parametrize("play", [None, "d"])
 async def test_an_episode_that_is_held_back_is_no_failure(stub: ControlStub, play: str | None) -> None:
     """However long it takes."""
-    answer = stub.answer
-
-    def holding(heard: Any) -> Say:
-        if heard.path.endswith("/episodes") and stub.count("POST", "/episodes") < 9:
-            return Say(503, {"error": {"message": "later", "type": "not_ready_error"}}, {"Retry-After": "0"})
-        return answer(heard)
-
-    stub.answer = holding  # type: ignore[method-assign]
+    later = Say(503, {"error": {"message": "later", "type": "not_ready_error"}}, {"Retry-After": "0"})
+    stub.says = lambda heard: later if asks_for(heard) and stub.count("POST", "/episodes") < 9 else None
     results = await aio.run(one, ["a"], repeat=1, deadline=0.01, play=play)
     assert [item.ok for item in results] == [True]
 
 
 async def test_a_proxy_that_refuses_ends_a_play(stub: ControlStub) -> None:
     """Its ledger is the cursor: without it nothing is known."""
-    answer = stub.answer
-
-    def refusing(heard: Any) -> Say:
-        if heard.path.endswith("/episodes"):
-            return Say(403, {"error": {"message": "not yours", "type": "permission_error", "code": "wrong_scope"}})
-        return answer(heard)
-
-    stub.answer = refusing  # type: ignore[method-assign]
+    stub.says = lambda heard: Say(403) if asks_for(heard) else None
     with pytest.raises(errors.Forbidden):
         await aio.run(one, ["a", "b"], repeat=1, play="d")
 
@@ -214,39 +212,40 @@ async def test_lanes_are_played_in_turn_and_the_one_of_which_most_is_wanted_firs
 
 
 async def test_a_lane_of_which_nothing_is_wanted_waits(stub: ControlStub) -> None:
-    stub.lanes, answer = {"math": 0, "code": 1}, stub.answer
+    stub.lanes = {"math": 0, "code": 1}
     full(stub, "math")
     running = asyncio.ensure_future(aio.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
     while stub.count("GET", "/wanted") < 5:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert kept(stub) == {"code/1": 1}
-    stub.lanes, stub.answer = {"math": 1, "code": 0}, answer  # type: ignore[method-assign]
+    stub.lanes = {"math": 1, "code": 0}
+    full(stub)
     await running
     assert kept(stub) == {"code/1": 1, "math/1": 1}
 
 
 async def test_what_finds_all_lanes_full_waits_in_one_after_the_other_as_long_as_any_run(stub: ControlStub) -> None:
     """By the same id in the same lane, by which the proxy knows who came first."""
-    stub.lanes, answer = {"math": 0, "code": 0}, stub.answer
+    stub.lanes = {"math": 0, "code": 0}
     full(stub, "math", "code")
     running = asyncio.ensure_future(aio.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
     while stub.count("POST", "/episodes") < 5:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    stub.answer = answer  # type: ignore[method-assign]
+    full(stub)
     await running
-    asked = [heard.body for heard in stub.heard if heard.path.endswith("/episodes")]
+    asked = [heard.body for heard in stub.heard if asks_for(heard)]
     assert [body["task"] for body in asked[:4]] == ["math/1", "code/1", "math/1", "code/1"]
     assert {body["hold_s"] for body in asked[:4]} == {15}
     assert [body["id"] for body in asked[:2]] == [body["id"] for body in asked[2:4]]
 
 
 async def test_one_waits_in_a_full_lane_while_others_look_elsewhere(stub: ControlStub) -> None:
-    stub.lanes, answer, released = {"math": 0, "code": 9}, stub.answer, threading.Event()
+    stub.lanes, released, answer = {"math": 0, "code": 9}, threading.Event(), stub.answer
 
     def holding(heard: Any) -> Say:
-        if heard.path.endswith("/episodes") and heard.body["task"].startswith("math"):
+        if asks_for(heard, "math"):
             assert released.wait(60)
-        elif heard.path.endswith("/episodes") and stub.count("POST", "/episodes") > 6:
+        elif asks_for(heard) and stub.count("POST", "/episodes") > 6:
             released.set()
         return answer(heard)
 
@@ -268,31 +267,19 @@ async def test_an_evaluation_is_held_back_by_no_lane(stub: ControlStub) -> None:
     assert len(stub.episodes) == 2 and not stub.count("GET", "/wanted")
 
 
-def full(stub: ControlStub, *lanes: str) -> None:
-    """The proxy has no room for episodes of these lanes."""
-    answer = stub.answer
-
-    def refusing(heard: Any) -> Say:
-        if heard.path.endswith("/episodes") and heard.body["task"].partition("/")[0] in lanes:
-            return Say(503, {"error": {"message": "full", "type": "not_ready_error", "code": "lane_full"}})
-        return answer(heard)
-
-    stub.answer = refusing  # type: ignore[method-assign]
-
-
 async def test_a_lane_that_is_full_holds_no_other_up(stub: ControlStub) -> None:
     """Also where the proxy said before that it is wanted."""
-    stub.lanes, answer = {"math": 5, "code": 1}, stub.answer
+    stub.lanes = {"math": 5, "code": 1}
     full(stub, "math")
     running = asyncio.ensure_future(
         aio.run(one, ["math/1", "code/1", "code/2"], repeat=1, parallel=1, play="d")
     )
     while kept(stub) != {"code/1": 1, "code/2": 1}:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    stub.answer = answer  # type: ignore[method-assign]
+    full(stub)
     await running
     assert kept(stub)["math/1"] == 1
-    asked = [heard.body for heard in stub.heard if heard.path.endswith("/episodes")]
+    asked = [heard.body for heard in stub.heard if asks_for(heard)]
     assert [body["hold_s"] for body in asked if body["task"] != "math/1"] == [0, 0]
 
 
@@ -301,12 +288,11 @@ async def test_a_run_says_what_it_waits_for(
     stub: ControlStub, play: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "LONG_S", 0.05)
-    answer = stub.answer
     full(stub, "math")
     running = asyncio.ensure_future(aio.run(one, ["math/1"], repeat=1, parallel=2, play=play))
     while not caplog.messages:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    stub.answer = answer  # type: ignore[method-assign]
+    full(stub)
     assert [item.ok for item in await running] == [True]
     assert caplog.messages == [
         "waiting: lane math has as many episodes open or ready as training wants; is a trainer running?"
@@ -341,39 +327,26 @@ async def test_two_runs_share_a_play(stub: ControlStub) -> None:
     assert kept(stub) == dict.fromkeys(tasks, 1) and not stub.plays
 
 
-async def test_a_play_that_another_run_finishes_ends_this_one_well(stub: ControlStub) -> None:
+@pytest.mark.parametrize("heard_by", ["/d@", "/episodes"])
+async def test_a_play_that_another_run_finishes_ends_this_one_well(stub: ControlStub, heard_by: str) -> None:
     """Whether this one hears of it as it looks, or as it opens an episode."""
-    for heard_by in ("/d@", "/episodes"):
-        stub.plays, stub.lanes = {}, {}
-        answer, finished, told = stub.answer, list[str](), list[Progress]()
+    finished, told = list[str](), list[Progress]()
 
-        def finishing(heard: Any, heard_by: str = heard_by, answer: Any = answer, finished: Any = finished) -> Say:
-            if not finished and heard_by in heard.path and len(kept(stub)) == 1:
-                finished.extend(stub.plays)
-                stub.plays = {}
-            said: Say = answer(heard)
-            return said
+    def finishing(heard: Any) -> None:
+        if not finished and heard_by in heard.path and len(kept(stub)) == 1:
+            finished.extend(stub.plays)
+            stub.plays = {}
 
-        stub.episodes.clear()
-        stub.answer = finishing  # type: ignore[method-assign]
-        await aio.run(one, [*"abcdef"], repeat=1, parallel=1, play="d", on_progress=told.append)
-        stub.answer = answer  # type: ignore[method-assign]
-        assert finished and told[-1] == Progress(6, 6), heard_by
+    stub.lanes, stub.says = {}, finishing
+    await aio.run(one, [*"abcdef"], repeat=1, parallel=1, play="d", on_progress=told.append)
+    assert finished and told[-1] == Progress(6, 6)
 
 
 async def test_an_opening_whose_answer_is_lost_is_asked_for_under_the_same_name(stub: ControlStub) -> None:
-    answer, lost = stub.answer, list[str]()
-
-    def losing(heard: Any) -> Say:
-        if heard.path.endswith("/episodes") and not lost:
-            lost.append(heard.body["id"])
-            return Say(502, None)
-        return answer(heard)
-
-    stub.answer = losing  # type: ignore[method-assign]
+    stub.says = lambda heard: Say(502) if asks_for(heard) and stub.count("POST", "/episodes") == 1 else None
     await aio.run(one, ["a"], repeat=1, play="d")
-    asked = [heard.body["id"] for heard in stub.heard if heard.path.endswith("/episodes")]
-    assert asked == [lost[0]] * 2
+    first, second = [heard.body["id"] for heard in stub.heard if asks_for(heard)]
+    assert first == second
 
 
 @pytest.mark.parametrize(

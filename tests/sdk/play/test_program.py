@@ -316,15 +316,7 @@ def revisions(stub: ControlStub) -> list[tuple[str, bool, float | None]]:
 def test_code_that_changes_while_an_episode_is_opened_plays_another_one(
     stub: ControlStub, script: Path, play: str | None
 ) -> None:
-    opens = stub._open
-
-    def slowly(body: Any) -> dict[str, Any]:
-        answer = opens(body)
-        if len(stub.episodes) == 1:
-            script.write_text("exit 0")
-        return answer
-
-    stub._open = slowly  # type: ignore[method-assign]
+    stub.on_open = lambda record: record["episode"] == "ep-0" and script.write_text("exit 0")
     (item,) = run_program(Program(("sh", str(script))), ["a"], play=play)
     assert (item.reward, item.episode) == (1.0, "ep-1"), "nothing had failed, and nothing is played again"
     assert revisions(stub) == [("discarded", False, None), ("ready", True, 1.0)]
@@ -421,16 +413,15 @@ def test_without_a_watch_such_a_program_ends_the_run(stub: ControlStub) -> None:
 
 
 def test_programs_that_fail_while_the_proxy_is_away_say_nothing_of_their_code(stub: ControlStub) -> None:
-    nexts, away = stub.next_fault, set[str]()
+    away = set[str]()
 
-    def fault(heard: Any) -> Any:
-        found = nexts(heard)
-        if heard.method == "GET" and "/episodes/" in heard.path and heard.path not in away:
-            away.add(heard.path)
-            return DROP
-        return found
+    def fault(heard: Any) -> str | None:
+        if heard.method != "GET" or "/episodes/" not in heard.path or heard.path in away:
+            return None
+        away.add(heard.path)
+        return DROP
 
-    stub.next_fault = fault  # type: ignore[method-assign]
+    stub.says = fault
     results = run_program(Program(("sh", "-c", "exit 1")), [f"t{number}" for number in range(5)], play="d")
     assert [item.reward for item in results] == [0.0] * 5 and len(away) == 5
 

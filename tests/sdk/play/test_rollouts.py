@@ -114,7 +114,7 @@ async def test_a_proxy_that_goes_away_is_a_result(stub: ControlStub) -> None:
         return 1.0
 
     results = await aio.run(agent, ["a"], repeat=1, deadline=0.3)
-    assert (results[0].outcome, results[0].episode) == ("failed", "ep-0")
+    assert (results[0].outcome, results[0].episode, results[0].infra) == ("failed", "ep-0", True)
 
 
 @pytest.mark.parametrize("task", [None, True, "", {"question": "?"}, ["a"], 1.5])

@@ -189,18 +189,11 @@ def test_a_trial_without_a_call_has_shown_nothing(
 
 
 def test_calls_whose_text_cannot_be_had_are_counted(ajet: Ajet, stub: ControlStub) -> None:
-    opens = stub._open
-
-    def opened(body: object) -> dict[str, object]:
-        answer = opens(body)  # type: ignore[arg-type]
-        stub.episodes[answer["episode"]]["calls"] = [
-            {"call": "one", "model": "m", "agent": "solver", "complete": True, "prompt_tokens": 3, "sampled_tokens": 2},
-            {"call": "two", "complete": False, "reason": "engine_error"},
-            {"call": "three", "complete": False, "in_flight": True},
-        ]
-        return answer
-
-    stub._open = opened  # type: ignore[assignment,method-assign]
+    stub.on_open = lambda record: record.update(calls=[
+        {"call": "one", "model": "m", "agent": "solver", "complete": True, "prompt_tokens": 3, "sampled_tokens": 2},
+        {"call": "two", "complete": False, "reason": "engine_error"},
+        {"call": "three", "complete": False, "in_flight": True},
+    ])  # fmt: skip
     code, out, _ = ajet("try", "--", "true")
     lines = out.splitlines()
     assert code == 0

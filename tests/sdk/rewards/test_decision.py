@@ -1,4 +1,4 @@
-"""What becomes of an episode: the table of the guide, row by row, and the laws behind it."""
+"""What becomes of an episode: the laws behind the guide's table, whose rows are played in `test_played`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from ajet_sdk.rewards.decision import (
     unanswered_in,
 )
 from ajet_sdk.rewards.numbers import read
+from tests.kit.source import ROOT
+from tests.kit.who_failed import PAGE, page_table
 
 LOST = "the model never answered (engine_error)"
 ENDS = (None, GaveUp("exit code 75", world=True), GaveUp("ValueError: no", world=False))
@@ -175,3 +177,7 @@ async def test_a_source_sees_how_the_episode_was_played_and_is_not_asked_of_one_
     assert await decided(Judge(), Ended({"state": "open"}, code=75)) == Fails("exit code 75", world=True)
     lost = {**record, "unanswered": [{"reason": "engine_error"}]}
     assert await decided(Judge(), Ended(lost), "exit code 3") == Fails(f"exit code 3; {LOST}", world=True)
+
+
+def test_the_page_has_the_table() -> None:
+    assert page_table() in (ROOT / PAGE).read_text()

@@ -23,12 +23,10 @@ from ajet_sdk import aio
 from ajet_sdk.play.program import Program, run_program
 from tests.kit import cell_agent
 from tests.kit.proxy_process import PROXY, ProxyProcess
-from tests.kit.source import ROOT
 from tests.kit.who_failed import AGENT, NOBODY, ROWS, WORLD
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 
-ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 Fault = dict[str, Any]
 STATUSES = (500, 503, 429, 401, 403, 404, 408, 409)
 WORLD_FAULTS: dict[str, tuple[Fault, bool]] = {
@@ -242,47 +240,3 @@ def expected_of_a_function(failed: str, ends: str) -> tuple[str, float | None, b
         return "rewarded", 1.0 if failed != WORLD and ends != "gives" else 0.25, False
     value = RETURNS.get(ends)
     return ("rewarded", value, False) if failed != WORLD and value is not None else ("aborted", None, failed == WORLD)
-
-
-ANTHROPIC = """
-import json, sys
-import ajet_sdk, anthropic
-
-def agent(task, episode):
-    client = anthropic.Anthropic(base_url=episode.base_url.removesuffix("/v1"), api_key=episode.api_key, max_retries=0)
-    said = [{"role": "user", "content": "say: one two three four"}]
-    how = {"model": "stub", "max_tokens": 40, "messages": said}
-    with client:
-        try:
-            headers = {"x-stub-fault": json.dumps(task["fault"])} if task["fault"] else {}
-            answer = client.messages.create(**how, stream=task["stream"], extra_headers=headers)
-            if task["stream"]:
-                for _ in answer:
-                    pass
-        except Exception:
-            if task["ends"] == "raises":
-                raise
-    return 1.0
-
-results = ajet_sdk.run(agent, json.loads(sys.stdin.read()), repeat=1, retries=0, parallel=4, proxy_url=sys.argv[1])
-print(json.dumps([[item.task, item.outcome, item.infra, item.reason] for item in results]))
-"""
-
-
-@pytest.mark.skipif(not ENGINE_PYTHON.exists(), reason="anthropic is in .venv-engine: .ci/setup")
-def test_functions_with_the_client_of_anthropic(proxy: ProxyProcess) -> None:
-    tasks = [
-        {"task": f"anthropic, {failed}, {fault}, {ends}", "fault": spoils, "stream": stream, "ends": ends}
-        for failed, faults in FAULTS.items() for fault, (spoils, stream) in faults.items()
-        for ends in ("returns 1", "raises")
-    ]  # fmt: skip
-    command = [ENGINE_PYTHON, "-c", ANTHROPIC, proxy.url]
-    done = subprocess.run(command, input=json.dumps(tasks), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for task, outcome, infra, reason in json.loads(done.stdout):
-        _, failed, _, ends = task.split(", ")
-        if failed == WORLD:
-            assert (outcome, infra) == ("aborted", True), (task, reason)
-        else:
-            raised = failed == AGENT and ends == "raises"
-            assert (outcome, infra) == ("aborted" if raised else "rewarded", False), (task, reason)
