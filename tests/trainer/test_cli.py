@@ -40,7 +40,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "code", "message"),
     [
         ((), 2, "ajet-trainer: Missing command. (see 'ajet-trainer --help')"),
-        (("run",), 2, "ajet-trainer: Missing option '--config'. (see 'ajet-trainer run --help')"),
+        (("run",), 2, "ajet-trainer run: Missing option '--config'. (see 'ajet-trainer run --help')"),
         (("walk",), 2, "ajet-trainer: No such command 'walk'"),
         (("run", "--config", "/nowhere.toml"), 2, "ajet-trainer: cannot read /nowhere.toml: No such file or directory"),
     ],
