@@ -98,21 +98,6 @@ def by_name(sample: dict[str, Any]) -> list[tuple[str, Any]]:
     return sorted(sample.items())
 
 
-def test_a_tree_looks_like_this() -> None:
-    """Two episodes of one prompt; one of them forks."""
-    calls = [
-        make_call("a", [1, 2], [3, 4], at=0.0), make_call("b", [1, 2, 3, 4, 5], [6], at=1.0),
-        make_call("c", [1, 2, 9], [6], at=2.0), make_call("d", [1, 2], [3], at=3.0, episode="other"),
-    ]
-    (tree,) = map(json.loads, merge_lines(lines(calls), by="group"))
-    assert (tree["episodes"], tree["token_ids"]) == (["ep", "other"], [1, 2, 3, 4, 5, 6, 9, 6])
-    assert tree["parents"] == [[6, -1], [2, 1]]
-    assert [(one["sample"], one["end"], one["loss_mask"], one["logprobs"]) for one in tree["samples"]] == [
-        ("ep/0", 5, [2, 2, 1, 1], [-0.5, -1.5, -0.5]), ("ep/1", 7, [3, 1], [-0.5]), ("other/0", 2, [2, 1], [-0.5]),
-    ]
-    assert len(list(merge_lines(lines(calls), by="episode"))) == 2
-
-
 def test_one_text_in_other_tokens_joins_by_what_calls_say_or_an_engine_knows() -> None:
     first = make_call("a", engine_tokens.encode("hi "), (*engine_tokens.encode("naïve"), IM_END), at=1.0)
     read = (*engine_tokens.encode("hi naïve<|im_end|>", merged=True), *engine_tokens.encode(" more"))

@@ -143,15 +143,19 @@ async def test_a_call_in_flight_at_kill_9_is_never_trained(
             assert 'ajet_captures_total{outcome="restarted"} 1' in (await http.get(f"{proxy.url}/metrics")).text
 
 
-async def test_sigterm_lets_calls_in_flight_finish_and_new_ones_out(tmp_path: Path, http: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_sigterm_lets_calls_in_flight_finish_and_new_ones_out(
+    tmp_path: Path, http: httpx.AsyncClient, workers: str
+) -> None:
     async with EngineStub(delay_s=0.1) as stub:
-        proxy = ProxyProcess(stub.url, tmp_path / "data")
+        proxy = ProxyProcess(stub.url, tmp_path / "data", options=["--workers", workers])
         with proxy:
             body = {"model": "stub", "messages": MESSAGES, "max_tokens": 10, "stream": True}
             async with http.stream("POST", f"{proxy.url}/e/late/v1/chat/completions", json=body) as answer:
                 chunks = answer.aiter_bytes()
                 parts = [await anext(chunks)]
-                os.kill(proxy.pid, signal.SIGTERM)
+                for pid in (*children(proxy.pid), proxy.pid):  # as a terminal and systemd do: they signal the group
+                    os.kill(pid, signal.SIGTERM)
                 await asyncio.to_thread(wait_for, lambda: not _accepts(proxy.port))
                 parts += [chunk async for chunk in chunks]
             assert b"".join(parts).endswith(b"data: [DONE]\n\n")
@@ -218,6 +222,10 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path, http: httpx.AsyncCli
             os.kill(proxy.pid, signal.SIGTERM)
             assert await asyncio.to_thread(proxy.wait) == 1
             await asyncio.gather(asking, return_exceptions=True)
+
+
+def children(pid: int) -> list[int]:
+    return [int(name) for name in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _accepts(port: int) -> bool:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import httpx
 import pytest
 
 from ajet_proxy.daemon import App
@@ -24,10 +23,10 @@ from ajet_proxy.settings import Config
 from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import ProxyProcess, failed_start
-from tests.kit.rig import Rig
 from tests.kit.stub_process import stub_process
 from tests.proxy.io.front import until
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
+from tests.proxy.test_serve import children
 
 CROWD = 24
 SECRET = "a secret of the operator"
@@ -215,52 +214,19 @@ def audited(data_dir: Path, episode: str) -> list[str]:
     return [line["route"] for line in lines if line["episode"] == episode]
 
 
-def test_after_kill_9_of_the_daemon_its_workers_are_gone_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+def test_after_kill_9_of_the_daemon_its_workers_are_gone_and_one_that_cannot_listen_starts_none(tmp_path: Path) -> None:
     with stub_process() as engine, ProxyProcess(engine, tmp_path / "data", options=["--workers", "2"]) as proxy:
-        acknowledged = []
-        for life in range(2):
-            crew_pids = children(proxy.pid)
-            assert len(crew_pids) == 2
-            with Rig(proxy.url) as rig:
-                for number in range(6):
-                    answer = rig.chat(f"ep-{life}-{number}")
-                    acknowledged.append((answer.headers["x-ajet-episode"], answer.headers["x-ajet-call"]))
-            proxy.kill()
-            deadline = time.monotonic() + 20
-            while any(Path(f"/proc/{pid}").exists() for pid in crew_pids):
-                assert time.monotonic() < deadline, "a worker outlives its daemon"
-                time.sleep(0.05)
-            proxy.start()
-        with Rig(proxy.url) as rig:
-            for episode, call in acknowledged:
-                assert [(found["call"], found["complete"]) for found in rig.record(episode)["calls"]] == [(call, True)]
-            assert rig.status()["episodes"]["opened"] == len(acknowledged)
+        crew_pids = children(proxy.pid)
+        assert len(crew_pids) == 2
+        proxy.kill()
+        deadline = time.monotonic() + 20
+        while any(Path(f"/proc/{pid}").exists() for pid in crew_pids):
+            assert time.monotonic() < deadline, "a worker outlives its daemon"
+            time.sleep(0.05)
+        proxy.start()
         code, words = failed_start(["--listen", f"127.0.0.1:{proxy.port}", "--workers", "2", "--data-dir",
                                     str(tmp_path / "other")])  # fmt: skip
         assert code == 1 and "cannot listen" in words and words.count("\n") == 1
-
-
-def children(pid: int) -> list[int]:
-    return [int(name) for name in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-async def test_sigterm_lets_the_calls_of_workers_finish(tmp_path: Path) -> None:
-    async with EngineStub(delay_s=0.1) as stub, httpx.AsyncClient(timeout=60, trust_env=False) as http:
-        proxy = ProxyProcess(stub.url, tmp_path / "data", options=["--workers", "2"])
-        await asyncio.to_thread(proxy.start)
-        crew_pids = children(proxy.pid)
-        body = CHAT | {"stream": True, "max_tokens": 20}
-        loop = asyncio.get_running_loop()
-        url = f"{proxy.url}/e/ep/v1/chat/completions"
-        running = [loop.create_task(http.post(url, json=body)) for _ in range(6)]
-        waiting = loop.create_task(http.post(f"{proxy.url}/ajet/v1/batches/lease", json={"wait_s": 600}))
-        await until(lambda: len(stub.llm_requests()) == 6)
-        for pid in crew_pids:  # as a terminal and systemd do, which signal the whole group
-            os.kill(pid, signal.SIGTERM)
-        stopped = asyncio.to_thread(proxy.stop)
-        answers, code = await asyncio.gather(asyncio.gather(*running), stopped)
-        assert code == 0 and (await waiting).status_code == 204
-        assert all(answer.text.endswith("data: [DONE]\n\n") for answer in answers)
 
 
 async def test_a_worker_of_another_version_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,20 +122,6 @@ def test_a_cut_tail_is_reported_and_kept_aside(tmp_path: Path, caplog: pytest.Lo
     assert list(records(tmp_path)) == RECORDS
 
 
-@pytest.mark.parametrize("where", [MAGIC, b"First", b"Second"])
-def test_damage_with_whole_records_behind_it_is_no_torn_tail(tmp_path: Path, where: bytes) -> None:
-    write(tmp_path, RECORDS)
-    (path,) = segments(tmp_path)
-    whole = bytearray(path.read_bytes())
-    whole[whole.index(where)] ^= 1
-    path.write_bytes(whole)
-    with pytest.raises(JournalDamaged, match="damaged at byte"):
-        list(records(tmp_path))
-    with pytest.raises(JournalDamaged, match="damaged at byte"):
-        opened(tmp_path)
-    assert path.read_bytes() == whole
-
-
 def test_a_record_that_an_agent_wrote_into_a_torn_one_is_none(tmp_path: Path) -> None:
     write(tmp_path, RECORDS[:1])
     (path,) = segments(tmp_path)
