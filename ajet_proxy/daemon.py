@@ -130,8 +130,8 @@ class App:
         )
         self._stack.callback(ledger_port.close)
         make_front = functools.partial(
-            HttpFront, ledger_port=ledger_port, engines=engines, keys=keys, clock=clock, metrics=metrics,
-            settings=front.settings(config, self.name), budget=budget,
+            HttpFront, config, self.name, ledger_port=ledger_port, engines=engines, keys=keys, clock=clock,
+            metrics=metrics, budget=budget,
         )
         log = AuditLog(data_dir)
         self.workers = workers = self._crew(ledger_port, log) if config.workers > 1 else None

@@ -101,8 +101,8 @@ class Worker:
         forwarding = ControlForwarding(control, keys=keys, clock=clock, max_body=config.max_body, budget=self._budget)
         forwarding.add_routes(application)
         HttpFront(
-            ledger_port=ledger_port, keys=keys, engines=engines, clock=clock, metrics=self._metrics,
-            budget=self._budget, settings=front.settings(config, facts.daemon),
+            config, facts.daemon, ledger_port=ledger_port, keys=keys, engines=engines, clock=clock,
+            metrics=self._metrics, budget=self._budget,
         ).add_routes(application)
         self._runner = front.runner(config, application)
         await self._runner.setup()

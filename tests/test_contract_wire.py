@@ -20,9 +20,11 @@ from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
 from ajet_proxy.core.trajectory import drift_rate
 from ajet_proxy.core.trajectory.timeline import pack
-from ajet_proxy.io.capture.pipeline import FrontSettings
+from ajet_proxy.io.capture import front, pipeline
 from ajet_proxy.io.control import desk, openings
 from ajet_proxy.io.control import runs as waiting
+from ajet_proxy.io.engines import upstream
+from ajet_proxy.io.http import aiohttp_internals
 from ajet_proxy.io.http.audit import MAX_BYTES
 from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
@@ -310,7 +312,6 @@ def test_the_environment() -> None:
     assert words(taken) == list(SECRETS)
 
 
-FRONT = FrontSettings()
 LIMITS = (
     ("a reward", routes.MAX_REWARD), ("rewards of an episode", episode.MAX_REWARDS),
     ("rewards of an episode", episode.MAX_NOTES), ("rewards of an episode", routes.MAX_WORDS),
@@ -318,16 +319,16 @@ LIMITS = (
     ("the body of a control request", desk.MAX_OPENING), ("the body of a control request", MAX_CONTROL),
     ("an event of an engine's stream", exchange.MAX_EVENT), ("the frame of one lease", leases.LEASE_BYTES),
     ("the episodes of one lease", leases.LEASE_EPISODES), ("a frame that a trainer reads", frame.MAX_FRAME_BYTES),
-    ("a header, the request line", FRONT.max_header), ("messages or items", FRONT.max_messages),
-    ("choices of a request", FRONT.max_choices), ("lanes of a mix", routes.MAX_LANES),
+    ("a header, the request line", aiohttp_internals.MAX_HEADER), ("messages or items", front.MAX_MESSAGES),
+    ("choices of a request", pipeline.MAX_CHOICES), ("lanes of a mix", routes.MAX_LANES),
     ("time that an episode of a", openings.HOLD_S), ("attempts of an episode", unanswered.MOST),
     ("episodes of an evaluation", routes.MAX_EVALUATION), ("episodes of a play", routes.MAX_PLAY),
     ("plays of a tenant", commands.MAX_PLAYS), ("places of a play", plays.SHOWN),
     ("a client's name and lane", routes.MAX_CLIENT_TEXT), ("a client's `ttl_s`", routes.MAX_TTL_S),
     ("clients of a tenant", client_commands.MAX_CLIENTS), ("clients that are gone", clients.KEPT_GONE),
-    ("time for the head", FRONT.client_timeout), ("time for a body", FRONT.client_timeout),
-    ("time in which a client reads nothing", FRONT.client_timeout),
-    ("time for an engine to accept", FRONT.connect_timeout), ("an episode's key", desk.KEY_TTL_S),
+    ("time for the head", aiohttp_internals.PATIENCE_S), ("time for a body", aiohttp_internals.PATIENCE_S),
+    ("time in which a client reads nothing", aiohttp_internals.PATIENCE_S),
+    ("time for an engine to accept", upstream.CONNECT_S), ("an episode's key", desk.KEY_TTL_S),
     ("the audit log", MAX_BYTES), ("turns of a model's latest", drift_rate.LIMIT),
     ("[runs]", wanted.MAX_RUNS), ("[runs]", runs.MAX_CONFIG), ("lines of a run's log", supervisors.MAX_LINES),
     ("lines of a run's log", supervisors.MAX_BYTES), ("lines of a run's log", supervisors.MAX_LINE),

@@ -34,17 +34,10 @@ from ajet_proxy.core.protocol.routes import CAPTURED, RENAMED, described, open_r
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.io.capture import relay
 from ajet_proxy.io.capture.models import listed, model_named
-from ajet_proxy.io.capture.pipeline import (
-    Caller,
-    FrontSettings,
-    Pipeline,
-    Received,
-    note_unserved,
-    record_reward,
-)
-from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, Upstream, as_written
+from ajet_proxy.io.capture.pipeline import Caller, Pipeline, Received, note_unserved, record_reward
+from ajet_proxy.io.engines.upstream import Engines, Forwarding, Upstream, as_written
 from ajet_proxy.io.http import body as body_of
-from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
+from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S, Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages, without_websocket
 from ajet_proxy.io.ledger_port.cancellation import CallOff
 from ajet_proxy.io.ledger_port.port import LedgerPort
@@ -58,6 +51,7 @@ from ajet_sdk.routes import KEY_PREFIX
 logger = logging.getLogger(__name__)
 BACKLOG = 4096
 LOOP = "an engine of this proxy leads back to it: give --upstream, and POST policy, the engines' own addresses"
+MAX_MESSAGES = 10_000
 MOST_MISSPELT = 100
 """So many header names that mean nothing are written to the log, each once."""
 
@@ -70,11 +64,12 @@ def headers_as_sent(http: web.Request) -> Headers:
 
 
 class HttpFront:
-    """Handles every request that is not a control request; `headers` reads those headers of a request that count."""
+    """Handles every request that is not a control request. `daemon` is the daemon's name, which no other one has;
+    `headers` reads those headers of a request that count."""
 
     def __init__(
-        self, *, ledger_port: LedgerPort, keys: Keys, engines: Engines, clock: Clock, metrics: Metrics,
-        settings: FrontSettings, budget: MemoryBudget,
+        self, config: Config, daemon: str, *, ledger_port: LedgerPort, keys: Keys, engines: Engines, clock: Clock,
+        metrics: Metrics, budget: MemoryBudget,
         headers: Callable[[web.Request], Headers] = headers_as_sent,
     ) -> None:
         self._ledger_port = ledger_port
@@ -83,18 +78,14 @@ class HttpFront:
         self._keys = keys
         self._clock = clock
         self._metrics = metrics
-        self._settings = settings
+        self._config = config
+        self._daemon = daemon
         self._headers = headers
-        self._upstream = Upstream(
-            engines, clock=clock, metrics=metrics, connect_timeout=settings.connect_timeout,
-            read_timeout=settings.read_timeout, max_header=settings.max_header,
-        )
-        self._forwarding = Forwarding(
-            daemon=settings.daemon, upstream_key=settings.upstream_key, is_ours=self._is_ours
-        )
+        self._upstream = Upstream(engines, clock=clock, metrics=metrics, read_timeout=config.read_timeout)
+        self._forwarding = Forwarding(daemon=daemon, upstream_key=config.upstream_key, is_ours=self._is_ours)
         self._pipeline = Pipeline(
-            ledger_port=ledger_port, upstream=self._upstream, engines=engines, forwarding=self._forwarding,
-            metrics=metrics, settings=settings,
+            config, ledger_port=ledger_port, upstream=self._upstream, engines=engines, forwarding=self._forwarding,
+            metrics=metrics,
         )
         self._misspelt: set[str] = set()
 
@@ -147,7 +138,7 @@ class HttpFront:
         _, written = split_path(http.rel_url.raw_path)
         if http.method == "POST" and written in CAPTURED:
             return CAPTURED[written]
-        route = open_route(written, self._settings.allow_routes)
+        route = open_route(written, self._config.allow_route)
         if route is None:
             raise NotFound(f"no route {http.method} {described(written)}", code="unknown_route")
         return CAPTURED.get(route) if http.method == "POST" else None
@@ -190,8 +181,10 @@ class HttpFront:
             http, caller.headers, identity.path, body or None, model=model, sticky=identity.episode or "",
             identity=ask is not None,
         )
-        several = len(self._engines.all()) > 1
-        if about is not None and (given or several) and (listing := await self._listed(upstream_request, model)):
+        engines = self._engines.all()
+        if about is not None and (given or len(engines) > 1) and (
+            listing := await listed(engines, self._upstream, upstream_request, model)
+        ):
             return listing
         if ask is not None:
             return await relay.stored(upstream_request, self._upstream, partial(shown, ask))
@@ -207,9 +200,6 @@ class HttpFront:
         finally:
             self._ledger_port.used(tenant, tail.tokens())
 
-    async def _listed(self, request: EngineRequest, model: str) -> web.StreamResponse | None:
-        return await listed(self._engines.all(), self._upstream, request, model)
-
     async def _permission(self, http: web.Request, headers: Headers) -> web.StreamResponse:
         """Pass on a browser's preflight, which asks what its page may ask. It carries no key and no body. Its answer
         tells only which pages the engine serves."""
@@ -222,7 +212,7 @@ class HttpFront:
         url = http.rel_url
         if holds_key(url.raw_query_string):  # which servers on the way write down
             raise BadRequest("a key must not be in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
-        if headers.came_through(self._settings.daemon):
+        if headers.came_through(self._daemon):
             raise LoopDetected(LOOP, code="loop_detected")
         for name, meant in headers.misspelt.items():
             if name not in self._misspelt and len(self._misspelt) < MOST_MISSPELT:
@@ -243,7 +233,7 @@ class HttpFront:
     async def _read(self, caller: Caller, sent: bytes) -> JsonBody:
         """The body as a JSON object, or `BadRequest`. If it is `TooLarge`, the request's reward is still recorded."""
         try:
-            return JsonBody(sent, self._settings.max_messages)
+            return JsonBody(sent, MAX_MESSAGES)
         except TooLarge:
             await self._rewarded(caller, sent, None)
             raise
@@ -253,10 +243,9 @@ class HttpFront:
         return await record_reward(self._ledger_port, caller.http, caller.identify(fields), sent)
 
     async def _body(self, caller: Caller) -> bytes:
-        settings = self._settings
         try:
             return await body_of.read(
-                caller.http, max_body=settings.max_body, limit_s=settings.client_timeout, budget=self._budget
+                caller.http, max_body=self._config.max_body, limit_s=PATIENCE_S, budget=self._budget
             )
         except (NotReady, ConnectionError, asyncio.CancelledError):
             self._ledger_port.unread(caller.claims.tenant)
@@ -280,16 +269,6 @@ def runner(config: Config, served: web.Application) -> Runner:
     return Runner(
         served, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s / 2,
         max_line_size=MAX_HEADER, max_field_size=MAX_HEADER, keepalive_timeout=300.0, logger=http_logger,
-    )
-
-
-def settings(config: Config, daemon: str) -> FrontSettings:
-    """The settings of the front of the `daemon` of this name, in its own process and in each of its workers."""
-    return FrontSettings(
-        daemon=daemon, allow_routes=config.allow_route, upstream_key=config.upstream_key,
-        read_timeout=config.read_timeout, keep_alive=config.keep_alive_s, max_body=config.max_body,
-        continuity=config.continuity == "auto", body_names=config.body_names == "auto",
-        pauses=config.gate_mode == "pause",
     )
 
 

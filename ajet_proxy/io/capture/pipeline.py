@@ -21,7 +21,6 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -54,41 +53,21 @@ from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
 from ajet_proxy.io.engines.probe import ChatRoutes, DialectProbe
 from ajet_proxy.io.engines.questions import Facts, Questions
 from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, Upstream
-from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
 from ajet_proxy.io.http.audit import SUBJECT
 from ajet_proxy.io.ledger_port.cancellation import CallOff
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Gone, LedgerPort, is_ours
 from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.settings import Config
 from ajet_sdk.errors import AjetError, BadRequest
 
+MAX_CHOICES = 1024
+"""Each choice of a request is a call."""
 NO_ROUTE: Final = (404, 405, 501)
 """An engine that does not have a route says so."""
 REFUSED: Final = (400, 403, 422)
 """An engine that does not take a field, or not from everybody, says so."""
 PASSED_BY: Final = Ask(skip=NO_CHAT_ROUTE)
 """An engine without a chat route is asked what the client asked, on the client's own route."""
-
-
-@dataclass(frozen=True, slots=True)
-class FrontSettings:
-    """Limits in seconds, bytes and messages; a `read_timeout` or `keep_alive` of 0 means none. ``upstream_key`` is the
-    engines' own API key. ``pauses`` says that weights change while calls are in flight. ``daemon`` is the daemon's
-    name, which no other one has."""
-
-    daemon: str = "ajet_proxy"
-    allow_routes: tuple[str, ...] = ()
-    upstream_key: str | None = None
-    pauses: bool = False
-    connect_timeout: float = 10.0
-    read_timeout: float = 0.0
-    keep_alive: float = 15.0
-    max_body: int = 64 << 20
-    max_messages: int = 10_000
-    max_header: int = MAX_HEADER
-    max_choices: int = 1024
-    client_timeout: float = PATIENCE_S
-    continuity: bool = True
-    body_names: bool = True
 
 
 class Caller(Struct, frozen=True):
@@ -147,16 +126,16 @@ class Pipeline:
     """The steps of all captured requests, and all that they share."""
 
     def __init__(
-        self, *, ledger_port: LedgerPort, upstream: Upstream, engines: Engines, forwarding: Forwarding,
-        metrics: Metrics, settings: FrontSettings,
+        self, config: Config, *, ledger_port: LedgerPort, upstream: Upstream, engines: Engines,
+        forwarding: Forwarding, metrics: Metrics,
     ) -> None:
         self._ledger_port = ledger_port
         self._upstream = upstream
         self._forwarding = forwarding
-        self._settings = settings
-        self._continuity = (
-            Continuity(upstream, ledger_port=ledger_port, metrics=metrics) if settings.continuity else None
-        )
+        self._keep_alive_s = config.keep_alive_s
+        self._body_names = config.body_names == "auto"
+        self._pauses = config.gate_mode == "pause"
+        self._continuity = Continuity(upstream, ledger_port, metrics) if config.continuity == "auto" else None
         self._chat_routes = ChatRoutes(upstream, engines)
         self._dialects = DialectProbe(upstream)
         self._facts = Facts(upstream, metrics, ledger_port.enter)
@@ -183,15 +162,15 @@ class Pipeline:
 
     async def _identify(self, received: Received) -> Identified:
         """Find whose request it is and what the engine's route is asked; `BadRequest` if it cannot be asked that."""
-        caller, dialect, body, settings = received.caller, received.dialect, received.body, self._settings
-        identity = caller.identify(body.fields if settings.body_names else None)
+        caller, dialect, body = received.caller, received.dialect, received.body
+        identity = caller.identify(body.fields if self._body_names else None)
         rewards = identity.labels.reward is not None
         if rewards and identity.episode is not None:
             identity = await record_reward(self._ledger_port, caller.http, identity, received.sent, call=True)
         body.check_size()
         asked, history, ask = await self._carried(received), None, PASSED_BY
         if asked is not None:
-            history = dialect.history(asked.fields, identity.scope, exact=settings.continuity)
+            history = dialect.history(asked.fields, identity.scope, exact=self._continuity is not None)
         scope = identity.scope if _untold(identity) else b""
         retry = retry_keys(caller.http.headers, dialect.path, received.sent, scope=scope)
         if rewards and identity.episode is None:
@@ -199,7 +178,7 @@ class Pipeline:
                 self._ledger_port, caller.http, identity, received.sent, history, retry, call=True
             )
         if asked is not None:
-            ask = question(dialect, asked, settings.max_choices)
+            ask = question(dialect, asked, MAX_CHOICES)
         asked = asked or body
         said = Said(history, asked.fields, identity.scope)
         return Identified(received, identity, asked, ask, history, said, retry)
@@ -241,12 +220,12 @@ class Pipeline:
             with self._left_before(caller, begun, began):
                 dialect = await self._dialects.settled(dialect, doubt, begun.model, asks_model)
             asked = dialect.translate(received.body)
-            ask = question(dialect, asked, self._settings.max_choices)
-            history = dialect.history(asked.fields, identified.identity.scope, exact=self._settings.continuity)
+            ask = question(dialect, asked, MAX_CHOICES)
+            history = dialect.history(asked.fields, identified.identity.scope, exact=self._continuity is not None)
         exchange = Exchange(
             dialect, asked, ask=ask, model=begun.episode_model, versions=dialect.target in self._tell_versions
         )
-        if self._settings.pauses and ask is not PASSED_BY:
+        if self._pauses and ask is not PASSED_BY:
             exchange.under(begun.policy_version, begun.gate_since)
         origin = Origin(
             calls=begun.calls, episode=begun.episode, model=begun.model, agent=begun.agent,
@@ -276,7 +255,7 @@ class Pipeline:
         return relaying(
             prepared.caller.http, answer, request, exchange, prepared.recorder,
             None if exchange.skip is None else prepared.tail,
-            self._upstream.pulse(request.asked[-1]), keep_alive_s=self._settings.keep_alive,
+            self._upstream.pulse(request.asked[-1]), keep_alive_s=self._keep_alive_s,
         )
 
     async def _pass_by(

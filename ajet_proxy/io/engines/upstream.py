@@ -42,6 +42,8 @@ from ajet_sdk.sockets import watching
 
 logger = logging.getLogger(__name__)
 
+CONNECT_S = 10.0
+"""For an engine to accept a connection."""
 KEEPALIVE_S = 4.0
 COOLDOWN_S, LONGEST_COOLDOWN_S = 10.0, 60.0
 """For how long an engine that could not be reached is left alone, at first and at most."""
@@ -176,32 +178,24 @@ def watched(address: aiohttp.AddrInfoType) -> socket.socket:
     return made
 
 
-def session(
-    connector: aiohttp.BaseConnector, timeout: aiohttp.ClientTimeout, max_header: int = MAX_HEADER
-) -> aiohttp.ClientSession:
-    """A client that leaves requests and answers unchanged; one header of an answer has at most `max_header` bytes."""
+def session(connector: aiohttp.BaseConnector, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+    """A client that leaves requests and answers unchanged."""
     return aiohttp.ClientSession(
         connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        max_line_size=max_header, max_field_size=max_header, max_headers=MAX_HEADERS,
+        max_line_size=MAX_HEADER, max_field_size=MAX_HEADER, max_headers=MAX_HEADERS,
     )
 
 
 class Upstream:
     """Sends requests to the engine that should have them."""
 
-    def __init__(
-        self, engines: Engines, *, clock: Clock, metrics: Metrics, connect_timeout: float, read_timeout: float,
-        max_header: int = MAX_HEADER,
-    ) -> None:
-        """Limits in seconds (a `read_timeout` of 0 is none), and the most bytes in one header of an answer."""
+    def __init__(self, engines: Engines, *, clock: Clock, metrics: Metrics, read_timeout: float) -> None:
+        """`read_timeout` limits an engine's silence, in seconds; 0 is no limit."""
         self._engines = engines
         self._clock = clock
         self._metrics = metrics
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=connect_timeout, sock_read=read_timeout or None
-        )
-        self._max_header = max_header
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=read_timeout or None)
         self._pooled: aiohttp.ClientSession
         self._fresh: aiohttp.ClientSession
         self._away: dict[str, _Away] = {}
@@ -213,10 +207,7 @@ class Upstream:
         """Requests can be sent only in this context; at its end the connections are closed."""
         pooled = Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched)
         fresh = Pool(limit=0, force_close=True, socket_factory=watched)
-        async with (
-            session(pooled, self._timeout, self._max_header) as self._pooled,
-            session(fresh, self._timeout, self._max_header) as self._fresh,
-        ):
+        async with session(pooled, self._timeout) as self._pooled, session(fresh, self._timeout) as self._fresh:
             yield
             for pulse in self._pulses.values():
                 await pulse.close()
@@ -263,7 +254,7 @@ class Upstream:
         failure: AjetError | None = None
         for url in self.order(request.model, request.sticky):
             if (away := self._away.get(url)) is not None:  # while this request looks, others leave the engine alone
-                until = self._clock.now() + COOLDOWN_S + (self._timeout.sock_connect or 0.0)
+                until = self._clock.now() + COOLDOWN_S + CONNECT_S
                 self._away[url] = away._replace(until=until)
             request.asked.append(url)
             try:

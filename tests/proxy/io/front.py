@@ -20,7 +20,6 @@ from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event, RequestLost
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.capture.front import HttpFront
-from ajet_proxy.io.capture.pipeline import FrontSettings
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger
@@ -32,6 +31,7 @@ from ajet_proxy.io.ledger_port.worker_connection import WorkerConnection
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.settings import Config
 from ajet_sdk.errors import NotReady
 from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode, Policy
 from ajet_sdk.sample import Call
@@ -99,12 +99,17 @@ class Listening:
 
 
 class Front:
-    """``async with Front(stub.url) as front``: a listening front before the engines at `upstreams`."""
+    """``async with Front(stub.url) as front``: a listening front before the engines at `upstreams`. A client may keep
+    it waiting for `patience_s`; `settings` are those of `Config`."""
 
     remote: ClassVar[bool] = False
 
-    def __init__(self, *upstreams: str, admin_secret: str | None = None, hold_s: float = 5.0, **settings: Any) -> None:
-        self.patience_s = settings.get("client_timeout", 120.0)
+    def __init__(
+        self, *upstreams: str, admin_secret: str | None = None, hold_s: float = 5.0, patience_s: float = 120.0,
+        **settings: Any,
+    ) -> None:
+        self.patience_s = patience_s
+        config = Config(**settings)
         self.store = MemoryStore()
         self.clock = Clock()
         self.metrics = Metrics()
@@ -116,10 +121,10 @@ class Front:
         self.engines = engines = Engines(self.fixed, state.weights.upstreams, state.weights.models)
         self.ledger_port = LocalPort(
             store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
-            pauses=settings.get("pauses", False),
+            pauses=config.gate_mode == "pause",
         )  # fmt: skip
         self._make = partial(
-            HttpFront, keys=self.keys, clock=self.clock, metrics=self.metrics, settings=FrontSettings(**settings),
+            HttpFront, config, "ajet_proxy", keys=self.keys, clock=self.clock, metrics=self.metrics,
             budget=self.budget,
         )
         self._hung_up = asyncio.Event()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.protocol import request as extent
 from ajet_proxy.core.protocol.request import EACH
-from ajet_proxy.io.capture.pipeline import FrontSettings
+from ajet_proxy.io.capture.front import MAX_MESSAGES
 from ajet_sdk.errors import TooLarge
 
 USER = {"role": "user", "content": "hello"}
@@ -148,7 +148,7 @@ def copied(text: str, work: Callable[[str], object]) -> int:
 @pytest.mark.parametrize("signs", ["\"", "\\\""], ids=["quotes", "escaped quotes"])
 def test_work_on_quotes_grows_with_their_number_and_no_faster(signs: str) -> None:
     text = '{"a":"' + "," * 2_000_001 + '","' + signs * 3_000_000
-    assert copied(text, lambda noted: extent._count((noted,), DEFAULT)) < 5 * len(text)
+    assert copied(text, lambda noted: extent._count((noted,), MAX_MESSAGES)) < 5 * len(text)
 
 
 def test_more_quotes_than_names_and_values_could_have_are_too_much() -> None:
@@ -220,7 +220,6 @@ def test_a_text_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert apart == [text, json.dumps("," * 3000)]
 
 
-DEFAULT = FrontSettings().max_messages
 CHAT = {"model": "m", "messages": [USER]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {
     "type": "object", "properties": {f"p{place}": {"type": "string", "description": "x: y, z"} for place in range(30)},
@@ -238,7 +237,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": js
     CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "A" * 10_000_000}}]}]},
 ], ids=["bias", "a million ids", "128 prompts", "500 tools", "turns", "long", "image"])  # fmt: skip
 def test_what_an_engine_can_read_passes_with_the_defaults(asked: dict[str, Any]) -> None:
-    assert told(json.dumps(asked), DEFAULT) is None
+    assert told(json.dumps(asked), MAX_MESSAGES) is None
 
 
 @pytest.mark.parametrize("asked", [
@@ -246,7 +245,7 @@ def test_what_an_engine_can_read_passes_with_the_defaults(asked: dict[str, Any])
     {"prompt": [0] * 2_100_000}, {"tools": [{}] * 60_000}, {"prompt": ["a"] * 2_100_000},
 ], ids=["fields", "names", "ids", "objects", "texts"])  # fmt: skip
 def test_what_is_too_much_for_the_defaults(asked: dict[str, Any]) -> None:
-    assert told(json.dumps(asked), DEFAULT) is not None
+    assert told(json.dumps(asked), MAX_MESSAGES) is not None
 
 
 def test_a_request_that_was_read_within_limits_knows_whether_it_keeps_to_all_of_them() -> None:

@@ -67,7 +67,7 @@ def whole(call: Call) -> tuple[int, ...]:
 async def test_drift_is_zero_with_exact_ids_and_is_not_without() -> None:
     async with EngineStub(drift=True, split_seed=3) as stub:
         for on, timelines in ((True, 1), (False, 10)):
-            async with Front(stub.url, continuity=on) as front:
+            async with Front(stub.url, continuity="auto" if on else "off") as front:
                 messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
                 for number in range(10):
                     answer = await turn(front, messages, tools=[TOOL], stream=number % 3 == 0, seed=number)
@@ -103,8 +103,8 @@ async def test_a_turn_costs_two_renderings_once_the_engine_is_known() -> None:
         assert [request.path for request in stub.requests[before:]] == ["/tokenize", "/tokenize", CHAT]
 
 
-@pytest.mark.parametrize("continuity", [True, False])
-async def test_the_history_of_a_call_is_read_once(continuity: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("continuity", ["auto", "off"])
+async def test_the_history_of_a_call_is_read_once(continuity: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read, init = [], ChatHistory.__init__
 
     def counted(self: ChatHistory, request: Any, scope: bytes, *, exact: bool) -> None:
@@ -116,7 +116,7 @@ async def test_the_history_of_a_call_is_read_once(continuity: bool, monkeypatch:
         front.open("ep", task="t")
         await talk(front, 2)
         await send(front.url + CHAT, body={"model": "stub", "messages": [MORE]}, headers={"X-AJet-Task": "t"})
-        assert read == [continuity] * 3
+        assert read == [continuity == "auto"] * 3
 
 
 async def test_the_answer_is_what_the_engine_says_to_these_ids() -> None:

@@ -62,7 +62,7 @@ async def test_drift_is_zero_with_exact_ids_and_is_not_without(final: bool) -> N
     """Streamed and not, with calls of tools; the client keeps a stream's items as its events told them, or its end."""
     async with EngineStub(drift=True, split_seed=3) as stub:
         for on in (True, False):
-            async with Front(stub.url, continuity=on) as front:
+            async with Front(stub.url, continuity="auto" if on else "off") as front:
                 items: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
                 for number in range(10):
                     body = {"input": items, "model": "stub", "stream": number % 3 == 0, "seed": number}

@@ -116,7 +116,7 @@ async def test_the_end_of_the_calls_does_not_wait_for_the_end_of_the_answer(monk
 
 async def test_a_piece_that_was_carried_is_no_silence() -> None:
     async with (
-        engine(FIRST, *[TOKEN] * 12, gap_s=0.1) as url, Front(url, keep_alive=0.8) as front,
+        engine(FIRST, *[TOKEN] * 12, gap_s=0.1) as url, Front(url, keep_alive_s=0.8) as front,
         aiohttp.ClientSession() as client,
         client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
     ):  # fmt: skip

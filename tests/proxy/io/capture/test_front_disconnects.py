@@ -103,7 +103,7 @@ async def test_a_document(path: str) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 async def test_a_stream_that_is_only_kept_alive(path: str) -> None:
-    async with EngineStub(delay_s=300.0) as stub, Front(stub.url, keep_alive=0.05) as front:
+    async with EngineStub(delay_s=300.0) as stub, Front(stub.url, keep_alive_s=0.05) as front:
 
         async def attempt() -> float:
             async with Vanishing(front.url, path, request_for(path, stream=True)) as answer:

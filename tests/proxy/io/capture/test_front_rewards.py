@@ -10,6 +10,8 @@ import pytest
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import EpisodeOpened, EpisodeSealed, RewardGiven
+from ajet_proxy.io.capture import front as http_front
+from ajet_proxy.io.capture import pipeline
 from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, Front
@@ -74,18 +76,20 @@ async def test_a_reward_is_kept_whatever_comes_of_its_request(front: Front, rout
     assert [(event.episode, event.value) for event in front.of(RewardGiven)] == [("ep", 1.0)]
 
 
-async def test_a_reward_is_kept_of_a_request_that_is_over_a_limit() -> None:
+async def test_a_reward_is_kept_of_a_request_that_is_over_a_limit(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reward = {"X-AJet-Reward": "1"}
-    async with EngineStub() as stub, Front(stub.url, max_messages=3, max_choices=2) as front:
-        first = await send(front.url + CHAT, body=BODY)
-        said = {"role": "assistant", "content": first.json()["choices"][0]["message"]["content"]}
-        later = {**BODY, "messages": [*BODY["messages"], said, *BODY["messages"]], "n": 3}
-        for path, body, status in (
-            ("/e/named", {**BODY, "messages": BODY["messages"] * 4}, 413), ("/e/named", {**BODY, "n": 3}, 400),
-            ("/e/full", {**BODY, "metadata": {str(name): 0 for name in range(100)}}, 413),
-            ("", later, 400),
-        ):
-            assert (await send(front.url + path + CHAT, body=body, headers=reward)).status == status
+    monkeypatch.setattr(http_front, "MAX_MESSAGES", 3)
+    monkeypatch.setattr(pipeline, "MAX_CHOICES", 2)
+    first = await send(front.url + CHAT, body=BODY)
+    said = {"role": "assistant", "content": first.json()["choices"][0]["message"]["content"]}
+    later = {**BODY, "messages": [*BODY["messages"], said, *BODY["messages"]], "n": 3}
+    for path, body, status in (
+        ("/e/named", {**BODY, "messages": BODY["messages"] * 4}, 413), ("/e/named", {**BODY, "n": 3}, 400),
+        ("/e/full", {**BODY, "metadata": {str(name): 0 for name in range(100)}}, 413), ("", later, 400),
+    ):
+        assert (await send(front.url + path + CHAT, body=body, headers=reward)).status == status
     unnamed = first.headers["x-ajet-episode"]
     assert [event.episode for event in front.of(RewardGiven)] == ["named", "named", "full", unnamed]
 

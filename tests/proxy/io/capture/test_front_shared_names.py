@@ -133,7 +133,7 @@ async def test_a_new_conversation_after_a_seal_opens_the_next_of_the_name(front:
 
 
 async def test_names_in_bodies_may_be_left_out() -> None:
-    async with EngineStub() as stub, Front(stub.url, body_names=False) as front:
+    async with EngineStub() as stub, Front(stub.url, body_names="off") as front:
         runs = [Run(front, ({}, {"user": "me"}), text) for text in ("a", "b")]
         for run in (*runs, *runs):
             await run.turn()

@@ -210,15 +210,15 @@ async def test_a_client_gives_up_on_an_engine_that_was_sending() -> None:
         assert (front.lost, unanswered(front)) == (["disconnected"], [])
 
 
-@pytest.mark.parametrize("pauses", [True, False])
-async def test_a_client_gives_up_while_the_weights_change(pauses: bool) -> None:
+@pytest.mark.parametrize("gate_mode", ["pause", "drain"])
+async def test_a_client_gives_up_while_the_weights_change(gate_mode: str) -> None:
     """An engine that is frozen for them cannot answer. One that is drained goes on with the call."""
-    async with EngineStub(delay_s=0.05) as stub, Front(stub.url, pauses=pauses) as front:
+    async with EngineStub(delay_s=0.05) as stub, Front(stub.url, gate_mode=gate_mode) as front:
         giving_up = asyncio.create_task(gives_up(front, CHAT, stream=True, said=LONG))
         await until(lambda: front.of(CallStarted))
         front.close_gate()
         await giving_up
-        assert reasons(front) == (["engine_silent"] if pauses else [])
+        assert reasons(front) == (["engine_silent"] if gate_mode == "pause" else [])
 
 
 async def test_a_client_gives_up_on_an_engine_of_which_nothing_was_known_yet(stub: EngineStub, front: Front) -> None:

@@ -138,7 +138,7 @@ async def test_each_event_leaves_as_soon_as_it_is_there() -> None:
 @pytest.mark.parametrize(("keep_alive", "said"), [(0.1, True), (0, False), (9.0, False)])
 async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, said: bool) -> None:
     body = body_for(CHAT, stream=True, max_tokens=3)
-    async with EngineStub(delay_s=0.3, split_seed=2) as stub, Front(stub.url, keep_alive=keep_alive) as front:
+    async with EngineStub(delay_s=0.3, split_seed=2) as stub, Front(stub.url, keep_alive_s=keep_alive) as front:
         answer = await send(f"{front.url}/e/x{CHAT}", body=body)
     assert answer.body.startswith(COMMENT) == said and b"\n\n: " not in answer.body
     events = answer.body.replace(COMMENT, b"").split(b"\n\n")
@@ -156,7 +156,7 @@ async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, s
 async def test_a_client_hears_something_until_its_call_is_on_disk(path: str) -> None:
     """Also if the engine itself has long said all: the end is held back."""
     asked = {"prompt": "say"} if path == COMPLETIONS else {"input": "say"} if path == "/v1/responses" else {}
-    async with EngineStub() as stub, Front(stub.url, keep_alive=0.1) as front, aiohttp.ClientSession() as client:
+    async with EngineStub() as stub, Front(stub.url, keep_alive_s=0.1) as front, aiohttp.ClientSession() as client:
         front.store.slow.clear()
         body = {"model": "stub", "max_tokens": 3, "messages": MESSAGES, "stream": True, **asked}
         async with client.post(f"{front.url}/e/x{path}", json=body) as answer:
@@ -173,7 +173,7 @@ async def test_a_client_hears_something_until_its_call_is_on_disk(path: str) -> 
 
 
 async def test_a_keep_alive_does_not_replace_the_limit_on_silence() -> None:
-    async with EngineStub(delay_s=60.0) as stub, Front(stub.url, keep_alive=0.1, read_timeout=1.5) as front:
+    async with EngineStub(delay_s=60.0) as stub, Front(stub.url, keep_alive_s=0.1, read_timeout=1.5) as front:
         status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True))
     assert (status, ended) == (200, False) and got == COMMENT * got.count(COMMENT) != b""
     assert front.lost == ["truncated"]

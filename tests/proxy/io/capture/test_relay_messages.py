@@ -106,7 +106,7 @@ async def test_the_proxys_own_errors_have_anthropics_shape() -> None:
 
 
 async def test_a_silent_stream_says_ping() -> None:
-    async with EngineStub(delay_s=0.25, split_seed=2) as stub, Front(stub.url, keep_alive=0.1) as front:
+    async with EngineStub(delay_s=0.25, split_seed=2) as stub, Front(stub.url, keep_alive_s=0.1) as front:
         answer = await send(f"{front.url}/e/x{MESSAGES}", body=body_for(stream=True, max_tokens=3))
     kinds = [item["type"] for item in events(answer)]
     assert "ping" in kinds and kinds[-1] == "message_stop"

@@ -36,7 +36,7 @@ async def asking(
 ) -> AsyncIterator[Questions]:
     """Questions about the answer to a chat that `asked` this."""
     engines, metrics = Engines({"": (url,)}, lambda _: (), dict), metrics or Metrics()
-    upstream = Upstream(engines, clock=Clock(), metrics=metrics, connect_timeout=5.0, read_timeout=read_timeout)
+    upstream = Upstream(engines, clock=Clock(), metrics=metrics, read_timeout=read_timeout)
     headers = CIMultiDict({"Content-Type": "application/json", "X-Site": "north"})
     request = EngineRequest("POST", "/v1/chat/completions?x=1", headers, b"{}", model, "ep-1")
     exchange = Exchange(CHAT, JsonBody(json.dumps(asked).encode()))
@@ -132,7 +132,7 @@ def asked(stub: EngineStub) -> int:
 
 
 async def test_an_engine_that_drifts_gives_one_sample_all_the_same() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url, continuity=False) as front:
+    async with EngineStub(drift=True) as stub, Front(stub.url, continuity="off") as front:
         front.store.state.weights.merge_policy = "repair"
         await talk(front, TURNS)
         assert len(merge_calls(front.calls, "strict")) == TURNS
@@ -145,7 +145,7 @@ async def test_an_engine_that_drifts_gives_one_sample_all_the_same() -> None:
 
 @pytest.mark.parametrize(("policy", "drift"), [("strict", True), ("repair", False)])
 async def test_nothing_is_asked_where_it_would_change_nothing(policy: str, drift: bool) -> None:
-    async with EngineStub(drift=drift) as stub, Front(stub.url, continuity=False) as front:
+    async with EngineStub(drift=drift) as stub, Front(stub.url, continuity="off") as front:
         front.store.state.weights.merge_policy = policy  # type: ignore[assignment]
         await talk(front, TURNS)
         assert asked(stub) == 0
@@ -157,7 +157,7 @@ async def test_an_engine_that_gives_no_text_costs_nothing_but_the_joint(
     limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(questions, "TEXT_S", limit)
-    async with EngineStub(drift=True, tokenizes=not limit) as stub, Front(stub.url, continuity=False) as front:
+    async with EngineStub(drift=True, tokenizes=not limit) as stub, Front(stub.url, continuity="off") as front:
         front.store.state.weights.merge_policy = "repair"
         await talk(front, 2)
         assert len(front.calls) == 2 and not front.lost

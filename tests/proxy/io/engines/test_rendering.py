@@ -31,8 +31,8 @@ class Second(Front):
 
 async def test_a_process_that_has_only_seen_exact_turns_asks_the_chat_route_once() -> None:
     async with (
-        EngineStub(drift=True) as stub, Front(stub.url, pauses=True) as front,
-        Second(front, stub.url, pauses=True) as second,
+        EngineStub(drift=True) as stub, Front(stub.url, gate_mode="pause") as front,
+        Second(front, stub.url, gate_mode="pause") as second,
     ):  # fmt: skip
         front.open_gate(3)
         body: dict[str, Any] = {"tools": [TOOL], "tool_choice": "none", "seed": 7, "cache_salt": "mine"}

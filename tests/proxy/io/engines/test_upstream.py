@@ -97,12 +97,12 @@ async def engine(*behaviour: str) -> AsyncIterator[tuple[str, list[list[bytes]]]
 
 
 @asynccontextmanager
-async def upstream(*urls: str, clock: Clock | None = None, **limits: float) -> AsyncIterator[tuple[Upstream, Metrics]]:
+async def upstream(
+    *urls: str, clock: Clock | None = None, read_timeout: float = 0.0
+) -> AsyncIterator[tuple[Upstream, Metrics]]:
     metrics = Metrics()
     engines = Engines({"": urls} if urls else {}, lambda model: (), lambda: ())
-    made = Upstream(
-        engines, clock=clock or Clock(), metrics=metrics, **{"connect_timeout": 5.0, "read_timeout": 0.0, **limits}
-    )
+    made = Upstream(engines, clock=clock or Clock(), metrics=metrics, read_timeout=read_timeout)
     async with made.connected():
         yield made, metrics
 
@@ -201,7 +201,7 @@ async def test_when_no_engine_is_known_the_caller_may_come_back() -> None:
 async def test_connections_end_with_their_context_and_can_be_had_again() -> None:
     async with engine("answer") as (url, connections):
         engines = Engines({"": (url,)}, lambda model: (), lambda: ())
-        made = Upstream(engines, clock=Clock(), metrics=Metrics(), connect_timeout=1, read_timeout=0)
+        made = Upstream(engines, clock=Clock(), metrics=Metrics(), read_timeout=0)
         for _ in range(2):
             async with made.connected():
                 assert await answer(made) == b"ok"

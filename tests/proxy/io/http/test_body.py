@@ -8,7 +8,6 @@ import gzip
 import json
 import zlib
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import zstandard
 from ajet_proxy.core.protocol import request
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.io.capture import front as module
-from ajet_proxy.io.capture.pipeline import FrontSettings
 from ajet_proxy.io.control import desk
 from ajet_proxy.io.storage.limits import resident_bytes
 from tests.kit.engine_stub import EngineStub
@@ -86,7 +84,7 @@ async def test_what_is_packed_is_not_longer_than_a_body_may_be(tmp_path: Path) -
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_a_body_that_dribbles_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FrontSettings", partial(FrontSettings, client_timeout=0.4))
+    monkeypatch.setattr(module, "PATIENCE_S", 0.4)
     monkeypatch.setattr(desk, "PATIENCE_S", 0.4)
     async with serving(tmp_path) as client:
         host, _, port = client.app.url.removeprefix("http://").rpartition(":")
@@ -108,7 +106,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 
 @pytest.fixture
 def at_most_10_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FrontSettings", partial(FrontSettings, max_messages=10))
+    monkeypatch.setattr(module, "MAX_MESSAGES", 10)
 
 
 @pytest.mark.usefixtures("at_most_10_messages")

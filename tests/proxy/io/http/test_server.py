@@ -70,7 +70,7 @@ async def test_too_many_headers_are_refused(front: Front) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: "])
 async def test_a_connection_that_never_asks_is_closed(sent: bytes) -> None:
-    async with EngineStub() as stub, Front(stub.url, client_timeout=0.3) as front:
+    async with EngineStub() as stub, Front(stub.url, patience_s=0.3) as front:
         host, port = front.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         closed = asyncio.create_task(reader.read())
@@ -86,7 +86,7 @@ async def test_a_connection_that_never_asks_is_closed(sent: bytes) -> None:
 
 
 async def test_a_client_in_good_time_is_left_alone() -> None:
-    async with EngineStub() as stub, Front(stub.url, client_timeout=0.3) as front:
+    async with EngineStub() as stub, Front(stub.url, patience_s=0.3) as front:
         host, port = front.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         for _ in range(2):
@@ -112,7 +112,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     got = 0
-    async with Front(f"http://127.0.0.1:{runner.addresses[0][1]}", client_timeout=1.0) as front:
+    async with Front(f"http://127.0.0.1:{runner.addresses[0][1]}", patience_s=1.0) as front:
         host, port = front.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 16)
         writer.write(b"GET /v1/files/large HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -146,7 +146,7 @@ async def test_a_client_that_stops_reading_is_cut_off_and_lets_the_gate_drain() 
     runner = web.AppRunner(engine, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with Front(f"http://127.0.0.1:{runner.addresses[0][1]}", client_timeout=0.5) as front:
+    async with Front(f"http://127.0.0.1:{runner.addresses[0][1]}", patience_s=0.5) as front:
         host, port = front.url.removeprefix("http://").split(":")
         body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]}).encode()
         reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 12)
@@ -183,7 +183,7 @@ async def test_a_request_that_does_not_end_is_waited_for_once() -> None:
 
 @pytest.mark.parametrize(("patience_s", "untaken"), [(5.0, 120_000), (300.0, 300_000)])
 async def test_a_client_whose_host_is_gone_is_noticed(patience_s: float, untaken: int) -> None:
-    async with EngineStub() as stub, Front(stub.url, client_timeout=patience_s) as front:
+    async with EngineStub() as stub, Front(stub.url, patience_s=patience_s) as front:
         host, port = front.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(HEAD + b"\r\n")
