@@ -303,7 +303,7 @@ class App:
             needs_key=config.intercept_needs_key,
         )
         guards = [audit(headers=tunnels.headers), error_middleware, refuse_foreign_pages(None), tunnels.guard()]
-        application = web.Application(middlewares=guards, client_max_size=config.max_body)
+        application = web.Application(middlewares=guards)
         make_front(headers=tunnels.headers).add_routes(application)
         interceptor = Interceptor(
             directory=self._data_dir / "ca", modes=config.modes, tunnels=tunnels, metrics=self._metrics

@@ -260,7 +260,7 @@ def _is_preflight(http: web.Request) -> bool:
 def application(config: Config, keys: Keys, *around: Any) -> web.Application:
     """An application without routes; `around` are middlewares around all others."""
     guards = [refuse_foreign_pages(_own_names(config))] if keys.is_open else []
-    return web.Application(middlewares=[*around, error_middleware, *guards], client_max_size=config.max_body)
+    return web.Application(middlewares=[*around, error_middleware, *guards])
 
 
 def runner(config: Config, served: web.Application) -> Runner:

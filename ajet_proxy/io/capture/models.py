@@ -54,7 +54,7 @@ async def _cards(upstream: Upstream, url: str, request: EngineRequest) -> Mappin
     """The models that the engine at `url` lists, by name; nothing if it does not say."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            status, body = await upstream.told_by(url, request)
+            status, body = await upstream.told(request, url)
         return {card["id"]: card for card in json.loads(body)["data"]} if status == 200 else {}
     except (AjetError, aiohttp.ClientError, TimeoutError, *UNREADABLE):
         return {}

@@ -21,6 +21,7 @@ from typing import Final, Protocol, Self
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.exchange import Exchange
@@ -29,7 +30,7 @@ from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, EPISODE_
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.streaming import KeepAlive, Shortcut
 from ajet_proxy.io.engines.pulse import Pulse
-from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers, sendable
+from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, as_written, response_headers, sendable
 from ajet_proxy.io.http.aiohttp_internals import stalled, unread
 from ajet_proxy.io.http.body import Unmeasured
 from ajet_proxy.io.ledger_port.cancellation import called_off
@@ -319,13 +320,16 @@ def _bare(error: Exception) -> Exception:
 def _lead_back(
     http: web.Request, answer: aiohttp.ClientResponse, asked: EngineRequest, response: web.StreamResponse
 ) -> None:
-    """Change a redirect, with which the engine answered what it was `asked`, so that the client stays with us."""
-    if (location := response.headers.get("Location")) is not None:
-        path = http.rel_url.raw_path
-        response.headers["Location"] = leading_back(
-            location, engine=str(answer.url).removesuffix(asked.target),
-            prefix=path.removesuffix(split_path(path)[1]),
-        )
+    """Change a redirect, with which the engine answered what it was `asked`, so that the client stays with us, under
+    what stands before ``/v1`` in its own path."""
+    if (location := response.headers.get("Location")) is None:
+        return
+    engine, path = str(answer.url).removesuffix(asked.target), http.rel_url.raw_path
+    prefix = path.removesuffix(split_path(path)[1])
+    if location.startswith(f"{engine}/"):
+        response.headers["Location"] = prefix + location.removeprefix(engine)
+    elif location.startswith("/") and not location.startswith("//"):
+        response.headers["Location"] = prefix + location.removeprefix(URL(engine).raw_path.rstrip("/"))
 
 
 async def _write(response: web.StreamResponse, parts: list[bytes]) -> None:

@@ -18,7 +18,7 @@ import aiohttp
 
 from ajet_proxy.core.protocol import sampling
 from ajet_proxy.core.protocol.dialect import Dialect, Doubt, Questions
-from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Standing, Upstream, told
+from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Standing, Upstream
 from ajet_sdk.errors import AjetError
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class DialectProbe:
     async def _ask(self, request: EngineRequest) -> Any:
         """The engine's answer, None if it is a refusal or none at all."""
         with suppress(aiohttp.ClientError, TimeoutError, ValueError):
-            status, body = await told(self._upstream, request)
+            status, body = await self._upstream.told(request)
             return json.loads(body) if status == 200 else None
         return None
 
@@ -150,7 +150,7 @@ class SamplingProbe:
     async def _ask(self, request: EngineRequest) -> Any:
         """The engine's answer; None if it refuses, which it will again."""
         try:
-            status, body = await told(self._upstream, request)
+            status, body = await self._upstream.told(request)
             return json.loads(body) if status == 200 else SILENT if status in _BUSY else None
         except (AjetError, aiohttp.ClientError, TimeoutError):
             return SILENT

@@ -279,9 +279,10 @@ class Upstream:
         pause = min(LONGEST_COOLDOWN_S, 2 * before.pause) if longer and before is not None else COOLDOWN_S
         self._away[url] = _Away(self._clock.now() + pause, pause)
 
-    async def told_by(self, url: str, request: EngineRequest) -> tuple[int, bytes]:
-        """The status and the body of the whole answer of the engine at `url`; what fails is aiohttp's error."""
-        answer = await self._send_to(url, request)
+    async def told(self, request: EngineRequest, url: str | None = None) -> tuple[int, bytes]:
+        """The status and the body of the whole answer to `request`. If it must come of the engine at `url`, what fails
+        is aiohttp's error."""
+        answer = await (self.send(request) if url is None else self._send_to(url, request))
         try:
             return answer.status, await answer.read()
         finally:
@@ -325,15 +326,6 @@ class Upstream:
         if isinstance(error, aiohttp.ClientResponseError):
             what = "gave an answer that is not HTTP, or whose head is too long"
         return EngineError(f"the engine at {url} {what}", code=f"engine_{kind}")
-
-
-async def told(upstream: Upstream, request: EngineRequest) -> tuple[int, bytes]:
-    """The status and the body of the whole answer to `request`."""
-    answer = await upstream.send(request)
-    try:
-        return answer.status, await answer.read()
-    finally:
-        answer.close()
 
 
 class Forwarding:
@@ -399,16 +391,6 @@ def sendable(value: str) -> str:
     """A header's `value`, or a reason phrase, in a form that is written whole. aiohttp writes UTF-8 and leaves out
     other bytes. These are taken for Latin-1, which they mostly are."""
     return value if value.isascii() or is_text(value) else value.encode("utf-8", "surrogateescape").decode("latin-1")
-
-
-def leading_back(location: str, *, engine: str, prefix: str) -> str:
-    """Where a client goes that the engine at the base URL `engine` redirects to `location`: not past us. `prefix` is
-    what stands before ``/v1`` in the client's own path."""
-    if location.startswith(f"{engine}/"):
-        return prefix + location.removeprefix(engine)
-    if location.startswith("/") and not location.startswith("//"):
-        return prefix + location.removeprefix(URL(engine).raw_path.rstrip("/"))
-    return location
 
 
 def _dropped(named: Iterable[tuple[str, str, str]], names: frozenset[str]) -> frozenset[str]:

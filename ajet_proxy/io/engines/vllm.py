@@ -20,7 +20,7 @@ from ajet_proxy.core.protocol import ending, rescoring
 from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import Captured, Lost, Unscored
 from ajet_proxy.io.engines.engine import FAILED, Ask, Engine, Rendered, Told
-from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, told
+from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
 from ajet_sdk.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def behind(upstream: Upstream, request: EngineRequest) -> Vllm:
 
     async def ask(method: str, route: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
         raw = None if body is None else json.dumps(body).encode()
-        return await told(upstream, replace(request, method=method, target=route, body=raw))
+        return await upstream.told(replace(request, method=method, target=route, body=raw))
 
     return Vllm(ask)
 

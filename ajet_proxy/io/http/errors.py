@@ -23,30 +23,29 @@ from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.anthropic.errors import body_of, speaks_anthropic
 from ajet_proxy.io.http.body import ACCEPTED
 from ajet_proxy.settings import is_address, is_loopback
-from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
+from ajet_sdk.errors import AjetError, BadRequest, Forbidden
 
 logger = logging.getLogger(__name__)
 
 
-class _Discreet(logging.Filter):
+def _discreet(record: logging.LogRecord) -> bool:
     """A malformed request is its sender's problem: one line, without its text, which may hold a key."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError):
-            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
-        return True
+    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError):
+        record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+    return True
 
 
 http_logger = logging.getLogger("ajet_proxy.http")
 """The log of aiohttp's server."""
-http_logger.addFilter(_Discreet())
+http_logger.addFilter(_discreet)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def error_response(path: str, error: AjetError) -> web.Response:
-    """`error` as the answer to a request for `path`; ``Retry-After`` in whole seconds where the error carries one."""
-    headers = {}
+def error_response(path: str, error: AjetError, status: int | None = None, **more: str) -> web.Response:
+    """`error` as the answer to a request for `path`; ``Retry-After`` in whole seconds where the error carries one. A
+    `status` that no error has, and the headers that go with it, are given."""
+    headers = {name.replace("_", "-"): value for name, value in more.items()}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if error.status == 415:
@@ -55,7 +54,7 @@ def error_response(path: str, error: AjetError) -> web.Response:
         headers["WWW-Authenticate"] = "Bearer"
     body = body_of(error) if speaks_anthropic(split_path(path)[1]) else error.to_body()
     text = masked(json.dumps(body))
-    return web.json_response(text=text, status=error.status, headers=headers)
+    return web.json_response(text=text, status=status or error.status, headers=headers)
 
 
 @web.middleware
@@ -66,20 +65,12 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except AjetError as error:
         _break_off(request)
         return error_response(request.path, error)
-    except web.HTTPRequestEntityTooLarge as error:
-        too_large = TooLarge(f"the request body is over the limit: {error.text}", code="body_too_large")
-        return error_response(request.path, too_large)
     except web.RequestPayloadError:
         broken = BadRequest("the request body cannot be read: its framing or its encoding is broken", code="bad_body")
         return error_response(request.path, broken)
-    except web.HTTPNotFound:
-        return error_response(request.path, NotFound(f"no route {request.method} {request.path}", code="unknown_route"))
     except web.HTTPMethodNotAllowed as error:
         refused = BadRequest(f"{request.method} does not work on {request.path}", code="method_not_allowed")
-        answer = error_response(request.path, refused)
-        answer.set_status(405)
-        answer.headers["Allow"] = error.headers["Allow"]
-        return answer
+        return error_response(request.path, refused, 405, Allow=error.headers["Allow"])
     except web.HTTPException:
         raise
     except ConnectionError:
@@ -99,10 +90,7 @@ def without_websocket(http: web.Request) -> web.Response | None:
     if not any(protocol.strip().partition("/")[0] == "websocket" for protocol in asked):
         return None
     wanted = BadRequest("WebSockets are not carried here; ask by plain HTTP", code="no_websockets")
-    answer = error_response(http.path, wanted)
-    answer.set_status(426)
-    answer.headers["Upgrade"] = "HTTP/1.1"
-    return answer
+    return error_response(http.path, wanted, 426, Upgrade="HTTP/1.1")
 
 
 def _break_off(request: web.Request) -> None:

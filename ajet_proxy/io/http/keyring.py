@@ -76,23 +76,12 @@ class Watch:
     def __init__(self, data_dir: Path, keys: Keys) -> None:
         self._data_dir = data_dir
         self._keys = keys
-        self._files = WatchedFiles(data_dir / name for name in (SECRET, REVOKED))
-        self._fault = ""
+        self._files = WatchedFiles("the keys stay as they were", (data_dir / name for name in (SECRET, REVOKED)))
 
     def tick(self) -> None:
-        """Look again. As long as the files cannot be read, the keys stay as they were, and the log says so once."""
-        if (seen := self._files.changed()) is None:
-            return
-        try:
-            found = _read(self._data_dir)
-        except (OSError, ConfigError) as error:
-            if str(error) != self._fault:
-                logger.error("the keys stay as they were: %s", error)
-            self._fault = str(error)
-            return
-        self._files.taken(seen)
-        self._fault = ""
-        if found != self._keys.ring:
+        """Look again."""
+        found = self._files.take(lambda: _read(self._data_dir))
+        if found is not None and found != self._keys.ring:
             self._keys.ring = found
             logger.info("took up the changed secrets and revocations of %s", self._data_dir)
 

@@ -41,24 +41,16 @@ def listening(config: Config) -> ssl.SSLContext | None:
     without TLS."""
     if config.tls_cert is None:
         return None
-    files = WatchedFiles(file for file in (config.tls_cert, config.tls_key, config.tls_client_ca) if file is not None)
-    files.taken(files.changed() or [])
+    named = (config.tls_cert, config.tls_key, config.tls_client_ca)
+    files = WatchedFiles("the certificate stays as it was", (file for file in named if file is not None))
+    files.take(lambda: None)
     secured = current = _context(config)
-    fault = ""
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context_now: ssl.SSLContext) -> None:
-        nonlocal current, fault
-        if (seen := files.changed()) is not None:
-            try:
-                current = _context(config)
-            except ConfigError as error:
-                if str(error) != fault:
-                    logger.error("the certificate stays as it was: %s", error)
-                fault = str(error)
-            else:
-                files.taken(seen)
-                fault = ""
-                logger.info("took up the changed certificate %s", config.tls_cert)
+        nonlocal current
+        if (changed := files.take(lambda: _context(config))) is not None:
+            current = changed
+            logger.info("took up the changed certificate %s", config.tls_cert)
         connection.context = current
 
     secured.sni_callback = choose

@@ -122,10 +122,8 @@ class Tunnels:
                 raise Forbidden("only the interceptor connects here", code="not_intercepted")
             refusal = None if caller.admitted else self.refusal(self._key(http))
             if refusal is not None:
-                answer = error_response(http.path, Forbidden(refusal, code="proxy_authentication_required"))
-                answer.set_status(407)
-                answer.headers["Proxy-Authenticate"] = REALM
-                return answer
+                wanted = Forbidden(refusal, code="proxy_authentication_required")
+                return error_response(http.path, wanted, 407, Proxy_Authenticate=REALM)
             host = host_of(f"http://{http.host}")
             if not self.lists(host):
                 raise Forbidden(

@@ -16,8 +16,8 @@ from itertools import islice
 MAX_SERIES = 200
 Values = Mapping[tuple[str, ...], float]
 """One metric's values, each for its label values."""
-Figures = tuple[Mapping[str, Values], Mapping[str, Mapping[tuple[str, ...], tuple[Sequence[int], float]]]]
-"""Counters, and histograms as how many values lie in each interval, with their sum."""
+Figures = Mapping[str, Mapping[tuple[str, ...], tuple[Sequence[int], float]]]
+"""The sum of each metric's values, behind how many of a histogram's lie in each interval."""
 SECONDS = (0.005, 0.02, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0, 300.0, 1800.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -60,109 +60,79 @@ class Metrics:
 
     def __init__(self) -> None:
         self._declared = {metric.name: metric for metric in METRICS}
-        self._values: dict[str, dict[tuple[str, ...], float]] = {
-            m.name: {} if m.labels else {(): 0} for m in METRICS if m.kind != "histogram"
+        self._series: dict[str, dict[tuple[str, ...], _Series]] = {
+            metric.name: {} if metric.labels else {(): _Series(metric)} for metric in METRICS
         }  # what has no labels is there from the start, so that its first increase is seen
-        self._histograms: dict[str, dict[tuple[str, ...], _Histogram]] = {
-            m.name: {} if m.labels else {(): _Histogram()} for m in METRICS if m.kind == "histogram"
-        }
-        self._observed: dict[object, _Histogram] = {}
-        """The histograms that there are, by how they are asked for."""
-        self._keys: dict[tuple[object, ...], tuple[str, ...]] = {}
-        """The keys of series that there are, by how they are asked for."""
+        self._found: dict[tuple[object, ...], _Series] = {}
+        """The series that there are, by how they are asked for."""
 
     def inc(self, name: str, value: float = 1, **labels: object) -> None:
         """Add `value` to a counter."""
-        series = self._values[name]
-        key = self._key(name, labels, series)
-        series[key] = series.get(key, 0) + value
+        self._of(name, labels).total += value
 
     def observe(self, name: str, value: float, **labels: object) -> None:
         """Count `value` (seconds) in a histogram."""
-        asked = (name, *labels.items()) if labels else name
-        found = self._observed.get(asked)
-        if found is None:
-            found = self._observed[asked] = self._histogram(name, labels)
-        found.observe(value)
+        series = self._of(name, labels)
+        series.counts[bisect_left(SECONDS, value)] += 1
+        series.total += value
 
     def figures(self) -> Figures:
         """All values, for `add` of another `Metrics`."""
-        histograms = {
-            name: {key: (tuple(found.counts), found.total) for key, found in series.items()}
-            for name, series in self._histograms.items() if series
+        return {
+            name: {key: (tuple(one.counts), one.total) for key, one in series.items()}
+            for name, series in self._series.items()
         }
-        return {name: dict(series) for name, series in self._values.items() if series}, histograms
 
     def add(self, figures: Figures) -> None:
         """Add the `figures` of another `Metrics`."""
-        counters, histograms = figures
-        for name, values in counters.items():
-            for key, value in values.items():
-                self.inc(name, value, **dict(zip(self._declared[name].labels, key, strict=True)))
-        for name, found in histograms.items():
+        for name, found in figures.items():
             for key, (counts, total) in found.items():
-                self._histogram(name, dict(zip(self._declared[name].labels, key, strict=True))).add(counts, total)
-
-    def _key(
-        self, name: str, labels: Mapping[str, object], series: Mapping[tuple[str, ...], object]
-    ) -> tuple[str, ...]:
-        asked = (name, *labels.items())
-        key = self._keys.get(asked)
-        if key is None:
-            declared = self._declared[name].labels
-            if labels.keys() != set(declared):
-                raise ValueError(f"{name} has labels {declared}, not {tuple(labels)}")
-            key = tuple(str(labels[label]) for label in declared)
-            if key not in series and len(series) >= MAX_SERIES:
-                key = ("other",) * len(key)
-            if key in series:
-                self._keys[asked] = key
-        return key
+                series = self._of(name, dict(zip(self._declared[name].labels, key, strict=True)))
+                series.counts = [mine + more for mine, more in zip(series.counts, counts, strict=True)]
+                series.total += total
 
     def render(self, read: Iterable[tuple[Metric, Values]] = ()) -> str:
         """Everything as Prometheus text; what is `read` comes from elsewhere (see `ajet_proxy.io.control.gauges`)."""
         lines: list[str] = []
         for metric in METRICS:
-            if metric.kind == "histogram":
-                _head(metric, lines)
-                for key, histogram in self._histograms[metric.name].items():
-                    histogram.render(metric, key, lines)
-            else:
-                _plain(metric, self._values[metric.name], lines)
+            series = self._series[metric.name]
+            if metric.kind != "histogram":
+                _plain(metric, {key: one.total for key, one in series.items()}, lines)
+                continue
+            _head(metric, lines)
+            for key, one in series.items():
+                below = 0
+                for bound, count in zip((*map(_number, SECONDS), "+Inf"), one.counts, strict=True):
+                    below += count
+                    lines.append(f"{metric.name}_bucket{_labels((*metric.labels, 'le'), (*key, bound))} {below}")
+                lines.append(f"{metric.name}_sum{_labels(metric.labels, key)} {_number(one.total)}")
+                lines.append(f"{metric.name}_count{_labels(metric.labels, key)} {below}")
         for metric, values in read:
             _plain(metric, values, lines)
         return "\n".join(lines) + "\n"
 
-    def _histogram(self, name: str, labels: Mapping[str, object]) -> _Histogram:
-        series = self._histograms[name]
-        key = self._key(name, labels, series)
-        if key not in series:
-            series[key] = _Histogram()
-        return series[key]
+    def _of(self, name: str, labels: Mapping[str, object]) -> _Series:
+        """The series of a metric with these labels, or the one that stands for all others."""
+        asked = (name, *labels.items())
+        if (found := self._found.get(asked)) is not None:
+            return found
+        metric, series = self._declared[name], self._series[name]
+        if labels.keys() != set(metric.labels):
+            raise ValueError(f"{name} has labels {metric.labels}, not {tuple(labels)}")
+        key = tuple(str(labels[label]) for label in metric.labels)
+        if key not in series and len(series) >= MAX_SERIES:
+            return series.setdefault(("other",) * len(key), _Series(metric))
+        return self._found.setdefault(asked, series.setdefault(key, _Series(metric)))
 
 
-class _Histogram:
+class _Series:
+    """The sum of a metric's values; a histogram also counts how many lie in each interval."""
+
     __slots__ = ("counts", "total")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(SECONDS) + 1)
+    def __init__(self, metric: Metric) -> None:
+        self.counts = [0] * (len(SECONDS) + 1) if metric.kind == "histogram" else []
         self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(SECONDS, value)] += 1
-        self.total += value
-
-    def add(self, counts: Sequence[int], total: float) -> None:
-        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
-        self.total += total
-
-    def render(self, metric: Metric, key: tuple[str, ...], lines: list[str]) -> None:
-        below = 0
-        for bound, count in zip((*map(_number, SECONDS), "+Inf"), self.counts, strict=True):
-            below += count
-            lines.append(f"{metric.name}_bucket{_labels((*metric.labels, 'le'), (*key, bound))} {below}")
-        lines.append(f"{metric.name}_sum{_labels(metric.labels, key)} {_number(self.total)}")
-        lines.append(f"{metric.name}_count{_labels(metric.labels, key)} {below}")
 
 
 def _head(metric: Metric, lines: list[str]) -> None:

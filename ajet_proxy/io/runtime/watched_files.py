@@ -1,29 +1,44 @@
-"""Files that are watched for changes, without reading them."""
+"""Files that are read again whenever they have changed."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
+
+from ajet_sdk.settings import ConfigError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class WatchedFiles:
-    """Files that may be written to, replaced or missing."""
+    """Files that may be written to, replaced or missing. `stays` is what the log says while they
+    cannot be read, such as "the keys stay as they were"."""
 
-    def __init__(self, files: Iterable[str | Path]) -> None:
+    def __init__(self, stays: str, files: Iterable[str | Path]) -> None:
+        self._stays = stays
         self._files = tuple(files)
         self._seen: list[object] = []
+        self._fault = ""
 
-    def changed(self) -> list[object] | None:
-        """The files' versions, if one of them has changed since they were `taken`; None if not. Before that, they have
-        changed if there are any."""
+    def take(self, read: Callable[[], T]) -> T | None:
+        """The result of `read`, if a file has changed since it last succeeded; None if not. A failure is in the log
+        once, and the files are read again at the next look."""
         now = [_version(file) for file in self._files]
-        return None if now == self._seen else now
-
-    def taken(self, seen: list[object]) -> None:
-        """Notes that what `changed` has told was read. Until then it tells it again: who could not read tries once
-        more."""
-        self._seen = seen
+        if now == self._seen:
+            return None
+        try:
+            found = read()
+        except (OSError, ConfigError) as error:
+            if str(error) != self._fault:
+                logger.error("%s: %s", self._stays, error)
+            self._fault = str(error)
+            return None
+        self._seen, self._fault = now, ""
+        return found
 
 
 def _version(file: str | Path) -> object:

@@ -55,7 +55,7 @@ class _Slot:
     process: Process | None = None
     connection: WorkerConnection | None = None
     listening: bool = False
-    figures: Figures = field(default_factory=lambda: ({}, {}))
+    figures: Figures = field(default_factory=dict)
 
 
 class Workers:
@@ -236,7 +236,7 @@ class Workers:
         def gone() -> None:
             slot.connection, slot.listening = None, False
             self._gone.add(slot.figures)
-            slot.figures = ({}, {})
+            slot.figures = {}
 
         def ready(problem: str | None = None) -> None:
             slot.listening = problem is None
