@@ -25,10 +25,8 @@ class Answer:
         return json.loads(self.body)
 
     def events(self) -> list[Any]:
-        """The JSON of each ``data:`` event of a stream; ``[DONE]`` stays a string, and comments, which keep a slow
-        answer alive, are none."""
-        events = [event for event in self.body.split(b"\n\n") if event and not event.startswith(b":")]
-        data = [event.removeprefix(b"data: ") for event in events]
+        """The JSON of each ``data:`` line of a stream; ``[DONE]`` stays a string."""
+        data = [line.removeprefix(b"data: ") for line in self.body.splitlines() if line.startswith(b"data: ")]
         return [item.decode() if item == b"[DONE]" else json.loads(item) for item in data]
 
 

@@ -18,12 +18,12 @@ from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine
 from ajet_proxy.io.http import keyring
 from ajet_proxy.settings import Config
 from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS
-from tests.kit.answering import answering
+from tests.kit.answering import saying
 from tests.kit.certificates import Authority
 from tests.kit.engine_sampling import Sampling
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
-from tests.proxy.io.capture.test_continuity_responses import Deaf
+from tests.proxy.io.capture.test_continuity import Deaf
 from tests.proxy.serving import serving
 
 
@@ -118,7 +118,7 @@ async def test_a_proxy_in_the_place_of_the_engine_is_a_fault(tmp_path: Path, set
 
 
 async def test_an_engine_that_redirects_is_a_fault(tmp_path: Path) -> None:
-    async with EngineStub() as other, answering("/v1/models", 307, Location=f"{other.url}/v1/models") as url:
+    async with EngineStub() as other, saying("/v1/models", 307, Location=f"{other.url}/v1/models") as url:
         findings = await examine(Config(upstream=(url,), data_dir=str(tmp_path / "new")))
         assert faults(findings) == ["GET /v1/models answered 307 without a model"]
         assert other.requests == []

@@ -23,7 +23,7 @@ from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.anthropic.errors import body_of, speaks_anthropic
 from ajet_proxy.io.http.body import ACCEPTED
 from ajet_proxy.settings import is_address, is_loopback
-from ajet_sdk.errors import AjetError, BadRequest, Forbidden
+from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except web.RequestPayloadError:
         broken = BadRequest("the request body cannot be read: its framing or its encoding is broken", code="bad_body")
         return error_response(request.path, broken)
+    except web.HTTPNotFound:
+        return error_response(request.path, NotFound(f"no route {request.method} {request.path}", code="unknown_route"))
     except web.HTTPMethodNotAllowed as error:
         refused = BadRequest(f"{request.method} does not work on {request.path}", code="method_not_allowed")
         return error_response(request.path, refused, 405, Allow=error.headers["Allow"])

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from ajet_proxy.io.engines import probe
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.io.front import Front
 
@@ -25,3 +26,9 @@ async def front(either_way: None, stub: EngineStub) -> AsyncIterator[Front]:
     """A listening front before `stub`."""
     async with Front(stub.url) as running:
         yield running
+
+
+@pytest.fixture
+def asked_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For engines that answer no question about themselves: nobody waits long."""
+    monkeypatch.setattr(probe, "LIMIT_S", 1.0)

@@ -33,10 +33,14 @@ from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import Config
 from ajet_sdk.errors import NotReady
-from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode, Policy
+from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode, Policy, Reward
 from ajet_sdk.sample import Call
+from tests.kit.wire import Answer, send
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+BODY = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
+SECRET = "an-admin-secret-of-length"
 
 
 class MemoryStore:
@@ -191,18 +195,24 @@ class Front:
 
     def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:
         """An episode, opened by hand; its key."""
-        opening, at = OpenEpisode(**body), self.clock.now()
-        self.store.post(self.store.commands.open_episode(opening, episode=episode, at=at, tenant=tenant))
+        self.do("open_episode", OpenEpisode(**body), episode=episode, tenant=tenant)
         return self.keys.issue(Claims("agent", tenant, episode))
 
+    def do(self, command: str, *given: Any, **more: Any) -> None:
+        """Have a command of the ledger happen."""
+        self.store.post(getattr(self.store.commands, command)(*given, at=self.clock.now(), **more))
+
     def announce(self, model: str, version: int, *upstreams: str) -> None:
-        self.store.post(self.store.commands.announce(Policy(model, version, upstreams), at=self.clock.now()))
+        self.do("announce", Policy(model, version, upstreams))
 
     def close_gate(self, model: str | None = None) -> None:
-        self.store.post(self.store.commands.gate_close(GateClose(model=model), at=self.clock.now()))
+        self.do("gate_close", GateClose(model=model))
 
     def open_gate(self, policy_version: int, model: str | None = None) -> None:
-        self.store.post(self.store.commands.gate_open(GateOpen(policy_version, model), at=self.clock.now()))
+        self.do("gate_open", GateOpen(policy_version, model))
+
+    def reward(self, episode: str) -> None:
+        self.do("reward", episode, Reward(1.0), reward_id=f"rew-{self.clock.now()}")
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.store.durable if isinstance(event, kind)]
@@ -223,6 +233,22 @@ class Front:
         begun = {call for event in self.of(CallStarted) for call in event.calls}
         ended = {event.call.turn.call for event in self.of(CallFinished)} | {event.call for event in self.of(CallLost)}
         return len(begun - ended)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def get(url: str, **headers: str) -> Answer:
+    return await send(url, method="GET", headers=headers)
+
+
+def error(answer: Answer, status: int) -> dict[str, Any]:
+    """The error with which a request was refused."""
+    found: dict[str, Any] = answer.json()["error"]
+    assert answer.status == status, found
+    assert set(found) == {"message", "type", "code", "param"}
+    return found
 
 
 async def leave(asking: asyncio.Task[Any]) -> None:

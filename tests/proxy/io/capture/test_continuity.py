@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,22 +12,39 @@ from aiohttp import web
 from ajet_proxy.core.conversation.history import ChatHistory
 from ajet_proxy.core.trajectory.timeline import merge
 from ajet_sdk.sample import Call
-from tests.kit.engine_stub import EngineStub, Fault
+from tests.kit.engine_dialect import Reply
+from tests.kit.engine_stub import EngineStub, Fault, Received
 from tests.kit.engine_tokens import MAX_MODEL_LEN, decode, encode, render
 from tests.kit.wire import Answer, send
-from tests.proxy.io.front import CHAT, Front
+from tests.proxy.io.front import CHAT, RESPONSES, Front
 
-TOOL = {"type": "function", "function": {"name": "guess", "parameters": {"type": "object"}}}
+STUB = {"drift": True}
+ROUTES = pytest.mark.parametrize("route", [CHAT, RESPONSES])
+LIMIT = {CHAT: "max_tokens", RESPONSES: "max_output_tokens"}
+FUNCTION = {"name": "guess", "parameters": {"type": "object"}}
+TOOL, FLAT = {"type": "function", "function": FUNCTION}, {"type": "function", "description": "Guess.", **FUNCTION}
+PLAYING: dict[str, dict[str, Any]] = {
+    CHAT: {"tools": [TOOL]},
+    RESPONSES: {
+        "tools": [{"type": "web_search"}, {"type": "namespace", "name": "games", "tools": [FLAT]}, FLAT],
+        "instructions": "Play.", "store": False,
+    },
+}
 MORE = {"role": "user", "content": "again"}
 
 
-def said(answer: Answer) -> dict[str, Any]:
-    """The assistant's message as a client puts it together."""
+def said(answer: Answer, *, final: bool = False) -> list[dict[str, Any]]:
+    """The part of `answer` that goes into a client's history. The items of a streamed response are kept as its events
+    told them, or as its `final` event tells them."""
     assert answer.status == 200, answer.body
     if answer.headers["content-type"].startswith("application/json"):
-        message: dict[str, Any] = answer.json()["choices"][0]["message"]
-        return message
-    events = [json.loads(line[6:]) for line in answer.body.decode().split("\n\n") if line.startswith("data: {")]
+        whole = answer.json()
+        items: list[dict[str, Any]] = whole["output"] if "output" in whole else [whole["choices"][0]["message"]]
+        return items
+    events = [event for event in answer.events() if event != "[DONE]"]
+    if "choices" not in events[0]:
+        items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        return events[-1]["response"]["output"] if final else items
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
     calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
     out: dict[str, Any] = {"role": "assistant", "content": "".join(delta.get("content") or "" for delta in deltas)}
@@ -36,24 +52,41 @@ def said(answer: Answer) -> dict[str, Any]:
         arguments = "".join(call["function"].get("arguments", "") for call in calls)
         function = {"name": calls[0]["function"]["name"], "arguments": arguments}
         out["tool_calls"] = [{"id": calls[0]["id"], "type": "function", "function": function}]
-    return out
+    return [out]
 
 
-async def turn(front: Front, messages: list[dict[str, Any]], *, episode: str = "ep", **body: Any) -> dict[str, Any]:
+def results(past: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of tools to what the last of `past` calls."""
+    calls = past[-1].get("tool_calls") or ()
+    return [{"role": "tool", "tool_call_id": call["id"], "content": "lower"} for call in calls] or [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "lower"}
+        for item in past[-1:] if item.get("type") == "function_call"
+    ]
+
+
+async def turn(
+    front: Front, past: list[dict[str, Any]], *, route: str = CHAT, final: bool = False, **body: Any
+) -> dict[str, Any]:
     """Ask, and take the answer into the history."""
-    answer = await send(front.url + f"/e/{episode}{CHAT}", body={"model": "stub", "messages": messages, **body})
-    messages.append(said(answer))
-    return messages[-1]
+    body = {"model": "stub", "messages" if route == CHAT else "input": past, **body}
+    past += said(await send(f"{front.url}/e/ep{route}", body=body), final=final)
+    return past[-1]
+
+
+async def again(front: Front, past: list[dict[str, Any]], **body: Any) -> str | None:
+    """One more turn; the word for it."""
+    past.append(dict(MORE))
+    await turn(front, past, **body)
+    return words(front)[-1]
 
 
 async def talk(front: Front, turns: int = 2, **body: Any) -> list[dict[str, Any]]:
     """A conversation of so many turns; its history."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
-    for number in range(turns):
-        if number:
-            messages.append(dict(MORE))
-        await turn(front, messages, **body)
-    return messages
+    past: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    await turn(front, past, **body)
+    for _ in range(turns - 1):
+        await again(front, past, **body)
+    return past
 
 
 def words(front: Front) -> list[str | None]:
@@ -64,43 +97,50 @@ def whole(call: Call) -> tuple[int, ...]:
     return (*call.prompt_token_ids, *call.token_ids)
 
 
-async def test_drift_is_zero_with_exact_ids_and_is_not_without() -> None:
-    async with EngineStub(drift=True, split_seed=3) as stub:
-        for on, timelines in ((True, 1), (False, 10)):
-            async with Front(stub.url, continuity="auto" if on else "off") as front:
-                messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
-                for number in range(10):
-                    answer = await turn(front, messages, tools=[TOOL], stream=number % 3 == 0, seed=number)
-                    messages += [
-                        {"role": "tool", "tool_call_id": call["id"], "content": "lower"}
-                        for call in answer.get("tool_calls") or ()
-                    ]
-                    if messages[-1] is answer:
-                        messages.append({"role": "user", "content": "say:  higher lower " if number % 2 else "hello"})
-                assert len(merge(front.calls)) == timelines
-                expected = ["first_turn", *["exact"] * 9] if on else [None] * 10
-                assert words(front) == expected
-                for before, call in zip(front.calls, front.calls[1:], strict=False):
-                    assert (call.prompt_token_ids[: len(whole(before))] == whole(before)) is on
-                    assert ("kv_transfer_params" in call.altered) is on
-                assert ('ajet_continuity_total{outcome="exact"} 9' in front.metrics.render()) is on
+def given(request: Received) -> bool:
+    return "kv_transfer_params" in (request.body or {})
 
 
-async def test_an_engine_whose_rendering_is_exact_is_left_alone(stub: EngineStub, front: Front) -> None:
-    await talk(front, 3)
-    assert words(front) == ["first_turn", "same", "same"]
-    assert all("kv_transfer_params" not in (request.body or {}) for request in stub.requests)
-    assert [request.path for request in stub.requests if request.path == "/tokenize"] == ["/tokenize"] * 2
-    assert all(call.altered == ("return_token_ids", "logprobs") for call in front.calls)
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize(("route", "final"), [(CHAT, False), (RESPONSES, False), (RESPONSES, True)])
+async def test_drift_is_zero_with_exact_ids_and_is_not_without(route: str, final: bool, on: bool) -> None:
+    """Streamed and not, with calls of tools."""
+    continuity = "auto" if on else "off"
+    async with EngineStub(drift=True, split_seed=3) as stub, Front(stub.url, continuity=continuity) as front:
+        past: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+        for number in range(10):
+            more = PLAYING[route] | {"stream": number % 3 == 0, "seed": number}
+            await turn(front, past, route=route, final=final, **more)
+            past += results(past) or [{"role": "user", "content": "say:  higher lower " if number % 2 else "hello"}]
+        assert any(results([item]) for item in past)
+        assert (len(merge(front.calls)) == 1) is on
+        assert words(front) == (["first_turn", *["exact"] * 9] if on else [None] * 10)
+        for before, call in zip(front.calls, front.calls[1:], strict=False):
+            assert (call.prompt_token_ids[: len(whole(before))] == whole(before)) is on
+            assert ("kv_transfer_params" in call.altered) is on
+        assert ('ajet_continuity_total{outcome="exact"} 9' in front.metrics.render()) is on
 
 
-async def test_a_turn_costs_two_renderings_once_the_engine_is_known() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        messages = await talk(front, 2)
-        before = len(stub.requests)
-        messages.append(dict(MORE))
-        await turn(front, messages)
-        assert [request.path for request in stub.requests[before:]] == ["/tokenize", "/tokenize", CHAT]
+@ROUTES
+async def test_an_engine_whose_rendering_is_exact_is_left_alone(route: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        await talk(front, 3, route=route)
+        assert words(front) == ["first_turn", "same", "same"]
+        assert not any(map(given, stub.requests))
+        assert [request.path for request in stub.requests if request.path == "/tokenize"] == ["/tokenize"] * 2
+        assert not any("kv_transfer_params" in call.altered for call in front.calls)
+
+
+@pytest.mark.parametrize(("route", "asked"), [(CHAT, [None, 1, None]), (RESPONSES, [None, 1, 1, None])])
+async def test_a_turn_costs_two_renderings_once_the_engine_is_known(
+    stub: EngineStub, front: Front, route: str, asked: list[int | None]
+) -> None:
+    """Before that come a trial and, for responses, how the route itself renders."""
+    past = await talk(front, 2, route=route)
+    assert [request.body.get(LIMIT[route]) for request in stub.llm_requests()] == asked
+    before = len(stub.requests)
+    await again(front, past, route=route)
+    assert [request.path for request in stub.requests[before:]] == ["/tokenize", "/tokenize", route]
 
 
 @pytest.mark.parametrize("continuity", ["auto", "off"])
@@ -119,27 +159,14 @@ async def test_the_history_of_a_call_is_read_once(continuity: str, monkeypatch: 
         assert read == [continuity == "auto"] * 3
 
 
-async def test_the_answer_is_what_the_engine_says_to_these_ids() -> None:
+async def test_the_answer_is_what_the_engine_says_to_these_ids(stub: EngineStub, front: Front) -> None:
     """The same ids, asked directly, give the same answer: nothing but the prompt was changed."""
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        messages = await talk(front, 2, seed=4)
-        sent = stub.llm_requests()[-1].body
-        direct = await send(stub.url + CHAT, body={
-            "model": "stub", "messages": messages[:3], "seed": 4, "kv_transfer_params": sent["kv_transfer_params"],
-        })  # fmt: skip
-        assert direct.json()["choices"][0]["message"] == messages[-1]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_cut_at_its_limit_is_continued(stream: bool) -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        messages: list[dict[str, Any]] = [{"role": "user", "content": "say: higher lower"}]
-        await turn(front, messages, max_tokens=9, stream=stream)
-        assert messages[-1]["content"] == "higher lo"
-        await turn(front, [*messages, MORE])
-        first, second = front.calls
-        assert (first.finish_reason, second.continuity) == ("length", "exact")
-        assert len(merge(front.calls)) == 1
+    past = await talk(front, 2, seed=4)
+    sent = stub.llm_requests()[-1].body
+    direct = await send(stub.url + CHAT, body={
+        "model": "stub", "messages": past[:3], "seed": 4, "kv_transfer_params": sent["kv_transfer_params"],
+    })  # fmt: skip
+    assert direct.json()["choices"][0]["message"] == past[-1]
 
 
 CALL = '<tool_call>\n{"name": "guess", "arguments": {"number": 7}}'
@@ -147,75 +174,59 @@ CLOSING = "\n</tool_call>"
 
 
 @pytest.mark.parametrize(("said", "stream", "called", "word"), [
-    ("ok higher", True, False, "exact"), (f"ok {CALL}", False, False, "exact"),
+    ("ok higher lo", True, False, "exact"), ("ok higher", False, False, "exact"), (f"ok {CALL}", False, False, "exact"),
     (f"ok {CALL}", True, True, "stop_token"), (f"ok {CALL}{CLOSING}", True, True, "exact"),
     (f"ok {CALL}{CLOSING}", False, True, "exact"),
 ])  # fmt: skip
 async def test_an_answer_cut_at_its_limit_is_read_as_the_template_writes_it(
-    said: str, stream: bool, called: bool, word: str
+    front: Front, said: str, stream: bool, called: bool, word: str
 ) -> None:
     """Its turn is closed. A call that the model left open is closed too, and so no longer the model's; in one piece it
     is told as words."""
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        messages: list[dict[str, Any]] = [{"role": "user", "content": f"say: {said}{CLOSING} and more"}]
-        answer = await turn(front, messages, tools=[TOOL], stream=stream, max_tokens=len(encode(said)))
-        assert [call["function"]["arguments"] for call in answer.get("tool_calls") or ()] == ['{"number": 7}'] * called
-        more = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "no"} if called else MORE
-        await turn(front, [*messages, more], tools=[TOOL])
-        first, second = front.calls
-        assert (first.finish_reason, second.continuity) == ("length", word)
-        assert decode(first.token_ids, skip_chat_marks=False) == said
-        assert decode(second.prompt_token_ids, skip_chat_marks=False) == render([*messages, more], [TOOL])
-        assert (second.prompt_token_ids[: len(whole(first))] == whole(first)) == (word == "exact")
+    past: list[dict[str, Any]] = [{"role": "user", "content": f"say: {said}{CLOSING} and more"}]
+    answer = await turn(front, past, tools=[TOOL], stream=stream, max_tokens=len(encode(said)))
+    assert [call["function"]["arguments"] for call in answer.get("tool_calls") or ()] == ['{"number": 7}'] * called
+    past += results(past) or [MORE]
+    await turn(front, list(past), tools=[TOOL])
+    first, second = front.calls
+    assert (first.finish_reason, second.continuity) == ("length", word)
+    assert decode(first.token_ids, skip_chat_marks=False) == said
+    assert decode(second.prompt_token_ids, skip_chat_marks=False) == render(past, [TOOL])
+    assert (second.prompt_token_ids[: len(whole(first))] == whole(first)) == (word == "exact")
+    assert (len(merge(front.calls)) == 1) == (word == "exact")
 
 
-async def test_forks_concurrent_turns_and_retries_all_go_on_from_their_call() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        messages = [{"role": "user", "content": "say: higher"}]
-        await turn(front, messages)
-        forks = [[*messages, {"role": "user", "content": f"say: lower {name}"}] for name in "abc"]
-        await asyncio.gather(*(turn(front, fork) for fork in forks))
-        await send(
-            front.url + f"/e/ep{CHAT}", body={"model": "stub", "messages": forks[0][:3]},
-            headers={"x-stainless-retry-count": "1"},
-        )
-        first, *rest = front.calls
-        assert words(front) == ["first_turn", *["exact"] * 4]
-        assert all(call.prompt_token_ids[: len(whole(first))] == whole(first) for call in rest)
-        await asyncio.gather(*(turn(front, [*fork, MORE]) for fork in forks))
-        assert words(front)[5:] == ["exact"] * 3
+async def test_forks_concurrent_turns_and_retries_all_go_on_from_their_call(front: Front) -> None:
+    past = await talk(front, 1)
+    forks = [[*past, {"role": "user", "content": f"say: lower {name}"}] for name in "abc"]
+    await asyncio.gather(*(turn(front, fork) for fork in forks))
+    await send(
+        front.url + f"/e/ep{CHAT}", body={"model": "stub", "messages": forks[0][:3]},
+        headers={"x-stainless-retry-count": "1"},
+    )
+    first, *rest = front.calls
+    assert words(front) == ["first_turn", *["exact"] * 4]
+    assert all(call.prompt_token_ids[: len(whole(first))] == whole(first) for call in rest)
+    await asyncio.gather(*(again(front, fork) for fork in forks))
+    assert words(front)[5:] == ["exact"] * 3
 
 
-async def test_several_choices_are_each_continued() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        body = {"model": "stub", "messages": [{"role": "user", "content": "hello"}], "n": 3}
-        answer = await send(front.url + f"/e/ep{CHAT}", body=body)
-        for choice, call in zip(answer.json()["choices"], front.calls[:3], strict=True):
-            await turn(front, [*body["messages"], choice["message"], MORE])  # type: ignore[misc]
-            assert front.calls[-1].prompt_token_ids[: len(whole(call))] == whole(call)
-        assert words(front)[3:] == ["exact"] * 3
+async def test_several_choices_are_each_continued(front: Front) -> None:
+    body = {"model": "stub", "messages": [{"role": "user", "content": "hello"}], "n": 3}
+    answer = await send(front.url + f"/e/ep{CHAT}", body=body)
+    for choice, call in zip(answer.json()["choices"], front.calls[:3], strict=True):
+        assert await again(front, [*body["messages"], choice["message"]]) == "exact"  # type: ignore[misc]
+        assert front.calls[-1].prompt_token_ids[: len(whole(call))] == whole(call)
 
 
-async def test_after_a_restart_the_next_turn_goes_out_plainly_and_the_one_after_it_exactly() -> None:
-    async with EngineStub(drift=True) as stub:
-        async with Front(stub.url) as front:
-            messages = await talk(front, 1)
-        async with Front(stub.url) as front:
-            for _ in range(2):
-                messages.append(dict(MORE))
-                await turn(front, messages)
-            assert words(front) == ["unknown_history", "exact"]
+async def test_after_a_restart_the_next_turn_goes_out_plainly_and_the_one_after_it_exactly(stub: EngineStub) -> None:
+    async with Front(stub.url) as front:
+        past = await talk(front, 1)
+    async with Front(stub.url) as front:
+        assert [await again(front, past) for _ in range(2)] == ["unknown_history", "exact"]
 
 
 # --- where it cannot be proven, it is not done
-
-
-async def second_turn(front: Front, first: str = "say: higher", **body: Any) -> str | None:
-    """The word for the second turn of a conversation."""
-    history: list[dict[str, Any]] = [{"role": "user", "content": first}]
-    await turn(front, history, **body)
-    await turn(front, [*history, MORE])
-    return words(front)[-1]
 
 
 def strict(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
@@ -236,13 +247,22 @@ def forgetful(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]
     return render(messages, tools) + "".join(last)[:1]
 
 
+async def second_turn(front: Front, **body: Any) -> str | None:
+    """The word for the second turn of a conversation."""
+    past: list[dict[str, Any]] = [{"role": "user", "content": "say: higher lower"}]
+    await turn(front, past, **body)
+    return await again(front, past)
+
+
 @pytest.mark.parametrize(
     ("renderer", "word"), [(strict, "not_rendered"), (flowing, "stop_token"), (forgetful, "no_joint")]
 )
-async def test_a_template_without_a_joint_that_holds(renderer: Any, word: str) -> None:
-    async with EngineStub(drift=True, renderer=renderer) as stub, Front(stub.url) as front:
-        assert await second_turn(front) == word
-        assert front.calls[-1].altered == ("return_token_ids", "logprobs")
+async def test_a_template_without_a_joint_that_holds(
+    stub: EngineStub, front: Front, renderer: Any, word: str
+) -> None:
+    stub.renderer = renderer
+    assert await second_turn(front) == word
+    assert front.calls[-1].altered == ("return_token_ids", "logprobs")
 
 
 def naming(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
@@ -252,106 +272,100 @@ def naming(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] |
 
 
 @pytest.mark.parametrize(("renderer", "word"), [(render, "exact"), (naming, "unknown_history")])
-async def test_answers_that_the_client_signs_with_a_name(renderer: Any, word: str) -> None:
-    async with EngineStub(drift=True, renderer=renderer) as stub, Front(stub.url) as front:
-        history: list[dict[str, Any]] = [{"role": "user", "content": "say: higher"}]
-        for _ in range(2):
-            answer = await turn(front, history)
-            history[-1] = {**answer, "name": "Calculator"}
-            history.append(dict(MORE))
-        await turn(front, history)
-        assert words(front) == ["first_turn", word, word]
+async def test_answers_that_the_client_signs_with_a_name(
+    stub: EngineStub, front: Front, renderer: Any, word: str
+) -> None:
+    stub.renderer = renderer
+    past = await talk(front, 1)
+    for _ in range(2):
+        past[-1]["name"] = "Calculator"
+        assert await again(front, past) == word
 
 
-async def test_a_stop_string() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        assert await second_turn(front, "say: higher lower", stop=["low"]) == "stop_string"
+async def test_a_stop_string(front: Front) -> None:
+    assert await second_turn(front, stop=["low"]) == "stop_string"
 
 
-async def test_a_prompt_without_room_for_an_answer() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        history: list[dict[str, Any]] = [{"role": "user", "content": "say: higher"}]
-        await turn(front, history)
-        await turn(front, [*history, MORE], max_tokens=MAX_MODEL_LEN - 10)
-        assert words(front)[-1] == "too_long"
+@ROUTES
+async def test_a_prompt_without_room_for_an_answer(front: Front, route: str) -> None:
+    past = await talk(front, 1, route=route)
+    assert await again(front, past, route=route, **{LIMIT[route]: MAX_MODEL_LEN - 10}) == "too_long"
 
 
-async def test_images_and_echo_are_beyond_it(front: Front) -> None:
-    await turn(front, [{"role": "user", "content": "hello"}], echo=True)
-    assert words(front) == ["unsupported"]
-    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-    await turn(front, [picture])
+async def test_what_is_beyond_it(front: Front) -> None:
+    await turn(front, [dict(MORE)], echo=True)
+    await turn(front, [dict(MORE)], route=RESPONSES, truncation="auto")
+    assert words(front) == ["unsupported"] * 2
+    await turn(front, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
     assert front.lost == ["multimodal"]
 
 
-async def test_an_engine_that_does_not_read_given_ids_is_found_out_before_it_gets_any() -> None:
-    for given in ("ignored", "refused"):
-        async with EngineStub(drift=True, given_ids=given) as stub, Front(stub.url) as front:  # type: ignore[arg-type]
-            messages = await talk(front, 4)
-            assert words(front) == ["first_turn", *["engine"] * 3]
-            probes = [r for r in stub.requests if r.path == CHAT and "kv_transfer_params" in r.body]
-            assert [probe.body["max_tokens"] for probe in probes] == [1], "it is asked once, not each turn"
-            assert len(messages) == 8
+@ROUTES
+@pytest.mark.parametrize("ids", ["ignored", "refused"])
+async def test_an_engine_that_does_not_read_given_ids_is_found_out_before_it_gets_any(
+    stub: EngineStub, front: Front, route: str, ids: Any
+) -> None:
+    stub.given_ids = ids
+    await talk(front, 4, route=route)
+    assert words(front) == ["first_turn", *["engine"] * 3]
+    asked = [request.body[LIMIT[route]] for request in stub.llm_requests() if given(request)]
+    assert asked == [1], "it is asked once, not each turn"
 
 
-async def test_an_engine_that_stops_reading_ids_gets_no_more() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        messages = await talk(front, 2)
-        stub.given_ids = "ignored"
-        for word in ("ignored", "engine"):
-            messages.append(dict(MORE))
-            await turn(front, messages)
-            assert words(front)[-1] == word
-        assert 'ajet_continuity_total{outcome="ignored"} 1' in front.metrics.render()
-        assert len(front.calls) == 4 and not front.lost
+@ROUTES
+async def test_an_engine_that_stops_reading_ids_gets_no_more(stub: EngineStub, front: Front, route: str) -> None:
+    past = await talk(front, 2, route=route)
+    stub.given_ids = "ignored"
+    assert [await again(front, past, route=route) for _ in range(2)] == ["ignored", "engine"]
+    assert 'ajet_continuity_total{outcome="ignored"} 1' in front.metrics.render()
+    assert len(front.calls) == 4 and not front.lost
 
 
-async def test_an_engine_that_refuses_the_ids_is_asked_plainly() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        messages = await talk(front, 2)
-        stub.given_ids = "refused"
-        messages.append(dict(MORE))
-        await turn(front, messages)
-        assert words(front)[-1] == "refused"
-        assert front.calls[-1].altered == ("return_token_ids", "logprobs")
+@ROUTES
+async def test_an_engine_that_refuses_the_ids_is_asked_plainly(stub: EngineStub, front: Front, route: str) -> None:
+    past = await talk(front, 2, route=route)
+    stub.given_ids = "refused"
+    assert await again(front, past, route=route) == "refused"
+    assert not given(stub.llm_requests()[-1]) and "kv_transfer_params" not in front.calls[-1].altered
 
 
-async def test_a_tokenize_that_does_not_render_what_the_chat_route_read_is_not_believed() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        history: list[dict[str, Any]] = [{"role": "user", "content": "say: higher"}]
-        await turn(front, history)
-        stub.renderer = lambda messages, tools: "today " + render(messages, tools)
-        history.append(dict(MORE))
-        await turn(front, history)
-        assert words(front)[-1] == "not_proven"
-        history.append(dict(MORE))
-        await turn(front, history)
-        assert words(front)[-1] == "exact", "the turn before is rendered as it was now"
+async def test_a_tokenize_that_does_not_render_what_the_chat_route_read_is_not_believed(
+    stub: EngineStub, front: Front
+) -> None:
+    past = await talk(front, 1)
+    stub.renderer = lambda messages, tools: "today " + render(messages, tools)
+    assert await again(front, past) == "not_proven"
+    assert await again(front, past) == "exact", "the turn before is rendered as it was now"
 
 
-async def test_an_engine_without_tokenize_answers_all_the_same() -> None:
-    async with EngineStub(drift=True, tokenizes=False) as stub, Front(stub.url) as front:
-        assert await second_turn(front) == "not_rendered"
+@ROUTES
+async def test_an_engine_without_tokenize_answers_all_the_same(stub: EngineStub, front: Front, route: str) -> None:
+    stub.tokenizes = False
+    await talk(front, 2, route=route)
+    assert words(front)[-1] == "not_rendered"
 
 
-async def test_an_engine_that_fails_when_it_is_tried_is_tried_again() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        messages = await talk(front, 1)
-        for fault, word in ((Fault("status"), "not_rendered"), (Fault("not_vllm"), "not_rendered"), (None, "exact")):
-            stub.faults = [fault] if fault else []
-            messages.append(dict(MORE))
-            await turn(front, messages)
-            assert words(front)[-1] == word
+@pytest.mark.parametrize(("route", "kind"), [
+    (CHAT, "status"), (CHAT, "not_vllm"), (RESPONSES, "status"), (RESPONSES, "no_token_ids"), (RESPONSES, "not_vllm"),
+])  # fmt: skip
+async def test_an_engine_that_fails_when_it_is_asked_is_asked_again(
+    stub: EngineStub, front: Front, route: str, kind: str
+) -> None:
+    """When it is tried, or about a kind of response that was not seen yet."""
+    past = await talk(front, 1 if route == CHAT else 2, route=route)
+    past.append({"role": "user" if route == CHAT else "developer", "content": "of another kind"})
+    for faults, word in (([Fault(kind)], "not_rendered"), ([], "exact")):
+        stub.faults = faults
+        await turn(front, list(past), route=route)
+        assert words(front)[-1] == word
 
 
-async def test_a_call_whose_episode_has_ended_is_not_continued() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
-        messages = await talk(front, 1)
-        call = front.calls[-1]
-        front.store.state.episodes["ep"].calls[call.call].text = None
-        messages.append(dict(MORE))
-        await turn(front, messages)
-        assert words(front)[-1] == "unknown_history"
+async def test_a_history_that_is_not_the_calls_is_not_continued(front: Front) -> None:
+    past = await talk(front, 1, route=RESPONSES)
+    assert await again(front, [dict(MORE), *past[1:]], route=RESPONSES) == "unknown_history"
+    past = await talk(front, 1)
+    front.store.state.episodes["ep"].calls[front.calls[-1].call].text = None  # its episode has ended
+    assert await again(front, past) == "unknown_history"
 
 
 class Thinker(EngineStub):
@@ -390,10 +404,9 @@ async def test_reasoning_in_the_exact_ids_must_not_mislead_the_engines_parser(
     plain = {name: value for name, value in body.items() if name != "stream"}
     async with Thinker(drift=True) as stub, Front(stub.url) as front:
         stub.looks = looks
-        messages: list[dict[str, Any]] = [{"role": "user", "content": "say: <think>hm</think>hello"}]
-        assert (await turn(front, messages, **plain))["reasoning"] == "hm"
-        await turn(front, [*messages, MORE], **body)
-        assert words(front) == ["first_turn", word]
+        past: list[dict[str, Any]] = [{"role": "user", "content": "say: <think>hm</think>hello"}]
+        assert (await turn(front, past, **plain))["reasoning"] == "hm"
+        assert await again(front, past, **body) == word
         assert ("kv_transfer_params" in stub.llm_requests()[-1].body) is (word == "exact")
 
 
@@ -411,3 +424,69 @@ async def test_an_answer_that_is_nested_too_deeply_to_be_known_again_is_captured
         await talk(front, 2)
         assert words(front) == ["first_turn", "unsupported"]
         assert not front.lost
+
+
+# --- what only responses have
+
+
+class Odd(EngineStub):
+    """An engine whose ``/tokenize`` renders otherwise than its routes."""
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        renderer = self.renderer
+        self.renderer = lambda messages, tools: "today " + render(messages, tools)
+        try:
+            return await super()._tokenize(request)
+        finally:
+            self.renderer = renderer
+
+
+@pytest.mark.parametrize("drift", [True, False])
+async def test_where_tokenize_renders_otherwise_the_route_itself_is_asked(drift: bool) -> None:
+    async with Odd(drift=drift) as stub, Front(stub.url) as front:
+        past = await talk(front, 2, route=RESPONSES)
+        before = len(stub.requests)
+        await again(front, past, route=RESPONSES, stream=True)
+        assert words(front) == ["first_turn", *["exact" if drift else "same"] * 2]
+        assert [request.path for request in stub.requests[before:]] == [RESPONSES] * (3 if drift else 2)
+        asked = [request.body for request in stub.requests[before:-1]]
+        assert all((body["max_output_tokens"], body["store"]) == (1, False) for body in asked)
+        assert len(merge(front.calls)) == 1
+
+
+async def test_a_response_that_names_the_one_before_goes_on_from_it() -> None:
+    """With its calls too, which the engine leaves out of what it renders."""
+    async with EngineStub(drift=True, kept={}) as stub, Front(stub.url) as front:
+
+        async def ask(items: Any, **more: Any) -> Any:
+            body = {"model": "stub", "input": items, "tools": [FLAT], **more}
+            answer = await send(f"{front.url}/e/ep{RESPONSES}", body=body)
+            return answer.events()[-1]["response"] if "stream" in more else answer.json()
+
+        first = await ask("hi")
+        called = [results([item])[0] for item in first["output"] if item["type"] == "function_call"]
+        second = await ask(called, previous_response_id=first["id"], stream=True)
+        await ask("say: higher", previous_response_id=second["id"])
+        assert called and words(front) == ["first_turn", "exact", "exact"]
+        assert len(merge(front.calls)) == 1
+        assert stub.llm_requests()[-1].body["previous_response_id"] == second["id"]
+
+
+async def test_a_response_that_the_engine_does_not_keep_is_the_engines_to_refuse(front: Front) -> None:
+    body = {"model": "stub", "input": "more", "previous_response_id": "resp_1"}
+    assert (await send(front.url + f"/e/ep{RESPONSES}", body=body)).status == 404
+    assert (words(front), front.lost) == ([], ["refused"])
+
+
+class Deaf(EngineStub):
+    """An engine that reads given ids on its chat route alone, as vLLM does for gpt-oss."""
+
+    def _reply(self, path: str, body: dict[str, Any], kind: str) -> Reply:
+        return EngineStub._reply(self, path, body | ({"kv_transfer_params": None} if path == RESPONSES else {}), kind)
+
+
+async def test_an_engine_may_read_ids_on_one_route_and_not_on_the_other() -> None:
+    async with Deaf(drift=True) as stub, Front(stub.url) as front:
+        await talk(front, 2, route=RESPONSES)
+        await talk(front, 2)
+        assert words(front) == ["first_turn", "engine", "first_turn", "exact"]

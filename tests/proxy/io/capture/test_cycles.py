@@ -15,8 +15,7 @@ import pytest
 
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import send
-from tests.proxy.io.front import Front
-from tests.proxy.serving import eventually
+from tests.proxy.io.front import Front, until
 
 LONG = "hello " * 2000
 SAID = [{"role": "user", "content": LONG}]
@@ -67,10 +66,6 @@ def held(found: list[Any]) -> set[str]:
     return {type(one).__qualname__ for one in (*own, *large)} - CONNECTIONS
 
 
-async def over(front: Front) -> bool:
-    return not front.gate.in_flight
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.status}" if fault else "well")
 async def test_a_request_that_has_ended_is_freed_at_once(stub: EngineStub, front: Front, fault: Fault | None) -> None:
     async def ask(path: str, body: dict[str, Any]) -> None:
@@ -83,5 +78,5 @@ async def test_a_request_that_has_ended_is_freed_at_once(stub: EngineStub, front
     with garbage() as found:
         for path, body in ASKED:
             await ask(path, body)
-        await eventually(lambda: over(front))
+        await until(lambda: not front.gate.in_flight)
     assert held(found) == set()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,91 +79,81 @@ class Scene:
         self.way.data_received(data)
 
 
-async def running(scene: Scene) -> asyncio.Task[None]:
-    """The task in `run`, once it waits."""
-    task = asyncio.ensure_future(scene.flow.run())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    return task
+@asynccontextmanager
+async def running(scene: Scene) -> AsyncIterator[asyncio.Task[None]]:
+    """The task in `run`, once it waits. It is cancelled unless it ends by itself."""
+    with scene.flow:
+        task = asyncio.ensure_future(scene.flow.run())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            yield task
+        task.cancel()
 
 
 async def test_a_piece_leaves_as_one_chunk_before_any_task_has_run() -> None:
     scene = Scene(take=lambda data: [data[:3], data[3:]])
-    with scene.flow:
-        task = await running(scene)
+    async with running(scene) as task:
         scene.come(b"hello")
         scene.come(b"x" * 20)
         assert scene.client.written == [b"5\r\nhello\r\n", b"14\r\n" + b"x" * 20 + b"\r\n"]
         assert not task.done()
-        task.cancel()
 
 
 async def test_a_piece_of_which_the_client_gets_nothing_leaves_nothing() -> None:
     """An empty chunk would be the end of the answer."""
     scene = Scene(take=lambda data: [])
-    with scene.flow:
-        task = await running(scene)
+    async with running(scene) as task:
         scene.come(b"for the proxy alone")
         assert scene.client.written == []
         assert not task.done()
-        task.cancel()
 
 
 async def test_what_came_before_the_task_waits_is_carried_first() -> None:
     scene = Scene()
-    with scene.flow:
-        scene.come(b"early")
-        task = await running(scene)
+    scene.come(b"early")
+    async with running(scene):
         assert scene.client.written == [b"5\r\nearly\r\n"]
-        task.cancel()
 
 
 @pytest.mark.parametrize("change", [{"waiting": 1}, {"closing": True}])
 async def test_a_client_that_takes_nothing_now_is_left_to_the_task(change: dict[str, Any]) -> None:
     scene = Scene()
-    with scene.flow:
-        task = await running(scene)
+    async with running(scene) as task:
         for name, value in change.items():
             setattr(scene.client, name, value)
         scene.come(b"hello")
         scene.come(b" world")
-        async with asyncio.timeout(5):
-            await task
+        await task
         assert scene.client.written == []
         assert await scene.content.readany() == b"hello world"
 
 
 async def test_the_task_wakes_when_it_has_something_to_do() -> None:
     scene = Scene()
-    with scene.flow:
-        task = await running(scene)
+    async with running(scene) as task:
         scene.ended = True
         scene.come(b"last")
         scene.come(b"[DONE]")
-        async with asyncio.timeout(5):
-            await task
+        await task
         assert scene.client.written == [b"4\r\nlast\r\n"]
         assert await scene.content.readany() == b"[DONE]"
 
 
 async def test_the_task_wakes_at_the_end() -> None:
     scene = Scene()
-    with scene.flow:
-        task = await running(scene)
+    async with running(scene) as task:
         scene.content.feed_eof()
-        async with asyncio.timeout(5):
-            await task
+        await task
         assert await scene.content.readany() == b""
 
 
 async def test_the_task_wakes_when_the_answer_breaks_off_and_what_came_with_that_is_still_there() -> None:
     scene = Scene()
-    with scene.flow:
-        task = await running(scene)
+    async with running(scene) as task:
         scene.content.set_exception(aiohttp.ClientPayloadError("broken"))
         scene.come(b"rest")
-        async with asyncio.timeout(5):
-            await task
+        await task
         assert scene.client.written == []
         with pytest.raises(aiohttp.ClientPayloadError, match="broken"):
             await scene.content.readany()
@@ -175,10 +166,9 @@ async def test_after_the_end_there_is_nothing_to_wait_for(broken: bool, ran: boo
     scene = Scene()
     with scene.flow:
         if ran:
-            task = await running(scene)
             scene.ended = True
             scene.come(b"hello")
-            await task
+            await scene.flow.run()
         if broken:
             scene.content.set_exception(aiohttp.ClientPayloadError("broken"))
         else:
@@ -193,8 +183,7 @@ async def test_a_break_before_the_end_is_waited_for_wakes_the_task() -> None:
     with scene.flow:
         task = asyncio.ensure_future(scene.flow.run())
         asyncio.get_running_loop().call_soon(scene.content.set_exception, aiohttp.ClientPayloadError("broken"))
-        async with asyncio.timeout(5):
-            await task
+        await task
 
 
 async def test_what_goes_wrong_with_a_piece_is_the_tasks_to_handle() -> None:
@@ -202,8 +191,7 @@ async def test_what_goes_wrong_with_a_piece_is_the_tasks_to_handle() -> None:
         raise ValueError(data)
 
     scene = Scene(take=take)
-    with scene.flow:
-        task = await running(scene)
+    async with running(scene) as task:
         scene.come(b"hello")
         with pytest.raises(ValueError, match="hello"):
             await task
@@ -239,8 +227,7 @@ async def test_answers_of_another_form_are_the_tasks_own(kind: dict[str, Any]) -
 
 async def test_whoever_has_left_hears_no_more() -> None:
     scene = Scene()
-    with scene.flow:
-        task = await running(scene)
+    async with running(scene) as task:
         task.cancel()
         await asyncio.wait([task])
     scene.flow._woken = asyncio.get_running_loop().create_future()

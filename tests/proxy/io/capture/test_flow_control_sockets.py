@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from ajet_proxy.io.engines import probe
+from tests.kit.answering import listening
 from tests.proxy.io.front import CHAT, Front
 
+pytestmark = pytest.mark.usefixtures("asked_briefly")
 EVENT = (
     b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
     b'{"content":"a"},"logprobs":{"content":[{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[]}]},'
@@ -28,17 +30,6 @@ def framed(piece: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def answering(
-    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[str]:
-    """An engine that does `answer` with each connection; its URL."""
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        host, port = server.sockets[0].getsockname()
-        yield f"http://{host}:{port}"
-
-
-@asynccontextmanager
 async def engine(*pieces: bytes, gap_s: float = 0.0) -> AsyncIterator[str]:
     """An engine that answers with `pieces`, each in a chunk, and leaves it at that: the answer has no end."""
 
@@ -51,8 +42,18 @@ async def engine(*pieces: bytes, gap_s: float = 0.0) -> AsyncIterator[str]:
         await reader.read()
         writer.close()
 
-    async with answering(answer) as url:
+    async with listening(answer) as url:
         yield url
+
+
+@asynccontextmanager
+async def streaming(url: str, **settings: Any) -> AsyncIterator[tuple[Front, aiohttp.ClientResponse]]:
+    """A front before the engine at `url`, and a stream that comes through it."""
+    async with (
+        Front(url, **settings) as front, aiohttp.ClientSession() as client, asyncio.timeout(60),
+        client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
+    ):  # fmt: skip
+        yield front, response
 
 
 async def test_a_client_that_reads_late_gets_every_byte_and_holds_the_engine_back_meanwhile() -> None:
@@ -69,10 +70,7 @@ async def test_a_client_that_reads_late_gets_every_byte_and_holds_the_engine_bac
         writer.write(b"0\r\n\r\n")
         writer.close()
 
-    async with (
-        answering(answer) as url, Front(url) as front, aiohttp.ClientSession() as client,
-        client.post(f"{front.url}/e/x{CHAT}", json={"stream": True}) as response,
-    ):  # fmt: skip
+    async with listening(answer) as url, streaming(url) as (_, response):
         before = -1
         while before < sent:
             before = sent
@@ -90,11 +88,7 @@ async def test_a_front_carries_tokens_the_short_way(monkeypatch: pytest.MonkeyPa
 
     through = web.StreamResponse.write
     monkeypatch.setattr(web.StreamResponse, "write", write)
-    async with (
-        engine(FIRST, *[TOKEN] * 20, LAST, DONE, gap_s=0.01) as url, Front(url) as front,
-        aiohttp.ClientSession() as client,
-        client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
-    ):  # fmt: skip
+    async with engine(FIRST, *[TOKEN] * 20, LAST, DONE, gap_s=0.01) as url, streaming(url) as (front, response):
         for _ in range(23):
             await response.content.readuntil(b"\n\n")
         assert len(written) < 10
@@ -102,24 +96,8 @@ async def test_a_front_carries_tokens_the_short_way(monkeypatch: pytest.MonkeyPa
         assert call.token_ids == (5,) * 22
 
 
-async def test_the_end_of_the_calls_does_not_wait_for_the_end_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "LIMIT_S", 1.0)  # this engine answers no question about itself
-    async with (
-        engine(FIRST, TOKEN, LAST, DONE, gap_s=0.01) as url, Front(url) as front,
-        aiohttp.ClientSession() as client, asyncio.timeout(10),
-        client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
-    ):  # fmt: skip
-        events = [await response.content.readuntil(b"\n\n") for _ in range(4)]
-        assert events[-1] == DONE
-        assert len(front.calls) == 1
-
-
 async def test_a_piece_that_was_carried_is_no_silence() -> None:
-    async with (
-        engine(FIRST, *[TOKEN] * 12, gap_s=0.1) as url, Front(url, keep_alive_s=0.8) as front,
-        aiohttp.ClientSession() as client,
-        client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
-    ):  # fmt: skip
+    async with engine(FIRST, *[TOKEN] * 12, gap_s=0.25) as url, streaming(url, keep_alive_s=2.5) as (_, response):
         for _ in range(13):
             assert (await response.content.readuntil(b"\n\n")).startswith(b"data: ")
 
@@ -139,7 +117,7 @@ async def test_chunks_whose_framing_breaks_are_a_break(stream: bool) -> None:
         writer.close()
 
     async with (
-        answering(answer) as url, Front(url) as front, aiohttp.ClientSession() as client, asyncio.timeout(10),
+        listening(answer) as url, Front(url) as front, aiohttp.ClientSession() as client, asyncio.timeout(10),
         client.post(f"{front.url}/e/x{CHAT}", json={"stream": stream, "messages": []}) as response,
     ):  # fmt: skip
         assert response.status == (200 if stream else 502)

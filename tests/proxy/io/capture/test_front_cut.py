@@ -66,10 +66,3 @@ async def test_stop_tokens_are_learned_from_answers_that_stopped(stub: EngineStu
     for said, limit in ((CALL, LENGTH + 1), (CALL + " and more", LENGTH + 2)):
         await send(f"{front.url}/e/x{CHAT}", body=asks(CHAT, said, limit))
     assert [call.finish_reason for call in front.calls] == ["stop", "tool_calls", "length"]
-
-
-async def test_what_the_request_says_stops_is_believed(stub: EngineStub, front: Front) -> None:
-    stub.sampling.status = 500
-    last = encode(CALL + " and")[-1]
-    await send(f"{front.url}/e/x{CHAT}", body=asks(CHAT, CALL + " and", LENGTH + 4, stop_token_ids=[last]))
-    assert [call.finish_reason for call in front.calls] == ["tool_calls"]

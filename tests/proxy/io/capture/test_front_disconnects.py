@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.ledger.events import CallStarted
+from tests.kit.answering import Connected, connected
 from tests.kit.engine_stub import EngineStub, Fault
-from tests.proxy.io.front import CHAT, COMPLETIONS, Front, leave, until
+from tests.proxy.io.front import CHAT, COMPLETIONS, MESSAGES, Front, leave, until
 
-MESSAGES = "/v1/messages"
 WORDS = "say: " + "word " * 500
 LIMIT_S = 1.0
 TRIES = 3
@@ -27,27 +26,11 @@ def request_for(path: str, *, stream: bool, content: str = "hi") -> bytes:
     return json.dumps(asked).encode()
 
 
-class Vanishing:
-    """A client on a connection of its own, which it leaves without a word."""
-
-    def __init__(self, url: str, path: str, body: bytes, length: int | None = None) -> None:
-        self.port = int(url.rsplit(":", 1)[1])
-        self.head = (
-            f"POST /e/x{path} HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body) if length is None else length}\r\n\r\n"
-        ).encode()
-        self.body = body
-
-    async def __aenter__(self) -> asyncio.StreamReader:
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
-        self.writer.write(self.head + self.body)
-        await self.writer.drain()
-        return self.reader
-
-    async def __aexit__(self, *exc: object) -> None:
-        self.writer.transport.abort()
-        with contextlib.suppress(ConnectionError):
-            await self.writer.wait_closed()
+def vanishing(url: str, path: str, body: bytes, length: int | None = None) -> Connected:
+    """A client that has sent a request, and goes away at the end of the block."""
+    length = len(body) if length is None else length
+    head = f"POST /e/x{path} HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\ncontent-length: {length}"
+    return connected(url, head.encode() + b"\r\n\r\n" + body)
 
 
 async def in_time(attempt: Any) -> None:
@@ -67,32 +50,17 @@ async def engine_stops(stub: EngineStub) -> float:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
-@pytest.mark.parametrize("events", [0, 3])
-async def test_a_stream(path: str, events: int) -> None:
+@pytest.mark.parametrize(("stream", "events"), [(False, 0), (True, 0), (True, 3)])
+async def test_a_client_leaves_before_its_answer_or_in_it(path: str, stream: bool, events: int) -> None:
     async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front:
 
         async def attempt() -> float:
             if not events:
                 stub.faults.append(Fault("hang"))
             asked = len(stub.llm_requests())
-            async with Vanishing(front.url, path, request_for(path, stream=True, content=WORDS)) as answer:
+            async with vanishing(front.url, path, request_for(path, stream=stream, content=WORDS)) as (answer, _):
                 for _ in range(events):
                     await answer.readuntil(b"data: ")
-                await until(lambda: len(stub.llm_requests()) > asked)
-            return await engine_stops(stub)
-
-        await in_time(attempt)
-        await until(lambda: front.running == 0 and front.gate.in_flight == 0)
-        assert set(front.lost) == {"disconnected"} and not front.calls
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
-async def test_a_document(path: str) -> None:
-    async with EngineStub(delay_s=300.0) as stub, Front(stub.url) as front:
-
-        async def attempt() -> float:
-            asked = len(stub.llm_requests())
-            async with Vanishing(front.url, path, request_for(path, stream=False)):
                 await until(lambda: len(stub.llm_requests()) > asked)
             return await engine_stops(stub)
 
@@ -106,7 +74,7 @@ async def test_a_stream_that_is_only_kept_alive(path: str) -> None:
     async with EngineStub(delay_s=300.0) as stub, Front(stub.url, keep_alive_s=0.05) as front:
 
         async def attempt() -> float:
-            async with Vanishing(front.url, path, request_for(path, stream=True)) as answer:
+            async with vanishing(front.url, path, request_for(path, stream=True)) as (answer, _):
                 await answer.readuntil(b"ping" if path == MESSAGES else b": waiting")
             return await engine_stops(stub)
 
@@ -120,7 +88,7 @@ async def test_a_client_that_did_not_read() -> None:
 
         async def attempt() -> float:
             body = request_for(CHAT, stream=True, content="say: " + "wordy " * 2600)
-            async with Vanishing(front.url, CHAT, body) as answer:
+            async with vanishing(front.url, CHAT, body) as (answer, _):
                 await answer.readuntil(b"\r\n\r\n")
                 answer._transport.pause_reading()  # type: ignore[attr-defined]
                 await asyncio.sleep(0.2)
@@ -136,7 +104,7 @@ async def test_held_at_the_gate_it_never_reaches_the_engine() -> None:
     async with EngineStub() as stub, Front(stub.url, hold_s=60.0) as front:
         front.close_gate()
         for path in (CHAT, MESSAGES, "/v1/embeddings"):
-            async with Vanishing(front.url, path, request_for(CHAT, stream=True)):
+            async with vanishing(front.url, path, request_for(CHAT, stream=True)):
                 await until(lambda: front.gate.waiting == 1)
             await until(lambda: front.gate.waiting == 0, LIMIT_S * TRIES)
         front.open_gate(1)
@@ -145,7 +113,7 @@ async def test_held_at_the_gate_it_never_reaches_the_engine() -> None:
 
 
 async def test_in_the_middle_of_its_request_it_asks_nothing(stub: EngineStub, front: Front) -> None:
-    async with Vanishing(front.url, CHAT, b'{"model":', length=1000):
+    async with vanishing(front.url, CHAT, b'{"model":', length=1000):
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.05)
     assert stub.requests == [] and front.of(CallStarted) == []
@@ -162,5 +130,5 @@ async def test_what_passes_through_ends_too(stub: EngineStub, front: Front) -> N
 async def _hang(front: Front) -> None:
     """Beam search is not captured: its answer passes as it is."""
     body = json.dumps({"model": "stub", "prompt": "hi", "use_beam_search": True}).encode()
-    async with Vanishing(front.url, COMPLETIONS, body) as answer:
+    async with vanishing(front.url, COMPLETIONS, body) as (answer, _):
         await answer.read()

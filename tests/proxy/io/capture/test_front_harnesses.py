@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.identity.headers import Headers
-from ajet_proxy.core.identity.keys import Claims, Keys
-from ajet_proxy.core.identity.ladder import identify, key_of
 from ajet_proxy.core.ledger.events import CallStarted, EpisodeOpened
 from ajet_proxy.core.trajectory.timeline import merge
 from ajet_sdk.routes import Abort
@@ -54,8 +51,7 @@ def turns_of(answer: Answer) -> list[dict[str, Any]]:
     """The content blocks of a streamed answer of the Messages API, as a client keeps them."""
     assert answer.status == 200
     blocks: list[dict[str, Any]] = []
-    lines = [line for event in answer.body.decode().split("\n\n") for line in event.split("\n")]
-    for event in (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")):
+    for event in answer.events():
         if event["type"] == "content_block_start":
             blocks.append(dict(event["content_block"], written=""))
         elif event["type"] == "content_block_delta":
@@ -126,16 +122,6 @@ async def test_side_calls_of_one_session_are_timelines_of_their_own() -> None:
     assert {event.identified_by for event in front.of(CallStarted)} == {"harness"}
 
 
-def test_codex_names_its_session_in_headers_and_body() -> None:
-    body = {"model": "stub", "prompt_cache_key": SESSION, "store": False, "stream": True, "input": []}
-    for headers, way in ((CODEX, "harness"), ({"authorization": "Bearer none"}, "body")):
-        found = identify(
-            path="/v1/responses", headers=Headers(headers), body=body,
-            claims=Keys(b"k" * 32).authenticate(key_of("/v1/responses", Headers(headers)), 0.0),
-        )  # fmt: skip
-        assert (found.episode, found.identified_by) == (SESSION, way)
-
-
 async def test_an_agent_that_sends_nothing_is_known_by_its_history(front: Front) -> None:
     """qwen-code: neither a header nor a field; its side calls are episodes of their own."""
     headers = {"user-agent": "QwenCode/0.15.0 (linux; x64)", "authorization": "Bearer none"}
@@ -165,7 +151,7 @@ async def test_a_session_outlives_its_episode(front: Front, headers: dict[str, s
             answer = await send(front.url + CHAT, body=HELLO | asked | body, headers=headers)
             assert answer.status == 200
             opened.append(answer.headers["x-ajet-episode"])
-        front.store.post(front.store.commands.abort(opened[-1], Abort(), at=front.clock.now()))
+        front.do("abort", opened[-1], Abort())
     assert opened == [SESSION] * 2 + [f"{SESSION}.2"] * 2 + [f"{SESSION}.3"] * 2
     assert not front.lost
 
@@ -176,7 +162,7 @@ async def test_a_session_whose_episode_ends_while_a_request_waits_goes_on_in_the
     waiting = asyncio.create_task(send(front.url + CHAT, body=HELLO, headers=CODEX))
     await asyncio.wait([waiting], timeout=0.2)
     assert front.gate.waiting == 1
-    front.store.post(front.store.commands.abort(SESSION, Abort(), at=front.clock.now()))
+    front.do("abort", SESSION, Abort())
     front.open_gate(1)
     assert (await waiting).headers["x-ajet-episode"] == f"{SESSION}.2"
 
@@ -188,11 +174,3 @@ async def test_a_sessions_reward_is_its_latest_episodes_and_seals_it(front: Fron
         assert (await send(front.url + "/v1/models", method="GET", headers=rewarded)).status == 200
         assert front.store.state.episodes[episode].reward() == number
         assert front.store.state.episodes[episode].state != "open"
-
-
-async def test_tenants_that_use_one_session_name_do_not_meet() -> None:
-    async with EngineStub() as stub, Front(stub.url, admin_secret="secret") as front:
-        for tenant in ("a", "b"):
-            key = {"authorization": f"Bearer {front.keys.issue(Claims('agent', tenant))}"}
-            answer = await send(front.url + CHAT, body=HELLO, headers=CODEX | key)
-            assert (answer.status, answer.headers["x-ajet-episode"]) == (200, f"{SESSION}@{tenant}")

@@ -72,15 +72,6 @@ async def test_twins_that_were_told_the_same_are_never_mixed(front: Front) -> No
     assert 'ajet_lineage_total{found="ambiguous"} 1' in front.metrics.render()
 
 
-async def test_ids_of_tool_calls_tell_twins_apart(front: Front) -> None:
-    twins = [await send(front.url + CHAT, body=body("hi", tools=[TOOL])) for _ in range(2)]
-    for twin in twins:
-        call = told(twin)["tool_calls"][0]["id"]
-        result = {"role": "tool", "tool_call_id": call, "content": "higher"}
-        again = await send(front.url + CHAT, body=body("hi", told(twin), result, tools=[TOOL]))
-        assert episode_of(again) == episode_of(twin)
-
-
 async def test_each_client_has_its_own_histories(front: Front) -> None:
     mine, theirs = {"authorization": "Bearer sk-mine"}, {"x-api-key": "sk-theirs"}
     first = await send(front.url + CHAT, body=body("hi"), headers=mine)
@@ -144,7 +135,7 @@ async def test_an_episode_that_ends_while_its_call_is_held_leaves_the_call_to_a_
     front.close_gate()
     asking = asyncio.create_task(send(front.url + CHAT, body=body("hi", told(first), "more")))
     await until(lambda: front.gate.waiting == 1)
-    front.store.post(front.store.commands.seal(episode_of(first), at=front.clock.now()))
+    front.do("seal", episode_of(first))
     front.open_gate(1)
     again = await asking
     assert again.status == 200 and episode_of(again) != episode_of(first)

@@ -13,26 +13,8 @@ from ajet_proxy.core.ledger.events import EpisodeOpened, EpisodeSealed, RewardGi
 from ajet_proxy.io.capture import front as http_front
 from ajet_proxy.io.capture import pipeline
 from tests.kit.engine_stub import EngineStub
-from tests.kit.wire import Answer, send
-from tests.proxy.io.front import CHAT, Front
-from tests.proxy.serving import eventually
-
-BODY = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
-SECRET = "an-admin-secret-of-length"
-
-
-async def get(url: str, **headers: str) -> Answer:
-    return await send(url, method="GET", headers=headers)
-
-
-def error(answer: Answer, status: int) -> dict[str, Any]:
-    found: dict[str, Any] = answer.json()["error"]
-    assert answer.status == status, found
-    return found
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
+from tests.kit.wire import send
+from tests.proxy.io.front import BODY, CHAT, SECRET, Front, bearer, error, get, until
 
 
 async def test_a_reward_rides_on_any_request(front: Front) -> None:
@@ -57,11 +39,7 @@ async def test_a_request_goes_on_once_its_reward_is_on_disk(stub: EngineStub, fr
     headers = {"X-AJet-Reward": "1"}
     method = "GET" if route == "/v1/models" else "POST"
     asked = asyncio.ensure_future(send(f"{front.url}/e/ep{route}", method=method, body=BODY, headers=headers))
-
-    async def told() -> object:
-        return front.of(RewardGiven)
-
-    await eventually(told)
+    await until(lambda: front.of(RewardGiven))
     await asyncio.sleep(0.1)
     assert not asked.done() and len(stub.requests) == known
     front.store.slow.set()
@@ -114,25 +92,22 @@ async def test_a_name_in_the_body_says_whose_reward_it_is_on_any_route(front: Fr
     assert [(event.episode, event.value) for event in front.of(RewardGiven)] == [("bob", 1.0)]
 
 
-async def test_a_reward_may_ride_on_the_first_call(front: Front) -> None:
-    headers = {"X-AJet-Reward": "0.5", "X-AJet-Task": "t", "X-AJet-Eval": "1"}
-    assert (await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers)).status == 200
-    (opened,) = front.of(EpisodeOpened)
-    assert (opened.task, opened.eval, opened.identified_by) == ("t", True, "path")
-    assert len(front.of(RewardGiven)) == 1
-
-
+@pytest.mark.parametrize("first", [CHAT, "/v1/models"])
 @pytest.mark.parametrize("name", ["path", "header", "harness"])
-async def test_a_reward_on_a_request_that_makes_no_call_opens_its_episode_too(front: Front, name: str) -> None:
+async def test_a_reward_opens_its_episode_on_a_call_and_on_a_request_that_makes_none(
+    front: Front, name: str, first: str
+) -> None:
     url = f"{front.url}/e/ep" if name == "path" else front.url
     headers = {"path": {}, "header": {"X-AJet-Episode": "ep"}, "harness": {"session-id": "ep"}}[name]
-    for value in ("0.25", "0.5"):
-        labels = {"X-AJet-Reward": value, "X-AJet-Task": "t"}
-        assert (await get(f"{url}/v1/models", **labels, **headers)).status == 200
+    for value, route in (("0.25", first), ("0.5", "/v1/models")):
+        labels = {"X-AJet-Reward": value, "X-AJet-Task": "t", "X-AJet-Eval": "1"} | headers
+        method = "POST" if route == CHAT else "GET"
+        assert (await send(url + route, method=method, body=BODY, headers=labels)).status == 200
     await send(url + CHAT, body=BODY, headers=headers)
     (opened,) = front.of(EpisodeOpened)
-    assert (opened.episode, opened.task, opened.identified_by) == ("ep", "t", name)
-    assert [event.value for event in front.of(RewardGiven)] == [0.25, 0.5] and len(front.calls) == 1
+    assert (opened.episode, opened.task, opened.eval, opened.identified_by) == ("ep", "t", True, name)
+    assert [event.value for event in front.of(RewardGiven)] == [0.25, 0.5]
+    assert len(front.calls) == (2 if first == CHAT else 1)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models"])

@@ -40,13 +40,6 @@ class Run:
         return answer
 
 
-def seal(front: Front, episode: str) -> None:
-    from ajet_sdk.routes import Reward
-
-    commands, at = front.store.commands, front.clock.now()
-    front.store.post(commands.reward(episode, Reward(1.0), reward_id=f"rew-{at}", at=at))
-
-
 @pytest.mark.parametrize("name", NAMES)
 async def test_runs_that_begin_alike_under_one_name_have_an_episode_each(front: Front, name: Any) -> None:
     """Whether one after another or at a time, and nobody's reward is another's."""
@@ -89,20 +82,6 @@ async def test_a_request_that_is_sent_again_is_no_second_run(stub: EngineStub, f
     assert not front.of(NameShared)
 
 
-async def test_a_call_that_goes_on_from_a_sealed_episode_shows_that_its_name_is_no_runs(front: Front) -> None:
-    one, two = (Run(front, ({}, {"user": "me"}), text) for text in ("task a", "task b"))
-    await one.turn()
-    await two.turn()
-    assert {*one.episodes, *two.episodes} == {"me"}
-    assert "several conversations" in str(front.store.trouble)
-    seal(front, "me")
-    await two.turn()
-    assert two.episodes[-1].startswith("ep-") and len(front.of(NameShared)) == 1
-    await two.turn()
-    assert two.episodes[-1] == two.episodes[-2]
-    assert "several conversations" not in str(front.store.trouble)
-
-
 async def test_a_restart_forgets_no_episode_that_a_call_may_go_on_from(tmp_path: Path) -> None:
     said: list[Any] = [says("task a")]
 
@@ -119,17 +98,6 @@ async def test_a_restart_forgets_no_episode_that_a_call_may_go_on_from(tmp_path:
             await client.control("POST", "/episodes/me/rewards", {"value": 1.0})
         async with serving(tmp_path, upstream=(stub.url,)) as client:
             assert (await turn(client)).startswith("ep-")
-
-
-async def test_a_new_conversation_after_a_seal_opens_the_next_of_the_name(front: Front) -> None:
-    opened = []
-    for _ in range(3):
-        run = Run(front, ({}, {"user": "me"}), "the same task")
-        await run.turn()
-        opened += run.episodes
-        seal(front, run.episodes[-1])
-    assert opened == ["me", "me.2", "me.3"]
-    assert not front.of(NameShared)
 
 
 async def test_names_in_bodies_may_be_left_out() -> None:

@@ -12,11 +12,10 @@ import pytest
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallStarted
-from ajet_sdk.routes import Reward
 from tests.kit.engine_stub import EngineStub, Fault
-from tests.proxy.io.front import CHAT, COMPLETIONS, Front, leave, until
+from tests.kit.wire import send
+from tests.proxy.io.front import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Front, bearer, leave, until
 
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 DIALECTS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 FIRST = [{"role": "user", "content": "say: one two three"}]
 AFTER = [*FIRST, {"role": "assistant", "content": "nothing came"}, {"role": "user", "content": "say: go on"}]
@@ -102,25 +101,6 @@ async def test_what_the_agent_sent_is_its_own_fault(stub: EngineStub, front: Fro
     assert unanswered(front) == []
 
 
-@pytest.mark.parametrize("path", DIALECTS)
-async def test_a_retry_falls_back_to_a_whole_answer(stub: EngineStub, front: Front, path: str) -> None:
-    for _ in range(3):
-        stub.faults.append(Fault("cut", after=40))
-        await ask(front, path, FIRST, stream=True)
-        assert reasons(front) == ["truncated"], "the last of them stands for all"
-    assert await ask(front, path, FIRST) == 200
-    assert unanswered(front) == []
-
-
-async def test_a_retry_in_another_dialect(stub: EngineStub, front: Front) -> None:
-    stub.faults.append(Fault("status", status=404, times=9))
-    await ask(front, RESPONSES, FIRST)
-    assert reasons(front) == ["refused"]
-    stub.faults.clear()
-    assert await ask(front, CHAT, FIRST) == 200
-    assert unanswered(front) == []
-
-
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_several_choices_are_one_attempt(stub: EngineStub, front: Front, path: str) -> None:
     stub.faults.append(Fault("cut", after=40))
@@ -128,23 +108,6 @@ async def test_several_choices_are_one_attempt(stub: EngineStub, front: Front, p
     assert reasons(front) == ["truncated"]
     assert await ask(front, path, FIRST, n=2) == 200
     assert unanswered(front) == []
-
-
-async def test_no_engine_can_be_reached() -> None:
-    async with Front("http://127.0.0.1:9") as front:
-        assert await ask(front, CHAT, FIRST) == 502
-        assert reasons(front) == ["engine_error"]
-
-
-async def test_a_stream_that_the_agent_breaks_off_is_its_own_affair() -> None:
-    async with EngineStub(delay_s=0.01) as stub, Front(stub.url) as front:
-        async with aiohttp.ClientSession() as http:
-            body = body_of(CHAT, LONG, stream=True) | {"max_tokens": 1000}
-            async with http.post(f"{front.url}/e/x{CHAT}", json=body) as answer:
-                await answer.content.readany()
-        await until(lambda: front.lost)
-        assert front.lost == ["disconnected"]
-        assert unanswered(front) == []
 
 
 async def gives_up(front: Front, path: str, *, after_s: float = 1.5, said: Any = FIRST, **more: Any) -> None:
@@ -290,10 +253,8 @@ async def test_a_reward_that_the_disk_does_not_take(front: Front) -> None:
     """Its request goes no further."""
     key = front.open("x")
     front.store.full = True
-    headers = {"Authorization": f"Bearer {key}", "X-AJet-Reward": "0.5"}
-    async with aiohttp.ClientSession(headers=headers) as http:
-        answer = await http.post(f"{front.url}{CHAT}", json=body_of(CHAT, FIRST))
-    assert answer.status == 503
+    headers = bearer(key) | {"X-AJet-Reward": "0.5"}
+    assert (await send(front.url + CHAT, body=body_of(CHAT, FIRST), headers=headers)).status == 503
     await until(lambda: unanswered(front))
     assert (unanswered(front)[0]["reason"], unanswered(front)[0]["detail"]) == ("unserved", "journal")
 
@@ -307,20 +268,3 @@ async def test_one_who_comes_again_and_again_is_noted_once() -> None:
             assert await ask(front, CHAT, FIRST) == 503
         assert reasons(front) == ["unserved"]
         assert len(front.store.durable) == before + 1
-
-
-async def test_a_request_that_names_nothing_leaves_no_trace_if_it_opens_no_episode() -> None:
-    async with EngineStub() as stub, Front(stub.url, hold_s=0.01) as front:
-        front.close_gate()
-        assert await ask(front, CHAT, FIRST, episode="never") == 503
-        assert not front.store.state.episodes
-
-
-async def test_an_episode_whose_only_call_was_lost_is_the_worlds(stub: EngineStub, front: Front) -> None:
-    stub.faults.append(Fault("status", status=500))
-    await ask(front, CHAT, FIRST)
-    store = front.store
-    store.post(store.commands.reward("x", Reward(1.0), reward_id="r", at=front.clock.now()))
-    record = views.record(store.state, "x")
-    assert (record["state"], record["reason"], record["cause"]) == ("discarded", "incomplete_call", "infra")
-    assert reasons(front) == ["refused"]

@@ -9,7 +9,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ajet_sdk.routes import Policy
 from ajet_sdk.sample import Call
 from tests.kit.engine_stub import EngineStub, Received
 from tests.kit.wire import send
@@ -59,7 +58,7 @@ async def through_a_change(front: Front, stub: EngineStub, *, stream: bool, labe
 
 
 async def test_a_call_that_names_no_model_is_the_only_ones(stub: EngineStub, front: Front) -> None:
-    front.store.post(front.store.commands.announce(Policy("stub", 5, (stub.url,)), at=front.clock.now()))
+    front.announce("stub", 5, stub.url)
     body = {name: value for name, value in BODY[CHAT].items() if name != "model"}
     assert (await send(front.url + "/e/ep" + CHAT, body=body)).status == 200
     (call,) = front.calls
@@ -92,20 +91,14 @@ async def test_an_engine_that_cannot_tell_is_not_asked(stub: EngineStub, front: 
     assert not any(map(asked, stub.llm_requests()))
 
 
-async def test_a_stream_over_a_change_is_told_apart_by_the_engine() -> None:
-    async with EngineStub(label="0") as stub, Front(stub.url) as front:
+@pytest.mark.parametrize("label", ["1", None])
+async def test_a_stream_over_a_change_is_told_apart_by_the_engine_or_by_time_and_then_marked(label: str | None) -> None:
+    async with EngineStub(label=label and "0") as stub, Front(stub.url) as front:
         await ask(front)
-        call = await through_a_change(front, stub, stream=True, label="1")
+        call = await through_a_change(front, stub, stream=True, label=label)
         (one, before), (two, after) = call.policy_versions
         assert (one, two, before + after) == (0, 1, len(call.token_ids))
-        assert not call.version_uncertain
-
-
-async def test_a_stream_over_a_change_is_told_apart_by_time_and_marked(stub: EngineStub, front: Front) -> None:
-    call = await through_a_change(front, stub, stream=True, label=None)
-    (one, before), (two, after) = call.policy_versions
-    assert (one, two, before + after) == (0, 1, len(call.token_ids))
-    assert call.version_uncertain
+        assert call.version_uncertain is (label is None)
 
 
 async def test_an_answer_in_one_piece_over_a_change_counts_as_the_older_weights_and_is_marked(

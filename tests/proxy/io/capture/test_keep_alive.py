@@ -4,6 +4,7 @@ loop's time moves on to whatever comes next."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
@@ -39,9 +40,19 @@ class ScriptedLoop(asyncio.SelectorEventLoop):
         return self.now
 
 
-def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def play(story: Coroutine[Any, Any, None]) -> None:
     with asyncio.Runner(loop_factory=ScriptedLoop) as runner:
-        runner.run(story())
+        runner.run(story)
+
+
+def scripted(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is played in such a loop."""
+
+    @functools.wraps(story)
+    def test(*args: Any, **more: Any) -> None:
+        play(story(*args, **more))
+
+    return test
 
 
 class Saying:
@@ -75,68 +86,58 @@ def keeping(response: Any, exchange: Any = None, every_s: float = EVERY_S) -> Ke
     return KeepAlive(response, exchange or Saying(), every_s)
 
 
-def test_silence_is_filled_once_it_has_lasted_and_then_as_often() -> None:
-    async def story() -> None:
-        response = Response()
-        with keeping(response) as silence:
-            await asyncio.sleep(10)
-            silence.heard()
-            await asyncio.sleep(50)
-        await asyncio.sleep(100)
-        assert response.times == pytest.approx([25, 40, 55])
-
-    play(story)
+@scripted
+async def test_silence_is_filled_once_it_has_lasted_and_then_as_often() -> None:
+    response = Response()
+    with keeping(response) as silence:
+        await asyncio.sleep(10)
+        silence.heard()
+        await asyncio.sleep(50)
+    await asyncio.sleep(100)
+    assert response.times == pytest.approx([25, 40, 55])
 
 
 @pytest.mark.parametrize(("every_s", "said"), [(0, Saying.said), (EVERY_S, b"")])
-def test_nothing_is_said_where_it_is_switched_off_or_there_is_nothing_to_say(every_s: float, said: bytes) -> None:
-    async def story() -> None:
-        response, exchange = Response(), Saying()
-        exchange.said = said
-        with keeping(response, exchange, every_s):
-            await asyncio.sleep(100)
-        assert response.written == []
-
-    play(story)
+@scripted
+async def test_nothing_is_said_where_it_is_switched_off_or_there_is_nothing_to_say(every_s: float, said: bytes) -> None:
+    response, exchange = Response(), Saying()
+    exchange.said = said
+    with keeping(response, exchange, every_s):
+        await asyncio.sleep(100)
+    assert response.written == []
 
 
-def test_a_client_that_does_not_read_is_told_once() -> None:
-    async def story() -> None:
-        response = Response()
-        response.reading.clear()
-        with keeping(response) as silence:
-            await asyncio.sleep(100)
-            assert len(response.written) == 1
-            response.reading.set()
-            assert silence._writing is not None
-            await silence._writing
-
-    play(story)
-
-
-def test_what_was_about_to_be_said_is_not_said_after_the_end() -> None:
-    async def story() -> None:
-        response = Response()
-        with keeping(response, every_s=60.0) as silence:
-            silence._since -= 60.0
-            silence._look()
-        assert silence._writing is not None
-        await silence._writing
-        assert response.written == []
-
-    play(story)
-
-
-def test_a_client_that_went_away_is_no_error() -> None:
-    async def story() -> None:
-        response = Response()
-        response.error = ConnectionResetError()
-        with keeping(response) as silence:
-            await asyncio.sleep(20)
+@scripted
+async def test_a_client_that_does_not_read_is_told_once() -> None:
+    response = Response()
+    response.reading.clear()
+    with keeping(response) as silence:
+        await asyncio.sleep(100)
+        assert len(response.written) == 1
+        response.reading.set()
         assert silence._writing is not None
         await silence._writing
 
-    play(story)
+
+@scripted
+async def test_what_was_about_to_be_said_is_not_said_after_the_end() -> None:
+    response = Response()
+    with keeping(response, every_s=60.0) as silence:
+        silence._since -= 60.0
+        silence._look()
+    assert silence._writing is not None
+    await silence._writing
+    assert response.written == []
+
+
+@scripted
+async def test_a_client_that_went_away_is_no_error() -> None:
+    response = Response()
+    response.error = ConnectionResetError()
+    with keeping(response) as silence:
+        await asyncio.sleep(20)
+    assert silence._writing is not None
+    await silence._writing
 
 
 # --- whatever is hidden
@@ -170,7 +171,7 @@ def schedule(exchange: Exchange, chunks: list[bytes], dice: random.Random) -> tu
                     await give(exchange.release())
         await give(exchange.finish())
 
-    play(story)
+    play(story())
     times = [0.0, *(at for at, data in got.written if data.replace(COMMENT, b"") and at <= ended[0]), ended[0]]
     gaps = [after - before for before, after in pairwise(times)]
     return b"".join(data for _, data in got.written), gaps

@@ -12,15 +12,25 @@ import openai
 import pytest
 
 from ajet_proxy.core.protocol.dialect import COMMENT
-from ajet_sdk.routes import Policy
+from tests.kit.answering import listening
 from tests.kit.engine_stub import EngineStub, Fault
-from tests.kit.engine_tokens import encode
+from tests.kit.engine_tokens import encode, logprob_of
 from tests.kit.tapes import steady
 from tests.kit.wire import Answer, send
-from tests.proxy.io.front import CHAT, COMPLETIONS, Front, leave, until
+from tests.proxy.io.front import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Front, until
 
 TOOLS = [{"type": "function", "function": {"name": "guess", "parameters": {"type": "object"}}}]
-MESSAGES = [{"role": "user", "content": "héllo 😀"}]
+SAID = "héllo 😀"
+TOOL = {"type": "function", "name": "guess", "parameters": {"type": "object"}}
+NAMESPACE = {"type": "namespace", "name": "files", "description": "d", "tools": [TOOL]}
+PLAYS: dict[str, Any] = {"tools": [TOOL], "max_output_tokens": 200}
+ONE_CALL = '<tool_call>\n{"name": "guess", "arguments": {"number": 3}}\n</tool_call>'
+HISTORY = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "guess"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": []},
+    {"type": "function_call", "call_id": "c1", "name": "guess", "arguments": '{"number": 3}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "higher"},
+]
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {}),
     "chat-n": (CHAT, {"n": 3}),
@@ -33,12 +43,28 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "completions-ids": (COMPLETIONS, {"prompt": [1, 2, 3], "logprobs": 1, "return_token_ids": True}),
     "completions-echo": (COMPLETIONS, {"prompt": "say", "echo": True}),
     "completions-echo-logprobs": (COMPLETIONS, {"prompt": "say", "echo": True, "logprobs": 1}),
+    "responses": (RESPONSES, {}),
+    "responses-history": (RESPONSES, {"input": HISTORY, "instructions": "Be brief.", **PLAYS}),
+    "responses-text-and-call": (RESPONSES, PLAYS),
+    "responses-call": (RESPONSES, {**PLAYS, "input": f"say: {ONE_CALL}"}),
+    "responses-calls": (RESPONSES, {**PLAYS, "input": f"say: {ONE_CALL}\n{ONE_CALL}"}),
+    "responses-namespace": (RESPONSES, {**PLAYS, "tools": [{"type": "web_search"}, NAMESPACE]}),
+    "responses-stop": (RESPONSES, {"stop": ["e"]}),
+    "responses-length": (RESPONSES, {"max_output_tokens": 2}),
+    "responses-logprobs": (RESPONSES, {"include": ["message.output_text.logprobs"]}),
+    "responses-ids": (RESPONSES, {"enable_response_messages": True}),
 }
+SCORED = ("responses-call", "responses-calls")
+FINISHES = {"responses-length": "length", "responses-history": "stop"}
+CHOICES = {"chat-n": 3, "completions-n": 4}
 
 
 def body_for(path: str, **more: Any) -> dict[str, Any]:
-    common = {"model": "stub", "max_tokens": 12, "seed": 7, "temperature": 0.70}
-    return {**common, **({"messages": MESSAGES} if path == CHAT else {}), **more}
+    common: dict[str, Any] = {"model": "stub", "seed": 7, "temperature": 0.70}
+    if path == RESPONSES:
+        return {**common, "input": SAID, "max_output_tokens": 40, **more}
+    said = {} if path == COMPLETIONS else {"messages": [{"role": "user", "content": SAID}]}
+    return {**common, "max_tokens": 12, **said, **more}
 
 
 def visible(answer: Answer) -> dict[str, str]:
@@ -63,9 +89,9 @@ def by_choice(answer: Answer) -> list[bytes]:
 async def test_the_agent_sees_what_the_engine_would_have_sent(name: str, stream: bool, split_seed: int | None) -> None:
     path, more = ASKED[name]
     body = body_for(path, stream=stream, **more)
-    if stream:
+    if stream and path != RESPONSES:
         body["stream_options"] = {"include_usage": True}
-    async with EngineStub(split_seed=split_seed) as stub, Front(stub.url) as front:
+    async with EngineStub(split_seed=split_seed, group=2 if path == RESPONSES else 1) as stub, Front(stub.url) as front:
         direct = await send(stub.url + path, body=body)
         answer = await send(f"{front.url}/e/ep-1{path}", body=body)
     assert (answer.status, visible(answer)) == (direct.status, visible(direct))
@@ -73,26 +99,16 @@ async def test_the_agent_sees_what_the_engine_would_have_sent(name: str, stream:
     assert answer.headers["x-ajet-episode"] == "ep-1"
     ids = answer.headers["x-ajet-call"].split(",")
     assert [call.call for call in front.calls] == ids and front.running == 0
-    assert len(ids) == {"chat-n": 3, "completions-n": 4}.get(name, 1)
+    assert len(ids) == CHOICES.get(name, 1)
     for call in front.calls:
-        assert call.prompt_token_ids and call.token_ids and len(call.token_ids) == len(call.logprobs)
-        assert all(logprob < 0 for logprob in call.logprobs)
-
-
-async def test_no_header_is_added_to_an_engine_that_sends_few() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 Fine\r\nX-Case: 1\r\ncontent-length: 2\r\n\r\n{}")
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server, Front(f"http://{host}:{port}") as front:
-        passed = await send(f"{front.url}/v1/models", method="GET")
-        captured = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT))
-    assert passed.headers == {"x-case": "1", "content-length": "2", "connection": "close"}
-    assert set(captured.headers) == {*passed.headers, "x-ajet-episode", "x-ajet-call"}
-    assert captured.body == passed.body == b"{}"
+        known = (*call.prompt_token_ids, *call.token_ids)
+        places = range(len(call.prompt_token_ids), len(known))
+        assert call.prompt_token_ids and call.token_ids
+        assert call.logprobs == tuple(logprob_of(known[max(0, place - 16) : place], known[place]) for place in places)
+        assert ("scored_logprobs" in call.altered) == (name in SCORED)
+        if path == RESPONSES:
+            assert call.finish_reason == FINISHES.get(name, "tool_calls" if "tools" in body else "stop")
+    assert len(stub.llm_requests()) == (3 if name in SCORED else 2)
 
 
 async def test_an_unmodified_client_streams_and_retries() -> None:
@@ -100,7 +116,7 @@ async def test_an_unmodified_client_streams_and_retries() -> None:
         stub.faults.append(Fault("status", status=500))
         async with openai.AsyncOpenAI(base_url=f"{front.url}/e/x/v1", api_key="EMPTY") as client:
             stream = await client.chat.completions.create(
-                model="stub", messages=MESSAGES, tools=TOOLS, tool_choice="required", stream=True  # type: ignore[arg-type]
+                model="stub", messages=body_for(CHAT)["messages"], tools=TOOLS, tool_choice="required", stream=True  # type: ignore[arg-type]
             )
             async with stream:
                 said = [chunk.choices[0].delta async for chunk in stream]
@@ -152,13 +168,12 @@ async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, s
     assert len(front.calls) == 1
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 async def test_a_client_hears_something_until_its_call_is_on_disk(path: str) -> None:
     """Also if the engine itself has long said all: the end is held back."""
-    asked = {"prompt": "say"} if path == COMPLETIONS else {"input": "say"} if path == "/v1/responses" else {}
     async with EngineStub() as stub, Front(stub.url, keep_alive_s=0.1) as front, aiohttp.ClientSession() as client:
         front.store.slow.clear()
-        body = {"model": "stub", "max_tokens": 3, "messages": MESSAGES, "stream": True, **asked}
+        body = body_for(path, stream=True, **({"prompt": "say"} if path == COMPLETIONS else {}))
         async with client.post(f"{front.url}/e/x{path}", json=body) as answer:
             await until(lambda: front.calls)
             seen = answer.content.read_nowait()
@@ -177,19 +192,6 @@ async def test_a_keep_alive_does_not_replace_the_limit_on_silence() -> None:
         status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True))
     assert (status, ended) == (200, False) and got == COMMENT * got.count(COMMENT) != b""
     assert front.lost == ["truncated"]
-
-
-async def test_tokens_belong_to_the_weights_that_sampled_them() -> None:
-    async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front, aiohttp.ClientSession() as client:
-        front.store.post(front.store.commands.announce(Policy("stub", 1), at=front.clock.now()))
-        async with client.post(f"{front.url}/e/x{CHAT}", json=body_for(CHAT, stream=True)) as answer:
-            for _ in range(4):
-                await answer.content.readuntil(b"\n\n")
-            front.store.post(front.store.commands.announce(Policy("stub", 2), at=front.clock.now()))
-            await answer.content.read()
-    (call,) = front.calls
-    (one, before), (two, after) = call.policy_versions
-    assert (one, two) == (1, 2) and before + after == len(call.token_ids) and before >= 1 <= after
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -256,9 +258,7 @@ async def test_what_came_before_the_cut_is_not_lost_while_the_proxy_was_busy() -
         await writer.wait_closed()
         cut.set()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server, Front(f"http://{host}:{port}") as front:
+    async with listening(serve) as url, Front(url) as front:
         front.store.slow.clear()
         asking = asyncio.create_task(read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True)))
         await cut.wait()
@@ -280,20 +280,23 @@ async def test_a_document_cut_in_the_middle_is_a_502(stub: EngineStub, front: Fr
     assert front.lost == ["truncated"] and front.running == 0
 
 
-@pytest.mark.parametrize(("kind", "reason", "stream"), [
-    ("error_event", "engine_error", True), ("no_finish", "truncated", True),
-    *[(kind, reason, stream) for stream in (False, True) for kind, reason in (
-        ("no_token_ids", "no_token_ids"), ("no_logprobs", "no_logprobs"), ("abort", "engine_aborted"),
+@pytest.mark.parametrize(("path", "kind", "reason", "stream"), [
+    *[(path, kind, reason, True) for path in (CHAT, RESPONSES) for kind, reason in (
+        ("error_event", "engine_error"), ("no_finish", "truncated"), ("no_token_ids", "no_token_ids"),
         ("not_vllm", "capture_failed"),
     )],
+    *[(CHAT, kind, reason, stream) for stream in (False, True) for kind, reason in (
+        ("no_logprobs", "no_logprobs"), ("abort", "engine_aborted"),
+    )],
+    (CHAT, "no_token_ids", "no_token_ids", False), (CHAT, "not_vllm", "capture_failed", False),
 ])  # fmt: skip
 async def test_an_answer_without_a_call_reaches_the_agent_all_the_same(
-    stub: EngineStub, front: Front, kind: str, reason: str, stream: bool
+    stub: EngineStub, front: Front, path: str, kind: str, reason: str, stream: bool
 ) -> None:
     headers = {"x-stub-fault": json.dumps({"kind": kind, "after": 3})}
-    body = body_for(CHAT, stream=stream)
-    direct = await send(stub.url + CHAT, body=body, headers=headers)
-    answer = await send(f"{front.url}/e/x{CHAT}", body=body, headers=headers)
+    body = body_for(path, stream=stream)
+    direct = await send(stub.url + path, body=body, headers=headers)
+    answer = await send(f"{front.url}/e/x{path}", body=body, headers=headers)
     assert answer.status == direct.status == 200
     assert steady(answer.body) == steady(direct.body)
     assert front.lost == [reason] and not front.calls and front.running == 0
@@ -307,55 +310,28 @@ async def test_a_stream_without_its_last_event_is_whole_when_its_choices_are(stu
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_engines_refusal_passes_untouched(stream: bool) -> None:
-    for more in ({"model": "nobody"}, {"max_tokens": 10**6}):
-        body = body_for(CHAT, stream=stream, **more)
-        async with EngineStub() as stub, Front(stub.url) as front:
-            direct = await send(stub.url + CHAT, body=body)
-            answer = await send(f"{front.url}/e/x{CHAT}", body=body)
-        assert direct.status in (400, 404)
-        assert (answer.status, answer.body) == (direct.status, direct.body)
-        assert visible(answer) == visible(direct)
-        assert answer.headers["content-length"] == direct.headers["content-length"]
-        assert not set(answer.headers) & {"x-ajet-call", "x-ajet-episode"}
-        assert front.lost == ["refused"] and front.running == 0
-
-
-# --- bad days of the client
-
-
-async def leave_after(url: str, body: dict[str, Any], events: int) -> None:
-    """Ask for a stream, read `events` of it and go away."""
-    async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
-        for _ in range(events):
-            await answer.content.readuntil(b"\n\n")
-        answer.close()
-
-
-async def test_a_client_that_goes_away_ends_the_engines_request() -> None:
-    async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front:
-        await leave_after(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True, n=2, max_tokens=1000), 5)
-        await until(lambda: front.running == 0)
-        await until(lambda: stub.llm_requests()[0].cancelled)
-        assert front.lost == ["disconnected", "disconnected"] and not front.calls
-        await until(lambda: front.gate.in_flight == 0)
-
-
-@pytest.mark.parametrize("kind", ["hang", "slow"])
-async def test_a_client_that_goes_away_before_the_answer_begins(stub: EngineStub, front: Front, kind: str) -> None:
-    stub.faults.append(Fault(kind, delay_s=300.0))
-    asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT)))
-    await until(stub.llm_requests)
-    await leave(asking)
-    await until(lambda: front.lost == ["disconnected"])
-    await until(lambda: stub.llm_requests()[0].cancelled)
+@pytest.mark.parametrize(("path", "more"), [
+    (CHAT, {"model": "nobody"}), (CHAT, {"max_tokens": 10**6}), (RESPONSES, {"model": "nobody"}),
+    (RESPONSES, {"max_output_tokens": 10**6}), (RESPONSES, {"previous_response_id": "resp_nobody"}),
+])  # fmt: skip
+async def test_the_engines_refusal_passes_untouched(
+    stub: EngineStub, front: Front, path: str, more: dict[str, Any], stream: bool
+) -> None:
+    body = body_for(path, stream=stream, **more)
+    direct = await send(stub.url + path, body=body)
+    answer = await send(f"{front.url}/e/x{path}", body=body)
+    assert direct.status in (400, 404)
+    assert (answer.status, answer.body, visible(answer)) == (direct.status, direct.body, visible(direct))
+    assert answer.headers["content-length"] == direct.headers["content-length"]
+    assert not set(answer.headers) & {"x-ajet-call", "x-ajet-episode"}
+    assert front.lost in (["refused"], ["unaskable"]) and front.running == 0
 
 
 async def test_an_episode_that_is_sealed_meanwhile_does_not_disturb_the_answer() -> None:
     async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front:
         asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=True)))
         await until(lambda: front.running == 1)
-        front.store.post(front.store.commands.seal("x", at=front.clock.now()))
+        front.do("seal", "x")
         answer = await asking
     assert answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
     assert len(front.calls) == 1

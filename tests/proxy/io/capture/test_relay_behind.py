@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 
 from ajet_proxy.core.ledger import views
+from tests.kit.answering import listening
 from tests.kit.engine_stub import EngineStub, Fault
-from tests.proxy.io.capture.test_flow_control_sockets import FIRST, HEAD, LAST, TOKEN, answering, framed
-from tests.proxy.io.front import CHAT, COMPLETIONS, Front, until
+from tests.proxy.io.capture.test_flow_control_sockets import FIRST, HEAD, LAST, TOKEN, framed
+from tests.proxy.io.front import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Front, until
 
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 SAID: dict[str, Any] = {"messages": [{"role": "user", "content": "say: higher"}], "max_tokens": 50}
 ASKED: dict[str, dict[str, Any]] = {
     CHAT: {**SAID, "stream_options": {"include_usage": True}}, COMPLETIONS: {"prompt": "say"}, MESSAGES: SAID,
@@ -95,6 +95,7 @@ async def test_what_an_episode_has_settled_with_stays(stub: EngineStub, front: F
     assert front.store.state.tallies.calls == COMPLETE and front.lost == []
 
 
+@pytest.mark.usefixtures("asked_briefly")
 @pytest.mark.parametrize(("said", "calls"), [(b"", COMPLETE), (framed(TOKEN), LOST)])
 async def test_what_came_before_the_engine_broke_off_counts(said: bytes, calls: dict[str, int]) -> None:
     go_on = asyncio.Event()
@@ -107,7 +108,7 @@ async def test_what_came_before_the_engine_broke_off_counts(said: bytes, calls: 
         await reader.read()
         writer.close()
 
-    async with answering(answer) as url, Front(url) as front:
+    async with listening(answer) as url, Front(url) as front:
         try:
             async with finished(front, CHAT) as got:
                 go_on.set()

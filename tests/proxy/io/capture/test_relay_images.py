@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk.routes import Reward
 from tests.kit.engine_stub import EngineStub
 from tests.kit.tapes import steady
 from tests.kit.wire import Answer, send
-from tests.proxy.io.front import CHAT, Front
+from tests.proxy.io.front import CHAT, MESSAGES, RESPONSES, Front
 
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 DATA = "iVBORw0KGgo="
 URL = f"data:image/png;base64,{DATA}"
 QUESTION = "What is this?"
@@ -67,7 +65,7 @@ def check_refused(front: Front, answer: Answer, *, on_responses: bool = False) -
     assert (front.lost, front.calls, front.running) == (["multimodal"], [], 0)
     words = set(re.findall(r'ajet_continuity_total\{outcome="(\w+)"\}', front.metrics.render()))
     assert words == {"unsupported"} or (on_responses and not words)
-    front.store.post(front.store.commands.reward("ep", Reward(1.0), reward_id="r", at=front.clock.now()))
+    front.reward("ep")
     record = front.store.state.episodes.find("ep")
     assert record is not None and (record.state, record.reason) == ("discarded", "incomplete_call")
 

@@ -7,12 +7,14 @@ import json
 import socket
 from typing import Any
 
+import aiohttp
 import pytest
 
 from ajet_sdk.errors import NotReady
+from tests.kit.answering import address, listening
 from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import send
-from tests.proxy.io.capture.test_relay import body_for, leave_after, read_all
+from tests.proxy.io.capture.test_relay import body_for, read_all
 from tests.proxy.io.front import CHAT, Front, leave, until
 
 WITH_IDS = {"return_token_ids": True, "logprobs": True}
@@ -55,10 +57,9 @@ async def test_a_client_that_is_gone_when_its_call_is_written_has_not_made_it(fr
 async def test_an_answer_is_noted_as_sent_when_it_has_left_and_not_before(front: Front) -> None:
     asked = {"model": "stub", "messages": [{"role": "user", "content": "long"}], "n": 1000, "logprobs": True}
     body = json.dumps(asked | {"top_logprobs": 5, "max_tokens": 64}).encode()
-    host, port = front.url.removeprefix("http://").split(":")
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.connect((host, int(port)))
+        slow.connect(address(front.url))
         slow.sendall(b"POST /e/x%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" % CHAT.encode())
         slow.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
         await until(lambda: len(front.calls) == 1000)
@@ -70,6 +71,7 @@ async def test_an_answer_is_noted_as_sent_when_it_has_left_and_not_before(front:
     assert front.lost == []
 
 
+@pytest.mark.usefixtures("asked_briefly")
 async def test_a_client_that_goes_away_with_the_end_of_its_answer_has_made_the_call() -> None:
     """The engine has not closed its stream by then."""
     async with EngineStub() as stub:
@@ -82,10 +84,11 @@ async def test_a_client_that_goes_away_with_the_end_of_its_answer_has_made_the_c
         await left.wait()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server, Front(f"http://{host}:{port}") as front:
-        await leave_after(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True), whole.count(b"\n\n"))
+    async with listening(serve) as url, Front(url) as front, aiohttp.ClientSession() as client:
+        async with client.post(f"{front.url}/e/x{CHAT}", json=body_for(CHAT, stream=True)) as answer:
+            for _ in range(whole.count(b"\n\n")):
+                await answer.content.readuntil(b"\n\n")
+            answer.close()
         await until(lambda: front.store.state.tallies.calls["complete"] == 1)
         left.set()
         await until(lambda: front.gate.in_flight == 0)  # with the questions on how the engine samples

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import pytest
 
 from ajet_proxy.core.ledger.events import CallLost, Event
+from tests.kit.answering import connected, listening
 from tests.proxy.io.front import Front
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -70,7 +71,7 @@ class Wire:
 
     async def ask(self, url: str, request: bytes, *, bodyless: bool = False) -> Heard:
         """What is answered to `request` when it is written to `url`."""
-        async with written(url, request) as (reader, _):
+        async with connected(url, request) as (reader, _), asyncio.timeout(30):
             return await Heard.read(reader, bodyless=bodyless)
 
     async def both(self, request: bytes, prefix: str, *, bodyless: bool = False) -> tuple[Heard, Heard]:
@@ -78,19 +79,6 @@ class Wire:
         direct = await self.ask(self.engine, request, bodyless=bodyless)
         proxied = await self.ask(self.front, request.replace(b" /v1", f" {prefix}/v1".encode(), 1), bodyless=bodyless)
         return direct, proxied
-
-
-@asynccontextmanager
-async def written(url: str, request: bytes) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to `url` on which `request` was written."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        writer.write(request)
-        async with asyncio.timeout(30):
-            yield reader, writer
-    finally:
-        writer.close()
 
 
 @asynccontextmanager
@@ -110,14 +98,9 @@ async def wire(answer: bytes = OK, admin_secret: str | None = None) -> AsyncIter
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    made.engine = "http://{}:{}".format(*server.sockets[0].getsockname())
-    try:
-        async with Front(made.engine, admin_secret=admin_secret) as front:
-            made.front, made.events = front.url, front.store.durable
-            yield made
-    finally:
-        server.close()
+    async with listening(serve) as made.engine, Front(made.engine, admin_secret=admin_secret) as front:
+        made.front, made.events = front.url, front.store.durable
+        yield made
 
 
 def request(line: bytes, *headers: bytes, body: bytes | None = None) -> bytes:
@@ -176,27 +159,6 @@ async def test_the_engine_hears_the_request_as_it_was_written(name: str, prefix:
     assert proxied == direct
 
 
-@pytest.mark.parametrize("method", [b"POST", b"PUT"])
-async def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(method: bytes) -> None:
-    """By the front itself: only the body goes on."""
-    head = request(method + b" /v1/files", b"Expect: 100-continue", b"Content-Length: 4")
-    async with wire() as made, written(made.front, head) as (reader, writer):
-        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        writer.write(b"body")
-        assert (await Heard.read(reader)).body == b"ok"
-    assert made.heard == [Heard(method + b" /v1/files HTTP/1.1", [], b"body")]
-
-
-@pytest.mark.parametrize(("expected", "version"), [(b"200-ok", b"1.1"), (b"100-continue", b"1.0")])
-async def test_what_else_a_client_expects_is_passed_over(expected: bytes, version: bytes) -> None:
-    """As vLLM's server does; one that speaks HTTP/1.0 does not know of being asked."""
-    asked = request(b"POST /v1/files", b"Expect: " + expected, body=b"body").replace(b"HTTP/1.1", b"HTTP/" + version)
-    async with wire() as made:
-        heard = await made.ask(made.front, asked)
-        assert (heard.line, heard.body) == (b"HTTP/%b 200 OK" % version, b"ok")
-    assert made.heard == [Heard(b"POST /v1/files HTTP/1.1", [], b"body")]
-
-
 def answer(line: bytes, *headers: bytes, body: bytes | None = b"ok") -> bytes:
     length = [] if body is None else [b"Content-Length: %d" % len(body)]
     return b"\r\n".join([b"HTTP/1.1 " + line, *headers, *length, b"", body or b""])
@@ -246,7 +208,7 @@ async def test_a_captured_answer_keeps_its_headers_in_their_order_and_spelling()
         body=b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}',
     )
     engine = wire(b"\r\n".join([b"HTTP/1.1 200 OK", *head, b"", said]))
-    async with engine as made, written(made.front, asked) as (reader, _):
+    async with engine as made, connected(made.front, asked) as (reader, _):
         _, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
         seen = [line for line in lines if not line.startswith(b"X-AJet-")]
         assert [line.partition(b":")[0] for line in seen] == [b"date", b"content-length", b"Content-type"]
@@ -334,14 +296,6 @@ async def test_the_engine_hears_by_which_way_a_request_came() -> None:
     assert made.heard[1].headers == [b"via: 1.0 front", b"via: 1.1 ajet_proxy-0123456789abcdef", VIA.lower()]
 
 
-async def test_codings_are_taken_off_and_not_told() -> None:
-    twice = gzip.compress(gzip.compress(b"body"))
-    asked = request(b"POST /v1/files", b"Content-Encoding: gzip", b"Content-Encoding: gzip", body=twice)
-    async with wire() as made:
-        await made.both(asked, "")
-    assert (made.heard[1].headers, made.heard[1].body) == ([], b"body")
-
-
 async def test_what_is_not_utf8_in_a_header_arrives_as_that() -> None:
     """aiohttp writes nothing else, and would leave it out."""
     asked = request(b"GET /v1/models", b"X-Title: caf\xe9", b"X-Name: \xc3\xa9")
@@ -367,6 +321,6 @@ async def test_a_body_without_a_length_ends_with_the_connection_of_an_old_client
     said = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     said += b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event)
     old = asked.replace(b"HTTP/1.1", b"HTTP/1.0\r\nConnection: keep-alive")
-    async with wire(said) as made, written(made.front, old) as (reader, _):
+    async with wire(said) as made, connected(made.front, old) as (reader, _):
         async with asyncio.timeout(10):
             assert (await reader.read()).endswith(b"\r\n\r\n" + event)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from ajet_sdk.errors import BadRequest
+from tests.kit.answering import running
 from tests.kit.wire import Answer, send
-from tests.proxy.io.front import CHAT, Front
+from tests.proxy.io.front import CHAT, MESSAGES, Front
 
-MESSAGES = "/v1/messages"
 HELLO = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
 UNCARRIED = {**HELLO, "messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "file"}}]}]}
 OWN = b'{ "type":"message", "own": 1 }'
@@ -45,14 +44,8 @@ class Foreign:
 
 @asynccontextmanager
 async def fronted(engine: Foreign, **settings: Any) -> AsyncIterator[Front]:
-    runner = web.AppRunner(engine.app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with Front("http://{}:{}".format(*runner.addresses[0][:2]), **settings) as front:
-            yield front
-    finally:
-        await runner.cleanup()
+    async with running(engine.app) as url, Front(url, **settings) as front:
+        yield front
 
 
 async def ask(front: Front, body: Any, query: str = "") -> Answer:
@@ -120,14 +113,6 @@ async def test_a_request_that_cannot_be_carried_waits_at_the_gate_like_any_other
         front.close_gate()
         answer = await ask(front, UNCARRIED)
     assert (answer.status, engine.seen) == (503, [])
-
-
-def test_the_uncarried_request_of_these_tests_cannot_be_carried() -> None:
-    from ajet_proxy.core.protocol.anthropic.messages import MESSAGES as DIALECT
-    from ajet_proxy.core.protocol.request import JsonBody
-
-    with pytest.raises(BadRequest):
-        DIALECT.translate(JsonBody(json.dumps(UNCARRIED).encode()))
 
 
 async def test_the_episodes_model_takes_the_place_of_the_requests() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from ajet_sdk.routes import Policy
+from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub
 from tests.kit.tapes import steady
 from tests.kit.wire import Answer, send
@@ -44,14 +44,8 @@ class Engine:
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
     made = Engine()
-    app = web.Application()
-    app.router.add_post("/{path:.*}", made.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield made
-    await runner.cleanup()
+    async with answering("/{path:.*}", made.answer) as made.url:
+        yield made
 
 
 async def ask(front: Front, model: str = "m", **more: Any) -> Answer:
@@ -75,7 +69,7 @@ async def test_it_is_asked_once_for_requests_that_depend_on_it(engine: Engine) -
 async def test_other_engines_are_asked_anew(engine: Engine) -> None:
     async with EngineStub(models=("m",)) as stub, Front(engine.url) as front:
         await ask(front, **INLINE)
-        front.store.post(front.store.commands.announce(Policy("m", 1, (stub.url,)), at=front.clock.now()))
+        front.announce("m", 1, stub.url)
         answer = await ask(front, **INLINE | OFF)
         [asked] = stub.llm_requests()
     assert answer.status == 200
@@ -117,15 +111,9 @@ async def test_with_a_parser_the_engine_is_asked_for_the_reasoning() -> None:
         return web.json_response({"model": "m", "choices": [choice]})
 
     asked: list[Any] = []
-    app = web.Application()
-    app.router.add_post(CHAT, answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with Front(f"http://127.0.0.1:{runner.addresses[0][1]}") as front:
+    async with answering(CHAT, answer) as url, Front(url) as front:
         await send(f"{front.url}/e/x{CHAT}", body={"model": "m", "messages": [], "include_reasoning": False})
         await send(f"{front.url}/e/x{CHAT}", body={"model": "m", "messages": []})
-    await runner.cleanup()
     assert [request.get("include_reasoning") for request in asked] == [False, True, None]
 
 

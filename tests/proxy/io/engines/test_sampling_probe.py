@@ -10,16 +10,14 @@ import pytest
 
 from ajet_proxy.core.protocol.sampling import OFF
 from ajet_proxy.io.engines import probe
-from ajet_sdk.routes import Policy
 from tests.kit.engine_sampling import Sampling
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
 from tests.kit.wire import Answer, send
-from tests.proxy.io.capture.test_relay_responses import ONE_CALL
-from tests.proxy.io.front import CHAT, COMPLETIONS, Front
+from tests.proxy.io.capture.test_relay import ONE_CALL
+from tests.proxy.io.front import CHAT, COMPLETIONS, RESPONSES, Front, leave, until
 
-QUESTIONS, RESPONSES = 7, "/v1/responses"
-MORE = 3
+QUESTIONS, MORE = 7, 3
 UNTOLD = dict.fromkeys(OFF)
 
 
@@ -149,31 +147,21 @@ async def test_the_first_calls_wait_for_what_a_slow_engine_says(monkeypatch: pyt
     assert told(front) == [{"logprobs": "raw"}] * 5
 
 
-async def test_what_an_engine_says_behind_a_gate_counts_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("opens", [True, False])
+async def test_questions_wait_at_the_gate_or_end_with_the_front(monkeypatch: pytest.MonkeyPatch, opens: bool) -> None:
+    """While weights change only what is under way may go on. What an engine says later counts once it is there."""
     monkeypatch.setattr(probe, "PATIENCE_S", 0.1)
     async with EngineStub(delay_s=0.1) as stub, Front(stub.url, hold_s=30.0) as front:
         asking = asyncio.create_task(ask(front))
-        while front.running == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        front.close_gate()
-        await asking
-        front.open_gate(1)
-        while len(stub.sampling.asked) < QUESTIONS:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await ask(front)
-    assert told(front) == [UNTOLD | {"logprobs": "unknown"}, {"logprobs": "raw"}]
-
-
-async def test_questions_wait_at_the_gate_and_end_with_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "PATIENCE_S", 0.1)
-    async with EngineStub(delay_s=0.1) as stub, Front(stub.url, hold_s=30.0) as front:
-        asking = asyncio.create_task(ask(front))
-        while front.running == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: front.running)
         front.close_gate()
         assert (await asking).status == 200
-        assert stub.sampling.asked == [], "weights change, and only what is under way may go on"
-    assert told(front) == [UNTOLD | {"logprobs": "unknown"}]
+        assert stub.sampling.asked == []
+        if opens:
+            front.open_gate(1)
+            await until(lambda: len(stub.sampling.asked) == QUESTIONS)
+            await ask(front)
+    assert told(front) == [UNTOLD | {"logprobs": "unknown"}, *[{"logprobs": "raw"}] * opens]
 
 
 async def test_an_engine_that_came_back_is_asked_again() -> None:
@@ -191,8 +179,7 @@ async def test_other_engines_are_asked_anew_and_new_weights_are_no_reason() -> N
     async with EngineStub() as one, EngineStub(sampling=Sampling({"min_p": 0.5})) as two, Front(one.url) as front:
         await ask(front)
         for version, engine in ((1, one), (2, one), (3, two)):
-            policy = Policy("stub", version, (engine.url,))
-            front.store.post(front.store.commands.announce(policy, at=front.clock.now()))
+            front.announce("stub", version, engine.url)
             await ask(front)
         assert (len(one.sampling.asked), len(two.sampling.asked)) == (QUESTIONS, QUESTIONS)
     assert told(front) == [{"logprobs": "raw"}] * 3 + [{"logprobs": "raw", "min_p": 0.5}]
@@ -211,10 +198,8 @@ async def test_a_call_whose_logprobs_were_asked_for_has_those_of_the_model() -> 
 async def test_a_client_that_leaves_meanwhile_loses_its_call_and_the_questions_go_on() -> None:
     async with EngineStub(sampling=Sampling(delay_s=1.0)) as stub, Front(stub.url) as front:
         gone = asyncio.create_task(ask(front))
-        while not stub.sampling.asked:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+        await until(lambda: stub.sampling.asked)
+        await leave(gone)
         await ask(front)
         assert len(stub.sampling.asked) == QUESTIONS
     assert front.lost == ["disconnected"] and told(front) == [{"logprobs": "raw"}]

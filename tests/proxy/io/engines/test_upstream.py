@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections import Counter
@@ -30,6 +31,7 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
 from ajet_sdk.sockets import WATCH
+from tests.kit.answering import listening
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 DEAD = "http://127.0.0.1:9"
@@ -54,10 +56,8 @@ async def engine(*behaviour: str) -> AsyncIterator[tuple[str, list[list[bytes]]]
     connections: list[list[bytes]] = []
     todo = iter(behaviour)
     last = behaviour[-1]
-    tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.add(asyncio.current_task())  # type: ignore[arg-type]
         seen: list[bytes] = []
         connections.append(seen)
         try:
@@ -85,15 +85,8 @@ async def engine(*behaviour: str) -> AsyncIterator[tuple[str, list[list[bytes]]]
             reset_on_close(writer)
         return what in ("answer", "begin")
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    try:
-        yield f"http://{host}:{port}", connections
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with listening(serve) as url:
+        yield url, connections
 
 
 @asynccontextmanager
@@ -211,39 +204,34 @@ async def test_connections_end_with_their_context_and_can_be_had_again() -> None
 # --- over which connection
 
 
-async def test_connections_are_used_again() -> None:
-    async with engine("answer") as (url, connections), upstream(url) as (made, _):
-        for _ in range(3):
-            assert await answer(made) == b"ok"
-        assert [len(seen) for seen in connections] == [3]
+@pytest.mark.parametrize(("behaviour", "good", "seen", "retries"), [
+    (["answer"], True, [2], 0), (["answer", "close", "answer"], True, [2, 1], 1),
+    (["answer", "reset", "answer"], True, [2, 1], 1), (["answer", "half", "answer"], False, [2], 0),
+    (["answer", "half reset", "answer"], False, [2], 0), (["answer", "close"], False, [2, 1], 1),
+])  # fmt: skip
+async def test_a_reused_connection_that_ends_without_a_byte_is_tried_once_more(
+    behaviour: list[str], good: bool, seen: list[int], retries: int
+) -> None:
+    async with engine(*behaviour) as (url, connections), upstream(url) as (made, metrics):
+        assert await answer(made) == b"ok"
+        with contextlib.nullcontext() if good else pytest.raises(EngineError):
+            assert await answer(made, ask(body=b"{}")) == b"ok"
+        assert [len(requests) for requests in connections] == seen
+        assert list(counted(metrics, "ajet_upstream_retries_total")) == [f"ajet_upstream_retries_total {retries}"]
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
-@pytest.mark.parametrize("method", ["POST", "GET"])
-async def test_a_reused_connection_that_ends_without_a_byte_is_tried_once_more(method: str, how: str) -> None:
+async def test_aiohttp_repeats_a_get_itself(how: str) -> None:
     async with engine("answer", how, "answer") as (url, connections), upstream(url) as (made, metrics):
-        assert await answer(made) == b"ok"
-        assert await answer(made, ask(method, body=b"{}" if method == "POST" else None)) == b"ok"
-        assert [len(seen) for seen in connections] == [2, 1]
-        retries = list(counted(metrics, "ajet_upstream_retries_total"))
-        expected = ["ajet_upstream_retries_total 1" if method == "POST" else "ajet_upstream_retries_total 0"]
-        assert retries == expected, "aiohttp repeats a GET itself"
+        assert [await answer(made), await answer(made, ask("GET"))] == [b"ok", b"ok"]
+        assert [len(requests) for requests in connections] == [2, 1]
+        assert list(counted(metrics, "ajet_upstream_retries_total")) == ["ajet_upstream_retries_total 0"]
 
 
 async def test_what_an_engine_may_have_worked_on_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((0.0, 0.0, 10.0, 10.0 + AT_ONCE_S + 0.1))
     monkeypatch.setattr(aiohttp_internals, "monotonic", lambda: next(times))
     async with engine("answer", "close", "answer") as (url, connections), upstream(url) as (made, metrics):
-        assert await answer(made) == b"ok"
-        with pytest.raises(EngineError):
-            await answer(made, ask(body=b"{}"))
-        assert [len(seen) for seen in connections] == [2]
-        assert list(counted(metrics, "ajet_upstream_retries_total")) == ["ajet_upstream_retries_total 0"]
-
-
-@pytest.mark.parametrize("how", ["half", "half reset"])
-async def test_a_reused_connection_that_gave_a_byte_is_not_tried_again(how: str) -> None:
-    async with engine("answer", how, "answer") as (url, connections), upstream(url) as (made, metrics):
         assert await answer(made) == b"ok"
         with pytest.raises(EngineError):
             await answer(made, ask(body=b"{}"))
@@ -267,9 +255,7 @@ async def test_a_body_that_was_half_read_is_sent_again_whole() -> None:
             writer.write(ANSWER)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server, upstream(f"http://{host}:{port}") as (made, _):
+    async with listening(serve) as url, upstream(url) as (made, _):
         assert await answer(made) == b"ok"
         assert await answer(made, ask(body=body)) == b"ok"
     assert got == [b"", body[:1000], body]
@@ -299,14 +285,6 @@ async def test_a_fresh_connection_that_closes_without_a_byte_is_a_502() -> None:
         assert list(counted(metrics, "ajet_upstream_errors_total")) == ['ajet_upstream_errors_total{kind="broken"} 1']
 
 
-async def test_the_second_try_is_the_last() -> None:
-    async with engine("answer", "close") as (url, connections), upstream(url) as (made, _):
-        await answer(made)
-        with pytest.raises(EngineError):
-            await answer(made)
-        assert [len(seen) for seen in connections] == [2, 1]
-
-
 async def test_an_engine_that_failed_in_the_middle_is_not_asked_again() -> None:
     async with engine("answer") as (other, spare), engine("half") as (url, connections):
         async with upstream(url, other) as (made, _):
@@ -329,28 +307,12 @@ async def test_silence_is_waited_for_unless_a_limit_is_set() -> None:
 # --- with which headers
 
 
-async def test_nothing_is_added_to_what_an_engine_gets() -> None:
-    async with engine("answer") as (url, connections), upstream(url) as (made, _):
-        await answer(made, ask(body=b""))
-        head = connections[0][0].decode().split("\r\n")
-        assert head[0] == "POST /v1/x?a=%20 HTTP/1.1"
-        names = {line.partition(":")[0].lower() for line in head[1:] if line}
-        assert names == {"host", "x-case", "content-length"}
-        assert "X-Case: Kept" in head
-
-
 def to_engine(headers: dict[str, str], **more: Any) -> dict[str, str]:
     options: dict[str, Any] = {"is_ours": lambda key: key == "ours", "upstream_key": None, **more}
     identity = options.pop("identity", False)
     out = dict(Forwarding(daemon="me", **options).headers(headers.items(), identity=identity))
     assert out.pop("Via") == "1.1 me"
     return out
-
-
-def test_the_way_of_a_request_goes_on_with_the_daemons_name() -> None:
-    sent = [("via", "1.0 front"), ("Via", "1.1 b, 1.1 c")]
-    out = Forwarding(daemon="me", is_ours=bool, upstream_key=None).headers(sent, identity=False)
-    assert list(out.items()) == [("via", "1.0 front"), ("via", "1.1 b, 1.1 c"), ("via", "1.1 me")]
 
 
 def test_headers_of_one_hop_and_of_ours_stay_here() -> None:

@@ -20,6 +20,7 @@ from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.io.capture import front as module
 from ajet_proxy.io.control import desk
 from ajet_proxy.io.storage.limits import resident_bytes
+from tests.kit.answering import connected
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, serving
 
@@ -86,10 +87,8 @@ async def test_what_is_packed_is_not_longer_than_a_body_may_be(tmp_path: Path) -
 async def test_a_body_that_dribbles_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.4)
     monkeypatch.setattr(desk, "PATIENCE_S", 0.4)
-    async with serving(tmp_path) as client:
-        host, _, port = client.app.url.removeprefix("http://").rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\n".encode())
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n".encode()
+    async with serving(tmp_path) as client, connected(client.app.url, head) as (reader, writer):
         answering = asyncio.create_task(reader.readuntil(b"}}"))
         while not answering.done():
             writer.write(b"x")
@@ -97,7 +96,6 @@ async def test_a_body_that_dribbles_is_refused(path: str, tmp_path: Path, monkey
         answer = await answering
         assert answer.startswith(b"HTTP/1.1 400")
         assert b'"slow_body"' in answer
-        writer.close()
 
 
 USER = {"role": "user", "content": "hello"}
@@ -163,14 +161,11 @@ async def test_arguments_of_too_many_names_are_not_read(tmp_path: Path) -> None:
 async def test_nothing_is_read_of_one_who_has_no_key(workers: int, tmp_path: Path) -> None:
     """Its body would lie in memory until it is there as a whole: so the answer comes before that."""
     async with serving(tmp_path, admin_secret="a secret of the operator", workers=workers) as client:
-        host, _, port = client.app.url.removeprefix("http://").rpartition(":")
         for path in ROUTES:
-            reader, writer = await asyncio.open_connection(host, int(port))
-            head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer ajet-forged.key\r\n"
-            writer.write(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
-            answer = await asyncio.wait_for(reader.readuntil(b"}}"), 10)
-            assert answer.startswith(b"HTTP/1.1 401")
-            writer.close()
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ajet-forged.key\r\n"
+            async with connected(client.app.url, f"{head}Content-Length: 1000\r\n\r\n{{".encode()) as (reader, _):
+                answer = await asyncio.wait_for(reader.readuntil(b"}}"), 10)
+                assert answer.startswith(b"HTTP/1.1 401")
 
 
 @pytest.mark.parametrize("encoding", ["zstd", "x-gzip", "gzip, gzip", "br, zstd", "identity", "gzip, identity"])

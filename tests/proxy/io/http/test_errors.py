@@ -10,6 +10,7 @@ from aiohttp import web
 
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages
 from ajet_sdk.errors import AjetError, Conflict, NotReady, Unauthorized
+from tests.kit.answering import running
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -53,11 +54,8 @@ async def url() -> AsyncIterator[str]:
     app.router.add_post("/{what}", answer)
     app.router.add_post("/{what}/only", answer)
     app.router.add_get("/e/x/v1/messages", answer_messages)
-    runner = web.AppRunner(app, logger=http_logger)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with running(app, logger=http_logger) as served:
+        yield served
 
 
 @pytest.mark.parametrize(
@@ -66,6 +64,7 @@ async def url() -> AsyncIterator[str]:
         ("/conflict", 409, {"message": "no", "type": "conflict_error", "code": "c", "param": "p"}, None),
         ("/wait", 503, {"message": "later", "type": "not_ready_error"}, ("Retry-After", "2")),
         ("/who", 401, {"type": "authentication_error"}, ("WWW-Authenticate", "Bearer")),
+        ("/nothing/here", 404, {"code": "unknown_route"}, None),
         ("/x/only", 405, {"code": "method_not_allowed"}, ("Allow", "POST")),
         ("/bug", 500, {"type": AjetError.type, "code": "internal_error"}, None),
     ],

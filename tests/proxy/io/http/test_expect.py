@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.answering import connected
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, serving
 
@@ -29,20 +30,12 @@ async def asked(
     expect: str = "100-continue", version: str = "1.1",
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection on which the head of a request was sent, and nothing of its body."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
     head = (
-        f"{method} {path} HTTP/{version}", f"Host: {host}", f"Authorization: {key}", "Content-Type: application/json",
+        f"{method} {path} HTTP/{version}", "Host: localhost", f"Authorization: {key}", "Content-Type: application/json",
         f"Content-Length: {length}", f"Expect: {expect}",
     )
-    writer.write(("\r\n".join(head) + "\r\n\r\n").encode())
-    try:
-        async with asyncio.timeout(20):
-            yield reader, writer
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+    async with connected(url, ("\r\n".join(head) + "\r\n\r\n").encode()) as connection, asyncio.timeout(20):
+        yield connection
 
 
 async def answered(reader: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -234,13 +234,6 @@ async def test_what_follows_a_refused_tunnel_is_carried_nowhere(tmp_path: Path) 
         assert answer.startswith(b"HTTP/1.1 407") and answer.count(b"HTTP/1.1") == 1
 
 
-async def test_plain_http_needs_the_key_as_well(tmp_path: Path) -> None:
-    async with intercepting(tmp_path / "ca", needs_key=True) as running:
-        connection = await running.open()
-        assert (await get(connection, "http://localhost/v1/models", "localhost"))[0] == 407
-        assert running.front.seen == []
-
-
 async def test_socks_takes_the_key_as_user_name_where_one_is_needed(tmp_path: Path) -> None:
     async with intercepting(tmp_path / "ca", "socks5", needs_key=True) as running:
         for bad in (None, "sk-foreign", KEY + "A"):

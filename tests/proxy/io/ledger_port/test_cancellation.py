@@ -18,8 +18,8 @@ from ajet_proxy.io.ledger_port.cancellation import CallOff, DiscardWatch, called
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import Abort, OpenEpisode
 from tests.kit.engine_stub import EngineStub, Fault
-from tests.proxy.io.capture.test_front_disconnects import MESSAGES, request_for
-from tests.proxy.io.front import CHAT, COMPLETIONS, Front, leave, until
+from tests.proxy.io.capture.test_front_disconnects import request_for
+from tests.proxy.io.front import CHAT, COMPLETIONS, MESSAGES, Front, leave, until
 
 RESPONSES = "/v1/responses"
 RAW = "/v1/completions?raw"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from ajet_proxy.io.runtime.memory_budget import SMALL, MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import NotReady
+from tests.kit.answering import Connected, connected
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.io.front import Front, until
 from tests.proxy.serving import CHAT
@@ -53,24 +53,10 @@ def test_what_is_let_go_of_makes_room_and_what_is_whole_counts_until_the_next_lo
     assert 'ajet_refused_total{reason="memory"} 5' in metrics.render()
 
 
-class Sending:
+def sending(url: str, path: str, length: int, *more: str) -> Connected:
     """A client that says that it sends `length` bytes."""
-
-    def __init__(self, url: str, path: str, length: int, *more: str) -> None:
-        self.host, _, self.port = url.removeprefix("http://").rpartition(":")
-        said = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
-        said.append(f"Content-Length: {length}")
-        self.head = ("\r\n".join(said) + "\r\n\r\n").encode()
-
-    async def __aenter__(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, self.writer = await asyncio.open_connection(self.host, int(self.port))
-        self.writer.write(self.head)
-        return reader, self.writer
-
-    async def __aexit__(self, *_: object) -> None:
-        self.writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self.writer.wait_closed()
+    said = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
+    return connected(url, ("\r\n".join(said) + f"\r\nContent-Length: {length}\r\n\r\n").encode())
 
 
 async def told(reader: asyncio.StreamReader) -> tuple[int, str | None, str]:
@@ -89,14 +75,14 @@ PATHS = ("/v1/chat/completions", "/v1/embeddings")
 async def test_unfinished_bodies_take_no_more_than_is_left(stub: EngineStub, front: Front, path: str) -> None:
     budget = front.budget
     budget.look(6 * LARGE)
-    async with Sending(front.url, path, 4 * LARGE) as (_, first), Sending(front.url, path, 4 * LARGE) as second:
+    async with sending(front.url, path, 4 * LARGE) as (_, first), sending(front.url, path, 4 * LARGE) as second:
         first.write(b" " * 3 * LARGE)
         await until(lambda: budget._taken == 3 * LARGE)
         reader, writer = second
         writer.write(b" " * 4 * LARGE)
         assert await told(reader) == (503, "10", "memory_limit")
         await until(lambda: budget._taken == 3 * LARGE)
-        async with Sending(front.url, path, 4 * LARGE) as (reader, writer):  # answered before a byte of it
+        async with sending(front.url, path, 4 * LARGE) as (reader, writer):  # answered before a byte of it
             assert await told(reader) == (503, "10", "memory_limit")
             writer.write(b" " * 4 * LARGE)  # which a client sends all the same, and is heard
             await writer.drain()
@@ -108,7 +94,7 @@ async def test_a_body_for_which_there_is_room_is_read_whole(front: Front) -> Non
     front.budget.look(2 * LARGE)
     body = json.dumps(CHAT).encode() + b" " * LARGE
     for code in (200, 503, 200):
-        async with Sending(front.url, PATHS[0], len(body)) as (reader, writer):
+        async with sending(front.url, PATHS[0], len(body)) as (reader, writer):
             writer.write(body)
             status = (await reader.readuntil(b"\r\n")).split()[1]
             assert int(status) == code
@@ -118,5 +104,5 @@ async def test_a_body_for_which_there_is_room_is_read_whole(front: Front) -> Non
 
 async def test_nobody_is_asked_for_a_body_for_which_there_is_no_room(front: Front) -> None:
     front.budget.look(0)
-    async with Sending(front.url, PATHS[1], LARGE, "Expect: 100-continue") as (reader, _):
+    async with sending(front.url, PATHS[1], LARGE, "Expect: 100-continue") as (reader, _):
         assert await told(reader) == (503, "10", "memory_limit")
