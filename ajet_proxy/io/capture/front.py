@@ -34,13 +34,13 @@ from ajet_proxy.core.protocol.routes import CAPTURED, RENAMED, described, open_r
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.io.capture import relay
 from ajet_proxy.io.capture.models import listed, model_named
-from ajet_proxy.io.capture.pipeline import Caller, Pipeline, Received, note_unserved, record_reward
+from ajet_proxy.io.capture.pipeline import Caller, Pipeline, Received
 from ajet_proxy.io.engines.upstream import Engines, Forwarding, Upstream, as_written
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S, Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages, without_websocket
 from ajet_proxy.io.ledger_port.cancellation import CallOff
-from ajet_proxy.io.ledger_port.port import LedgerPort
+from ajet_proxy.io.ledger_port.port import LedgerPort, is_ours
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -144,6 +144,7 @@ class HttpFront:
         return CAPTURED.get(route) if http.method == "POST" else None
 
     async def _capture(self, caller: Caller, dialect: Dialect) -> web.StreamResponse:
+        body = None
         try:
             sent = await self._body(caller)
             try:
@@ -153,10 +154,19 @@ class HttpFront:
                     await self._rewarded(caller, sent, None)
                     raise
                 return await self._pass_body(caller, sent, None)  # no call can come of it; the engine says so itself
+            identified = await self._pipeline.identify(Received(caller, dialect, sent, body))
         except Exception as error:
-            note_unserved(self._ledger_port, error, caller)
+            if not isinstance(error, AjetError) or is_ours(error):
+                self._note_unserved(getattr(error, "code", "internal_error"), caller, body)
             raise
-        return await self._pipeline.capture(Received(caller, dialect, sent, body))
+        return await self._pipeline.capture(identified)
+
+    def _note_unserved(self, code: str, caller: Caller, body: JsonBody | None) -> None:
+        """Note a request to a captured route that cannot become calls, with the `code` of an error of ours. `body` is
+        what it asks, if that was read."""
+        with contextlib.suppress(AjetError):  # which is its own fault
+            identity = caller.identify(None if body is None else body.fields)
+            self._ledger_port.unserved(identity, "" if body is None else body.model, code)
 
     async def _pass(self, caller: Caller) -> web.StreamResponse:
         """Pass a request on as it is."""
@@ -240,7 +250,7 @@ class HttpFront:
 
     async def _rewarded(self, caller: Caller, sent: bytes, fields: Mapping[str, Any] | None) -> Identity:
         """Record the reward of a request, and return whose it is. `fields` are those of its body, if they count."""
-        return await record_reward(self._ledger_port, caller.http, caller.identify(fields), sent)
+        return await self._pipeline.reward(caller, caller.identify(fields), sent)
 
     async def _body(self, caller: Caller) -> bytes:
         try:

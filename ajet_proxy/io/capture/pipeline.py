@@ -1,4 +1,4 @@
-"""A captured request from step to step. `Pipeline.capture` is the table of contents.
+"""A captured request from step to step. `Pipeline.identify` and `Pipeline.capture` are the table of contents.
 
 What a step finds is a value that it hands to the next one:
 
@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -55,10 +55,10 @@ from ajet_proxy.io.engines.questions import Facts, Questions
 from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, Upstream
 from ajet_proxy.io.http.audit import SUBJECT
 from ajet_proxy.io.ledger_port.cancellation import CallOff
-from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Gone, LedgerPort, is_ours
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Gone, LedgerPort
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import Config
-from ajet_sdk.errors import AjetError, BadRequest
+from ajet_sdk.errors import BadRequest
 
 MAX_CHOICES = 1024
 """Each choice of a request is a call."""
@@ -139,34 +139,33 @@ class Pipeline:
         self._chat_routes = ChatRoutes(upstream, engines)
         self._dialects = DialectProbe(upstream)
         self._facts = Facts(upstream, metrics, ledger_port.enter)
+        self.close = self._facts.sampling.close
         self._tell_versions: set[str] = set()
         """The routes on which an engine has shown that it can say which weights sampled each token."""
 
-    async def close(self, _app: web.Application | None = None) -> None:
-        """Ask engines nothing more of our own."""
-        await self._facts.sampling.close()
-
-    async def capture(self, received: Received) -> web.StreamResponse:
+    async def capture(self, identified: Identified) -> web.StreamResponse:
         """Ask the engine on the agent's behalf, and record the calls that come of it."""
-        try:
-            identified = await self._identify(received)
-        except Exception as error:
-            note_unserved(self._ledger_port, error, received.caller, received.body)
-            raise
-        async with CallOff(received.caller.http) as call_off, self._begin(identified, call_off) as begun:
+        http = identified.received.caller.http
+        async with CallOff(http) as call_off, self._begin(identified, call_off) as begun:
             prepared = await self._prepare(identified, begun)
-            with self._calls_end(prepared), await self._send(prepared) as answer:
-                await answer.relay()
-                await prepared.recorder.record(prepared.exchange.outcomes, prepared.finished)
-                return await answer.release()
+            try:
+                with await self._send(prepared) as answer:
+                    await answer.relay()
+                    await prepared.recorder.record(prepared.exchange.outcomes, prepared.finished)
+                    return await answer.release()
+            except BaseException as error:
+                prepared.recorder.lose(self._why_lost(prepared, error))
+                raise
+            finally:
+                self._account(prepared)
 
-    async def _identify(self, received: Received) -> Identified:
+    async def identify(self, received: Received) -> Identified:
         """Find whose request it is and what the engine's route is asked; `BadRequest` if it cannot be asked that."""
         caller, dialect, body = received.caller, received.dialect, received.body
         identity = caller.identify(body.fields if self._body_names else None)
         rewards = identity.labels.reward is not None
         if rewards and identity.episode is not None:
-            identity = await record_reward(self._ledger_port, caller.http, identity, received.sent, call=True)
+            identity = await self.reward(caller, identity, received.sent, call=True)
         body.check_size()
         asked, history, ask = await self._carried(received), None, PASSED_BY
         if asked is not None:
@@ -174,14 +173,39 @@ class Pipeline:
         scope = identity.scope if _untold(identity) else b""
         retry = retry_keys(caller.http.headers, dialect.path, received.sent, scope=scope)
         if rewards and identity.episode is None:
-            identity = await record_reward(
-                self._ledger_port, caller.http, identity, received.sent, history, retry, call=True
-            )
+            identity = await self.reward(caller, identity, received.sent, history, retry, call=True)
         if asked is not None:
             ask = question(dialect, asked, MAX_CHOICES)
         asked = asked or body
         said = Said(history, asked.fields, identity.scope)
         return Identified(received, identity, asked, ask, history, said, retry)
+
+    async def reward(
+        self, caller: Caller, identity: Identity, body: bytes, history: History | None = None,
+        sent: Mapping[str, Any] | None = None, *, call: bool = False,
+    ) -> Identity:
+        """Record the reward of a request, if it brings one. Returns `identity` with the episode that it stands for.
+
+        `call` says that the request makes a call; `history` and `sent` find the episode where nothing names it. A
+        request that makes no call rewards what its name last stood for. One that makes a call rewards the episode which
+        the call goes to. A final reward is the exception: it can only be meant for what is there already.
+
+        A request with the same `body` is known to be sent again by an equal ``Idempotency-Key`` or a count of retries.
+        It gives the same reward. With a key, it is refused for another value.
+        """
+        http, labels, reward = caller.http, identity.labels, identity.labels.reward
+        if identity.episode is not None or sent:
+            open_still = call and reward is not None and not reward.final
+            looking = replace(identity, labels=replace(labels, reward=None)) if open_still else identity
+            identity = replace(await self._ledger_port.find(looking, history, sent or {}), labels=labels)
+        if reward is not None:
+            if identity.episode is not None:
+                http[SUBJECT] = identity.episode
+            key = retry_key(http.headers)
+            said = key or repr((http.method, identity.path, labels.agent, reward))
+            digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + body).hexdigest()
+            await self._ledger_port.reward(identity, f"rew-{digest[:32]}", None if key else retries(http.headers) > 0)
+        return identity
 
     async def _carried(self, received: Received) -> JsonBody | None:
         """The request's body as the engine's route takes it; None if the engine does not have that route."""
@@ -217,8 +241,12 @@ class Pipeline:
         ask, history, asks = identified.ask, identified.history, self._asks(caller)
         if ask is not PASSED_BY and (doubt := dialect.doubt(received.body.fields)) is not None:
             asks_model = partial(asks, model=begun.model, sticky=begun.episode)
-            with self._left_before(caller, begun, began):
+            try:
                 dialect = await self._dialects.settled(dialect, doubt, begun.model, asks_model)
+            except asyncio.CancelledError:
+                reason = self._why_gone(caller, begun, began)
+                self._ledger_port.lose([Gone(begun.episode, call, reason) for call in begun.calls])
+                raise
             asked = dialect.translate(received.body)
             ask = question(dialect, asked, MAX_CHOICES)
             history = dialect.history(asked.fields, identified.identity.scope, exact=self._continuity is not None)
@@ -285,36 +313,22 @@ class Pipeline:
         is_dead = self._upstream.is_dead(begun.model, begun.episode, asked, monotonic() - began)
         return ENGINE_SILENT if reason == DISCONNECTED and is_dead else reason
 
-    @contextmanager
-    def _left_before(self, caller: Caller, begun: Begun, began: float) -> Iterator[None]:
-        """Before their request is sent, an engine may be asked about itself, and a client may give up meanwhile."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            reason = self._why_gone(caller, begun, began)
-            self._ledger_port.lose([Gone(begun.episode, call, reason) for call in begun.calls])
-            raise
+    def _why_lost(self, prepared: Prepared, error: BaseException) -> str:
+        """Why calls are lost whose request ends with `error`."""
+        if not isinstance(error, asyncio.CancelledError | ConnectionError):
+            return ENGINE_ERROR
+        answer = prepared.recorder.answer
+        if answer is not None and answer.total_bytes:
+            return why_gone(prepared.caller.http)
+        return self._why_gone(prepared.caller, prepared.begun, prepared.began, prepared.request.asked)
 
-    @contextmanager
-    def _calls_end(self, prepared: Prepared) -> Iterator[None]:
-        """However this block is left, its calls have ended. What lost calls used is counted for their tenant."""
-        recorder, exchange, caller = prepared.recorder, prepared.exchange, prepared.caller
-        try:
-            yield
-        except (asyncio.CancelledError, ConnectionError):
-            nothing_came = recorder.answer is None or not recorder.answer.total_bytes
-            began, asked = prepared.began, prepared.request.asked
-            why = self._why_gone(caller, prepared.begun, began, asked) if nothing_came else why_gone(caller.http)
-            recorder.lose(why)
-            raise
-        except BaseException:
-            recorder.lose(ENGINE_ERROR)
-            raise
-        finally:
-            if recorder.lost and (
-                used := prepared.tail.tokens() or sum(exchange.reader.sampled[place] for place in recorder.lost)
-            ):
-                self._ledger_port.used(caller.claims.tenant, used)
+    def _account(self, prepared: Prepared) -> None:
+        """Count what lost calls used for their tenant, and note whether the engine tells versions."""
+        recorder, exchange = prepared.recorder, prepared.exchange
+        if recorder.lost and (
+            used := prepared.tail.tokens() or sum(exchange.reader.sampled[place] for place in recorder.lost)
+        ):
+            self._ledger_port.used(prepared.caller.claims.tenant, used)
         if exchange.reader.tells_versions:
             self._tell_versions.add(exchange.target)
 
@@ -338,41 +352,3 @@ class Pipeline:
 def _untold(identity: Identity) -> bool:
     """Tell whether its history may have to tell whose a request is."""
     return identity.episode is None or identity.may_be_shared
-
-
-def note_unserved(ledger_port: LedgerPort, error: Exception, caller: Caller, body: JsonBody | None = None) -> None:
-    """Note a request to a captured route that cannot become calls, if the `error` is ours. `body` is what it asks, if
-    that was read."""
-    if not isinstance(error, AjetError) or is_ours(error):
-        with suppress(AjetError):  # which is its own fault
-            identity = caller.identify(None if body is None else body.fields)
-            code = getattr(error, "code", "internal_error")
-            ledger_port.unserved(identity, "" if body is None else body.model, code)
-
-
-async def record_reward(
-    ledger_port: LedgerPort, http: web.Request, identity: Identity, body: bytes, history: History | None = None,
-    sent: Mapping[str, Any] | None = None, *, call: bool = False,
-) -> Identity:
-    """Record the reward of a request, if it brings one. Returns `identity` with the episode that it stands for.
-
-    `call` says that the request makes a call; `history` and `sent` find the episode where nothing names it. A request
-    that makes no call rewards what its name last stood for. One that makes a call rewards the episode which the call
-    goes to. A final reward is the exception: it can only be meant for what is there already.
-
-    A request with the same `body` is known to be sent again by an equal ``Idempotency-Key`` or a count of retries. It
-    gives the same reward. With a key, it is refused for another value.
-    """
-    labels, reward = identity.labels, identity.labels.reward
-    if identity.episode is not None or sent:
-        open_still = call and reward is not None and not reward.final
-        looking = replace(identity, labels=replace(labels, reward=None)) if open_still else identity
-        identity = replace(await ledger_port.find(looking, history, sent or {}), labels=labels)
-    if reward is not None:
-        if identity.episode is not None:
-            http[SUBJECT] = identity.episode
-        key = retry_key(http.headers)
-        said = key or repr((http.method, identity.path, labels.agent, reward))
-        digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + body).hexdigest()
-        await ledger_port.reward(identity, f"rew-{digest[:32]}", None if key else retries(http.headers) > 0)
-    return identity

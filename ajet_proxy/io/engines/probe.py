@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 
 import aiohttp
+from aiohttp import web
 
 from ajet_proxy.core.protocol import sampling
 from ajet_proxy.core.protocol.dialect import Dialect, Doubt, Questions
@@ -103,7 +104,7 @@ class SamplingProbe:
             await asyncio.wait([task])
         return task.result() if task.done() and not task.cancelled() else sampling.Known()
 
-    async def close(self) -> None:
+    async def close(self, _app: web.Application | None = None) -> None:
         """Ask no more."""
         tasks = [task for task, _ in self._asking.values()]
         for task in tasks:
