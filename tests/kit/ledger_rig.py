@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import count, islice
 from typing import Any
@@ -407,11 +407,14 @@ class LedgerRig:
             return self.run(retention.to_archive(self.state, self.at))
 
     def ready(
-        self, task: str = "t", *, model: str = "m", version: int | None = None, reward: float = 1.0
+        self, task: str = "t", *, model: str = "m", version: int | None = None, reward: float = 1.0,
+        members: Mapping[str, str] | None = None, **how: Any,
     ) -> str:
-        """An episode that is ready."""
-        episode = self.open(task=task)
-        self.call(episode, model=model, version=version)
+        """An episode that is ready, in which each of `members` has called its model; without any, one call of `model`.
+        """
+        episode = self.open(task=task, members=members, **how)
+        for agent, one in (members or {"": model}).items():
+            self.call(episode, model=one, agent=agent, version=version, tenant=how.get("tenant", ""))
         self.reward(episode, reward)
         assert self.state_of(episode) == "ready"
         return episode

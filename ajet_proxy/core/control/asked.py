@@ -19,7 +19,7 @@ from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.supervisors import Supervisors
 from ajet_sdk.bodies import check_length, parse
-from ajet_sdk.errors import Forbidden
+from ajet_sdk.errors import BadRequest, Forbidden
 from ajet_sdk.routes import MAX_LABEL, Route
 
 OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "trainers", "evaluate", "set_mix"))
@@ -82,6 +82,14 @@ class Asked:
         self.check_own(model)
         check_length(model, "model", 0, MAX_LABEL)
         return model
+
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        """The integer of that name in the query."""
+        text = self.query.get(name, str(default))
+        digits = text.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 19 and least <= int(text) <= most):
+            raise BadRequest(f"{name} must be an integer from {least} to {most}", param=name)
+        return int(text)
 
     def whole_tenant(self, why: str) -> str:
         """The tenant of the key. Raises `Forbidden` for the key of one episode, and says `why`."""

@@ -51,11 +51,8 @@ def environment(base: str, episode: str, key: str, task: str | None) -> dict[str
 
 
 def list_episodes(asked: Asked) -> Answer:
-    query = asked.query
-    limit = query.get("limit", "100")
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 9 and 1 <= int(limit) <= MAX_RECORDS):
-        raise BadRequest(f"limit must be 1 to {MAX_RECORDS}", param="limit")
-    wanted = Wanted(int(limit), query.get("state"), query.get("task"), query.get("before"))
+    query, limit = asked.query, asked.number("limit", 100, 1, MAX_RECORDS)
+    wanted = Wanted(limit, query.get("state"), query.get("task"), query.get("before"))
     return Answer(lambda: records(asked.state, wanted))
 
 

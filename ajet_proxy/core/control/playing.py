@@ -7,9 +7,8 @@ from typing import Any
 
 from ajet_proxy.core.control.asked import Answer, Asked, Body
 from ajet_proxy.core.ledger import views
-from ajet_sdk.errors import BadRequest, Forbidden
-
-MAX_DIGITS = 9
+from ajet_sdk.errors import Forbidden
+from ajet_sdk.routes import MAX_PLAY
 
 
 def wanted(asked: Asked) -> Answer:
@@ -33,10 +32,8 @@ def play(asked: Asked) -> Answer:
 
 
 def get_play(asked: Asked) -> Answer:
-    known, after = asked.state.plays.play(_players(asked), asked.id), asked.query.get("after", "-1")
-    if not after.removeprefix("-").isdecimal() or len(after) > MAX_DIGITS or not after.isascii():
-        raise BadRequest("after must be a place", param="after")
-    return Answer(lambda: known.to_json(int(after)))
+    known, after = asked.state.plays.play(_players(asked), asked.id), asked.number("after", -1, -1, MAX_PLAY)
+    return Answer(lambda: known.to_json(after))
 
 
 def end_play(asked: Asked) -> Answer:

@@ -129,7 +129,7 @@ def run_log(asked: Asked) -> Answer:
 def _lines(asked: Asked, *, is_log: bool) -> Answer:
     followed = asked.supervisors.of(known_run(asked.state.runs, asked.id).run)
     tail, least = (followed.log, 0) if is_log else (followed.metrics, -1)
-    after = _place(asked.query.get("after", str(least)))
+    after = asked.number("after", least, -1, MAX_PLACE)
     found = list(tail.after(after))
     lines = [masked(line) if is_log else json.loads(line) for _, line in found]
     end = min(after, tail.end) if tail.lines else after  # a daemon that starts will hear what there was
@@ -148,10 +148,3 @@ def forget_run(asked: Asked) -> Answer:
 def supervise(asked: Asked) -> Answer:
     asked.supervisors.hear(asked.body, asked.state.runs, asked.at)
     return Answer(lambda: asked.supervisors.told(asked.body.name, asked.state.runs))
-
-
-def _place(text: str) -> int:
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 19 and int(digits) < MAX_PLACE):
-        raise BadRequest("after must be an integer", param="after")
-    return int(text)

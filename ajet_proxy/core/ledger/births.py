@@ -19,10 +19,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from msgspec.structs import replace
 
+from ajet_proxy.core.ledger.episode import CallEntry
 from ajet_proxy.core.trajectory.timeline import Timeline, Turn
 
 
@@ -37,15 +37,6 @@ class Branch:
     parent: int | None = None
     point: int = 0
     top: int = 0
-
-
-class Born(Protocol):
-    """A call, sampled between the first and the last of `branches`. If its engine may have gone on with weights that
-    nobody had announced, its tokens may be from one version further: it is `ahead`."""
-
-    turn: Turn | None
-    branches: tuple[int, int]
-    ahead: bool
 
 
 @dataclass(slots=True)
@@ -102,12 +93,12 @@ class Births:
             self.branches[-1].top = max(self.branches[-1].top, seen)
         return (first, self.last), ahead
 
-    def own(self, calls: Iterable[Born]) -> bool:
+    def own(self, calls: Iterable[CallEntry]) -> bool:
         """Whether the run that has the model sampled all of these."""
         spans = {call.branches for call in calls}
         return all(self.branches[at].run == self.run for first, last in spans for at in range(first, last + 1))
 
-    def oldest(self, calls: Iterable[Born]) -> int:
+    def oldest(self, calls: Iterable[CallEntry]) -> int:
         """The oldest version that sampled any of these, as it is told now; there must be one."""
         told = _Told(self.branches, self.last)
         return min(
@@ -115,7 +106,7 @@ class Births:
             for version, _ in call.turn.policy_versions
         )
 
-    def told(self, timelines: Iterable[Timeline], calls: Mapping[str, Born], branch: int) -> tuple[Timeline, ...]:
+    def told(self, timelines: Iterable[Timeline], calls: Mapping[str, CallEntry], branch: int) -> tuple[Timeline, ...]:
         """`timelines` with their versions as they are told to who is on `branch`. `calls` are those of this model."""
         told = _Told(self.branches, branch)
         return tuple(
@@ -141,13 +132,13 @@ class _Told:
             beside = branch.point if above is None else min(branch.point, above)
             self._shared.append(way.get(number, beside))
 
-    def version(self, call: Born, version: int) -> int:
+    def version(self, call: CallEntry, version: int) -> int:
         """That of a token of `call`, the oldest that it may be."""
         first, last = call.branches
         further = (version, version + 1) if call.ahead else (version,)
         return min(self._of(at, one) for at in range(first, last + 1) for one in further)
 
-    def turn(self, turn: Turn, call: Born | None) -> Turn:
+    def turn(self, turn: Turn, call: CallEntry | None) -> Turn:
         if call is None:
             return turn
         told = tuple((self.version(call, version), count) for version, count in turn.policy_versions)

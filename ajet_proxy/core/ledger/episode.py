@@ -113,8 +113,9 @@ class Asked(Struct, frozen=True, eq=False):
 class CallEntry:
     """A call as its episode knows it. ``state`` is running, complete or lost (then with its ``reason``). A complete
     call has its `turn`. Until its episode is merged it also has the number of its `text`, whose first ``turn.end``
-    tokens are the call's own. A complete call that a retry replaced keeps its `text` alone. `branches` and `ahead` tell
-    what may have sampled a complete call (`ajet_proxy.core.ledger.births`)."""
+    tokens are the call's own. A complete call that a retry replaced keeps its `text` alone. It was
+    sampled between the first and the last of `branches` (`ajet_proxy.core.ledger.births`). If its engine may have gone
+    on with weights that nobody had announced, its tokens may be from one version further: it is `ahead`."""
 
     asked: Asked
     state: str = "running"

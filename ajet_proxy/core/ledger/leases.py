@@ -68,7 +68,8 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     behind = f"more than {body.max_staleness} versions behind"
     few = f"nobody plays its task any more, and {body.min_group_size or 1} make a group"
     large = f"a group of {demand.size} like it is too large for a lease"
-    fresh = None if body.max_staleness is None else partial(_fresh, state, body.max_staleness)
+    half = (body.max_staleness or 0) // 2
+    fresh = None if body.max_staleness is None else lambda model: state.weights.policy_version(model) - half
     order = partial(_turns, state, demand, at)
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
@@ -248,11 +249,6 @@ def _teaches(
         return True
     flat.update((model, name) for name in names)
     return False
-
-
-def _fresh(state: State, max_staleness: int, model: str) -> int:
-    """The oldest version of `model` that is at most half of `max_staleness` behind."""
-    return state.weights.policy_version(model) - max_staleness // 2
 
 
 def _stale(state: State, body: Lease) -> Iterator[Share]:

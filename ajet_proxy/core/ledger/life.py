@@ -138,12 +138,12 @@ class Life:
             change()
             return
         group_key, progress = GroupKey.of(episode), self._seats.progress
-        progress.opened(group_key, episode.opened_at)
+        progress.change(group_key, open=1, at=episode.opened_at)
         self._seats.closes(episode)
         change()
         if not episode.eval:
             self._seats.opens(episode, at)
-        progress.settled(group_key)
+        progress.change(group_key, open=-1)
 
     def _marked_eval(self, event: ev.EpisodeMarkedEval) -> None:
         episode = self._episodes[event.episode]

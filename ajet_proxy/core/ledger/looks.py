@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from heapq import merge
-from typing import Protocol
 
 from ajet_proxy.core.ledger.groups import Share
+from ajet_proxy.core.ledger.mix import Turns
 from ajet_proxy.core.ledger.queues import Demand, Formed, Groups, ReadyQueues
 
 Rank = tuple[int, int]
@@ -33,20 +33,10 @@ Teaches = Callable[[str, tuple[str, ...]], bool]
 """Whether a model may have such a group of episodes."""
 
 
-class Order(Protocol):
-    """In which order the lanes have their turns (`ajet_proxy.core.ledger.mix.Turns`)."""
-
-    def next(self, has: Callable[[str], bool]) -> str | None:
-        """The lane whose group is taken next, of those that `has` says have one; None: of none now."""
-
-    def take(self, lane: str) -> None:
-        """A group of it is taken."""
-
-
 def choose(
     queues: ReadyQueues, demand: Demand, model: str | None, fits: Callable[[Share], bool] = lambda share: True,
     teaches: Teaches = lambda model, members: True, *, out: Collection[Share] = frozenset(),
-    fresh: Callable[[str], int] | None = None, order: Callable[[str], Order | None] = lambda model: None,
+    fresh: Callable[[str], int] | None = None, order: Callable[[str], Turns | None] = lambda model: None,
 ) -> tuple[str, Groups] | None:
     """A model and its first groups, as many as `demand` takes, of episodes that are not `out` and that all fit. None if
     there are fewer, or if the model cannot have all that is asked for. With several models (None: every model), it is
@@ -93,7 +83,7 @@ class Look:
         self._refused: set[str] = set()
         self._touched: set[int] = set()
 
-    def groups(self, order: Callable[[], Order | None]) -> list[Ranked]:
+    def groups(self, order: Callable[[], Turns | None]) -> list[Ranked]:
         """The groups that are taken; none if there are too few."""
         while True:
             turns = order()
@@ -119,7 +109,7 @@ class Look:
                 return found
         return []
 
-    def _in_turns(self, turns: Order) -> list[Ranked]:
+    def _in_turns(self, turns: Turns) -> list[Ranked]:
         """Turn by turn, the first group of the lane whose turn it is."""
         streams: dict[str, Iterator[Ranked]] = {}
         heads: dict[str, Ranked | None] = {}

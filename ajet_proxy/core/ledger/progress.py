@@ -50,23 +50,14 @@ class Progress:
 
     by_key: dict[GroupKey, GroupProgress] = field(default_factory=dict)
 
-    def opened(self, group_key: GroupKey, at: float) -> None:
-        """An episode was opened, and is no evaluation; or one turns out to be of this group key."""
-        self._change(group_key, open=1)
-        known = self.by_key[group_key]
-        known.last = max(known.last, at)
-
-    def settled(self, group_key: GroupKey) -> None:
-        """An episode is no longer open or sealed, or is of another group key, or will not be trained."""
-        self._change(group_key, open=-1)
-
-    def came(self, group_key: GroupKey) -> None:
-        """A share is ready."""
-        self._change(group_key, ready=1)
-
-    def went(self, group_key: GroupKey) -> None:
-        """A share is ready no more. What is flushed ends with the last of them."""
-        self._change(group_key, ready=-1)
+    def change(self, group_key: GroupKey, *, open: int = 0, ready: int = 0, at: float = 0.0) -> None:
+        """So many episodes more are open or sealed and are no evaluation, one of which was opened `at` this time; and
+        so many shares more are ready. What is flushed ends with the last of these."""
+        known = self.by_key.setdefault(group_key, GroupProgress())
+        known.open, known.ready, known.last = known.open + open, known.ready + ready, max(known.last, at)
+        known.flushed = known.flushed and known.ready > 0
+        if not known.open and not known.ready:
+            del self.by_key[group_key]
 
     def flush(self, lane: str | None, task: str | None) -> None:
         """What is ready now of these group keys (None: of all) is waited for no longer."""
@@ -98,13 +89,6 @@ class Progress:
     def derive(self) -> None:
         """A snapshot makes a plain tuple of a group key."""
         self.by_key = {GroupKey(*group_key): known for group_key, known in self.by_key.items()}
-
-    def _change(self, group_key: GroupKey, *, open: int = 0, ready: int = 0) -> None:
-        known = self.by_key.setdefault(group_key, GroupProgress())
-        known.open, known.ready = known.open + open, known.ready + ready
-        known.flushed = known.flushed and known.ready > 0
-        if not known.open and not known.ready:
-            del self.by_key[group_key]
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ class Seats:
     def opens(self, episode: Episode, at: float) -> None:
         """`episode`, which no evaluation is, takes a seat for each model that it may train."""
         if episode.awaited:
-            self.progress.opened(GroupKey.of(episode), episode.opened_at)
+            self.progress.change(GroupKey.of(episode), open=1, at=episode.opened_at)
             self._mixes.opens(episode, 1)
         state, stood = LATE if episode.late else OPEN, self._gates.stood
         for model in episode.may_train:
@@ -44,7 +44,7 @@ class Seats:
         """An episode that is no longer open or sealed, or turns out to be another, gives up the seats that it has never
         been ready on, except for some models."""
         if episode.awaited:
-            self.progress.settled(GroupKey.of(episode))
+            self.progress.change(GroupKey.of(episode), open=-1)
             self._mixes.opens(episode, -1)
         for model in episode.may_train:
             if model not in but:
@@ -53,7 +53,7 @@ class Seats:
 
     def late(self, episode: Episode) -> None:
         """`episode` is waited for no longer from now on."""
-        self.progress.settled(GroupKey.of(episode))
+        self.progress.change(GroupKey.of(episode), open=-1)
         self._mixes.opens(episode, -1)
         for model in episode.may_train:
             self.queues.late(model, GroupKey.of(episode), episode.id)
@@ -65,7 +65,7 @@ class Seats:
             self.queues.sit(model, key, episode.id, episode.number, self._gates.stood(model, at))
         lasted = 0.0 if model in episode.taken else self.played(episode, model, at)
         self.queues.add(model, key, episode.id, self._weights.oldest(episode, model), lasted)
-        self.progress.came(key)
+        self.progress.change(key, ready=1)
         self._mixes.of(model).counts.waits(key, 1)
 
     def leave(self, episode: Episode, model: str, cut: bool) -> None:
@@ -73,7 +73,7 @@ class Seats:
         `cut`. Otherwise its seat goes to another."""
         key = GroupKey.of(episode)
         self.queues.leave(model, key, episode.id, dropped=cut)
-        self.progress.went(key)
+        self.progress.change(key, ready=-1)
         self._mixes.of(model).counts.waits(key, -1)
 
     def played(self, episode: Episode, model: str, at: float) -> float:

@@ -209,10 +209,7 @@ def test_an_evaluation_of_a_lost_version_is_wanted_no_more(rig: LedgerRig) -> No
 def test_another_run_begins_where_the_slowest_of_its_team_is(rig: LedgerRig) -> None:
     for model in ("m", "n"):
         rig.announce(model, 0, run=f"a{model}")
-    name = rig.open(task="t", members={"x": "m", "y": "n"})
-    rig.call(name, model="m", agent="x")
-    rig.call(name, [8], model="n", agent="y")
-    rig.reward(name)
+    rig.ready(members={"x": "m", "y": "n"})
     rig.announce("m", 3, run="am")
     rig.announce("m", 5, run="b")
     assert rig.state.weights.teams == [{"m": 0, "n": 0}]

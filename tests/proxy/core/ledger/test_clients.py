@@ -24,14 +24,6 @@ def shown(rig: LedgerRig, client: str) -> dict[str, Any]:
     return next(one for one in rig.commands.clients.shown(None, rig.at) if one["client"] == client)
 
 
-def ready(rig: LedgerRig, **how: Any) -> str:
-    """An episode that waits to be trained."""
-    episode = rig.open(**{"task": "t", **how})
-    rig.call(episode, tenant=how.get("tenant", ""))
-    rig.reward(episode, 0.5)
-    return episode
-
-
 # ---- joining
 
 
@@ -126,7 +118,7 @@ def test_what_is_unknown_or_anothers_opens_nothing(rig: LedgerRig) -> None:
 
 def test_one_that_leaves_takes_what_it_has_open_and_nothing_else(rig: LedgerRig) -> None:
     client, other = rig.join("one"), rig.join("two")
-    kept = [ready(rig, client=client), rig.open(client=other), rig.open()]
+    kept = [rig.ready(client=client), rig.open(client=other), rig.open()]
     sealed = rig.open(client=client, task="t")
     rig.begin(sealed)
     rig.seal(sealed)
@@ -179,7 +171,7 @@ def test_they_go_some_at_a_time(rig: LedgerRig) -> None:
 def test_only_the_latest_that_are_gone_are_remembered_and_those_with_something_open(rig: LedgerRig) -> None:
     with mock.patch.object(clients, "KEPT_GONE", 2), mock.patch.object(client_commands, "AT_ONCE", 0):
         first = rig.join()
-        mine, done = rig.open(client=first), ready(rig, client=first)
+        mine, done = rig.open(client=first), rig.ready(client=first)
         rig.leave(first)
         others = [rig.join(str(number)) for number in range(4)]
         for other in others:
@@ -205,7 +197,7 @@ def test_what_is_shown_of_a_client(rig: LedgerRig) -> None:
     own: dict[str, Any] = {"client": client, "tenant": "acme"}
     rig.at += 60.0
     rig.beat(client)
-    done = [ready(rig, **own) for _ in range(3)]
+    done = [rig.ready(reward=0.5, **own) for _ in range(3)]
     rig.reward(done[0], 2.0)
     rig.abort(rig.open(**own), "broken", "infra")
     rig.abort(rig.open(**own), "wrong", "agent")
@@ -230,12 +222,12 @@ def test_the_pace_is_that_of_the_last_minutes_or_of_the_last_episodes(rig: Ledge
     rig = LedgerRig()
     client = rig.join(ttl_s=3600.0)
     for _ in range(5):
-        ready(rig, client=client)
+        rig.ready(client=client)
     rig.at += 600.0
     assert shown(rig, client)["per_minute"] == 0.0
     for _ in range(RATE_EPISODES + 20):
         rig.at += 0.5
-        ready(rig, client=client)
+        rig.ready(client=client)
     assert shown(rig, client)["per_minute"] == pytest.approx(120.0, rel=0.02)
     rig.leave(client)
     rig.at += 1e4
@@ -245,7 +237,7 @@ def test_the_pace_is_that_of_the_last_minutes_or_of_the_last_episodes(rig: Ledge
 def test_a_clock_that_went_back_takes_the_pace_with_it(rig: LedgerRig) -> None:
     client = rig.join(ttl_s=3600.0)
     rig.at += 60.0
-    ready(rig, client=client)
+    rig.ready(client=client)
     before = shown(rig, client)["per_minute"]
     rig.at -= 1000.0
     rig.restart()
@@ -288,38 +280,38 @@ def test_it_needs_a_lane_which_ends_where_a_tasks_name_goes_on(rig: LedgerRig) -
 
 def test_one_that_replaces_older_discards_what_waits_under_another_revision(rig: LedgerRig) -> None:
     first = rig.join("one", lane="math", revision="r1")
-    leased = [ready(rig, client=first, task="x") for _ in range(2)]
+    leased = [rig.ready(client=first, task="x") for _ in range(2)]
     assert rig.lease() is not None
-    had = [ready(rig, client=first, task="y") for _ in range(2)]
+    had = [rig.ready(client=first, task="y") for _ in range(2)]
     assert rig.lease(lease_s=1.0) is not None
     rig.at += 2.0
     rig.expire()
     sealed = rig.open(client=first)
     rig.begin(sealed)
     rig.seal(sealed)
-    waits, still_open = ready(rig, client=first), rig.open(client=first)
-    unnamed, elsewhere = ready(rig, task="math/1"), ready(rig, task="code/1", revision="r1")
+    waits, still_open = rig.ready(client=first), rig.open(client=first)
+    unnamed, elsewhere = rig.ready(task="math/1"), rig.ready(task="code/1", revision="r1")
     seen = rig.open(client=first, eval=True)
     rig.begin(seen)
     rig.seal(seen)
-    derived, foreign = ready(rig, task="math/1", revision="r1"), rig.open(task="math/1", revision="r1", tenant="acme")
+    derived, foreign = rig.ready(task="math/1", revision="r1"), rig.open(task="math/1", revision="r1", tenant="acme")
     rig.begin(foreign, tenant="acme")
     rig.seal(foreign)
     second = rig.join("two", lane="math", revision="r2", replaces_older=True)
     assert {rig.state.episodes.known(one).reason for one in (sealed, waits, derived)} == {"older_revision"}
     kept = (*leased, *had, still_open, unnamed, elsewhere, seen, foreign)
     assert {rig.state.episodes.known(one).reason for one in kept} == {None}
-    own = ready(rig, client=second)
+    own = rig.ready(client=second)
     assert rig.state_of(own) == "ready"
     third = rig.open(client=second, revision="r3")
     assert rig.state.episodes.known(own).reason == "older_revision"
-    own = ready(rig, client=second, revision="r3")
+    own = rig.ready(client=second, revision="r3")
     rig.open(client=second, revision="r3")
     assert (rig.state_of(own), rig.state_of(third)) == ("ready", "open")
 
 
 def test_without_a_revision_nothing_is_older(rig: LedgerRig) -> None:
-    waits = ready(rig, task="math/1", revision="r1")
+    waits = rig.ready(task="math/1", revision="r1")
     client = rig.join(lane="math", replaces_older=True)
     rig.open(client=client)
     assert rig.state_of(waits) == "ready"

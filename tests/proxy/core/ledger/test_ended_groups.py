@@ -163,10 +163,7 @@ def test_a_batch_may_be_counted_in_episodes(rig: LedgerRig) -> None:
 
 
 def test_of_several_models_only_the_share_that_is_too_little_goes(rig: LedgerRig) -> None:
-    episode = rig.open(task="t", members={"x": "m", "y": "n"})
-    rig.call(episode, agent="x", model="m")
-    rig.call(episode, agent="y", model="n")
-    rig.reward(episode)
+    episode = rig.ready(members={"x": "m", "y": "n"})
     other = rig.ready("t", model="n")
     rig.at += 60.0
     assert leased(rig, model="m") == []

@@ -80,6 +80,8 @@ def test_an_episode_takes_so_many_rewards_and_no_more(monkeypatch: pytest.Monkey
     with refused(Conflict, "too_many_rewards", match="as many as it may"):
         rig.reward(episode, 1.0, id="r3")
     assert rig.reward(episode, 1.0, id="r0", final=False) == ()
+    with refused(Conflict, "reward_exists"):
+        rig.reward(episode, 2.0, id="r0", final=False)
     assert rig.seal(episode)
 
 

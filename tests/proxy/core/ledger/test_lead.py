@@ -32,10 +32,7 @@ class Training:
         self.play()
 
     def play(self) -> None:
-        episode = self.rig.open(task="t", members={f"agent {model}": model for model in self.leads})
-        for model in self.leads:
-            self.rig.call(episode, model=model, agent=f"agent {model}")
-        self.rig.reward(episode)
+        self.rig.ready(members={f"agent {model}": model for model in self.leads})
 
     def go_on(self, model: str) -> bool:
         """The trainer of `model` makes the update that it has a batch for, or asks for one. Whether it waits."""

@@ -54,15 +54,7 @@ def test_of_a_partly_trained_episode_only_the_share_that_is_too_large_goes(
     rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While another share of it is leased it stays, out of this one's leases; with all shares ready it goes as one."""
-
-    def shared(*models: str) -> str:
-        episode = rig.open(task="t", members={model: model for model in models})
-        for model in models:
-            rig.call(episode, model=model, agent=model)
-        rig.reward(episode)
-        return episode
-
-    partly, whole = shared("m", "n"), shared("n", "o")
+    partly, whole = rig.ready(members={"a": "m", "b": "n"}), rig.ready(members={"b": "n", "c": "o"})
     batch = rig.lease(model="m", group_size=1) or ""
     monkeypatch.setattr(leases, "LEASE_BYTES", 100)
     assert leased(rig, group_size=1) == []

@@ -49,13 +49,6 @@ def announces(rig: LedgerRig) -> Sequence[Event]:
     return rig.commands.announce(Policy("m", 0, run="new"), at=rig.at)
 
 
-def ready(rig: LedgerRig) -> str:
-    episode = rig.open(task="t/1", client="old")
-    rig.call(episode, (1, 2), (3,))
-    rig.reward(episode)
-    return episode
-
-
 @pytest.mark.parametrize(("command", "end"), [
     (joins, ev.ClientJoined), (opens, ev.EpisodeOpened), (begins, ev.RunBegan), (announces, ev.PolicyAnnounced),
 ])  # fmt: skip
@@ -63,7 +56,7 @@ def test_what_is_ready_goes_in_parts_and_the_end_comes_last(command: Command, en
     rig = LedgerRig(LedgerSettings(group_size=2), watch=True)
     rig.announce(version=0, run="old")
     rig.join(id="old", lane="t", revision="old", replaces_older=True)
-    waiting = [ready(rig) for _ in range(7)]
+    waiting = [rig.ready("t/1", client="old") for _ in range(7)]
     if command in (begins, announces):
         assert rig.lease(groups=1) and rig.lease(groups=1)
     found = list[Sequence[Event]]()
@@ -72,7 +65,7 @@ def test_what_is_ready_goes_in_parts_and_the_end_comes_last(command: Command, en
         assert [isinstance(event, end) for event in found[-1]].count(True) == (not isinstance(found[-1], Part))
         assert sum(isinstance(event, ev.EpisodeDiscarded) for event in found[-1]) <= parts.AT_ONCE
         if len(found) == 1:
-            waiting += [ready(rig)]  # what comes between goes too
+            waiting += [rig.ready("t/1", client="old")]  # what comes between goes too
     assert {rig.state_of(name) for name in waiting} == {"discarded"}
     assert isinstance(found[-1][-1], end)
 

@@ -37,15 +37,6 @@ def full(rig: LedgerRig, **body: Any) -> bool:
     return where is not None and rig.state.mixes.room(where[0].lane, where[1]) == 0
 
 
-def team(rig: LedgerRig, task: str = "t") -> str:
-    """An episode of both that is ready."""
-    episode = rig.open(task=task, members=BOTH)
-    for agent, model in BOTH.items():
-        rig.call(episode, model=model, agent=agent)
-    rig.reward(episode)
-    return episode
-
-
 def train(rig: LedgerRig, model: str, **asked: Any) -> None:
     batch = rig.batch(model=model, **asked)
     rig.ack(batch)
@@ -107,7 +98,7 @@ def test_what_one_has_trained_does_not_count_against_it_while_the_others_share_w
     rig = two()
     for model in ("m", "n"):
         mix(rig, model, ahead=1)
-    team(rig), team(rig)
+    rig.ready(members=BOTH), rig.ready(members=BOTH)
     assert full(rig, members=BOTH)
     batch = rig.lease(model="n")
     assert batch is not None and counts(rig) == [2, 0]
@@ -257,7 +248,7 @@ def rooms(steps: Sequence[tuple[str, str]], others: bool) -> list[bool]:
             elif what == "ready":
                 rig.ready(model=model)
             elif what == "team":
-                team(rig)
+                rig.ready(members=BOTH)
             elif what == "lease":
                 rig.lease(model=model)
             elif held:

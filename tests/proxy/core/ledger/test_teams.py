@@ -26,10 +26,7 @@ STEPS = st.lists(st.tuples(WHAT, st.sampled_from("mn"), st.integers(0, 5)), max_
 def ready(rig: LedgerRig, number: int) -> None:
     """An episode of both models, or of one."""
     members = (BOTH, BOTH, BOTH, {"plans": "m"}, {"codes": "n"})[number % 5]
-    episode = rig.open(task=f"t{number % 2}", members=members)
-    for agent, model in members.items():
-        rig.call(episode, model=model, agent=agent)
-    rig.reward(episode)
+    rig.ready(f"t{number % 2}", members=members)
 
 
 def step(rig: LedgerRig, what: str, model: str, number: int) -> None:

@@ -30,9 +30,7 @@ def test_a_second_trainer_is_refused_while_the_first_is_heard(rig: LedgerRig) ->
 def test_a_lease_is_no_beat(rig: LedgerRig) -> None:
     rig.attend("comes", "a")
     rig.announce(version=0, run="a")
-    name = rig.open(task="t")
-    rig.call(name)
-    rig.reward(name)
+    rig.ready()
     assert rig.lease(group_size=1, lease_s=1000.0)
     rig.at += 31.0
     rig.attend("comes", "b")
