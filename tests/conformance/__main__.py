@@ -91,13 +91,13 @@ def captured(proxy: ProxyProcess) -> Counter[str]:
 
 def judge(suite: Suite, direct: Run, again: Run, through: Sequence[Run]) -> bool:
     """Show all runs, and whether those `through` the proxy are like the direct ones."""
-    flaky = compare.flaky(direct.outcomes, again.outcomes)
+    flaky = compare.differences(direct.outcomes, again.outcomes)
     steady = direct.received == again.received
     rows, faults = [], []
     for one in (direct, again, *through):
         differing = compare.differences(direct.outcomes, one.outcomes, flaky)
         unlike = compare.unlike(direct.received, one.received) if steady else []
-        faults += [f"{one.name}: {fault}" for fault in (*differing, *unlike)]
+        faults += [f"{one.name}: {fault}" for fault in (*differing.values(), *unlike)]
         count = compare.counts(one.outcomes)
         numbers = (count[compare.PASSED], count[compare.FAILED] + count[compare.ERROR], count[compare.SKIPPED],
                    len(differing), sum(one.received.values()), len(unlike))  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -34,18 +34,6 @@ class Outcome:
 Outcomes = Mapping[str, Outcome]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One test that came out as `seen` where `expected` was to be."""
-
-    test: str
-    expected: Outcome
-    seen: Outcome
-
-    def __str__(self) -> str:
-        return f"{self.test}: {self.expected} directly, {self.seen} through the proxy"
-
-
 def read(report: Path) -> dict[str, Outcome]:
     """The outcome of each test in a JUnit report; of a test that is in it twice (its teardown failed), the worse."""
     found: dict[str, Outcome] = {}
@@ -68,21 +56,14 @@ def _outcome(case: ElementTree.Element) -> Outcome:
     return Outcome(PASSED)
 
 
-def flaky(first: Outcomes, second: Outcomes) -> list[str]:
-    """The tests that came out differently in two runs of the same kind."""
-    return [difference.test for difference in _differences(first, second)]
-
-
-def differences(direct: Outcomes, proxied: Outcomes, unjudged: list[str]) -> list[Difference]:
-    """The tests, less the `unjudged`, that came out in `proxied` otherwise than in `direct`."""
-    left_out = frozenset(unjudged)
-    return [difference for difference in _differences(direct, proxied) if difference.test not in left_out]
-
-
-def _differences(expected: Outcomes, seen: Outcomes) -> list[Difference]:
+def differences(direct: Outcomes, proxied: Outcomes, unjudged: Collection[str] = ()) -> dict[str, str]:
+    """The tests, less the `unjudged`, that came out in `proxied` otherwise than in `direct`, and what each was."""
     absent = Outcome(MISSING)
-    pairs = ((test, expected.get(test, absent), seen.get(test, absent)) for test in sorted({*expected, *seen}))
-    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+    pairs = {test: (direct.get(test, absent), proxied.get(test, absent)) for test in sorted({*direct, *proxied})}
+    return {
+        test: f"{test}: {expected} directly, {seen} through the proxy"
+        for test, (expected, seen) in pairs.items() if expected != seen and test not in unjudged
+    }  # fmt: skip
 
 
 def counts(outcomes: Outcomes) -> Counter[str]:

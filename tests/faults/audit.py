@@ -27,7 +27,7 @@ class Audit:
     def __init__(self, stage: Stage, counts: Counter[str]) -> None:
         self.counts = counts
         self._stage = stage
-        self._reader = Reader(stage.notes)
+        self._reader = Reader()
         self._calls: dict[str, tuple[str, list[int]]] = {}
         self._offers: dict[str, tuple[str, float]] = {}
         self._rewards: dict[str, tuple[str, float]] = {}
@@ -134,7 +134,7 @@ class Audit:
     def _take_notes(self) -> tuple[list[str], list[str], list[Share]]:
         """The calls, the episodes rewarded and the shares trained, that are new."""
         calls, rewards, acked = [], [], list[Share]()
-        for note in self._reader.new():
+        for note in self._reader.new(*sorted(self._stage.notes.iterdir())):
             match note["kind"]:
                 case "began":
                     self._began.add(note["episode"])

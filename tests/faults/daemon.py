@@ -17,7 +17,6 @@ all that it started.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 import time
@@ -37,6 +36,7 @@ from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.storage import compaction, compactor
 from ajet_proxy.io.storage.journal import Journal
 from ajet_proxy.io.workers import processes as workers
+from tests.faults.notes import appending
 
 SEGMENT_BYTES = 48 << 10
 KEPT_EPISODES = 10
@@ -69,16 +69,6 @@ def worsen(conditions: Path) -> None:
         return right() + float((conditions / "clock").read_text())
 
     time.time = wrong
-
-
-def appending(path: Path) -> Callable[[Any], None]:
-    """Adds lines to a file."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-    def add(note: Any) -> None:
-        os.write(file, (json.dumps(note) + "\n").encode())
-
-    return add
 
 
 Listener = Callable[[State, Event], None]

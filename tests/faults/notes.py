@@ -7,30 +7,36 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+
+def appending(path: Path) -> Callable[[Any], object]:
+    """Adds lines to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    return lambda note: os.write(file, (json.dumps(note) + "\n").encode())
 
 
 class Notes:
     """Appends to one file."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._append = appending(path)
 
     def add(self, kind: str, **fields: Any) -> None:
-        os.write(self._descriptor, (json.dumps({"kind": kind} | fields) + "\n").encode())
+        self._append({"kind": kind} | fields)
 
 
 class Reader:
-    """The notes of everybody in `folder`, each once."""
+    """The notes in some files, each once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._read: dict[Path, int] = {}
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        for path in sorted(self._folder.iterdir()):
+    def new(self, *paths: Path) -> Iterator[dict[str, Any]]:
+        """Those that were added since the last look; a file that is not there yet has none."""
+        for path in filter(Path.exists, paths):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 for line in file:
@@ -38,3 +44,8 @@ class Reader:
                         break
                     self._read[path] = self._read.get(path, 0) + len(line)
                     yield json.loads(line)
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """All notes in a file."""
+    return Reader().new(path)

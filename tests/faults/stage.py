@@ -26,6 +26,7 @@ import httpx
 
 from tests.faults import agent, player, trainer
 from tests.faults.agent import ABSENT, MEMBERS, MODELS
+from tests.faults.notes import lines
 from tests.faults.supervised import Supervised
 from tests.kit.ports import free_port
 from tests.kit.proxy_process import ProxyProcess
@@ -210,9 +211,7 @@ class Stage:
 
     def clients(self, life: BaseProcess) -> list[str]:
         """As which clients an agent that is dead has joined."""
-        path = self.notes / f"{life.name}.log"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        notes = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        notes = lines(self.notes / f"{life.name}.log")
         return [note["client"] for note in notes if note["kind"] == "joins"]
 
     def revise(self, number: int) -> None:

@@ -6,7 +6,6 @@ again. So the lanes of every leased group are known in their order, and that a r
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import agent
+from tests.faults.notes import Reader
 from tests.faults.player import GROUP, REPEAT, TASKS, TTL_S
 
 SHARES = {"math": 0.4, "code": 0.3, "word": 0.2, agent.LANE: 0.1}
@@ -50,27 +50,19 @@ class Leases:
     never acknowledged to anybody, or is read from the journal again."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
+        self._path, self._reader = path, Reader()
         self.found: dict[int, Lease] = {}
         self.again = 0
         """How many were read again, and were the same."""
 
     def read(self) -> None:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._read += len(line)
-                note = json.loads(line)
-                number, lease = note.pop("number"), Lease(**note)
-                known = self.found.get(number)
-                if known is not None and known.batch == lease.batch:
-                    assert known == lease, f"a restart makes another lease of {lease.batch}: {known}, {lease}"
-                    self.again += 1
-                self.found[number] = lease
+        for note in self._reader.new(self._path):
+            number, lease = note.pop("number"), Lease(**note)
+            known = self.found.get(number)
+            if known is not None and known.batch == lease.batch:
+                assert known == lease, f"a restart makes another lease of {lease.batch}: {known}, {lease}"
+                self.again += 1
+            self.found[number] = lease
 
     def in_order(self) -> list[Lease]:
         assert sorted(self.found) == list(range(len(self.found)))
@@ -109,14 +101,6 @@ def check_law(leases: Iterable[Lease], shares: Mapping[str, float]) -> tuple[int
 
 
 @dataclass
-class Watched:
-    """A client that was killed: until when it must be gone."""
-
-    client: str
-    until: float
-
-
-@dataclass
 class Swarm:
     """`get` asks the daemon, `now` is the time of this process."""
 
@@ -124,17 +108,17 @@ class Swarm:
     leases: Leases
     counts: Counter[str]
     now: Callable[[], float] = time.monotonic
-    watched: list[Watched] = field(default_factory=list)
+    watched: dict[str, float] = field(default_factory=dict)
+    """The clients that were killed: until when each must be gone."""
     slowest: float = 0.0
 
     def killed(self, clients: Iterable[str]) -> None:
         """The process of these clients is dead, or was replaced."""
-        self.watched += [Watched(client, self.now() + GONE_WITHIN_S + LATE_S) for client in clients]
+        self.watched |= dict.fromkeys(clients, self.now() + GONE_WITHIN_S + LATE_S)
 
     def restarted(self) -> None:
         """The daemon is there, again or after it could not write: each client has its time from now on."""
-        for one in self.watched:
-            one.until = self.now() + GONE_WITHIN_S + LATE_S
+        self.killed(self.watched)
 
     def after_a_fault(self, *, wrote: bool) -> None:
         """`wrote` says that the daemon could write all the time."""
@@ -151,11 +135,12 @@ class Swarm:
                     if wrote:
                         self.slowest = max(self.slowest, silent)
         if wrote:
-            for watched in self.watched:
-                known = clients.get(watched.client)
-                late = asked > watched.until and known is not None and known["state"] == "joined"
+            for client, until in self.watched.items():
+                known = clients.get(client)
+                late = asked > until and known is not None and known["state"] == "joined"
                 assert not late, f"a client is there though it was killed long ago: {known}"
-        self.watched = [one for one in self.watched if clients.get(one.client, {}).get("state") == "joined"]
+        still = {name for name, one in clients.items() if one["state"] == "joined"}
+        self.watched = {client: until for client, until in self.watched.items() if client in still}
 
     def in_the_end(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         self.leases.read()

@@ -6,14 +6,13 @@ what each trainer noted, and what is in the weights of each.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tests.faults.agent import ABSENT, MODELS
+from tests.faults.notes import lines
 from tests.faults.stage import Stage
 
 LATE_S = 1.0
@@ -23,12 +22,6 @@ WITH_SHARES = ("ready", "leased", "trained")
 Record = Mapping[str, Any]
 Share = tuple[str, str]
 """A model and an episode."""
-
-
-def lines(path: Path) -> Iterable[dict[str, Any]]:
-    """The notes of the daemon in a file, but for half a line of one that was killed."""
-    whole = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return (json.loads(line) for line in whole if line.endswith(b"\n"))
 
 
 def trains(record: Record) -> list[str]:

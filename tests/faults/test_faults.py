@@ -157,13 +157,14 @@ def test_a_request_that_waits_at_anothers_gate_is_found(stage: Stage) -> None:
 
 
 def test_half_a_line_is_no_note_yet(tmp_path: Path) -> None:
-    reader, path = Reader(tmp_path), tmp_path / "a.log"
+    reader, path = Reader(), tmp_path / "a.log"
+    assert list(reader.new(path)) == []
     path.write_text('{"kind": "began"}\n{"ki')
-    assert [note["kind"] for note in reader.new()] == ["began"]
+    assert [note["kind"] for note in reader.new(path)] == ["began"]
     with path.open("a") as file:
         file.write('nd": "call"}\n')
-    assert [note["kind"] for note in reader.new()] == ["call"]
-    assert list(reader.new()) == []
+    assert [note["kind"] for note in reader.new(path)] == ["call"]
+    assert list(reader.new(path)) == []
 
 
 def test_the_makefile_passes_seed_and_counts_on() -> None:

@@ -6,7 +6,6 @@ is; then the session that it announces by itself names the episode or, where it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +29,12 @@ DONE = (
 GIVEN_UP = (Rule(ASKED, "I would rather not."),)
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """`named_by` is the way in which a program that nobody named is told apart."""
-
-    recipe: str
-    named_by: str
-
-PROGRAMS = (
-    Program("with_claude_code.sh", "harness"),
-    Program("with_codex.sh", "harness"),
-    Program("with_opencode.sh", "harness"),
-    Program("with_qwen_code.sh", "lineage"),
-)
-each = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.recipe[5:-3])
+PROGRAMS = {
+    "with_claude_code.sh": "harness", "with_codex.sh": "harness", "with_opencode.sh": "harness",
+    "with_qwen_code.sh": "lineage",
+}  # fmt: skip
+"""The recipes, with the way in which a program that nobody named is told apart."""
+each = pytest.mark.parametrize("recipe", PROGRAMS, ids=lambda recipe: recipe[5:-3])
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -58,21 +49,21 @@ def environment(home: Path) -> dict[str, str]:
     ("story", "calls", "reward"), [(DONE, 2, 1.0), (GIVEN_UP, 1, 0.0)], ids=["solved", "given-up"]
 )
 def test_program(
-    theatre: Stage, tmp_path: Path, program: Program, story: tuple[Rule, ...], calls: int, reward: float
+    theatre: Stage, tmp_path: Path, recipe: str, story: tuple[Rule, ...], calls: int, reward: float
 ) -> None:
     theatre.script(story)
-    task = f"{program.recipe}/{reward:g}"
-    theatre.run(*AJET, "run", "--task", task, "--", "sh", str(FOLDER / program.recipe), env=environment(tmp_path))
+    task = f"{recipe}/{reward:g}"
+    theatre.run(*AJET, "run", "--task", task, "--", "sh", str(FOLDER / recipe), env=environment(tmp_path))
     [episode] = theatre.episodes(task)
     check(episode, reward, EXACT[:calls])
 
 
 @each
-def test_program_that_names_its_own_session(theatre: Stage, tmp_path: Path, program: Program) -> None:
+def test_program_that_names_its_own_session(theatre: Stage, tmp_path: Path, recipe: str) -> None:
     theatre.script(DONE)
-    episode = unnamed_run(theatre, tmp_path, FOLDER / program.recipe)
-    assert (episode["state"], episode["identified_by"]) == ("open", program.named_by)
-    check_calls(episode, program.named_by, EXACT, None)
+    episode = unnamed_run(theatre, tmp_path, FOLDER / recipe)
+    assert (episode["state"], episode["identified_by"]) == ("open", PROGRAMS[recipe])
+    check_calls(episode, PROGRAMS[recipe], EXACT, None)
 
 
 def test_a_call_beside_the_conversation_is_a_timeline_of_its_own(theatre: Stage, tmp_path: Path) -> None:

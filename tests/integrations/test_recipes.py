@@ -50,8 +50,7 @@ def test_with_curl(theatre: Stage, wanted: str, reward: float) -> None:
 
 def test_every_recipe_is_short_tested_and_in_the_table() -> None:
     table = (FOLDER / "README.md").read_text()
-    played = [item.recipe for item in (*test_frameworks.FRAMEWORKS, *test_programs.PROGRAMS)]
-    played += test_frameworks.TEAMS
+    played = {*(item.recipe for item in test_frameworks.FRAMEWORKS), *test_programs.PROGRAMS, *test_frameworks.TEAMS}
     assert RECIPES
     for name in RECIPES:
         assert len((FOLDER / name).read_text().splitlines()) <= 60
