@@ -81,28 +81,24 @@ class EngineStub:
     requests: list[Received] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     script: list[engine_script.Rule] = field(default_factory=list)
-    paused: asyncio.Event | None = None
-    go_on: asyncio.Event | None = None
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
     deaf: bool = False
     _count: int = 0
     _runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> EngineStub:
-        self.paused = asyncio.Event()
         self.paused.set()
-        self.go_on = asyncio.Event()
         app = web.Application(client_max_size=1 << 30)
-        app.router.add_post(CHAT, self._generate)
-        app.router.add_post(COMPLETIONS, self._generate)
-        app.router.add_post(RESPONSES, self._generate)
+        for path in WRITERS:
+            app.router.add_post(path, self._generate)
         for method, path, handler in self._plain_routes():
             app.router.add_route(method, path, handler)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, keepalive_timeout=self.keepalive_s, access_log=None, shutdown_timeout=0.1
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port)
-        await site.start()
+        await web.TCPSite(self._runner, self.host, self.port).start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
         return self
@@ -113,7 +109,7 @@ class EngineStub:
 
     def llm_requests(self) -> list[Received]:
         """The requests to the generating routes, oldest first."""
-        return [request for request in self.requests if request.path in (CHAT, COMPLETIONS, RESPONSES)]
+        return [request for request in self.requests if request.path in WRITERS]
 
     # ---- generation
 
@@ -127,7 +123,6 @@ class EngineStub:
         try:
             if fault is not None and (answer := await self._broken(request, fault)) is not None:
                 return answer
-            assert self.paused is not None
             await self.paused.wait()
             problem = self._refusal(seen.body, fault.kind if fault else "")
             response = problem or await self._answer(request, seen.body, fault)
@@ -252,7 +247,6 @@ class EngineStub:
             left = left - len(piece) if left is not None else None
             await response.write(piece)
             if fault and fault.kind in ("late_done", "said_on") and finishes(piece):
-                assert self.go_on is not None
                 await self.go_on.wait()
         await response.write_eof()
         return response
@@ -330,18 +324,15 @@ class EngineStub:
 
     async def _pause(self, request: web.Request) -> web.Response:
         await self._note(request)
-        assert self.paused is not None
         self.paused.clear()
         return _json(b'{"status":"paused"}')
 
     async def _resume(self, request: web.Request) -> web.Response:
         await self._note(request)
-        assert self.paused is not None
         self.paused.set()
         return _json(b'{"status":"resumed"}')
 
     async def _is_paused(self, request: web.Request) -> web.Response:
-        assert self.paused is not None
         return _json(dialect.dumps({"is_paused": not self.paused.is_set()}))
 
     async def _weight_info(self, request: web.Request) -> web.Response:
@@ -379,15 +370,8 @@ def _json(body: bytes, status: int = 200) -> web.Response:
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
-    stub = EngineStub(
-        models=arguments.model or (),
-        split_seed=arguments.split_seed,
-        delay_s=arguments.delay,
-        drift=arguments.drift,
-        host=arguments.host,
-        port=arguments.port,
-    )
-    async with stub:
+    given = vars(arguments)
+    async with EngineStub(given.pop("model") or (), delay_s=given.pop("delay"), **given) as stub:
         sys.stdout.write(f"engine stub ready on {stub.url}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

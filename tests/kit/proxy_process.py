@@ -100,6 +100,11 @@ class ProxyProcess:
         """Until it ends by itself; the exit status."""
         return self._end(None, timeout)
 
+    def key(self, scope: str) -> str:
+        """A key as an operator issues it, who has the data directory."""
+        command = [str(PROXY), "issue-key", "--scope", scope, "--data-dir", str(self.data_dir)]
+        return subprocess.run(command, capture_output=True, check=True, text=True, env=self._env).stdout.strip()
+
     def report(self) -> dict[str, Any]:
         """What ``GET /ajet/v1/status`` says, which takes its time where the machine trains a model meanwhile."""
         found: dict[str, Any] = httpx.get(f"{self.url}/ajet/v1/status", timeout=60, trust_env=False).json()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tests.kit import tapes, wire
-from tests.kit.engine_stub import CHAT, EngineStub, Fault
+from tests.kit.engine_stub import CHAT, EngineStub
 from tests.kit.engine_tokens import decode, encode, render, tool_text
 
+STUB = {"models": ("tiny",)}
 # vLLM words these refusals by its own validators, which no stub needs to imitate.
 WORDED = ("chat-error-type", "chat-error-400", "completions-error-400")
 # What the stub does not imitate, because the tapes themselves are replayed wherever it is tested: reasoning parsers
@@ -25,12 +25,6 @@ UNLIKE = (
 SHAPED = [
     key for key in sorted(tapes.load()) if not key[0].startswith(WORDED) and not any(word in key[0] for word in UNLIKE)
 ]
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[EngineStub]:
-    async with EngineStub(models=("tiny",)) as engine:
-        yield engine
 
 
 def shape(value: Any) -> Any:
@@ -133,17 +127,3 @@ async def test_a_reply_rendered_back_is_what_was_sampled(stub: EngineStub) -> No
         else:
             messages.append({"role": "user", "content": "again"})
     assert decode(encode(render(messages, None)), skip_chat_marks=False) == render(messages, None)
-
-
-async def test_faults_happen_as_often_as_asked(stub: EngineStub) -> None:
-    stub.faults = [Fault("status", times=2, status=503)]
-    body = {"messages": [{"role": "user", "content": "hello"}]}
-    assert [(await wire.send(stub.url + CHAT, body=body)).status for _ in range(3)] == [503, 503, 200]
-
-
-async def test_a_cut_stream_ends_in_the_middle(stub: EngineStub) -> None:
-    stub.faults = [Fault("cut", after=500)]
-    body = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
-    with pytest.raises(EOFError):
-        await wire.send(stub.url + CHAT, body=body)
-    assert stub.requests[-1].cancelled

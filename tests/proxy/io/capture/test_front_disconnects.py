@@ -120,7 +120,7 @@ async def test_in_the_middle_of_its_request_it_asks_nothing(stub: EngineStub, fr
 
 
 async def test_what_passes_through_ends_too(stub: EngineStub, front: Front) -> None:
-    stub.paused.clear()  # type: ignore[union-attr]
+    stub.paused.clear()
     asking = asyncio.create_task(_hang(front))
     await until(stub.llm_requests)
     await leave(asking)

@@ -46,7 +46,6 @@ async def through_a_change(front: Front, stub: EngineStub, *, stream: bool, labe
             change()
             await answer.content.read()
     else:
-        assert stub.paused is not None
         stub.paused.clear()
         before = len(stub.llm_requests())
         running = asyncio.create_task(ask(front))

@@ -125,7 +125,7 @@ async def test_in_mid_stream_it_breaks_off(path: str) -> None:
 
 
 async def test_only_what_runs_in_that_episode_ends(stub: EngineStub, front: Front) -> None:
-    stub.paused.clear()  # type: ignore[union-attr]
+    stub.paused.clear()
     front.open("other")
     front.open("sealed")
     async with calling(front, CHAT, stream=False) as asking:
@@ -135,7 +135,7 @@ async def test_only_what_runs_in_that_episode_ends(stub: EngineStub, front: Fron
         front.store.post(commands.seal("sealed", at=now))
         front.ledger_port._heard((EpisodeDiscarded(now, "ep", "stale", None, ("one of its models",)),))
         front.store.post(commands.seal("ep", at=now))
-        stub.paused.set()  # type: ignore[union-attr]
+        stub.paused.set()
         assert (await asking).status == 200
     assert len(front.calls) == 1 and not front.lost
 
