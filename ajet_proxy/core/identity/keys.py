@@ -104,8 +104,8 @@ class Keys:
         given, made = _bytes(signature), (_bytes(_sign(secret, payload)) for secret in self.ring.secrets)
         if not any(hmac.compare_digest(given, signed) for signed in made):
             raise Unauthorized("this API key was not issued by this proxy", code="invalid_api_key")
-        scope, tenant, episode, expires, *more = json.loads(_decode(payload))
-        claims = Claims(SCOPES[scope], tenant, episode, float("inf") if expires is None else expires, *more)
+        scope, tenant, episode, expires, issued, model = json.loads(_decode(payload))
+        claims = Claims(SCOPES[scope], tenant, episode, float("inf") if expires is None else expires, issued, model)
         if now >= claims.expires:
             raise Unauthorized("this API key has expired", code="expired_api_key")
         if self.ring.revoked(key, claims):
