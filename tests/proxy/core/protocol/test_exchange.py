@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -18,6 +17,7 @@ from ajet_proxy.core.protocol.exchange import Exchange, question
 from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_sdk.errors import BadRequest
+from tests.fuzz.mutations import pieces
 from tests.proxy.core.protocol.answers import (
     CHAT,
     COMPLETIONS,
@@ -116,10 +116,7 @@ def test_no_split_matters(seed: int, n: int) -> None:
     stream = b"".join(told)
     whole = run([stream], streaming({"n": n}))
     assert whole[0] + whole[1] == b"".join(told.values())
-    dice = random.Random(seed)
-    marks = sorted({0, len(stream), *(dice.randrange(len(stream)) for _ in range(dice.randrange(30)))})
-    pieces = [stream[a:b] for a, b in pairwise(marks)]
-    for split in (pieces, [stream[i : i + 1] for i in range(len(stream))]):
+    for split in (pieces(stream, random.Random(seed)), [stream[i : i + 1] for i in range(len(stream))]):
         early, late, outcomes = run(split, streaming({"n": n}))
         assert (early + late, outcomes) == (whole[0] + whole[1], whole[2])
         assert SEEN_END not in early and DONE not in early
@@ -275,9 +272,12 @@ def test_a_stream_is_kept_alive_until_its_end() -> None:
 # --- the states
 
 
+ROW = re.compile(r"^ {4}(\w[a-z ]*\w)? +──([a-z ]+)──▶ +([a-z ]+)$", re.MULTILINE)
+
+
 def test_the_docstring_draws_the_table() -> None:
     drawn, state = {}, ""
-    for before, what, after in re.findall(r"^ {4}(\w[a-z ]*\w)? +──([a-z ]+)──▶ +([a-z ]+)$", str(machine.__doc__), re.M):
+    for before, what, after in ROW.findall(str(machine.__doc__)):
         state = before or state
         drawn |= {(one, what): after for one in (get_args(machine.State) if state == "any" else [state])}
     assert drawn == machine.TRANSITIONS

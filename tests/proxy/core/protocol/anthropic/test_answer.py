@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.trajectory.call import Captured
 from tests.fuzz.anthropic import blocks
+from tests.fuzz.mutations import pieces
 from tests.proxy.core.protocol import answers
 from tests.proxy.core.protocol.answers import SSE, chat_event, chat_start, dump, event, ids_of, reasons
 
@@ -454,10 +454,8 @@ def chat_stream(deltas: list[dict[str, Any]]) -> bytes:
 def test_no_split_matters_and_the_pieces_make_the_document(deltas: list[dict[str, Any]], seed: int) -> None:
     stream = chat_stream(deltas)
     one, running = run(stream)
-    dice = random.Random(seed)
-    marks = sorted({0, len(stream), *(dice.randrange(len(stream)) for _ in range(dice.randrange(30)))})
     by_event = [item + b"\n\n" for item in stream.split(b"\n\n")[:-1]]
-    for parts in ([stream[a:b] for a, b in pairwise(marks)], by_event, [stream[i : i + 1] for i in range(len(stream))]):
+    for parts in (pieces(stream, random.Random(seed)), by_event, [stream[i : i + 1] for i in range(len(stream))]):
         out, again = run(*parts)
         assert (out, again.outcomes) == (one, running.outcomes)
     assert ids_of(running.outcomes) == [(*range(len(deltas)), 99)]
