@@ -30,7 +30,7 @@ SHOWN = 10
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the cases so far."""
+    """The outcome of the cases so far."""
 
     cases: int = 0
     failed: list[str] = field(default_factory=list)

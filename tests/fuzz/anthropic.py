@@ -1,4 +1,4 @@
-"""What any answer to a client of the Messages API must be, whatever the engine sent: a grammar, and no word lost.
+"""The form of any answer to a client of the Messages API, whatever the engine sent: a grammar, and no word lost.
 
 There is no second engine to compare with in process (vLLM's own translation is compared elsewhere, over real answers).
 The rules of a stream: it opens with ``message_start``; blocks are numbered from 0, one is open at a time, and deltas

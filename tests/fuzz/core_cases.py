@@ -47,7 +47,7 @@ class Differs(Exception):
 
 @dataclass(slots=True)
 class Case:
-    """What a case was, for the report of its failure."""
+    """A case, as the report of its failure tells it."""
 
     seed: str
     notes: list[str] = field(default_factory=list)
@@ -163,7 +163,7 @@ def _play(
     exchange: Exchange, answer: Answer, dice: random.Random | None, *, expected: list[bytes] | None = None,
     broken: bool = False,
 ) -> bytes:  # fmt: skip
-    """What the client gets of `answer`. `expected` are its events, each of which must leave when it is complete."""
+    """Give what the client gets of `answer`. `expected` are its events, each of which must leave when it is whole."""
     exchange.on_headers(answer.status, answer.content_type)
     body, out, fed = answer.body, b"", 0
     clock = _timetable(answer, expected) if not exchange.buffered and not _passes(exchange, answer) else None
@@ -198,8 +198,8 @@ def _passes(exchange: Exchange, answer: Answer) -> bool:
 
 
 def _timetable(answer: Answer, expected: list[bytes] | None) -> list[tuple[int, int]] | None:
-    """How many bytes have to have left when so many came. A line that ends with CR may end once more with LF, so
-    nothing is said of those."""
+    """The number of bytes that have to have left when so many came. A line that ends with CR may end once more with LF,
+    so nothing is said of those."""
     if expected is None or b"\r" in answer.body:
         return None
     table = [(0, 0)]
@@ -210,7 +210,7 @@ def _timetable(answer: Answer, expected: list[bytes] | None) -> list[tuple[int, 
 
 
 def expected_of(reference: Reference, exchange: Exchange, answer: Answer, broken: bool) -> list[bytes]:
-    """What the client must see, event by event; raises `Loose`."""
+    """Tell what the client must see, event by event; raises `Loose`."""
     if _passes(exchange, answer):
         return [answer.body]
     if not answer.content_type.lower().startswith("text/event-stream"):
@@ -255,7 +255,7 @@ def _sound(exchange: Exchange, reference: Reference) -> None:
 
 
 def _look(path: str, request: JsonBody) -> None:
-    """What else the core reads of a request: whose it is, and what came before it."""
+    """Read what else the core reads of a request: whose it is, and what came before it."""
     try:
         identify(
             path=path, headers=Headers({"x-session-id": "é"}), body=request.fields,
@@ -267,7 +267,7 @@ def _look(path: str, request: JsonBody) -> None:
 
 
 def _remember(path: str, request: JsonBody, exchange: Exchange) -> None:
-    """What the core keeps of an answer for the next turn, and how it is found again."""
+    """Keep of an answer what the core keeps for the next turn, and find it again."""
     answers = exchange.answers
     captured = {outcome.index: outcome for outcome in exchange.outcomes if isinstance(outcome, Captured)}
     history = exchange.dialect.history(exchange.asked.fields, b"scope", exact=True)
@@ -295,7 +295,7 @@ def _outlined(dialect: Dialect, fields: Mapping[str, Any]) -> Outline | None:
 
 
 def _continued(route: str, fields: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the next turn changes in `fields`, if its history is told with the answer `said`."""
+    """The changes of the next turn in `fields`, if its history is told with the answer `said`."""
     if route == CHAT:
         messages = [*fields["messages"], {**said, "role": "assistant"}, {"role": "user", "content": "go on"}]
         yield {"messages": messages}

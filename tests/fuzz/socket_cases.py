@@ -51,7 +51,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the engine writes: `head`, then the framed body in `parts`; `broken` if it then breaks off."""
+    """The script of the engine: `head`, then the framed body in `parts`; `broken` if it then breaks off."""
 
     head: bytes
     parts: list[bytes]
@@ -186,7 +186,7 @@ class Wire:
 
 
 def _is_trial(body: bytes) -> bool:
-    """Whether the proxy asks if the engine withholds ids, which that of the recorded answers does."""
+    """Tell whether the proxy asks if the engine withholds ids, which that of the recorded answers does."""
     with suppress(ValueError, TypeError, AttributeError):
         asked = json.loads(body)
         doubt = CAPTURED["/v1/chat/completions"].doubt(asked)
@@ -237,7 +237,7 @@ def _is_error(seen: Seen, status: int, what: str) -> None:
 
 
 async def exchange_bytes(url: str, raw: bytes, *, hang_up: bool = False) -> Seen:
-    """What a server answers to `raw`; with `hang_up`, after which no more comes."""
+    """The answer of a server to `raw`; with `hang_up`, after which no more comes."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 20)
     try:

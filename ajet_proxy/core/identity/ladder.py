@@ -1,4 +1,4 @@
-"""Which episode a request belongs to, and what its headers say: contract §3 as a function of path, headers and body.
+"""The episode of a request, and the word of its headers: contract §3 as a function of path, headers and body.
 
 Six ways are tried in one order: path, key, header, harness, body, lineage; the first that names an episode wins and is
 recorded. A name says which episode, and the key says whether the caller may use it: a key issued for one episode opens

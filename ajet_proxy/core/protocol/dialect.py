@@ -41,7 +41,7 @@ class Echo:
 
 
 Skip = Literal["prompt_embeds", "beam_search", "multimodal", "echo", "background", "unaskable", "no_chat_route"]
-"""Why a request goes out unchanged, and its calls are lost."""
+"""The reason to send a request unchanged, and to lose its calls."""
 
 
 class Ask(Struct, frozen=True):
@@ -128,8 +128,8 @@ class Reader(Protocol):
     ended: bool = False
     """True if the engine has said its last about the calls, so that `outcomes` holds; unless it is `spoilt` later."""
     spoilt: str | None = None
-    """Why all calls are lost, whatever they were told to be: the engine failed, or contradicted itself. It may show
-    behind the end."""
+    """The reason to lose all calls, whatever they were told to be: the engine failed, or contradicted itself. It may
+    show behind the end."""
     response_id: str | None = None
     """The id under which the engine may keep the answer, where it gives answers out again."""
     tells_versions: bool = False

@@ -42,7 +42,7 @@ def outline_of(fields: dict[str, Any], *, episode: str = "ep", model: str = "m",
 
 
 def recalled(after: Outline, answer: dict[str, Any] | None = None, **first: Any) -> Known | Outcome:
-    """What a request finds after the call ``c`` was asked hello and answered."""
+    """Tell what a request finds after the call ``c`` was asked hello and answered."""
     memory = Memory()
     remember(memory, outlined(HELLO, **first), SAID if answer is None else answer, "c", "token")
     return recall(memory, after)

@@ -33,7 +33,7 @@ def outline_of(fields: dict[str, Any], *, episode: str = "ep", agent: str = "") 
 
 
 def recalled(after: Responding, *output: Any, shown: Any = None, **first: Any) -> Known | str:
-    """What a request finds after the call ``c`` was asked hello and answered as the response ``resp_1``."""
+    """Tell what a request finds after the call ``c`` was asked hello and answered as the response ``resp_1``."""
     memory = Memory()
     given = {"id": "resp_1", "output": list(output or (SAID,)), "shown": shown}
     remember(memory, outlined(HELLO, **first), given, "c", "token")

@@ -171,7 +171,7 @@ def test_what_is_malformed_has_no_history(kind: Any, body: dict[str, Any]) -> No
 
 
 def known_by_words(kind: Any, body: dict[str, Any]) -> bool:
-    """Whether a later request could continue it."""
+    """Tell whether a later request could continue it."""
     for exact in (True, False):
         history = read(kind, body, SCOPE, exact=exact)
         marks = marks_of(history, {"id": "resp-1", "output": [], **TOLD}, captured())

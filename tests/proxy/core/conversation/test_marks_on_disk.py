@@ -60,7 +60,7 @@ MARKS = {
     "text": (3, 2, "b077a167168120e9201802dc"),
     "ids": (3, 1, "39e2862dce302818401a5f3f"),
 }
-"""How many marks there are before the request and behind its answer, and a digest of all of them."""
+"""The number of marks before the request and behind its answer, and a digest of all of them."""
 
 
 @pytest.mark.parametrize("name", CASES)

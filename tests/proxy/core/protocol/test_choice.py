@@ -105,7 +105,7 @@ IN_BOTH_WAYS = [name for name in TOLD if f"{name}-stream" in TOLD]
 
 
 def given_by(name: str) -> list[dict[str, Any]]:
-    """What the choices of a tape said, without what is drawn anew for each answer."""
+    """The words of the choices of a tape, without what is drawn anew for each answer."""
     asked, told = tapes.load()[name, tapes.AGENT], tapes.load()[name, tapes.PROXY]
     running = Exchange(CAPTURED[told.route], JsonBody(json.dumps(asked.request).encode()))
     running.on_headers(told.status, told.headers["content-type"])

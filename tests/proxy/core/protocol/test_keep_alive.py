@@ -1,4 +1,4 @@
-"""What a waiting client is sent is of its own dialect, and what it has in the end is the same with and without it.
+"""Events for a waiting client are of its own dialect, and what it has in the end is the same with and without it.
 
 Every stream on tape is played with a keep-alive at each place where the client may wait, and read by the strictest
 readers: one that knows four fields of an event and nothing else, the types and accumulators of the `openai` package,
@@ -138,7 +138,7 @@ def nothing_is_added_to_what_is_done(events: list[Any]) -> None:
 
 
 def read(route: str, stream: bytes) -> Any:
-    """What a client has in the end."""
+    """Give what a client has in the end."""
     events = [json.loads(one["data"]) for one in strictly(stream) if one["data"] != "[DONE]"]
     if route == "/v1/responses":
         numbers = [one["sequence_number"] for one in events]

@@ -1,4 +1,4 @@
-"""How much a request may be made of: counted exactly, and looked at only where it can be too much."""
+"""The limits of what a request is made of: counted exactly, and looked at only where it can be too much."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ json_values = st.recursive(
 
 
 def told(text: str, most: int = MOST) -> str | None:
-    """What is told of a request `text`, if it is refused."""
+    """Tell what is said of a request `text`, if it is refused."""
     try:
         extent.JsonBody(text.encode("utf-8", "surrogatepass"), most).check_size()
     except TooLarge as error:
@@ -35,7 +35,7 @@ def told(text: str, most: int = MOST) -> str | None:
 
 
 def refused(fields: dict[str, Any], *, ascii_only: bool = True) -> str | None:
-    """What the refusal is about, or None."""
+    """The words of the refusal, or None."""
     return told(json.dumps(fields, ensure_ascii=ascii_only))
 
 
@@ -152,7 +152,7 @@ def test_work_on_quotes_grows_with_their_number_and_no_faster(signs: str) -> Non
 
 
 def test_more_quotes_than_names_and_values_could_have_are_too_much() -> None:
-    """Whether it is JSON or not is seen later, and costs more. Those in texts do not count."""
+    """It is seen later if it is JSON, and that costs more. Those in texts do not count."""
     text = '{"a":"' + "," * 2001 + '","' + '"' * 4700
     assert "the body holds more than 4700 quotes" in str(told(text))
     assert refused({"messages": [{"role": "user", "content": ("," + '"' * 10) * 2001}]}) is None

@@ -66,7 +66,7 @@ def end(body: Any, kind: str = "response.completed") -> bytes:
 
 
 def replay(parts: list[bytes], request: dict[str, Any] | None = None) -> tuple[bytes, tuple[Outcome, ...], int]:
-    """What the client sees, the outcomes, and how many tokens were counted before the end."""
+    """Give what the client sees, the outcomes, and how many tokens were counted before the end."""
     running = streaming(request, RESPONSES)
     out = b"".join(b"".join([*running.feed(part), *running.release()]) for part in parts)
     return out + b"".join(running.finish()), running.outcomes, running.reader.sampled[0]

@@ -1,4 +1,4 @@
-"""Which routes are open to agents, and what those are told who asked for another."""
+"""The routes that are open to agents, and the word for those who asked for another."""
 
 from __future__ import annotations
 

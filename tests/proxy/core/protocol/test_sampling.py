@@ -1,4 +1,4 @@
-"""How a call was sampled in effect: the request over what the engine told of itself, in the words of vLLM."""
+"""The sampling of a call in effect: the request over what the engine told of itself, in the words of vLLM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
 
 
 def told(fields: Any, *, route: str = CHAT.path, by: Known = PLAIN, scored: bool = False) -> Any:
-    """What is told of a request besides what its logprobs are."""
+    """Tell of a request what is told besides the kind of its logprobs."""
     found = json.loads(effective(route, fields, by, scored))
     assert found.pop("logprobs") == ("scored" if scored else by.logprobs)
     return found

@@ -28,7 +28,7 @@ def end(call: Call) -> tuple[int, ...]:
 
 
 def can_follow(before: Call, after: Call) -> bool:
-    """Whether one timeline may hold `after` behind `before`, by the laws alone."""
+    """Tell whether one timeline may hold `after` behind `before`, by the laws alone."""
     if (before.model, before.agent) != (after.model, after.agent) or prompt(after)[: len(end(before))] != end(before):
         return False
     if end(before) == prompt(before) == prompt(after) == end(after):

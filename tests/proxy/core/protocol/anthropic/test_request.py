@@ -246,7 +246,7 @@ IGNORED: dict[str, Any] = {
     "diagnostics": {}, "fallback_credit_token": "t", "fallbacks": [{"model": "other"}], "inference_geo": "eu",
     "metadata": {"user_id": "u"}, "service_tier": "auto", "speed": "fast", "user_profile_id": "p",
 }  # fmt: skip
-"""What has no bearing on what the model sees or says, or has none in vLLM, which takes it and does nothing."""
+"""Fields that have no bearing on what the model sees or says, or none in vLLM, which takes it and does nothing."""
 
 
 def test_what_means_nothing_to_the_engine_changes_nothing() -> None:
