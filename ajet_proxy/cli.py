@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,14 +103,11 @@ def merge(calls: BinaryIO, policy: Policy, upstream: str | None, tree: bool, by:
     from ajet_sdk.errors import BadRequest
 
     try:
-        if upstream is None:
-            _write(offline.merge_lines(calls, policy, _by(tree, by)))
-        else:
-            key = os.environ.get("AJET_UPSTREAM_KEY")
-            if key is not None and not is_key(key):
-                raise ConfigError(NO_KEY)
-            with offline.engine_text(split_upstream(upstream)[1], key) as text:
-                _write(offline.merge_lines(calls, policy, _by(tree, by), text))
+        key = os.environ.get("AJET_UPSTREAM_KEY")
+        if upstream is not None and key is not None and not is_key(key):
+            raise ConfigError(NO_KEY)
+        with nullcontext() if upstream is None else offline.engine_text(split_upstream(upstream)[1], key) as text:
+            _write(offline.merge_lines(calls, policy, _by(tree, by), text))
     except BadRequest as error:
         raise click.UsageError(error.message) if error.param in ("policy", "tree") else error from error
 

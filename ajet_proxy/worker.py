@@ -35,9 +35,8 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.runtime.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less, program
+from ajet_proxy.own_address import Address
 from ajet_proxy.settings import Config
-
-Address = tuple[str, int]
 
 
 class Worker:

@@ -18,7 +18,7 @@ from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.io.storage.archive import ArchiveFile
 
 T = TypeVar("T")
-Question = tuple[str, tuple[Any, ...]]
+Question = tuple[Callable[..., Any], tuple[Any, ...]]
 """A method of `ArchiveFile`, and what it is given."""
 
 
@@ -39,39 +39,32 @@ class Recalled:
         self._read: dict[Question, Any] = {}
 
     def episode(self, name: str) -> Episode | None:
-        found: Episode | None = self._ask("episode", name)
-        return found
+        return self._ask(self._file.episode, name)
 
     def batch(self, name: str) -> LeasedBatch | None:
-        found: LeasedBatch | None = self._ask("batch", name)
-        return found
+        return self._ask(self._file.batch, name)
 
     def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
-        found: Iterable[Episode] = self._ask("latest", state, task, before, limit)
-        return found
+        return self._ask(self._file.latest, state, task, before, limit)
 
     async def decide(self, command: Callable[[], T], unknown: Collection[str] = ()) -> T:
         """What `command` returns, which changes nothing: it is given again for each thing that had to be read, which is
         done in a thread. Episodes that are `unknown` are in no archive."""
-        read: dict[Question, Any] = {("episode", (name,)): None for name in unknown}
+        read: dict[Question, Any] = {(self._file.episode, (name,)): None for name in unknown}
         while True:
             try:
                 self._read = read
                 return command()
             except Unread as unread:
-                question = unread.question
+                method, given = unread.question
             finally:
                 self._read = {}
-            read[question] = await asyncio.to_thread(self._answer, question)
+            read[method, given] = await asyncio.to_thread(method, *given)
 
-    def _ask(self, method: str, *given: Any) -> Any:
-        question = method, given
+    def _ask(self, method: Callable[..., T], *given: Any) -> T:
         if threading.get_ident() != self._thread:
-            return self._answer(question)
-        if question not in self._read:
-            raise Unread(question)
-        return self._read[question]
-
-    def _answer(self, question: Question) -> Any:
-        method, given = question
-        return getattr(self._file, method)(*given)
+            return method(*given)
+        if (method, given) not in self._read:
+            raise Unread((method, given))
+        found: T = self._read[method, given]
+        return found

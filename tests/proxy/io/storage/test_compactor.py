@@ -26,6 +26,7 @@ from ajet_proxy.offline import replay_lines
 from tests.kit.disk import Disk
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
 from tests.kit.source import ROOT
+from tests.proxy.test_serve import children
 
 
 def opened(data: Path) -> Store:
@@ -297,10 +298,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def children(process: int) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def runs(process: int) -> bool:

@@ -17,9 +17,11 @@ from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.ledger.tallies import Tallies
 from ajet_proxy.io.storage import snapshot
+from ajet_proxy.io.storage.codec import decode, encode
 from ajet_proxy.io.storage.journal import FRAME, MAGIC, JournalDamaged, segments, snapshots
 from tests.kit.histories import everything, histories
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
+from tests.proxy.core.ledger.test_attempts import Story
 
 
 def stored(tmp: Path, state: State, group_size: int = 2) -> State:
@@ -47,6 +49,19 @@ def test_a_snapshot_anywhere_changes_nothing(
         live.apply(event)
         assert picture(loaded) == picture(live)
     assert everything(loaded) == everything(live)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_the_world_failed_of_attempts_is_kept(seed: int) -> None:
+    """By a snapshot, and event by event by the journal."""
+    story = Story(seed)
+    steps = [story.begin] * 6 + [story.end] * 6 + [story.take_back, story.turn_away, story.restart]
+    for _ in range(30):
+        story.dice.choice(steps)()
+    episode = story.rig.state.episodes["x"]
+    assert snapshot.unpack(snapshot.pack(episode)).attempts == episode.attempts
+    for event in story.rig.events:
+        assert decode(encode(event)) == event
 
 
 def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
