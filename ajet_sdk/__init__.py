@@ -31,7 +31,7 @@ __all__ = [
     "AjetError", "Client", "Episode", "Program", "ProxyUnreachable", "RunResult", "RunResults", "abort", "aio",
     "episode", "errors", "join", "reward", "run", "run_program",
 ]
-_HOMES = ("errors", "blocking", "play.results", "play.blocking", "play.threads", "play.program")
+_HOMES = ("errors", "blocking", "play.blocking", "play.results", "play.threads", "play.program")
 """Where these names are defined; each module imports only those before it."""
 
 

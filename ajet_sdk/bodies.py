@@ -9,7 +9,6 @@ no integer over 64 bits, no deep nesting. JSON itself allows all four, a journal
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields
@@ -77,21 +76,14 @@ def _within(name: str, value: float, bounds: tuple[float, float, bool]) -> None:
         raise BadRequest(f"{name} must be a finite number {said} {most:.15g}", param=name)
 
 
-def _as_long(name: str, value: str, length: tuple[int, int]) -> None:
-    check_length(value, name, *length)
-
-
 def _among(name: str, value: str, words: Sequence[str]) -> None:
     if value not in words:
         raise BadRequest(f"{name} must be one of {', '.join(words)}, not {value[:80]!r}", param=name)
 
 
-def _by_check(name: str, value: Any, check: Check) -> None:
-    check(value, name)
-
-
-_RULES: Mapping[str, Callable[[str, Any, Any], None]] = {
-    "bounds": _within, "length": _as_long, "words": _among, "check": _by_check,
+_RULES: Mapping[str, Callable[[str, Any, Any], object]] = {
+    "bounds": _within, "length": lambda name, value, length: check_length(value, name, *length), "words": _among,
+    "check": lambda name, value, check: check(value, name),
 }
 
 
@@ -109,6 +101,8 @@ def parse(kind: type[B], body: Any) -> B:
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     for name in body:
         if name not in known:
+            import difflib
+
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"
             raise BadRequest(f"unknown field {name!r}{hint}", param=str(name))

@@ -65,11 +65,6 @@ def no_room(lanes: Sequence[str]) -> str:
     return f"{has} as many episodes open or ready as training wants; is a trainer running?"
 
 
-def play_over(error: BaseException) -> bool:
-    """True if the proxy says that there is no such play any more, as when another runner has finished it."""
-    return isinstance(error, NotFound) and error.code == "unknown_play"
-
-
 class PlayedRollouts(Source):
     """The tasks of a data set, `epochs` times `repeat` times each, as far as the proxy says that they are missing."""
 

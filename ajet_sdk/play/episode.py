@@ -99,11 +99,6 @@ async def wanting(client: Client, models: Collection[str], never: Collection[str
     return next(((name, int(answer["next"][name])) for name in wanted if name not in never), None)
 
 
-def place_taken(error: BaseException) -> bool:
-    """True if another program has opened the episode of an evaluation that this one wanted to."""
-    return isinstance(error, Conflict) and error.code == "place_taken"
-
-
 async def rewarding(client: Client, episode: str, reward: routes.Reward) -> Outcome:
     """Gives a reward under an id made here, so that it counts once, however often it is sent.
 

@@ -8,25 +8,22 @@ without replacing anybody: another one may have taken the name in between, and t
 
 from __future__ import annotations
 
-import logging
-import socket
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet_sdk import routes
 from ajet_sdk.client import DEADLINE_S, Client
 from ajet_sdk.errors import AjetError, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.play.episode import Opened, aborting, new_episode_id, opening
-from ajet_sdk.play.patience import Absence
+from ajet_sdk.play.patience import Absence, warn
 
 if TYPE_CHECKING:
     from asyncio import Task
 
-LOG = logging.getLogger("ajet")
 LEAVE_DEADLINE_S = 2.0
 BEATS = 3
 """So many in the time after which a silent client is gone."""
@@ -36,24 +33,23 @@ changed each time."""
 CHANGED = "the code changed while the episode was opened"
 GONE = ("client_gone", "unknown_client")
 """Codes of the errors by which a client learns that it is gone."""
+NAME_TAKEN = "client_exists"
+"""The code by which it learns that another client has taken its name, which ends it."""
 
 Revision = Callable[[], "str | None"]
 
 
 def own_name(program: str) -> str:
     """The name of a client that was given none: the host, the `program`, and six digits that no other has."""
-    shown = Path(program).name.encode("utf-8", "replace").decode()[:80]  # a file's name may be no text
+    import socket
+
+    shown = os.path.basename(program).encode("utf-8", "replace").decode()[:80]  # a file's name may be no text
     return f"{socket.gethostname()[:80]}:{shown}-{uuid.uuid4().hex[:6]}"
 
 
 def is_gone(error: BaseException) -> bool:
     """True if the proxy says that this client is gone."""
     return isinstance(error, AjetError) and error.code in GONE
-
-
-def name_taken(error: BaseException) -> bool:
-    """True if another client has taken the name of this one, which ends it."""
-    return isinstance(error, Conflict) and error.code == "client_exists"
 
 
 class Membership:
@@ -67,7 +63,7 @@ class Membership:
 
     def __init__(
         self, client: Client, body: routes.Join, revision: Revision | None = None, *, owns_client: bool = False,
-        say: Callable[[str], None] = LOG.warning,
+        say: Callable[[str], None] = warn,
     ) -> None:
         from asyncio import Lock
 
@@ -190,7 +186,7 @@ class Membership:
         """An attempt at joining. Raises what another one's ended with that came after so many `tries`; or that another
         has taken the name."""
         failure = self._failure
-        if failure is not None and (name_taken(failure) or self._tries != tries):
+        if failure is not None and (failure.code == NAME_TAKEN or self._tries != tries):
             raise failure
         try:
             yield

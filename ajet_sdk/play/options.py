@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +11,9 @@ from ajet_sdk import routes
 from ajet_sdk.client import DEADLINE_S
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.play.membership import own_name
+from ajet_sdk.play.patience import warn
 from ajet_sdk.play.results import Progress, RunResult
 from ajet_sdk.play.tasks import Line
-
-LOG = logging.getLogger("ajet")
 
 
 def name_of(task: Any) -> str:
@@ -90,7 +88,7 @@ class RunOptions:
     replace_older: bool = False
     on_result: Callable[[RunResult], None] | None = None
     on_progress: Callable[[Progress], None] = no_progress
-    say: Callable[[str], None] = LOG.warning
+    say: Callable[[str], None] = warn
     proxy_url: str | None = None
     api_key: str | None = None
     deadline: float = DEADLINE_S

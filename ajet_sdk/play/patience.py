@@ -13,6 +13,13 @@ LONG_S = 15.0
 AGAIN_S = 300.0
 
 
+def warn(line: str) -> None:
+    """Says a line where nobody else was named who does."""
+    import logging
+
+    logging.getLogger("ajet").warning(line)
+
+
 class Patience:
     """Knows what is waited for, and since when."""
 

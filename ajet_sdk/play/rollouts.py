@@ -23,15 +23,9 @@ from typing import Any
 from ajet_sdk import routes
 from ajet_sdk.client import LANE_FULL, NO_ENGINE, Client
 from ajet_sdk.errors import BadRequest, Conflict, NotReady
-from ajet_sdk.play.data_set import PlayedRollouts, no_room, play_over
-from ajet_sdk.play.episode import (
-    STOP_DEADLINE_S,
-    Episode,
-    EpisodeLife,
-    new_episode_id,
-    place_taken,
-)
-from ajet_sdk.play.membership import Membership, name_taken
+from ajet_sdk.play.data_set import PlayedRollouts, no_room
+from ajet_sdk.play.episode import STOP_DEADLINE_S, Episode, EpisodeLife, new_episode_id
+from ajet_sdk.play.membership import NAME_TAKEN, Membership
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Patience
 from ajet_sdk.play.results import Progress, RunResult, RunResults
@@ -288,10 +282,10 @@ class Rollouts:
     ) -> Later | None:
         """Decides if an episode that could not be opened will be asked for again, and when. Raises what ends the run.
         `started` is when it was asked for."""
-        if name_taken(caught):
+        code, lane = getattr(caught, "code", None), self._options.lane_of(body.task or "")
+        if code == NAME_TAKEN:
             raise caught
-        held, lane = isinstance(caught, NotReady), self._options.lane_of(body.task or "")
-        if isinstance(caught, NotReady) and caught.code == LANE_FULL:
+        if code == LANE_FULL:
             self.source.put_back(replace(turn, episode=body.id), full=True)
             if turn.play is None:
                 await self._wait_for(hands, lane, no_room([lane]), started)
@@ -300,15 +294,15 @@ class Rollouts:
             else:
                 return AT_ONCE  # another lane may have room
             return LATER
-        if isinstance(caught, NotReady) and caught.code == NO_ENGINE:
-            await self._wait_for(hands, lane, caught.message, started)
-        taken = place_taken(caught) or (turn.play is not None and (isinstance(caught, Conflict) or play_over(caught)))
-        if turn.play is not None and not held and not taken:
+        if code == NO_ENGINE:
+            await self._wait_for(hands, lane, str(caught), started)
+        lost_in_play = turn.play is not None and (isinstance(caught, Conflict) or code == "unknown_play")
+        if isinstance(caught, NotReady) or code == "place_taken" or lost_in_play:
+            self.source.put_back(turn)
+            return LATER
+        if turn.play is not None:
             raise caught
-        if not (held or taken):
-            return None
-        self.source.put_back(turn)
-        return LATER
+        return None
 
     async def _play(self, hands: Hands, turn: Turn, episode: EpisodeLife) -> BaseException | None:
         """Has the agent play an open episode, and settles it. Returns what the agent raised."""

@@ -13,7 +13,7 @@ from ajet_sdk.blocking import Client
 from ajet_sdk.commands import LOOK_S, client_for, proxy_option, usage
 from ajet_sdk.output import OnceGroup, say
 from ajet_sdk.routes import ChangeRun, PutRun
-from ajet_sdk.runs.config import MIX, check_name, flat, tables
+from ajet_sdk.runs import MIX, check_name, flat, tables
 from ajet_sdk.settings import read_toml, toml
 
 FOLLOW_S = 1.0

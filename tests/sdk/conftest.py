@@ -10,6 +10,7 @@ import pytest
 
 from ajet_sdk import cli
 from tests.kit.control_stub import ControlStub
+from tests.kit.proxy_process import ProxyProcess
 
 Ajet = Callable[..., tuple[int, str, str]]
 
@@ -27,6 +28,13 @@ def stub(environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control
     with ControlStub() as running:
         monkeypatch.setenv("AJET_PROXY_URL", running.url)
         yield running
+
+
+@pytest.fixture
+def daemon(proxy: ProxyProcess, environment: None, monkeypatch: pytest.MonkeyPatch) -> ProxyProcess:
+    """The real proxy as a process, which the environment names."""
+    monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
+    return proxy
 
 
 @pytest.fixture

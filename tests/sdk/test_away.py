@@ -23,7 +23,8 @@ from ajet_sdk.play.patience import Absence
 from ajet_sdk.play.program import Program, ProgramAgent
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.proxy_process import ProxyProcess
-from tests.sdk.play.test_guardian import AJET, alive, begun, until
+from tests.sdk.play.test_child import alive, until
+from tests.sdk.play.test_guardian import AJET, begun
 from tests.sdk.test_requests import Script
 
 AGENT = 'echo $$ >> "$PIDS"; echo hello; exec sleep 300'

@@ -20,7 +20,7 @@ from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import ControlStub
 from tests.kit.ports import free_port
 from tests.sdk.conftest import Ajet
-from tests.sdk.play.test_child import until_dead
+from tests.sdk.play.test_child import until, until_dead
 
 AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
 
@@ -267,7 +267,7 @@ def test_top_shows_again_until_interrupted(
     monkeypatch.setattr("time.sleep", nap)
     code, out, err = ajet("top", "--every", "0.5")
     assert (code, naps, err.strip()) == (130, [0.5, 0.5], "ajet: interrupted")
-    assert out.count("opened 0 = 0") == 2
+    assert out.count("opened 0 = 0") == 2 and "\x1b" not in out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -278,9 +278,7 @@ def test_an_interrupt_leaves_no_program_and_no_open_episode(stub: ControlStub, t
     with subprocess.Popen(
         argv, env={**os.environ, "AJET_PROXY_URL": stub.url}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        until = time.monotonic() + 60
-        while (not pids.exists() or len(pids.read_text().split()) < 6) and time.monotonic() < until:
-            time.sleep(0.02)
+        assert until(lambda: pids.exists() and len(pids.read_text().split()) == 6)
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -297,9 +295,7 @@ def test_wanted_episodes_are_played_until_an_interrupt(stub: ControlStub) -> Non
     with subprocess.Popen(
         argv, env={**os.environ, "AJET_PROXY_URL": stub.url}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        until = time.monotonic() + 60
-        while sum(record["state"] == "ready" for record in stub.episodes.values()) < 3 and time.monotonic() < until:
-            time.sleep(0.02)
+        assert until(lambda: sum(record["state"] == "ready" for record in stub.episodes.values()) == 3)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)

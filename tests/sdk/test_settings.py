@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,8 +125,3 @@ def test_help_and_documentation_have_every_setting_with_its_default() -> None:
     assert "| `count` | `2` | How many. |\n" in table_of(SETTINGS)
     assert "| `loud` |  | Whether to shout. |\n" in table_of(SETTINGS)
     assert "`inner`" not in table_of(SETTINGS)
-
-
-def test_who_imports_the_sdk_does_not_load_it() -> None:
-    program = "import sys, ajet_sdk; sys.exit('ajet_sdk.settings' in sys.modules or 'tomllib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

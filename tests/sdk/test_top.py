@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import fcntl
-import io
 import os
 import pty
 import signal
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 
 from ajet_sdk import Client
 from ajet_sdk.text import columns
-from ajet_sdk.top import BARS, Poll, Rates, age, fit, recent_mean, screenful, sparkline, watch
+from ajet_sdk.top import BARS, Poll, Rates, age, fit, recent_mean, screenful, sparkline
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.screen import Screen
 
@@ -150,23 +149,6 @@ def test_rates_are_made_of_two_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert poll.ask()[2] is None
         at, tokens = 2.0, 150
         assert poll.ask()[2] == Rates(25.0, 0.0)
-
-
-def test_where_there_is_no_terminal_the_frames_are_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    naps: list[float] = []
-
-    def nap(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 2:
-            raise KeyboardInterrupt
-
-    out = io.StringIO()
-    with ControlStub() as stub, Client(stub.url) as client:
-        monkeypatch.setattr("ajet_sdk.top.time.sleep", nap)
-        with pytest.raises(KeyboardInterrupt):
-            watch(client, 3.0, out)
-    assert naps == [3.0, 3.0]
-    assert "\x1b" not in out.getvalue() and out.getvalue().count("opened 0 = 0") == 2
 
 
 class Terminal:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +33,13 @@ print(len(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["c
 """
 
 
-@pytest.fixture(scope="module")
-def running(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(engine, tmp_path_factory.mktemp("sdk") / "data") as process:
-        yield process
-
-
-@pytest.fixture
-def proxy(running: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> ProxyProcess:
-    monkeypatch.setenv("AJET_PROXY_URL", running.url)
-    return running
-
-
 def ask(episode: Any, **change: Any) -> httpx.Response:
     """One LLM call of an agent that knows its base URL and key."""
     key = {"Authorization": f"Bearer {episode.api_key}"}
     return httpx.post(f"{episode.base_url}/chat/completions", json=ASK | change, headers=key, trust_env=False)
 
 
-def test_an_episode_is_rewarded_and_ready(proxy: ProxyProcess) -> None:
+def test_an_episode_is_rewarded_and_ready(daemon: ProxyProcess) -> None:
     with ajet_sdk.episode("real/1", metadata={"seed": 7}) as ep:
         answer = ask(ep)
         assert answer.status_code == 200
@@ -68,7 +55,7 @@ def test_an_episode_is_rewarded_and_ready(proxy: ProxyProcess) -> None:
     assert len(call["token_ids"]) == len(call["logprobs"]) == 4
 
 
-def test_settling_without_a_reward(proxy: ProxyProcess) -> None:
+def test_settling_without_a_reward(daemon: ProxyProcess) -> None:
     with ajet_sdk.episode("real/3") as left:
         ask(left)
     with ajet_sdk.episode("real/3") as stepwise:
@@ -86,7 +73,7 @@ def test_settling_without_a_reward(proxy: ProxyProcess) -> None:
     ]
 
 
-def test_run_fills_groups_that_a_trainer_can_lease(proxy: ProxyProcess) -> None:
+def test_run_fills_groups_that_a_trainer_can_lease(daemon: ProxyProcess) -> None:
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
         return float(len(ask(episode).text) > 0)
 
@@ -96,7 +83,7 @@ def test_run_fills_groups_that_a_trainer_can_lease(proxy: ProxyProcess) -> None:
         assert client.ask("lease", Lease(groups=1, group_size=4)).status == 200
 
 
-def test_the_command_from_a_shell(proxy: ProxyProcess) -> None:
+def test_the_command_from_a_shell(daemon: ProxyProcess) -> None:
     def ajet(*argv: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", *argv]
         return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -117,8 +104,8 @@ def test_the_command_from_a_shell(proxy: ProxyProcess) -> None:
     )
 
 
-def test_an_http_proxy_that_may_stand_between_is_named(proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"http://0.0.0.0:{proxy.port}"  # this machine, but not by a name that says so
+def test_an_http_proxy_that_may_stand_between_is_named(daemon: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"http://0.0.0.0:{daemon.port}"  # this machine, but not by a name that says so
     for name, value in {"AJET_PROXY_URL": url, "HTTP_PROXY": "http://127.0.0.1:1", "NO_PROXY": "0.0.0.0"}.items():
         monkeypatch.setenv(name, value)
     command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "run", "--task", "real/13", "--", "true"]
@@ -143,7 +130,7 @@ def test_a_reward_survives_the_death_of_the_proxy(engine: str, tmp_path: Path, m
     assert (record["state"], len(record["rewards"])) == ("ready", 1)
 
 
-async def test_two_clients_play_what_is_wanted_together(proxy: ProxyProcess) -> None:
+async def test_two_clients_play_what_is_wanted_together(daemon: ProxyProcess) -> None:
     """They go through the tasks once, and play again what failed."""
     tasks = [f"h{number}" for number in range(6)]
     wanted, post = 6, {"model": "stub", "episodes": 6}
@@ -156,7 +143,7 @@ async def test_two_clients_play_what_is_wanted_together(proxy: ProxyProcess) -> 
             raise RuntimeError("no idea")
         return 0.5
 
-    async with httpx.AsyncClient(base_url=f"{proxy.url}/ajet/v1", trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=f"{daemon.url}/ajet/v1", trust_env=False) as http:
         name = (await http.post("/evaluations", json=post)).json()["evaluation"]
         both = [
             asyncio.ensure_future(aio.run(agent, tasks, 1, eval=True, wanted=True, parallel=3)) for _ in range(2)

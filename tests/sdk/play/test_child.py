@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,11 +33,16 @@ def alive(pid: int) -> bool:
         return False
 
 
+def until(condition: Callable[[], object]) -> bool:
+    """Whether it holds, within a minute."""
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return bool(condition())
+
+
 def until_dead(pid: int) -> bool:
-    end = time.monotonic() + 5
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not alive(pid)
+    return until(lambda: not alive(pid))
 
 
 def test_output_and_exit_code() -> None:
@@ -86,9 +92,7 @@ def test_ending_a_program_ends_all_of_it(trap: str) -> None:
     codes: list[int] = []
     waiter = threading.Thread(target=lambda: codes.append(child.wait()))
     waiter.start()
-    until = time.monotonic() + 10
-    while not out and time.monotonic() < until:
-        time.sleep(0.01)
+    assert until(lambda: out)
     child.ask_to_end()
     child.end(0.3)
     waiter.join(10)
@@ -134,9 +138,7 @@ def open_files() -> int:
 
 def test_a_program_whose_output_cannot_be_read_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_thread(thread: threading.Thread) -> None:
-        until = time.monotonic() + 60
-        while not pid.exists() and time.monotonic() < until:
-            time.sleep(0.01)
+        until(pid.exists)
         raise RuntimeError("can't start new thread")
 
     pid, before = tmp_path / "pid", open_files()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,29 +13,15 @@ import pytest
 
 from ajet_sdk.play.guardian import Guardian, marked
 from tests.kit.control_stub import ControlStub
+from tests.sdk.play.test_child import alive, until
 
 AJET = Path(sys.executable).with_name("ajet")
-LONG_S = 60.0
 AGENT = """
 echo $$ >> "$PIDS"
 setsid sh -c 'echo $$ >> "$PIDS"; exec sleep 300' &
 env -u HOME sh -c 'echo $$ >> "$PIDS"; trap "" TERM HUP; sleep 300; true' &
 exec sleep 300
 """
-
-
-def until(condition: object) -> bool:
-    end = time.monotonic() + LONG_S
-    while not (done := condition()) and time.monotonic() < end:  # type: ignore[operator]
-        time.sleep(0.02)
-    return bool(done)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def begun(pids: Path, number: int) -> list[int]:

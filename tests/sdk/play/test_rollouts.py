@@ -22,6 +22,10 @@ from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.ports import free_port
 
 
+async def one(task: Any, episode: Any) -> float:
+    return 1.0
+
+
 async def test_groups_of_rewarded_episodes(stub: ControlStub) -> None:
     seen: list[RunResult] = []
 
@@ -88,21 +92,15 @@ async def test_failures_are_results(stub: ControlStub) -> None:
 
 
 async def test_evaluation_episodes_say_so(stub: ControlStub) -> None:
-    async def agent(task: Any, episode: Any) -> float:
-        return 1.0
-
-    await aio.run(agent, [{"task": "t", "question": "?"}, {"id": 7}, 8], repeat=1, eval=True)
+    await aio.run(one, [{"task": "t", "question": "?"}, {"id": 7}, 8], repeat=1, eval=True)
     records = stub.episodes.values()
     assert sorted(str(record["task"]) for record in records) == ["7", "8", "t"]
     assert all(record["eval"] for record in records)
 
 
 async def test_a_proxy_that_is_away_is_a_result() -> None:
-    async def agent(task: Any, episode: Any) -> float:
-        return 1.0
-
     url = f"http://127.0.0.1:{free_port()}"
-    results = await aio.run(agent, ["a"], repeat=2, proxy_url=url, deadline=0.2)
+    results = await aio.run(one, ["a"], repeat=2, proxy_url=url, deadline=0.2)
     assert [item.outcome for item in results] == ["failed", "failed"]
     assert all("no proxy acknowledged" in (item.reason or "") for item in results)
     assert results[0].episode is None
@@ -119,15 +117,12 @@ async def test_a_proxy_that_goes_away_is_a_result(stub: ControlStub) -> None:
 
 @pytest.mark.parametrize("task", [None, True, "", {"question": "?"}, ["a"], 1.5])
 async def test_a_task_without_a_name_is_the_callers_mistake(stub: ControlStub, task: Any) -> None:
-    async def agent(task: Any, episode: Any) -> float:
-        return 1.0
-
     with pytest.raises(errors.BadRequest, match="pass name="):
-        await aio.run(agent, [task], repeat=1)
+        await aio.run(one, [task], repeat=1)
     with pytest.raises(errors.BadRequest, match="pass name="):
-        await aio.run(agent, ["good", task])
+        await aio.run(one, ["good", task])
     assert not stub.episodes, "nothing begins of which the results would be lost"
-    await aio.run(agent, [task], repeat=1, name=lambda _: "named")
+    await aio.run(one, [task], repeat=1, name=lambda _: "named")
     assert stub.episodes["ep-0"]["task"] == "named"
 
 
@@ -136,20 +131,14 @@ async def test_tasks_that_cannot_be_had_end_the_run(stub: ControlStub) -> None:
         yield "a"
         raise OSError("the file is gone")
 
-    async def agent(task: Any, episode: Any) -> float:
-        return 1.0
-
     with pytest.raises(OSError, match="the file is gone"):
-        await aio.run(agent, tasks(), repeat=1, parallel=1)
+        await aio.run(one, tasks(), repeat=1, parallel=1)
     assert stub.episodes["ep-0"]["state"] == "ready"
 
 
 async def test_one_text_is_no_list_of_tasks(stub: ControlStub) -> None:
-    async def agent(task: Any, episode: Any) -> float:
-        return 1.0
-
     with pytest.raises(errors.BadRequest, match=r"list of tasks, not one text: \['solve it'\]"):
-        await aio.run(agent, "solve it")
+        await aio.run(one, "solve it")
     assert not stub.episodes
 
 
@@ -165,18 +154,12 @@ async def test_an_agent_of_the_other_face_is_told_where_it_belongs(stub: Control
 
 @pytest.mark.parametrize("counts", [{"repeat": 0}, {"parallel": 0}])
 async def test_counts_are_positive(stub: ControlStub, counts: dict[str, int]) -> None:
-    async def agent(task: Any, episode: Any) -> float:
-        return 1.0
-
     with pytest.raises(errors.BadRequest, match="at least 1"):
-        await aio.run(agent, ["a"], **counts)
+        await aio.run(one, ["a"], **counts)
 
 
 async def test_any_number_may_run_at_once(stub: ControlStub) -> None:
-    async def agent(task: str, episode: Any) -> float:
-        return 1.0
-
-    assert len(await aio.run(agent, ["a"], repeat=2, parallel=10**9)) == 2
+    assert len(await aio.run(one, ["a"], repeat=2, parallel=10**9)) == 2
 
 
 def test_no_more_than_parallel_run_at_once_and_all_of_them_do(stub: ControlStub) -> None:
@@ -351,10 +334,6 @@ async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wanted is seen at once."""
     monkeypatch.setattr(rollouts, "WANTED_S", 0.01)
-
-
-async def one(task: Any, episode: Any) -> float:
-    return 1.0
 
 
 async def played(tasks: Any, **how: Any) -> list[RunResult]:

@@ -131,10 +131,7 @@ def test_a_result_takes_one_line() -> None:
     assert result_line(item, "[1/9] ") == "[1/9] a b\\x1b[0m #3  -  failed  1.2 s  the world failed: two lines"
 
 
-def test_a_program_that_does_not_begin_is_told_as_that(
-    ajet: Ajet, proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
+def test_a_program_that_does_not_begin_is_told_as_that(ajet: Ajet, daemon: ProxyProcess) -> None:
     code, out, _ = ajet("run", "--task", "t", "--", sys.executable, "/no/such/agent.py")
     assert code == 0, "it was played, and rewarded"
     assert "exit code 2, no call to a model: nothing to train\n" in out
@@ -152,10 +149,7 @@ def test_an_interrupt_says_what_was_open(ajet: Ajet, stub: ControlStub, tasks: s
 # ---- ajet try
 
 
-def test_a_trial_shows_each_call_and_what_came_of_it(
-    ajet: Ajet, proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
+def test_a_trial_shows_each_call_and_what_came_of_it(ajet: Ajet, daemon: ProxyProcess) -> None:
     code, out, err = ajet("try", "--task", "fine", "--", sys.executable, "-c", AGENT)
     assert code == 0, err
     assert out.startswith("episode ep-") and " of task fine, policy version 0\n" in out
@@ -170,16 +164,12 @@ def test_a_trial_shows_each_call_and_what_came_of_it(
     assert f"episode {episode}: recorded" in shown and "eval: True" in shown
 
 
-def test_a_trial_shows_the_traceback(ajet: Ajet, proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
+def test_a_trial_shows_the_traceback(ajet: Ajet, daemon: ProxyProcess) -> None:
     code, out, err = ajet("try", "--task", "broken", "--", sys.executable, "-c", AGENT)
     assert code == 0 and "RuntimeError: the checker is not there" in err and "reward 0 (exit code 1)\n" in out
 
 
-def test_a_trial_without_a_call_has_shown_nothing(
-    ajet: Ajet, proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AJET_PROXY_URL", proxy.url)
+def test_a_trial_without_a_call_has_shown_nothing(ajet: Ajet, daemon: ProxyProcess) -> None:
     code, out, _ = ajet("try", "--", "true")
     assert code == 1 and "0 calls, 0 tokens sampled" in out
     code, out, _ = ajet("try", "--", "sh", "-c", "exit 3")

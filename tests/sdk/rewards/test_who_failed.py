@@ -30,45 +30,22 @@ def losing(stub: ControlStub) -> ControlStub:
     return stub
 
 
-def raising(error: BaseException) -> Callable[..., Any]:
-    async def agent(task: str, episode: Any) -> Any:
-        raise error
+def agent(
+    value: Any = None, error: BaseException | None = None, *, gives: float | None = None, final: bool = True,
+    aborts: bool = False,
+) -> Callable[..., Any]:
+    """One that rewards or aborts its episode if it should, and then returns or raises."""
 
-    return agent
-
-
-def returning(value: Any) -> Callable[..., Any]:
-    async def agent(task: str, episode: Any) -> Any:
+    async def play(task: str, episode: Any) -> Any:
+        if gives is not None:
+            await episode.reward(gives, final=final)
+        if aborts:
+            await episode.abort("its own wish")
+        if error is not None:
+            raise error
         return value
 
-    return agent
-
-
-async def giving(task: str, episode: Any) -> Any:
-    await episode.reward(0.25)
-
-
-async def giving_and_raising(task: str, episode: Any) -> Any:
-    await episode.reward(0.25)
-    raise ValueError("after its reward")
-
-
-async def giving_and_returning(task: str, episode: Any) -> Any:
-    await episode.reward(0.25)
-    return 1.0
-
-
-async def giving_steps(task: str, episode: Any) -> Any:
-    await episode.reward(0.25, final=False)
-
-
-async def giving_steps_and_raising(task: str, episode: Any) -> Any:
-    await episode.reward(0.25, final=False)
-    raise ValueError("half way")
-
-
-async def aborting(task: str, episode: Any) -> Any:
-    await episode.abort("its own wish")
+    return play
 
 
 def told(item: RunResult) -> tuple[str, float | None, bool]:
@@ -81,25 +58,26 @@ GIVEN = ("rewarded", 0.25, False)
 
 
 @pytest.mark.parametrize(
-    ("agent", "answered", "lost"),
+    ("playing", "answered", "lost"),
     [
-        (returning(1.0), ("rewarded", 1.0, False), WORLD), (returning(0.0), ("rewarded", 0.0, False), WORLD),
-        (returning(None), AGENT, WORLD), (returning("text"), AGENT, WORLD),
-        (raising(ValueError("no")), AGENT, WORLD), (raising(TOO_LONG), AGENT, WORLD),
-        (raising(UNAVAILABLE), WORLD, WORLD), (raising(httpx.ConnectError("")), WORLD, WORLD),
-        (raising(httpx.ReadTimeout("")), AGENT, WORLD), (raising(ConnectionResetError()), WORLD, WORLD),
-        (giving, GIVEN, GIVEN), (giving_and_raising, GIVEN, GIVEN),
-        (giving_and_returning, ("rewarded", 1.0, False), GIVEN),
-        (giving_steps, GIVEN, GIVEN), (giving_steps_and_raising, AGENT, WORLD), (aborting, AGENT, AGENT),
+        (agent(1.0), ("rewarded", 1.0, False), WORLD), (agent(0.0), ("rewarded", 0.0, False), WORLD),
+        (agent(), AGENT, WORLD), (agent("text"), AGENT, WORLD),
+        (agent(error=ValueError("no")), AGENT, WORLD), (agent(error=TOO_LONG), AGENT, WORLD),
+        (agent(error=UNAVAILABLE), WORLD, WORLD), (agent(error=httpx.ConnectError("")), WORLD, WORLD),
+        (agent(error=httpx.ReadTimeout("")), AGENT, WORLD), (agent(error=ConnectionResetError()), WORLD, WORLD),
+        (agent(gives=0.25), GIVEN, GIVEN), (agent(error=ValueError(), gives=0.25), GIVEN, GIVEN),
+        (agent(1.0, gives=0.25), ("rewarded", 1.0, False), GIVEN), (agent(aborts=True), AGENT, AGENT),
+        (agent(gives=0.25, final=False), GIVEN, GIVEN),
+        (agent(error=ValueError(), gives=0.25, final=False), AGENT, WORLD),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("unanswered", [False, True], ids=["answered", "lost"])
 async def test_an_agent_of_run(
-    stub: ControlStub, request: pytest.FixtureRequest, agent: Any, answered: Any, lost: Any, unanswered: bool
+    stub: ControlStub, request: pytest.FixtureRequest, playing: Any, answered: Any, lost: Any, unanswered: bool
 ) -> None:
     if unanswered:
         request.getfixturevalue("losing")
-    (item,) = await aio.run(agent, ["t"], repeat=1, retries=0)
+    (item,) = await aio.run(playing, ["t"], repeat=1, retries=0)
     assert told(item) == (lost if unanswered else answered)
     record = stub.episodes["ep-0"]
     assert (record["state"] == "discarded") is (item.outcome == "aborted")
@@ -111,17 +89,17 @@ async def test_what_the_world_failed_is_played_again_whatever_it_would_have_earn
     losing: ControlStub
 ) -> None:
     for value in (0.0, 1.0):
-        results = await aio.run(returning(value), ["t"], repeat=1, retries=1)
+        results = await aio.run(agent(value), ["t"], repeat=1, retries=1)
         assert [(item.reason, item.again) for item in results] == [(SAID, True), (SAID, False)]
 
 
 async def test_the_worlds_failures_have_their_words(losing: ControlStub) -> None:
-    (item,) = await aio.run(raising(ValueError("no")), ["t"], repeat=1, retries=0)
+    (item,) = await aio.run(agent(error=ValueError("no")), ["t"], repeat=1, retries=0)
     assert item.reason == f"ValueError: no; {SAID}"
     wrapped = RuntimeError("gave up")
     wrapped.__cause__ = UNAVAILABLE
     losing.episodes.clear()
-    (item,) = await aio.run(raising(wrapped), ["t"], repeat=1, retries=0)
+    (item,) = await aio.run(agent(error=wrapped), ["t"], repeat=1, retries=0)
     assert item.reason == f"RuntimeError: gave up; {SAID}" and item.infra
 
 
@@ -185,7 +163,7 @@ async def test_a_rewarded_episode_of_which_the_world_left_nothing_is_played_agai
         record["detail"] = "engine_error"
 
     monkeypatch.setattr(losing, "_move", ends)
-    first, second = await aio.run(giving, ["t"], repeat=1, retries=1)
+    first, second = await aio.run(agent(gives=0.25), ["t"], repeat=1, retries=1)
     assert (told(first), first.again, second.again) == (WORLD, True, False)
     assert first.reason == "discarded by the proxy: incomplete_call (engine_error)"
 
