@@ -213,14 +213,3 @@ def test_what_is_raised_reaches_who_waits_with_its_traceback() -> None:
     with pytest.raises(KeyError, match="deep") as caught:
         wait(fails())
     assert caught.traceback[-1].name == "fails"
-
-
-def test_a_callback_may_use_the_sdk(stub: ControlStub) -> None:
-    states: list[str] = []
-
-    def look(result: ajet_sdk.RunResult) -> None:
-        with ajet_sdk.Client() as client:
-            states.append(client.ask("get_episode", id=result.episode).json()["state"])
-
-    ajet_sdk.run(lambda task, episode: 1.0, ["a"], repeat=2, on_result=look)
-    assert states == ["ready"] * 2

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet_sdk import Client, aio, errors, routes
+from ajet_sdk import Client, aio, errors
 from ajet_sdk.client import Reply, Target, connected
 from tests.kit.certificates import Authority
 from tests.kit.control_stub import ControlStub
@@ -26,21 +26,6 @@ def ask(url: str, *args: Any, key: str | None = None, deadline: float = 10.0, **
     """One request."""
     with Client(url, key, deadline=deadline) as client:
         return client.ask(*args, **more)
-
-
-def test_an_answer(stub: ControlStub) -> None:
-    assert ask(stub.url, "status").json()["episodes"]["opened"] == 0
-    opened = ask(stub.url, "open_episode", routes.OpenEpisode(task="t")).json()
-    record = ask(stub.url, "get_episode", id=opened["episode"], tokens=1).json()
-    assert record["task"] == "t"
-    assert stub.heard[-1].path.endswith("?tokens=1")
-
-
-def test_a_refusal(stub: ControlStub) -> None:
-    with pytest.raises(errors.NotFound, match="no such episode") as caught:
-        ask(stub.url, "get_episode", id="ep-none")
-    assert caught.value.code == "episode_not_found"
-    assert len(stub.heard) == 1
 
 
 def test_many_threads_share_a_client(stub: ControlStub) -> None:

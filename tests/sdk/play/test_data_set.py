@@ -19,7 +19,6 @@ from ajet_sdk.play.episode import aborting, opening
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.results import Progress, RunResult
 from ajet_sdk.play.schedule import LATER
-from ajet_sdk.rewards.blame import WorldFailed
 from tests.kit.control_stub import ControlStub, Say
 
 
@@ -170,18 +169,6 @@ async def test_failures_of_the_world_are_given_up_as_such_and_counted_apart(stub
         "6 episodes: 2 rewarded, 1 aborted, 3 failures of the world (3 played again), mean reward 1"
     )
     assert [item.task for item in results.failures] == ["its own"]
-
-
-async def test_what_the_world_goes_on_failing_is_given_up(stub: ControlStub) -> None:
-    async def agent(task: str, episode: Any) -> float:
-        raise WorldFailed("exit code 75")
-
-    results = await aio.run(agent, ["a"], repeat=1, retries=1)
-    assert [(item.infra, item.again, item.reason) for item in results] == [
-        (True, True, "exit code 75"), (True, False, "exit code 75"),
-    ]  # fmt: skip
-    assert len(results.failures) == 1
-    assert results.summary() == "2 episodes: 2 failures of the world (1 played again)"
 
 
 @pytest.mark.parametrize("play", [None, "d"])

@@ -169,11 +169,6 @@ async def test_what_no_client_can_be_is_refused_before_anything_begins(
     assert not stub.heard
 
 
-async def test_older_revisions_are_replaced_if_that_is_said(stub: ControlStub) -> None:
-    await aio.run(rewarding, ["a"], repeat=1, lane="math", replace_older=True)
-    assert joined(stub)[0]["replaces_older"]
-
-
 async def until(holds: Any) -> None:
     for _ in range(1000):
         if holds():

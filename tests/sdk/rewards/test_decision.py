@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_sdk.rewards import sources
 from ajet_sdk.rewards.decision import (
     Earns,
     Ended,
@@ -27,7 +26,6 @@ from ajet_sdk.rewards.decision import (
     lost_to_the_world,
     unanswered_in,
 )
-from ajet_sdk.rewards.numbers import read
 from tests.kit.source import ROOT
 from tests.kit.who_failed import PAGE, page_table
 
@@ -139,25 +137,6 @@ def test_what_was_given(record: dict[str, Any], was: Given) -> None:
 )  # fmt: skip
 def test_whose_failure_it_is_that_an_episode_was_discarded(record: dict[str, Any], world: bool) -> None:
     assert lost_to_the_world(record) is world
-
-
-@pytest.mark.parametrize(
-    ("asked", "ended", "said"),
-    [
-        *((None, Ended(code=code), Number(value, fallback=True)) for code, value in ((0, 1.0), (1, 0.0), (-9, 0.0))),
-        ("exit-code", Ended(code=0), Number(1.0)),
-        *(("stdout", Ended(code=code, printed=read(b"0.5\n")), Number(0.5)) for code in (0, 1, -9)),
-        *(("file", Ended(code=code, written=b"0.5"), Number(0.5)) for code in (0, 1, -9)),
-        ("stdout", Ended(code=0, printed=read(b"score: 0.5")), None),
-        *(("grader", Ended(code=1, graded=code, verdict=read(b"0.5")), Number(0.5)) for code in (0, 1, -9)),
-        ("grader", Ended(graded=0, verdict=read(b"score: 0.5")), Number(0.5)),
-        ("grader", Ended(graded=1, verdict=read(b"score: 0.5")), None),
-    ],
-)
-async def test_the_sources_of_a_program(asked: str | None, ended: Ended, said: Said | None) -> None:
-    source = sources.Graded() if asked == "grader" else sources.NAMED[asked]
-    found = await source.reward(ended)
-    assert found == said if said is not None else isinstance(found, NoNumber)
 
 
 def test_who_gave_up() -> None:
