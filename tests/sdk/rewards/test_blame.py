@@ -81,7 +81,7 @@ OTHERS = (
     openai.APITimeoutError(request=REQUEST), httpx.UnsupportedProtocol(""), httpx.LocalProtocolError(""),
     httpx.InvalidURL(""), openai.OpenAIError(""), SystemExit(503), KeyboardInterrupt(), asyncio.CancelledError(),
     errors.BadRequest(""), errors.Conflict(""), errors.NotFound(""), errors.TooLarge(""),
-    subprocess.CalledProcessError(500, "pytest"),
+    subprocess.CalledProcessError(500, "pytest"), BrokenPipeError(32, "Broken pipe"),
 )  # fmt: skip
 
 
@@ -128,10 +128,6 @@ def test_a_wrapped_exception_is_known_by_its_cause() -> None:
 def test_what_an_exception_was_raised_after_is_no_cause(how: str) -> None:
     """The agent may have mended that, and failed by itself: at what the model answered then, say."""
     assert not of_the_world(wrap(answered(503), how=how))
-
-
-def test_a_program_that_reads_no_more_is_rather_the_agents() -> None:
-    assert not of_the_world(BrokenPipeError(32, "Broken pipe"))
 
 
 @pytest.mark.skipif(not hasattr(builtins, "ExceptionGroup"), reason="exception groups came with Python 3.11")
