@@ -69,6 +69,9 @@ class Labels(Struct, frozen=True):
     client: str | None = None
 
 
+_NO_LABELS = Labels(None, None, False, None)
+
+
 class Headers:
     """The headers of a request as they were `sent`. Of several with one name the first counts."""
 
@@ -77,6 +80,7 @@ class Headers:
         self._by_name: dict[str, str] = {}
         for name, value in sent.items():
             self._by_name.setdefault(name.lower(), value)
+        self._has_ours = any(name.startswith(HEADER_PREFIX) for name in self._by_name)
 
     @cached_property
     def key(self) -> str | None:
@@ -86,7 +90,7 @@ class Headers:
     @cached_property
     def episode(self) -> str | None:
         """The episode that a header of ours names; `BadRequest` for an unusable name."""
-        header = self._by_name.get(HEADER_EPISODE.lower())
+        header = self._by_name.get(HEADER_EPISODE.lower()) if self._has_ours else None
         return check_id(header, HEADER_EPISODE) if header else None
 
     @cached_property
@@ -102,6 +106,8 @@ class Headers:
     @property
     def labels(self) -> Labels:
         """The labels and the reward of this request; `BadRequest` for what cannot be used."""
+        if not self._has_ours and SUBAGENT_HEADER not in self._by_name:
+            return _NO_LABELS
         return Labels(
             task=self._text(HEADER_TASK), agent=self._text(HEADER_AGENT) or self._text(SUBAGENT_HEADER),
             eval=self._flag(HEADER_EVAL),
@@ -118,6 +124,8 @@ class Headers:
     @property
     def misspelt(self) -> Mapping[str, str]:
         """Names (in lower case) that look like ours and mean nothing, each with the one that was probably meant."""
+        if not self._has_ours:
+            return {}
         unknown = [name for name in self._by_name if name.startswith(HEADER_PREFIX) and name not in _KNOWN]
         return {name: _KNOWN[difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]] for name in unknown}
 

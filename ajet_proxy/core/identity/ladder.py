@@ -30,6 +30,10 @@ MAX_SESSION = 10_000
 """A ``user_id`` of more characters is not looked into."""
 
 
+_NOBODY = hashlib.sha256(b"").digest()
+"""The scope of all who have no key."""
+
+
 class Identity(Struct, frozen=True):
     """``path`` is the engine's, as it was written but without ``/e/…``. ``episode`` is None if nothing names one."""
 
@@ -80,7 +84,7 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
     return Identity(
         path=rest,
         claims=claims,
-        scope=hashlib.sha256((key or "").encode("utf-8", "surrogatepass")).digest(),
+        scope=hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest() if key else _NOBODY,
         episode=episode,
         identified_by=way,
         issued=issued,

@@ -111,7 +111,7 @@ class Mixes:
 
     def stirs(self, episode: Episode) -> None:
         """An agent has done something with an open `episode`. So it counts again if it was silent."""
-        for one in self.several(episode.may_train):
+        for one in self.table.values():
             if episode.id in one.counts.silent:
                 one.counts.silent.remove(episode.id)
                 one.counts.plays(GroupKey.of(episode), 1)

@@ -52,12 +52,18 @@ def scan(text: str, *, deep: str | None = None) -> Spanned:
     return found
 
 
-def load(text: str) -> dict[str, Any]:
-    """The values of `scan`, at a fifth of the cost."""
-    values = json.loads(text)
+def load(text: str, *, deep: str | None) -> Spanned:
+    """`scan` for callers that exchange nothing: without any span, at a fifth of the cost."""
+    found = _unplaced(json.loads(text))
+    if deep is not None and isinstance(items := found.values.get(deep), list):
+        found.values[deep] = [_unplaced(item) for item in items]
+    return found
+
+
+def _unplaced(values: Any) -> Spanned:
     if not isinstance(values, dict):
         raise ValueError("expected an object")
-    return values
+    return Spanned(values, {}, -1)
 
 
 def splice(text: str, edits: Edits) -> str:

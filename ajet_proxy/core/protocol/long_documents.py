@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import MsgspecError, Struct
 from msgspec.json import Decoder
 
-from ajet_proxy.core.protocol.json_edits import Spanned, scan
+from ajet_proxy.core.protocol.json_edits import Spanned, load, scan
 from ajet_proxy.core.tokens import TokenIds
 
 
@@ -41,13 +41,13 @@ class Document(NamedTuple):
     logprobs: list[float]
 
 
-def read(body: bytes, *, long: bool) -> Document:
-    """The document `body`. If it is `long`, the lists are taken out of its text. Raises like `scan`, and unless it is
-    UTF-8."""
+def read(body: bytes, *, long: bool, spans: bool) -> Document:
+    """The document `body`. If it is `long`, the lists are taken out of its text. Unless `spans` are asked for, the
+    `answer` may lack them. Raises like `scan`, and for what is not UTF-8."""
     text = body.decode()
     if long and (taken := _taken(body)) is not None:
         rest, prompt, ids, logprobs = taken
-        answer = scan(rest, deep="choices")
+        answer = (scan if spans else load)(rest, deep="choices")
         if _belongs(answer):
             answer.values["prompt_token_ids"] = prompt
             answer.values["choices"][0].values["token_ids"] = ids

@@ -228,7 +228,7 @@ class Reading(Reader):
     def _document(self, body: bytes) -> tuple[Spanned, str, Edits]:
         """Read `body`; returns what is in it, its text, and the edits that put the text back."""
         long = self._hides_prompt and self._ask.hide_logprobs and len(self._choices) == 1
-        text, answer, logprobs = read(body, long=long)
+        text, answer, logprobs = read(body, long=long, spans=self._ask.hide_versions or self._puts_back)
         edits = self._read(answer, answer.values.get("choices"), text)
         self._choices[0].logprobs += logprobs
         return answer, text, edits

@@ -47,7 +47,7 @@ class JsonBody:
         if most is not None and self._text.lstrip(" \t\n\r").startswith("{") and _may_be_over(self._text, most):
             self._made_of = _count((self._text,), most)
         try:
-            self.fields: dict[str, Any] = load(self._text)
+            self.fields: dict[str, Any] = load(self._text, deep=None).values
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is not a JSON object: {error}", code="not_json") from None
         if most is not None and len(self.fields) > EACH * most:

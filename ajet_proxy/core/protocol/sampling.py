@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -42,10 +43,13 @@ OFF: Mapping[str, tuple[float, ...]] = {
 }
 """The parameters that have defaults at the engine, and what they are when they change nothing."""
 _WHOLE = ("top_k", "min_tokens", "thinking_token_budget", "seed")
+_FORMATS = ("response_format", "structured_outputs", "text", "tools")
 _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _AS_IT_IS: Mapping[str, type] = {"bad_words": list, "allowed_token_ids": list, "vllm_xargs": dict}
 _NOT_OF_RESPONSES = ("min_p", "min_tokens", "thinking_token_budget", "bad_words", "allowed_token_ids")
 """Fields that ``/v1/responses`` does not read."""
+SHAPING = frozenset((*OFF, *_WHOLE, *_FORMATS, *_AS_IT_IS, "logit_bias"))
+"""The fields of a request that may change how it is sampled. Calls that name none of them are all sampled alike."""
 COLDEST = 0.01
 """vLLM samples at no lower temperature, but for 0."""
 MOST_BIAS = 100.0
@@ -65,6 +69,12 @@ class Known(Struct, frozen=True):
 
 
 # --- what the request says
+
+
+@lru_cache
+def plain(route: str, known: Known, scored: bool) -> str:
+    """`effective` of a request that names nothing of `SHAPING`."""
+    return effective(route, {}, known, scored)
 
 
 def effective(route: str, fields: Mapping[str, Any], known: Known, scored: bool) -> str:

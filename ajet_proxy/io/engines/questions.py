@@ -22,7 +22,7 @@ from functools import partial
 
 from ajet_proxy.core.protocol import ending
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.sampling import effective
+from ajet_proxy.core.protocol.sampling import SHAPING, effective, plain
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import NOT_SCORED, Captured, Lost, Unscored
 from ajet_proxy.core.trajectory.repair import Found, find_same_text
@@ -116,12 +116,14 @@ class Questions:
             return None
 
     async def sampling(self) -> Sampled:
-        """Tells how the calls were sampled."""
+        """Tells how the calls were sampled. If the request names nothing that shapes that, it is known beforehand."""
         facts, model, exchange = self._facts, self._request.model, self._exchange
         known = facts.sampling.kept.get((model, facts.upstream.standing(model)))
         if known is None:
             asks = partial(self._asks, model=model, sticky=self._request.sticky)
             known = await facts.sampling.of(model, asks, partial(facts.enter, model))
+        if SHAPING.isdisjoint(exchange.asked.fields):
+            return partial(plain, exchange.target, known)
         return partial(effective, exchange.target, exchange.asked.fields, known)
 
     async def _stops(self, model: str, token: int) -> bool | None:

@@ -43,23 +43,25 @@ def test_what_is_taken_is_what_json_reads(
     slow._hides_all = False  # which nothing is taken for
     assert fast.document(body) == slow.document(body)
     assert (fast.outcomes(), fast.answers()) == (slow.outcomes(), slow.answers())
-    taken = long_documents.read(body, long=True)
+    taken = long_documents.read(body, long=True, spans=True)
     assert len(taken.logprobs) == len(sampled)
 
 
-def test_the_lists_are_out_of_the_text() -> None:
+@pytest.mark.parametrize("spans", [True, False])
+def test_the_lists_are_out_of_the_text(spans: bool) -> None:
     document = body_of([("a", 5, -0.5), ("b", 6, -1.25)], [1, 2], "ab")
-    text, answer, logprobs = long_documents.read(written(document), long=True)
+    text, answer, logprobs = long_documents.read(written(document), long=True, spans=spans)
     document["prompt_token_ids"] = None
     document["choices"][0] |= {"token_ids": None, "logprobs": None}
     assert (json.loads(text), logprobs) == (document, [-0.5, -1.25])
     assert answer.values["prompt_token_ids"] == [1, 2]
     assert answer.values["choices"][0].values["token_ids"] == [5, 6]
+    assert bool(answer.spans) == spans
 
 
 def test_nothing_is_taken_where_the_client_wants_to_see_it() -> None:
     body = written(body_of([("a", 5, -0.5)], [1], "a"))
-    assert long_documents.read(body, long=False) == (body.decode(), scan(body.decode(), deep="choices"), [])
+    assert long_documents.read(body, long=False, spans=True) == (body.decode(), scan(body.decode(), deep="choices"), [])
 
 
 ONE = [("a", 5, -0.5)]
@@ -94,7 +96,7 @@ CHOICE = PLAIN["choices"][0]
 )  # fmt: skip
 def test_any_other_form_is_read_as_json(document: dict[str, Any]) -> None:
     body = written(document)
-    assert long_documents.read(body, long=True) == (body.decode(), scan(body.decode(), deep="choices"), [])
+    assert long_documents.read(body, long=True, spans=False) == (body.decode(), scan(body.decode(), deep="choices"), [])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_a_namesake_elsewhere_is_not_taken_for_a_value_that_is_written_otherwise
     value: bytes, otherwise: bytes
 ) -> None:
     body = written(PLAIN).replace(value, otherwise)
-    assert long_documents.read(body, long=True) == (body.decode(), scan(body.decode(), deep="choices"), [])
+    assert long_documents.read(body, long=True, spans=False) == (body.decode(), scan(body.decode(), deep="choices"), [])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_a_namesake_elsewhere_is_not_taken_for_a_value_that_is_written_otherwise
 def test_a_row_may_have_any_form_that_tells_a_logprob(old: bytes, new: bytes) -> None:
     body = written(body_of([*ONE, *ONE], [1], "a")).replace(old, new)
     rows = json.loads(body)["choices"][0]["logprobs"]["content"]
-    assert long_documents.read(body, long=True).logprobs == [row["logprob"] for row in rows]
+    assert long_documents.read(body, long=True, spans=False).logprobs == [row["logprob"] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_a_row_of_another_form_is_left_to_json(old: bytes, new: bytes) -> None:
 
 def read(body: bytes) -> Any:
     try:
-        return long_documents.read(body, long=True).answer
+        return long_documents.read(body, long=True, spans=False).answer
     except ValueError:
         return None
 
@@ -151,4 +153,4 @@ def test_what_is_cut_off_or_no_text_is_refused() -> None:
     body = written(PLAIN)
     assert [read(body[:end]) for end in range(len(body))] == [None] * len(body)
     with pytest.raises(UnicodeDecodeError):
-        long_documents.read(body.replace(b'"a"', b'"\xff"'), long=True)
+        long_documents.read(body.replace(b'"a"', b'"\xff"'), long=True, spans=False)

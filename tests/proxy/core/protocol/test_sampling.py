@@ -19,11 +19,13 @@ from ajet_proxy.core.protocol.sampling import (
     ENOUGH,
     MOST_BIAS,
     OFF,
+    SHAPING,
     Known,
     effective,
     known,
     merged,
     more_questions,
+    plain,
     questions,
     with_draws,
 )
@@ -164,6 +166,13 @@ def test_in_effect_is_the_request_over_the_defaults(fields: Any, own: Any, route
     assert told(fields, route=route, by=by, scored=scored) == expected
     text = effective(route, fields, by, scored)
     assert text == effective(route, dict(reversed(fields.items())), by, scored), "equal ones give equal texts"
+    if SHAPING.isdisjoint(fields):
+        assert plain(route, by, scored) == text
+
+
+def test_a_request_that_names_nothing_is_worked_out_once() -> None:
+    assert plain(CHAT.path, PLAIN, False) is plain(CHAT.path, PLAIN, False)
+    assert json.loads(plain(CHAT.path, PLAIN, True)) == {"logprobs": "scored"}
 
 
 def test_messages_are_told_as_the_chat_that_is_made_of_them() -> None:
@@ -197,8 +206,7 @@ def test_the_questions_name_no_parameter_but_for_the_logprobs() -> None:
     ]
     limits = [body.get("max_tokens", body.get("max_output_tokens")) for _, body in asked]
     assert set(limits) == {1} and all(body["model"] == "m" for _, body in asked)
-    assert not any(OFF.keys() & body.keys() for _, body in asked[:4])
-    assert ["tools" in body for _, body in asked[:4]] == [False, True, True, False]
+    assert [SHAPING & body.keys() for _, body in asked[:4]] == [set(), {"tools"}, {"tools"}, set()]
     assert [body.get("logit_bias") for _, body in asked[4:]] == [{"11": 100}, {"12": 100}, None]
     assert all("model" not in body for _, body in questions("")), "the engine's only model"
 
