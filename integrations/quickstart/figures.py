@@ -170,11 +170,15 @@ def welch(first: Sequence[float], last: Sequence[float]) -> Difference:
 
 def paired(control: Sequence[float], treatment: Sequence[float]) -> Difference:
     """The mean of ``treatment[i] - control[i]``."""
-    differences = [t - c for c, t in zip(control, treatment, strict=True)]
-    value = statistics.fmean(differences)
-    if len(differences) < 2:
+    return mean([t - c for c, t in zip(control, treatment, strict=True)])
+
+
+def mean(values: Sequence[float]) -> Difference:
+    """The mean, as its difference from 0."""
+    value = statistics.fmean(values)
+    if len(values) < 2:
         return Difference(value, -math.inf, math.inf)
-    margin = t_95(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    margin = t_95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return Difference(value, value - margin, value + margin)
 
 

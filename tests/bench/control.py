@@ -21,11 +21,7 @@ older or younger; the others are open. Where a lane is waited for, it is the one
 from __future__ import annotations
 
 import json
-import statistics
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +35,7 @@ from ajet_sdk.routes import MAX_LANES, Lease, SetMix
 from tests.bench import table
 from tests.kit.control_rig import Caller
 from tests.kit.ledger_rig import LedgerRig
+from tests.kit.steps import own_s
 
 SIZES = (100, 1_000, 10_000)
 RUNS = 15
@@ -100,25 +97,27 @@ def swarm(lanes: Sequence[str], behind: int = 0) -> LedgerRig:
     return rig
 
 
+def lease(of: LedgerRig, groups: int, **more: Any) -> bytes:
+    """What a trainer is told that asks for so many groups. Nothing comes of it."""
+    return repr(of.commands.lease(Lease(groups=groups, group_size=GROUP, **more), batch="b", at=of.at)).encode()
+
+
+def asked(rig: LedgerRig, path: str, **query: str) -> bytes:
+    answer = api.decide(Caller(rig).asked("GET", path, query=query))
+    return json.dumps({name: made(part) for name, part in (answer.body() or {}).items()}).encode()
+
+
 def answers_of_a_swarm() -> Mapping[str, Callable[[], bytes]]:
     """What a trainer and its clients ask of a swarm."""
     rig, old, waiting = swarm(LANES), swarm(LANES, behind=6), swarm((*LANES[:7], *LANES[8:]))
-    asked_for = Lease(groups=8, group_size=GROUP, min_group_size=2)
-
-    def wanted() -> bytes:
-        answer = api.decide(Caller(rig).asked("GET", "/wanted"))
-        return json.dumps({name: made(part) for name, part in (answer.body() or {}).items()}).encode()
-
-    def lease(of: LedgerRig, **more: Any) -> bytes:
-        return repr(of.commands.lease(replace(asked_for, **more), batch="b", at=of.at)).encode()
-
+    least = {"min_group_size": 2}
     return {
-        "wanted": wanted,
+        "wanted": lambda: asked(rig, "/wanted"),
         "the room of a lane": lambda: repr(rig.state.mixes.room(LANES[7])).encode(),
-        "a lease of 8 groups": lambda: lease(rig),
-        "a lease of 8 groups, half of them past half of max_staleness": lambda: lease(old, max_staleness=6),
-        "a lease of 8 groups that waits for a lane": lambda: lease(waiting),
-        LARGE: lambda: lease(rig, groups=64),
+        "a lease of 8 groups": lambda: lease(rig, 8, **least),
+        "a lease of 8 groups, half of them past half of max_staleness": lambda: lease(old, 8, max_staleness=6, **least),
+        "a lease of 8 groups that waits for a lane": lambda: lease(waiting, 8, **least),
+        LARGE: lambda: lease(rig, 64, **least),
     }
 
 
@@ -128,42 +127,25 @@ def answers(rig: LedgerRig, ready: LedgerRig, old: LedgerRig) -> Mapping[str, Ca
     engines = Engines({"": ("http://a",)}, rig.state.weights.upstreams, rig.state.weights.models)
     store: Any = SimpleNamespace(state=rig.state, healthy=True, alerts=dict, limits=None)
 
-    def asked(path: str, **query: str) -> bytes:
-        answer = api.decide(Caller(rig).asked("GET", path, query=query))
-        return json.dumps({name: made(part) for name, part in (answer.body() or {}).items()}).encode()
-
     def scrape() -> bytes:
         return metrics.render(gauges.read(store, gate, engines, {})).encode()
 
-    def look(max_staleness: int | None = None) -> bytes:
-        body = Lease(groups=4, group_size=GROUP, max_staleness=max_staleness)
-        return repr(ready.commands.lease(body, batch="b", at=ready.at)).encode()
-
-    def lease_of_old() -> bytes:
-        body = Lease(groups=4, group_size=GROUP, max_staleness=6)
-        return repr(old.commands.lease(body, batch="b", at=old.at)).encode()
-
     return {
-        "status": lambda: asked("/status"),
+        "status": lambda: asked(rig, "/status"),
         "metrics": scrape,
-        "overview": lambda: asked("/overview"),
-        "an episode": lambda: asked(f"/episodes/{next(iter(rig.state.episodes))}"),
-        "the latest 100 episodes": lambda: asked("/episodes", limit="100"),
+        "overview": lambda: asked(rig, "/overview"),
+        "an episode": lambda: asked(rig, f"/episodes/{next(iter(rig.state.episodes))}"),
+        "the latest 100 episodes": lambda: asked(rig, "/episodes", limit="100"),
         "every second": lambda: repr(rig.commands.expire(rig.at)).encode(),
-        "a lease that waits": look,
-        "a lease with max_staleness": lambda: look(max_staleness=4),
-        "a lease of old groups": lease_of_old,
+        "a lease that waits": lambda: lease(ready, 4),
+        "a lease with max_staleness": lambda: lease(ready, 4, max_staleness=4),
+        "a lease of old groups": lambda: lease(old, 4, max_staleness=6),
     }
 
 
 def measured(ask: Callable[[], bytes]) -> tuple[float, int]:
     """Milliseconds of an answer, the median, and its bytes."""
-    seconds = []
-    for _ in range(RUNS):
-        began = time.process_time()
-        answer = ask()
-        seconds.append(time.process_time() - began)
-    return statistics.median(seconds) * 1e3, len(answer)
+    return own_s(ask, RUNS) * 1e3, len(ask())
 
 
 def main() -> None:
@@ -182,13 +164,13 @@ def main() -> None:
     for name in CHEAP:
         *_, (some_ms, _), (many_ms, _) = found[name]
         met = many_ms <= LIMIT_MS and many_ms <= GROWTH * some_ms
-        sys.stdout.write(f"{'met    ' if met else 'NOT MET'}  {name} at 10,000 episodes: {many_ms:.2f} ms, "
-                         f"{many_ms / some_ms:.1f} × of what it is at 1,000\n")  # fmt: skip
+        grown = f"{many_ms / some_ms:.1f} × of what it is at 1,000"
+        table.verdicts([(f"{name} at 10,000 episodes: {many_ms:.2f} ms, {grown}", met)])
     of_a_swarm = {name: measured(ask) for name, ask in answers_of_a_swarm().items()}
     title = f"A swarm: {SIZES[-1]:,} episodes, {len(LANES)} lanes, {CLIENTS:,} clients"
     table.show(title, ["asked for", "CPU ms"], [[name, f"{ms:.2f}"] for name, (ms, _) in of_a_swarm.items()])
     worst = max(ms for name, (ms, _) in of_a_swarm.items() if name != LARGE)
-    sys.stdout.write(f"{'met    ' if worst < LIMIT_MS else 'NOT MET'}  what a swarm asks: {worst:.2f} ms at most\n")
+    table.verdicts([(f"what a swarm asks: {worst:.2f} ms at most", worst < LIMIT_MS)])
 
 
 if __name__ == "__main__":

@@ -73,13 +73,12 @@ def report(runs: Mapping[str, Sequence[Path]], out: Path) -> bool:
         {form: [reward["steps"] for reward in mine] for form, mine in rewards.items()}, out / "curve.png",
         "The quick start by timelines and by trees", f"mean reward of trees less that of timelines: {mean} (95 %)",
     )  # fmt: skip
-    met = [mean.low <= 0 <= mean.high, gain.low <= 0 <= gain.high, step <= step_flat]
-    said = [f"mean reward of trees less that of timelines: {mean}", f"gain of trees less that of timelines: {gain}",
-            f"a step takes {step:.1f} s with trees and {step_flat:.1f} s with timelines, "
-            f"verl's part {ours:.1f} and {flat:.1f} s"]  # fmt: skip
-    for goal, line in zip(met, said, strict=True):
-        sys.stdout.write(f"{'met    ' if goal else 'NOT MET'}  {line}\n")
-    return all(met)
+    return table.verdicts([
+        (f"mean reward of trees less that of timelines: {mean}", mean.low <= 0 <= mean.high),
+        (f"gain of trees less that of timelines: {gain}", gain.low <= 0 <= gain.high),
+        (f"a step takes {step:.1f} s with trees and {step_flat:.1f} s with timelines, verl's part {ours:.1f} and "
+         f"{flat:.1f} s", step <= step_flat),
+    ])  # fmt: skip
 
 
 def read(folder: Path) -> Any:

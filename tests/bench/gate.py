@@ -176,12 +176,11 @@ def show(made: Sequence[Update], agents: Sequence[Calls], what: str) -> None:
     broken = sum(not whole for *_, whole in calls)
     spanned = sum(call[0] < update.began and call[1][-1] > update.ended for call in calls for update in made)
     met = statistics.median(more) <= 0.1 and not broken
-    verdict = "met    " if met else "NOT MET"
     lines = [
         f"calls: {len(calls)}, not whole: {broken}; in flight over an update: {spanned}",
         f"blocked beyond the copy: median agent {statistics.median(more):+.1%}, slowest {statistics.median(worst):+.1%}"
         f" (medians over updates); worst update {max(more):+.1%} and {max(worst):+.1%}",
-        f"{verdict}  blocked for the weight copy and at most 10 % more, nothing aborted",
+        table.verdict(met, "blocked for the weight copy and at most 10 % more, nothing aborted"),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 

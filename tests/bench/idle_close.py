@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench import load, table
-from tests.bench.servers import canned, read_request
+from tests.bench.servers import canned, post, read_request
 from tests.kit.proxy_process import ProxyProcess
 
 LANES, IDLE_S, STEP_S = 16, 0.08, 0.0005
@@ -90,10 +90,7 @@ async def ask(lane: Lane, name: str, port: int, requests: int, errors: list[str]
         try:
             if way is None:
                 way = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-            data = json.dumps(body).encode()
-            head = f"POST /e/{name}-{number // 50}/v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-            way[1].write(head.encode() + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data))
-            way[1].write(data)
+            way[1].write(post(f"/e/{name}-{number // 50}/v1/chat/completions", body))
             await load.read_answer(way[0])
         except (RuntimeError, OSError, EOFError) as error:
             errors.append(f"{name} {number}: {error!r}")

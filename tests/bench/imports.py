@@ -5,7 +5,6 @@ python -m tests.bench.imports
 
 from __future__ import annotations
 
-import resource
 import statistics
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 
 from tests.bench import table
 from tests.kit.source import ROOT
+from tests.kit.steps import processor_s
 
 RUNS = 15
 COMMANDS: dict[str, Sequence[str]] = {
@@ -27,14 +27,9 @@ COMMANDS: dict[str, Sequence[str]] = {
 
 def seconds(command: Sequence[str]) -> tuple[float, float]:
     """Wall time and CPU time of one process."""
-    before, began = children(), time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-    return time.perf_counter() - began, children() - before
-
-
-def children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    began = time.perf_counter()
+    _, cpu = processor_s(lambda: subprocess.run(command, check=True, capture_output=True, cwd=ROOT))
+    return time.perf_counter() - began, cpu
 
 
 def main() -> None:

@@ -7,14 +7,14 @@ end is known by its last bytes, its status by its first ones, and of its events 
 from __future__ import annotations
 
 import asyncio
-import json
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tests.bench.servers import CREATED, END, stamp
+from tests.bench.servers import CREATED, END, length_in, post, stamp
 
 OPENING = 50
 """So many connections are opened at a time."""
@@ -70,15 +70,17 @@ async def run(port: int, load: Load, *, path: str, name: str = "", limit_s: floa
 
 
 def _request(path: str, load: Load, name: str, number: int, turn: int) -> bytes:
-    model = load.models[number % len(load.models)]
-    body = {"model": model, "stream": load.chunks > 0, "max_tokens": load.chunks or 200}
-    if load.chunks:
-        body["seed"] = load.gap_ms
-    body |= {"messages": [{"role": "user", "content": FILLER}]}
-    data = json.dumps(body, separators=(",", ":")).encode()
-    target = path.format(f"{name}-{number}-{turn // load.per_episode}")
-    head = f"POST {target} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-    return head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data
+    body = {
+        "model": load.models[number % len(load.models)], "stream": load.chunks > 0, "max_tokens": load.chunks or 200,
+        **({"seed": load.gap_ms} if load.chunks else {}), "messages": [{"role": "user", "content": FILLER}],
+    }  # fmt: skip
+    return post(path.format(f"{name}-{number}-{turn // load.per_episode}"), body)
+
+
+def spread(seconds: Sequence[float]) -> tuple[float, float]:
+    """Median and 99th percentile in milliseconds."""
+    ordered = sorted(seconds) or [float("nan")]
+    return statistics.median(ordered) * 1e3, ordered[int(len(ordered) * 0.99)] * 1e3
 
 
 class Agent(asyncio.Protocol):
@@ -138,9 +140,7 @@ class Agent(asyncio.Protocol):
         if not head.startswith(b"HTTP/1.1 200"):
             self._fail(head[:16].decode("latin-1").strip())
             return False
-        lower = head.lower()
-        place = lower.find(b"content-length:")
-        self._left = int(lower[place + 15 :].partition(b"\r\n")[0]) if place >= 0 else 0
+        self._left = length_in(head)
         self._tail = rest
         return True
 
@@ -180,11 +180,10 @@ class Agent(asyncio.Protocol):
 
 async def read_answer(reader: asyncio.StreamReader) -> None:
     """Reads one answer of a canned engine, whole."""
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    if not head.startswith(b"http/1.1 200"):
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"answered {head[:200]!r}")
-    if b"transfer-encoding: chunked" in head:
+    if b"transfer-encoding: chunked" in head.lower():
         await reader.readuntil(b"\r\n" + END)
     else:
-        place = head.index(b"content-length:")
-        await reader.readexactly(int(head[place + 15 : head.index(b"\r\n", place)]))
+        await reader.readexactly(length_in(head))

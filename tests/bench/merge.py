@@ -13,9 +13,6 @@ shared.) Then the ordinary: agents with 20 turns of about 40 new tokens, in rand
 from __future__ import annotations
 
 import random
-import statistics
-import sys
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +22,7 @@ from ajet_proxy.core.tokens import count as tokens_in
 from ajet_proxy.core.trajectory.timeline import Packed, Turn, merge, merge_packed
 from ajet_sdk.sample import Call
 from tests.bench import table
+from tests.kit.steps import own_s
 
 RUNS = 5
 TURNS, NEW = 20, 40
@@ -95,15 +93,6 @@ SHAPES: dict[str, Callable[[int, random.Random], list[Packed]]] = {
 }  # fmt: skip
 
 
-def cpu(work: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(RUNS):
-        began = time.process_time()
-        work()
-        seconds.append(time.process_time() - began)
-    return statistics.median(seconds)
-
-
 def long_episodes() -> bool:
     """The table of the long episodes; whether the goal is met."""
     rows, met = [], True
@@ -114,7 +103,7 @@ def long_episodes() -> bool:
             calls = shape(number, dice)
             dice.shuffle(calls)
             timelines = len(merge_packed(calls))
-            seconds.append(cpu(partial(merge_packed, calls)))
+            seconds.append(own_s(partial(merge_packed, calls), RUNS))
             tokens = sum(tokens_in(call.text) for call in calls)
         good = seconds[-1] < LIMIT_S and linear(seconds)
         met = met and good
@@ -134,7 +123,7 @@ def ordinary() -> None:
     for count in COUNTS:
         calls = agents(count, random.Random(count))
         tokens = sum(len(call.prompt_token_ids) + len(call.token_ids) for call in calls)
-        median = cpu(partial(merge, calls))
+        median = own_s(partial(merge, calls), RUNS)
         timelines = merge(calls)
         assert len(timelines) == -(-count // TURNS)
         rows.append([f"{count:,}", f"{tokens:,}", f"{len(timelines):,}", f"{median * 1e3:.1f}",
@@ -146,8 +135,7 @@ def ordinary() -> None:
 def main() -> None:
     met = long_episodes()
     ordinary()
-    verdict = "met    " if met else "NOT MET"
-    sys.stdout.write(f"{verdict}  2,000 calls of 30,000 tokens in under {LIMIT_S:g} s, linear\n")
+    table.verdicts([(f"2,000 calls of 30,000 tokens in under {LIMIT_S:g} s, linear", met)])
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from pathlib import Path
 from tests.bench import load, rivals, table
 from tests.bench.load import Load
 from tests.bench.rivals import BARE, DIRECT, KEEPING, PROXY, SLOW, Rival
+from tests.bench.table import verdict
 
 REQUEST, ALONE, FIRST, MANY = "request", "alone", "first byte", "1,000"
 FULL: Mapping[str, Load] = {
@@ -78,16 +79,8 @@ def measure(rival: Rival, some: Load, name: str) -> Point:
     seen = asyncio.run(load.run(rival.port, some, path=rival.path, name=name))
     used = [seconds - before.get(pid, 0.0) for pid, seconds in rival.processes().items()] or [0.0]
     per = some.agents * some.turns * max(some.chunks, 1) / 1e6
-    first, whole, late = (spread(values) for values in (seen.first, seen.whole, seen.late))
+    first, whole, late = (load.spread(values) for values in (seen.first, seen.whole, seen.late))
     return Point(sum(used) / per, max(used) / per, first, whole, late, +seen.errors)
-
-
-def spread(seconds: Sequence[float]) -> tuple[float, float]:
-    """Median and 99th percentile in milliseconds."""
-    if not seconds:
-        return float("nan"), float("nan")
-    ordered = sorted(seconds)
-    return statistics.median(ordered) * 1e3, ordered[int(len(ordered) * 0.99)] * 1e3
 
 
 class Results:
@@ -178,10 +171,6 @@ def verdicts(results: Results, kinds: Sequence[str], loads: Mapping[str, Load]) 
     streams = ", ".join(f"{beside[what]} at {what}" for what in chunks)
     lines.append(f"besides: of a relay that captures in memory, {beside[REQUEST]} a request, a chunk {streams}")
     return lines
-
-
-def verdict(met: bool, goal: str, figure: str) -> str:
-    return f"{'met    ' if met else 'NOT MET'}  {goal}: {figure}"
 
 
 def main() -> None:

@@ -33,10 +33,9 @@ from typing import Any
 
 import httpx
 
-import ajet_sdk
 from ajet_sdk.errors import AjetError
 from tests.bench import table
-from tests.e2e.players import HALF, UNSHAPED
+from tests.e2e.players import Players
 from tests.kit import tiny_model
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.trainer_process import FLOAT32, RATE, TrainerFailed, TrainerProcess
@@ -76,26 +75,16 @@ class Ran:
         return float(stale / (stale + trained))
 
 
-def play(url: str) -> None:
-    """One game. A game that the end of a run cuts short was none."""
-    with suppress(httpx.HTTPError, AjetError), ajet_sdk.episode(task="half", model="tiny", proxy_url=url) as episode:
-        messages, tokens = [{"role": "user", "content": "say the number"}], list[int]()
-        for _ in range(TURNS):
-            body = {"model": "tiny", "messages": messages, "max_tokens": TOKENS, "return_token_ids": True, **UNSHAPED}
-            answer = httpx.post(
-                f"{episode.base_url}/chat/completions", headers={"Authorization": f"Bearer {episode.api_key}"},
-                json=body | {"temperature": 1.0}, timeout=600.0,
-            ).raise_for_status().json()  # fmt: skip
-            choice = answer["choices"][0]
-            tokens += choice["token_ids"]
-            messages += [choice["message"], {"role": "user", "content": "again"}]
-        episode.reward(sum(token < HALF for token in tokens) / max(1, len(tokens)))
-
-
 @contextmanager
 def paced(proxy: ProxyProcess, most: int) -> Iterator[None]:
     """While inside, games are begun so that `most` are always open or ready, and no more."""
     over, begun = threading.Event(), itertools.count()
+    players = Players(proxy.url, model="tiny", group_size=SIZE, parallel=0, temperatures=(1.0,) * TURNS, tokens=TOKENS)
+
+    def play() -> None:
+        """One game. A game that the end of a run cuts short was none."""
+        with suppress(httpx.HTTPError, AjetError):
+            players.play("half")
 
     def begin() -> None:
         number = next(begun)
@@ -103,7 +92,7 @@ def paced(proxy: ProxyProcess, most: int) -> Iterator[None]:
             episodes = proxy.report()["episodes"]
             gone = episodes["opened"] - sum(episodes[state] for state in ("open", "sealed", "ready"))
             while number - gone < most:
-                pool.submit(play, proxy.url)
+                pool.submit(play)
                 number = next(begun)
 
     with ThreadPoolExecutor(most) as pool:
@@ -165,8 +154,7 @@ def show(runs: Sequence[Ran]) -> bool:
             for one in runs]  # fmt: skip
     table.show("Each run, in order", ["overlap", "seconds", "reward", "trainer idle", "engine idle", "unused"], each)
     held = all(line["staleness_max"] <= one.overlap for one in runs for line in one.lines)
-    sys.stdout.write(f"{'met    ' if held else 'NOT MET'}  no token is more than overlap versions behind\n")
-    return held
+    return table.verdicts([("no token is more than overlap versions behind", held)])
 
 
 def main() -> None:

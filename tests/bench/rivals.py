@@ -91,14 +91,6 @@ def raise_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 
 
-def machine() -> str:
-    """The kind of machine that this is."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    kind = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{os.cpu_count()} × {kind}, {memory:.0f} GiB"
-
-
 @contextmanager
 def server(kind: str, *ports: int) -> Iterator[int]:
     """A server of `tests.bench.servers` in a process of its own; its pid."""
@@ -153,7 +145,8 @@ def all_of(folder: Path, *, workers: int, quick: bool) -> Iterator[list[Rival]]:
             rivals += stack.enter_context(litellm(folder, engine))
         rivals.append(stack.enter_context(ours(folder / "one", engine)))
         if workers and not quick:
-            rivals += stack.enter_context(several(folder / "several", engine, workers))
+            name = f"{PROXY}, {workers} workers"
+            rivals.append(stack.enter_context(ours(folder / "several", engine, f"--workers={workers}", name=name)))
         yield rivals
 
 
@@ -161,18 +154,6 @@ def all_of(folder: Path, *, workers: int, quick: bool) -> Iterator[list[Rival]]:
 def ours(data: Path, engine: int, *options: str, name: str = PROXY) -> Iterator[Rival]:
     with ProxyProcess(f"http://127.0.0.1:{engine}", data, options=options) as proxy:
         yield Rival(name, proxy.port, proxy.pid, f"/e/{{}}{CHAT}")
-
-
-@contextmanager
-def several(data: Path, engine: int, workers: int) -> Iterator[list[Rival]]:
-    """The proxy with so many worker processes, if it has them."""
-    serve = [str(ROOT / ".venv/bin/ajet-proxy"), "serve", "--help"]
-    if "--workers" not in subprocess.run(serve, capture_output=True, text=True, check=True).stdout:
-        skip("worker processes", "this ajet-proxy has no --workers")
-        yield []
-        return
-    with ours(data, engine, f"--workers={workers}", name=f"{PROXY}, {workers} workers") as rival:
-        yield [rival]
 
 
 @contextmanager

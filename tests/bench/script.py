@@ -7,15 +7,15 @@ under a name and the next episode begins on a new connection.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 from tests.bench import conversation
-from tests.bench.servers import CREATED, stamp
+from tests.bench.servers import CREATED, length_in, post, stamp
 
 TURNS, GAP_MS, THINK_S, GROUP = 6, 100, 4.0, 8
 STAMP = b'"created":'
@@ -72,7 +72,7 @@ class Agent:
         name, task = f"soak-{episode}", f"task-{episode // GROUP}"
         for turn in range(TURNS):
             began = perf_counter()
-            self._send(writer, f"/e/{name}/v1/chat/completions", asked(turn), task)
+            writer.write(post(f"/e/{name}/v1/chat/completions", asked(turn), f"x-ajet-task: {task}\r\n"))
             if turn % 2:
                 await _document(reader)
                 self.minute().plain.append(perf_counter() - began)
@@ -81,15 +81,10 @@ class Agent:
             self.minute().calls += 1
             await asyncio.sleep(dice.random() * 2 * THINK_S)
         began = perf_counter()
-        self._send(writer, f"/ajet/v1/episodes/{name}/rewards", json.dumps({"value": float(dice.random() < 0.5)}), task)
+        writer.write(post(f"/ajet/v1/episodes/{name}/rewards", {"value": float(dice.random() < 0.5)}))
         await _document(reader)
         self.minute().reward.append(perf_counter() - began)
         self.minute().episodes += 1
-
-    def _send(self, writer: asyncio.StreamWriter, path: str, body: str, task: str) -> None:
-        data = body.encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nx-ajet-task: {task}\r\ncontent-type: application/json\r\n"
-        writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data)
 
     async def _stream(self, reader: asyncio.StreamReader, began: float) -> None:
         minute, count, last = self.minute(), 0, b""
@@ -106,19 +101,17 @@ class Agent:
             raise Broken("stream without its end")
 
 
-def asked(turn: int) -> str:
+def asked(turn: int) -> dict[str, Any]:
     body = {"model": "stub", "stream": turn % 2 == 0, "max_tokens": conversation.CHUNKS, "seed": GAP_MS}
-    return json.dumps(body | {"messages": conversation.messages(turn)}, separators=(",", ":"))
+    return body | {"messages": conversation.messages(turn)}
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         raise Broken(head[9:12].decode("latin-1"))
-    return head.lower()
+    return head
 
 
 async def _document(reader: asyncio.StreamReader) -> None:
-    head = await _head(reader)
-    place = head.index(b"content-length:")
-    await reader.readexactly(int(head[place + 15 : head.index(b"\r\n", place)]))
+    await reader.readexactly(length_in(await _head(reader)))

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cache, partial
+from typing import Any
 
 from tests.bench import conversation
 from tests.kit.engine_dialect import Reply, chat_body, chat_events
@@ -172,14 +174,25 @@ class Engine(asyncio.Protocol):
             self._transport.write(canned()[1])
 
 
+def length_in(head: bytes) -> int:
+    """How long the body behind a head is; 0 if that does not say it."""
+    found = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
+    return int(found[1]) if found else 0
+
+
+def post(path: str, body: Any, more: str = "") -> bytes:
+    """A request; `more` are further lines of its head."""
+    data = json.dumps(body, separators=(",", ":")).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{more}content-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data
+
+
 def split(seen: bytes) -> tuple[bytes, bytes, bytes] | None:
     """The first whole request in `seen` as head and body, and what comes after it."""
     head, end, rest = seen.partition(b"\r\n\r\n")
     if not end:
         return None
-    lower = head.lower()
-    place = lower.find(b"content-length:")
-    size = int(lower[place + 15 :].partition(b"\r\n")[0]) if place >= 0 else 0
+    size = length_in(head)
     return (head, rest[:size], rest[size:]) if len(rest) >= size else None
 
 
@@ -189,10 +202,7 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return b"", b""
-    lower = head.lower()
-    place = lower.find(b"content-length:")
-    size = int(lower[place + 15 : lower.index(b"\r\n", place)]) if place >= 0 else 0
-    return head, await reader.readexactly(size)
+    return head, await reader.readexactly(length_in(head))
 
 
 async def engine(port: int) -> asyncio.Server:

@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -31,9 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench import rivals, table
+from integrations.quickstart.programs import memory
+from integrations.quickstart.proof import processor
+from tests.bench import load, rivals, table
 from tests.bench.rivals import Rival, family
 from tests.bench.script import Agent, Minute
+from tests.bench.table import verdict
 from tests.kit.ports import free_port
 from tests.kit.source import ROOT
 
@@ -107,7 +109,7 @@ class Soak:
         minute, now = self.minutes[-1], self.samples[-1]
         self.minutes.append(Minute())
         seen = (minute.first, minute.late, minute.plain, minute.reward)
-        times = [f"{ms:.1f}" for some in seen for ms in spread(some)]
+        times = [f"{ms:.1f}" for some in seen for ms in load.spread(some)]
         cpu = (now.cpu - before.cpu) / (now.at - before.at) * 100
         row = [str(len(self.rows) + 1), f"{minute.calls:,}", f"{minute.episodes:,}", f"{now.memory / 1e6:.0f}",
                str(now.files), f"{cpu:.0f}", f"{now.disk / 1e6:.0f}", *times, str(minute.errors.total())]  # fmt: skip
@@ -117,12 +119,6 @@ class Soak:
     @property
     def errors(self) -> Counter[str]:
         return sum((minute.errors for minute in self.minutes), Counter[str]())
-
-
-def spread(seconds: Sequence[float]) -> tuple[float, float]:
-    """Median and 99th percentile in milliseconds."""
-    ordered = sorted(seconds) or [float("nan")]
-    return statistics.median(ordered) * 1e3, ordered[int(len(ordered) * 0.99)] * 1e3
 
 
 def growth(points: Sequence[tuple[float, float]]) -> float:
@@ -150,10 +146,6 @@ def verdicts(soak: Soak, minutes: float) -> list[str]:
         lines.append(verdict(after <= before * 1.25 + 0.5, f"{name} does not grow", figure))
     lines.append(verdict(not soak.errors, "no agent saw an error", str(dict(soak.errors) or "0")))
     return lines
-
-
-def verdict(met: bool, goal: str, figure: str) -> str:
-    return f"{'met    ' if met else 'NOT MET'}  {goal}: {figure}"
 
 
 def status(url: str) -> dict[str, Any]:
@@ -189,7 +181,7 @@ def main() -> None:
     table.show(title, HEAD, soak.rows)
     sys.stdout.write("\n".join(lines) + "\n")
     if options.table:
-        where = f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {rivals.machine()}"
+        where = f"{time.strftime('%Y-%m-%d')}, {processor()}, {(memory('MemTotal') or 0) / 2**30:.0f} GiB"
         text = [f"{title}: {where}", "", *table.markdown(HEAD, soak.rows), "", *(f"- {line}" for line in lines)]
         options.table.write_text("\n".join(text) + "\n")
 

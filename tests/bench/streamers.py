@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Any
 
+from tests.bench.servers import post
+
 Call = tuple[float, list[float], bool]
 
 
@@ -23,10 +25,9 @@ async def agent(port: int, number: int, tokens: int, model: str, over: asyncio.E
     body: dict[str, Any] = {"model": model, "stream": True, "max_tokens": tokens, "ignore_eos": True}
     while not over.is_set():
         content = f"agent {number} call {len(calls)}"
-        data = json.dumps(body | {"messages": [{"role": "user", "content": content}]}).encode()
-        head = f"POST /e/agent-{number}-{len(calls) // 10}/v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+        said = body | {"messages": [{"role": "user", "content": content}]}
         asked = time.monotonic()
-        writer.write(head.encode() + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
+        writer.write(post(f"/e/agent-{number}-{len(calls) // 10}/v1/chat/completions", said))
         times, whole = await answer(reader)
         calls.append((asked, times, whole))
     writer.close()

@@ -1,4 +1,4 @@
-"""One table, twice: aligned for the terminal and as Markdown for a page."""
+"""What a bench prints: tables, aligned for the terminal and as Markdown for a page, and whether goals are met."""
 
 from __future__ import annotations
 
@@ -20,3 +20,13 @@ def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The table's lines."""
     return [f"| {' | '.join(head)} |", "|" + " --- |" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def verdict(met: bool, goal: str, figure: str = "") -> str:
+    return f"{'met    ' if met else 'NOT MET'}  {goal}" + (f": {figure}" if figure else "")
+
+
+def verdicts(goals: Sequence[tuple[str, bool]]) -> bool:
+    """Prints what was met and what not; whether all was."""
+    sys.stdout.write("".join(f"{verdict(met, goal)}\n" for goal, met in goals) + "\n")
+    return all(met for _, met in goals)

@@ -338,8 +338,7 @@ def main() -> None:
             head = ("form", "tokens", "seconds, median", "range", "peak, MB", "tokens / tree", "predicted", "measured")
             table.show(shape, head, list(lines_of(found)))
             said += [(shape, goal, met) for goal, met in goals(shape, found)]
-    for shape, goal, met in said:
-        sys.stdout.write(f"{'met' if met else 'NOT MET'}: {shape}: {goal}\n")
+    table.verdicts([(f"{shape}: {goal}", met) for shape, goal, met in said])
 
 
 if __name__ == "__main__":

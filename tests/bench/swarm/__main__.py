@@ -76,17 +76,13 @@ def main() -> None:
     sys.exit(not all(met))
 
 
-def one_with_kills(runs: Runs, arm: str, seed: int, steps: int, folder: Path) -> Ran:
-    return kills.run(runs.site, folder, arm, seed, steps)
-
-
 def killed(runs: Runs, seeds: int, steps: int, out: Path) -> bool:
     """The runs with kills and those without, in turn."""
     found: dict[str, list[Ran]] = {arm: [] for arm in kills.ARMS}
     for seed in range(seeds):
         for arm in kills.ARMS if seed % 2 == 0 else reversed(kills.ARMS):
-            make = partial(one_with_kills, runs, arm, seed, steps)
-            found[arm].append(runs.get(f"{arm}-{seed}", make))
+            make = partial(kills.run, arm=arm, seed=seed, steps=steps)
+            found[arm].append(runs.get(f"{arm}-{seed}", lambda at, make=make: make(runs.site, at)))  # type: ignore[misc]
     return kills.report(found, out)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from integrations.quickstart import plot
 from tests.bench import table
 from tests.bench.swarm.kills import adds_up
-from tests.bench.swarm.stage import CLIENTS, Ran, Site, Training, agent, rewards, tasks, verdicts
+from tests.bench.swarm.stage import CLIENTS, Ran, Site, Training, agent, rewards, tasks
 
 STEPS, AFTER = 16, (4, 8, 10, 12, 14)
 """Of so many steps, those after which the program is edited."""
@@ -88,7 +88,7 @@ def report(ran: Ran, folder: Path) -> bool:
     table.show("Edits while the model trains", head, rows)
     between = max(later - earlier for earlier, later in itertools.pairwise(times))
     curve(rewards(ran), edits, folder / "swarm-edit.png")
-    return verdicts([
+    return table.verdicts([
         (f"the first episode under the new code is on disk within {LIMIT_S:.0f} s, played to its end: {worst:.1f} s at "
          "most", worst <= LIMIT_S and len(edits) == len(AFTER)),
         ("no group mixes two revisions", mixed(ran) == 0),

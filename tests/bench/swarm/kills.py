@@ -16,7 +16,7 @@ from pathlib import Path
 
 from integrations.quickstart import figures, plot
 from tests.bench import table
-from tests.bench.swarm.stage import CLIENTS, Ran, Site, Training, agent, rewards, tasks, verdicts
+from tests.bench.swarm.stage import CLIENTS, Ran, Site, Training, agent, rewards, tasks
 
 EVERY_S, BACK_S, STRANGER = 10.0, 2.0, 4
 TTL_S = 30.0
@@ -116,15 +116,15 @@ def report(runs: dict[str, list[Ran]], folder: Path) -> bool:
             "given up with a client", "left alone", "reward, first third", "last third")  # fmt: skip
     table.show("Kill the clients", head, rows)
     control, disturbed = ([rewards(ran) for ran in runs[arm]] for arm in ("control", "kills"))
-    bands = [interval([run[step] for run in control]) for step in range(len(control[0]))]
+    bands = [figures.mean([run[step] for run in control]) for step in range(len(control[0]))]
     means = [statistics.fmean(values) for values in zip(*disturbed, strict=True)]
-    inside = sum(low <= mean <= high for mean, (low, high) in zip(means, bands, strict=True))
+    inside = sum(band.low <= mean <= band.high for mean, band in zip(means, bands, strict=True))
     gains = [[statistics.fmean(figures.ends(run)[1]) for run in some] for some in (control, disturbed)]
     difference = figures.paired(*gains)
     picture(control, disturbed, bands, folder / "swarm.png", f"{len(seeds)} seeds · last third {difference} (95 %)")
     kills, everything = runs["kills"], [*runs["kills"], *runs["control"]]
     silent = max(map(gone_within, kills))
-    return verdicts([
+    return table.verdicts([
         (f"no step waits longer than {TTL_S:.0f} s + the slowest episode",
          all(longest_wait(ran) <= TTL_S + slowest(ran) for ran in kills)),
         (f"a silent client is gone within {TTL_S:.0f} + 1 s: {silent:.1f} s at most", silent <= TTL_S + 1),
@@ -135,22 +135,13 @@ def report(runs: dict[str, list[Ran]], folder: Path) -> bool:
     ])  # fmt: skip
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean, by Student's t."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return -math.inf, math.inf
-    margin = figures.t_95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return mean - margin, mean + margin
-
-
 def picture(
-    control: Sequence[Sequence[float]], disturbed: Sequence[Sequence[float]], bands: Sequence[tuple[float, float]],
+    control: Sequence[Sequence[float]], disturbed: Sequence[Sequence[float]], bands: Sequence[figures.Difference],
     path: Path, subtitle: str,
 ) -> None:
     steps = range(1, len(bands) + 1)
     with plot.picture(len(bands), path, "Clients that are killed, and clients that are not", subtitle) as axes:
-        low, high = ([min(1.02, max(0.0, one[side])) for one in bands] for side in (0, 1))
+        low, high = ([min(1.02, max(0.0, getattr(one, side))) for one in bands] for side in ("low", "high"))
         if len(control) > 1:
             shown = {"color": plot.CONTROL, "alpha": 0.15, "linewidth": 0, "label": "95 % of the control"}
             axes.fill_between(steps, low, high, **shown)

@@ -11,7 +11,7 @@ from pathlib import Path
 from integrations.quickstart import plot
 from tests.bench import table
 from tests.bench.swarm.kills import adds_up
-from tests.bench.swarm.stage import CLIENTS, Ran, Site, Training, agent, tasks, verdicts
+from tests.bench.swarm.stage import CLIENTS, Ran, Site, Training, agent, tasks
 
 SHARES = {"low": 0.5, "even": 0.5}
 STEPS = 16
@@ -72,7 +72,7 @@ def report(ran: Ran, folder: Path) -> bool:
     lent = {lane: one["owed"] for lane, one in notes["before"].items() if lane in SHARES}
     owed = {lane: one["owed"] for lane, one in notes["mix"].items() if lane in SHARES}
     curves(steps, notes, folder / "swarm-lanes.png")
-    return verdicts([
+    return table.verdicts([
         (f"up to step {notes['stopped']} each lane is within one group of its share", max(off[: notes["stopped"]]) < 1),
         (f"when {STOPPED} starts again, it has lent at most one batch: {lent}", 0 < lent[STOPPED] <= GROUPS),
         (f"in the end, nothing is owed: {owed}", not any(owed.values())),

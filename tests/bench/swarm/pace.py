@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import table
-from tests.bench.swarm.stage import LIMIT_S, Ran, verdicts
+from tests.bench.swarm.stage import LIMIT_S, Ran
 from tests.e2e.players import Players
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
@@ -54,4 +54,4 @@ def report(runs: dict[str, Ran]) -> bool:
     head = ("agents", "steps", "stale", "of", "for nothing", "left at the end", "versions behind, at most")
     table.show(f"{AGENTS} agents, max_staleness 1", head, rows)
     stale, played = wasted(runs["paced"])
-    return verdicts([(f"with the pace, at most {MOST:.0%} are played for nothing", stale <= MOST * played)])
+    return table.verdicts([(f"with the pace, at most {MOST:.0%} are played for nothing", stale <= MOST * played)])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from ajet_trainer import trained_rows
 from tests.bench.swarm import agent as agent_module
 from tests.kit.environment import clean
 from tests.kit.hosts import Hosts
-from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import FLOAT32, RATE, TrainerFailed, TrainerProcess
@@ -73,7 +72,7 @@ class Client:
             *more,
         ]  # fmt: skip
         self._program = ["--", str(PYTHON), str(agent)]
-        self._env = clean(AJET_PROXY_URL=training.url, AJET_API_KEY=training.key("agent"))
+        self._env = clean(AJET_PROXY_URL=training.url, AJET_API_KEY=training.proxy.key("agent"))
         self._log = training.folder / f"{host}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -108,7 +107,7 @@ class Training:
         self.times: list[float] = []
         address = site.hosts.address(HOME)
         self.url = f"http://{address}:8484"
-        self._proxy = ProxyProcess(
+        self.proxy = ProxyProcess(
             f"tiny={site.engine}", folder / "proxy", port=8484, env={"AJET_ADMIN_SECRET": SECRET},
             options=["--listen", f"{address}:8484", "--insecure", "--gate-mode=pause", "--group-size", str(size)],
         )  # fmt: skip
@@ -122,10 +121,6 @@ class Training:
             base_url=f"{self.url}/ajet/v1", headers={"Authorization": f"Bearer {SECRET}"}, trust_env=False, timeout=60.0
         )
 
-    def key(self, scope: str) -> str:
-        command = [str(PROXY), "issue-key", "--scope", scope, "--data-dir", str(self.folder / "proxy")]
-        return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
-
     def ask(self, method: str, path: str, **more: Any) -> Any:
         return self._http.request(method, path, **more).raise_for_status().json()
 
@@ -138,8 +133,8 @@ class Training:
         time, with the seconds since then."""
         with ExitStack() as stack:
             stack.enter_context(self._http)
-            stack.enter_context(self._proxy)
-            ours = self._ours | {"key": self.key("trainer")}
+            stack.enter_context(self.proxy)
+            ours = self._ours | {"key": self.proxy.key("trainer")}
             trainer = stack.enter_context(TrainerProcess(self.folder, ours, VERL, mix=self._mix))
             stack.callback(self._end)
             trainer.until(lambda: trainer.phase() == "waiting for episodes", LIMIT_S)
@@ -203,11 +198,3 @@ def agent(folder: Path) -> Path:
 def rewards(ran: Ran) -> list[float]:
     """The mean reward of each step."""
     return [line["reward_mean"] for line in ran["lines"]]
-
-
-def verdicts(laws: Sequence[tuple[str, bool]]) -> bool:
-    """Prints what was met and what not; whether all was."""
-    for law, holds in laws:
-        sys.stdout.write(f"{'met    ' if holds else 'NOT MET'}  {law}\n")
-    sys.stdout.write("\n")
-    return all(holds for _, holds in laws)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from integrations.quickstart import figures, plot
 from tests.bench import table
-from tests.bench.swarm.stage import Ran, verdicts
+from tests.bench.swarm.stage import Ran
 from tests.bench.team.models import MODELS, RECEIVER, SENDER
 from tests.bench.team.stage import engines, run
 
@@ -110,7 +110,7 @@ def report(runs: Mapping[str, list[Ran]], folder: Path) -> bool:
         for name, number in ran["gates"].items():
             seen[name.partition(": ")[2]] += number
     shut, waited = seen["another's gate is shut"], seen["and requests wait"]
-    return verdicts([
+    return table.verdicts([
         (f"both learn: {LEARNED:g} or more in each last third", min(both) >= LEARNED),
         *((f"{arm} learns: within {NEAR:g} of chance, {statistics.fmean(ends[arm]):.3f}",
            abs(statistics.fmean(ends[arm]) - CHANCE) <= NEAR) for arm in list(ends)[1:]),

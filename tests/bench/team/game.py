@@ -18,14 +18,11 @@ import urllib.request
 from typing import Any
 
 import ajet_sdk
+from tests.e2e.players import HALF, UNSHAPED
 
 SECRETS, SIGNALS = ("higher", "lower"), ("yes", "no")
 TASKS = [f"{secret}-{number}" for number in range(500) for secret in SECRETS]
 WORDS = 8
-HALF = 275
-UNSHAPED = {
-    "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0
-}
 
 
 def upper(episode: ajet_sdk.Episode, agent: str, word: str) -> bool:
