@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit import record_tapes
-from tests.kit.proxy_process import ProxyProcess
+from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.vllm_process import vllm_server
 
 
@@ -29,25 +33,27 @@ class Pair:
     proxy: ProxyProcess
 
 
-@pytest.fixture(scope="session")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+@contextmanager
+def served(folder: Path, options: Sequence[str] = (), **model: Any) -> Iterator[Engine]:
+    """An engine with these options, and a tiny model that is built so."""
     from tests.kit.tiny_model import build
 
-    folder = tmp_path_factory.mktemp("vllm")
-    model = build(folder / "tiny")
-    with vllm_server(model, folder / "vllm.log") as url:
-        yield Engine(url, model)
+    made = build(folder / "tiny", **model)
+    with vllm_server(made, folder / "vllm.log", options=options) as url:
+        yield Engine(url, made)
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with served(tmp_path_factory.mktemp("vllm")) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """One with a reasoning parser."""
-    from tests.kit.tiny_model import THINK, build
-
-    folder = tmp_path_factory.mktemp("thinker")
-    model = build(folder / "tiny", more=THINK)
-    with vllm_server(model, folder / "vllm.log", options=record_tapes.REASONING) as url:
-        yield Engine(url, model)
+    with served(tmp_path_factory.mktemp("thinker"), record_tapes.REASONING, more=("<think>", "</think>")) as engine:
+        yield engine
 
 
 OWN = {"temperature": 0.7, "top_p": 0.9}
@@ -57,13 +63,20 @@ OWN = {"temperature": 0.7, "top_p": 0.9}
 @pytest.fixture(scope="session")
 def shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine with defaults of its model, and with processed logprobs."""
-    from tests.kit.tiny_model import build
-
-    folder = tmp_path_factory.mktemp("shaped")
-    model = build(folder / "tiny", defaults=OWN)
     options = ("--logprobs-mode", "processed_logprobs", "--enable-scale-out")
-    with vllm_server(model, folder / "vllm.log", options=options) as url:
-        yield Engine(url, model)
+    with served(tmp_path_factory.mktemp("shaped"), options, defaults=OWN) as engine:
+        yield engine
+
+
+def doctor(url: str, folder: Path, *options: str) -> list[dict[str, str]]:
+    """The findings of ``ajet-proxy doctor`` about an engine, after a check that a fault fails it."""
+    done = subprocess.run(
+        [str(PROXY), "doctor", "--json", "--upstream", url, "--data-dir", str(folder / "none"), *options],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    assert done.returncode == any(item["level"] == "fault" for item in found), found
+    return found
 
 
 @pytest.fixture(scope="module")

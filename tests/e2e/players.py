@@ -21,7 +21,6 @@ UNSHAPED = {
     "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0
 }
 """So that no default of the engine counts."""
-TOKENS = 8
 
 
 class Players:
@@ -29,9 +28,11 @@ class Players:
     its own of `temperatures`."""
 
     def __init__(
-        self, url: str, *, model: str, group_size: int, parallel: int, temperatures: Sequence[float] = (1.0, 1.0)
+        self, url: str, *, model: str, group_size: int, parallel: int, temperatures: Sequence[float] = (1.0, 1.0),
+        tokens: int = 8,
     ) -> None:
-        self.url, self.model, self.group_size, self.temperatures = url, model, group_size, temperatures
+        self.url, self.model, self.group_size = url, model, group_size
+        self.temperatures, self.tokens = temperatures, tokens
         self._games = itertools.count()
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -72,8 +73,8 @@ class Players:
                     f"{episode.base_url}/chat/completions",
                     headers={"Authorization": f"Bearer {episode.api_key}"},
                     json={
-                        "model": self.model, "messages": messages, "max_tokens": TOKENS, "temperature": temperature,
-                        "return_token_ids": True, **UNSHAPED,
+                        "model": self.model, "messages": messages, "max_tokens": self.tokens,
+                        "temperature": temperature, "return_token_ids": True, **UNSHAPED,
                     },
                     timeout=600.0,
                 )).raise_for_status().json()  # fmt: skip

@@ -13,17 +13,17 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import served
 from tests.kit import wire
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.record_tapes import CALL, CHAT, REASONING
 from tests.kit.rig import Rig
-from tests.kit.vllm_process import vllm_server
 
 pytestmark = pytest.mark.slow
 
@@ -61,24 +61,17 @@ def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Family]:
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "chatml":
-        yield from _proxies(request.param, request.getfixturevalue("vllm").url, folder)
-        return
-    from tests.kit.tiny_model import build
-
-    parser = PARSERS.get(request.param)
-    model = build(folder / "tiny", family="thinking" if parser else request.param)
-    options = ("--reasoning-parser", parser, *REASONING[2:]) if parser else ()
-    with vllm_server(model, folder / "vllm.log", options=options) as url:
-        yield from _proxies(request.param, url, folder)
-
-
-def _proxies(name: str, url: str, folder: Path) -> Iterator[Family]:
-    with (
-        ProxyProcess(url, folder / "on") as on,
-        ProxyProcess(url, folder / "off", options=("--continuity", "off", "--merge-policy", "repair")) as off,
-    ):
-        yield Family(name, url, on, off)
+    with ExitStack() as stack:
+        if request.param == "chatml":
+            url = request.getfixturevalue("vllm").url
+        else:
+            parser = PARSERS.get(request.param)
+            options = ("--reasoning-parser", parser, *REASONING[2:]) if parser else ()
+            url = stack.enter_context(served(folder, options, family="thinking" if parser else request.param)).url
+        repairs = ("--continuity", "off", "--merge-policy", "repair")
+        on = stack.enter_context(ProxyProcess(url, folder / "on"))
+        off = stack.enter_context(ProxyProcess(url, folder / "off", options=repairs))
+        yield Family(request.param, url, on, off)
         assert "Traceback" not in on.errors() + off.errors()
 
 
@@ -123,14 +116,13 @@ def talk(family: Family, url: str, episode: str, *, tools: bool) -> list[dict[st
 
 def turns(family: Family, *, tools: bool) -> Iterator[dict[str, Any]]:
     """What twelve turns ask for."""
-    forced, marks = iter(FORCED), dict.fromkeys(thinking_marks(family), 100)
+    words = iter(FORCED)
     for number in range(len(FORCED) * 4 // 3):
         body: dict[str, Any] = {"seed": number, "stream": number % 3 == 0}
         if number % 4 < 3:
-            body |= {"structured_outputs": {"regex": family.thought + re.escape(next(forced))}, "logit_bias": marks}
+            body |= forced(family, re.escape(next(words)))
         elif tools and number % 8 < 4:
-            body |= {"structured_outputs": {"regex": rf"{family.thought}ok{CALL}\n{CALL}"}, "logit_bias": marks}
-            body["max_tokens"] = 160
+            body |= forced(family, rf"ok{CALL}\n{CALL}") | {"max_tokens": 160}
         else:
             body["max_tokens"] = 7
         yield body
@@ -164,14 +156,14 @@ def respond(url: str, episode: str, **body: Any) -> dict[str, Any]:
     return events[-1]["response"] | {"output": items}
 
 
-def thinking_marks(family: Family) -> list[str]:
-    """The ids of the tokens that begin and end a thought, as keys of a ``logit_bias``: one token each, not letters."""
-    if not family.thought:
-        return []
-    asked = {"model": "tiny", "prompt": "<think></think>", "add_special_tokens": False}
-    tokens = asyncio.run(wire.send(f"{family.url}/tokenize", body=asked)).json()["tokens"]
-    assert len(tokens) == 2
-    return [str(token) for token in tokens]
+def forced(family: Family, answer: str) -> dict[str, Any]:
+    """What has the model think, if it does, and answer so. The marks of a thought are one token each, not letters."""
+    marks: list[int] = []
+    if family.thought:
+        asked = {"model": "tiny", "prompt": "<think></think>", "add_special_tokens": False}
+        marks = asyncio.run(wire.send(f"{family.url}/tokenize", body=asked)).json()["tokens"]
+        assert len(marks) == 2
+    return {"structured_outputs": {"regex": family.thought + answer}, "logit_bias": dict.fromkeys(map(str, marks), 100)}
 
 
 def sealed(url: str, episode: str) -> tuple[dict[str, Any], dict[str, int]]:
@@ -224,8 +216,7 @@ def test_not_one_turn_drifts_with_it_and_some_do_without(family: Family, tools: 
 
 @pytest.mark.parametrize("family", ["thinking"], indirect=True)
 def test_an_agent_that_leaves_the_reasoning_out_has_chosen_another_history(family: Family) -> None:
-    marks = dict.fromkeys(thinking_marks(family), 100)
-    body = {"structured_outputs": {"regex": family.thought + "yes"}, "logit_bias": marks}
+    body = forced(family, "yes")
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
     for _ in range(2):
         said = ask(family.on.url, "left-out", messages, **body)
@@ -238,12 +229,11 @@ def test_an_agent_that_leaves_the_reasoning_out_has_chosen_another_history(famil
 @pytest.mark.parametrize("family", ["misled"], indirect=True)
 def test_reasoning_in_the_exact_ids_does_not_mislead_the_parser(family: Family) -> None:
     """A streamed answer's reasoning comes as reasoning; an answer in one piece is parsed without its prompt."""
-    marks = dict.fromkeys(thinking_marks(family), 100)
-    forced = {"structured_outputs": {"regex": family.thought + "yes"}, "logit_bias": marks}
+    body = forced(family, "yes")
     for name in ("misled", "misled-again", "misled-at-last"):
         messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
         for stream in (False, True, False, True):
-            said = ask(family.on.url, name, messages, stream=stream, **forced)
+            said = ask(family.on.url, name, messages, stream=stream, **body)
             messages += [said, {"role": "user", "content": "again"}]
         answers = [message for message in messages if message["role"] == "assistant"]
         if not any(said["reasoning"].startswith("<think>") for said in answers):
@@ -257,11 +247,10 @@ def test_reasoning_in_the_exact_ids_does_not_mislead_the_parser(family: Family) 
 
 @pytest.mark.parametrize("family", ["misled"], indirect=True)
 def test_nor_does_it_in_a_response(family: Family) -> None:
-    marks = dict.fromkeys(thinking_marks(family), 100)
-    forced = {"structured_outputs": {"regex": family.thought + "yes"}, "logit_bias": marks}
+    body = forced(family, "yes")
     items: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
     for stream in (False, True, True):
-        said = respond(family.on.url, "misled-items", input=items, stream=stream, **forced)["output"]
+        said = respond(family.on.url, "misled-items", input=items, stream=stream, **body)["output"]
         assert [item["type"] for item in said] == ["reasoning", "message"]
         items += [*said, {"role": "user", "content": "again"}]
     respond(family.on.url, "misled-items", input=items, max_output_tokens=3)
@@ -278,9 +267,7 @@ def test_answers_in_a_set_form_go_on_too(family: Family) -> None:
         messages.append(ask(family.on.url, "form", messages, response_format=form, seed=number, stream=number == 2))
         messages.append({"role": "user", "content": "again"})
         assert family.thought or messages[-2]["content"].startswith("{")
-    record, drift = sealed(family.on.url, "form")
-    assert {call["continuity"] for call in record["calls"][1:]} <= {"exact", "same"}
-    assert (len(record["timelines"]), drifted(drift)) == (1, 0)
+    goes_on_exactly(family.on.url, "form")
 
 
 def test_anthropics_protocol_is_continued_as_well(family: Family) -> None:
@@ -292,9 +279,7 @@ def test_anthropics_protocol_is_continued_as_well(family: Family) -> None:
             {"role": "assistant", "content": answer["content"]},
             {"role": "user", "content": [{"type": "text", "text": WORDS[number] or "more"}]},
         ]
-    record, drift = sealed(family.on.url, "messages")
-    assert {call["continuity"] for call in record["calls"][1:]} <= {"exact", "same"}
-    assert (len(record["timelines"]), drifted(drift)) == (1, 0)
+    goes_on_exactly(family.on.url, "messages")
 
 
 def test_not_one_response_drifts_with_it_and_some_do_without(family: Family) -> None:
@@ -308,11 +293,9 @@ def test_not_one_response_drifts_with_it_and_some_do_without(family: Family) -> 
 
 
 def test_a_response_that_names_the_one_before_goes_on_from_it(family: Family) -> None:
-    marks, before = dict.fromkeys(thinking_marks(family), 100), None
+    before = None
     for number in range(4):
-        forced = {"structured_outputs": {"regex": family.thought + re.escape(FORCED[number])}, "logit_bias": marks}
-        asked = {"input": WORDS[number] or "more", "previous_response_id": before, "stream": number == 2}
-        before = respond(family.on.url, "named", instructions="Guess.", **asked, **forced)["id"]
-    record, drift = sealed(family.on.url, "named")
-    assert {call["continuity"] for call in record["calls"][1:]} <= {"exact", "same"}
-    assert (len(record["timelines"]), drifted(drift)) == (1, 0)
+        asked = forced(family, re.escape(FORCED[number]))
+        asked |= {"input": WORDS[number] or "more", "previous_response_id": before, "stream": number == 2}
+        before = respond(family.on.url, "named", instructions="Guess.", **asked)["id"]
+    goes_on_exactly(family.on.url, "named")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Engine
-from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.e2e.conftest import Engine, doctor
+from tests.kit.proxy_process import ProxyProcess
 
 TOKENS = 1500
 """Some seconds of the tiny model's, in which a busy machine closes a gate."""
@@ -154,12 +153,8 @@ async def stream(http: httpx.AsyncClient, episode: str, events: list[Any], flowi
 
 
 def test_the_doctor_finds_no_fault_in_vllm(vllm: Engine, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [str(PROXY), "doctor", "--json", "--upstream", vllm.url, "--data-dir", str(tmp_path), "--gate-mode", "pause"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )
-    findings = json.loads(done.stdout)["findings"]
-    assert done.returncode == 0, findings
+    findings = doctor(vllm.url, tmp_path, "--gate-mode", "pause")
+    assert not any(finding["level"] == "fault" for finding in findings), findings
     said = " ".join(finding["message"] for finding in findings)
     assert "exact token ids and a logprob for each" in said
     assert "can be paused" in said

@@ -129,12 +129,6 @@ class Site:
         """Whether no way is lost."""
         return not any(timer.is_alive() for timer in self.timers)
 
-    def key(self, scope: str) -> str:
-        """As an operator issues it on the daemon's host."""
-        command = (str(PROXY), "issue-key", "--scope", scope, "--data-dir", str(self.folder / "data"))
-        done = subprocess.run(command, capture_output=True, check=True, text=True, env=clean(PYTHONPATH=str(ROOT)))
-        return done.stdout.strip()
-
     def status(self) -> dict[str, Any]:
         """What the daemon says of itself on its own host."""
         trusted, key = ssl.create_default_context(cafile=self.servers.file), {"Authorization": f"Bearer {SECRET}"}
@@ -144,7 +138,7 @@ class Site:
 
     def config(self, **options: Any) -> Config:
         return Config(
-            model="none", model_name="stub", proxy_url=self.daemon.url, key=self.key("trainer"),
+            model="none", model_name="stub", proxy_url=self.daemon.url, key=self.daemon.key("trainer"),
             tls_cert=self._shown.both, run_dir=str(self.folder / "run"), group_size=SIZE, save_freq=1, **options,
         )  # fmt: skip
 
@@ -202,7 +196,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def play(site: Site, seen: list[tuple[int, ...]], limit: float = 20.0) -> None:
     """`TASKS` whole groups; what was seen of each call. Who hears nothing for `limit` asks again."""
-    url, key = site.daemon.url, site.key("agent")
+    url, key = site.daemon.url, site.daemon.key("agent")
     trusted = ssl.create_default_context(cafile=site.servers.file)
     with (
         site.hosts.at("agents"),
@@ -284,7 +278,7 @@ def test_agents_bear_a_network_that_comes_back(site: Site) -> None:
     """In the middle of a stream, while a reward is on its way, and in a program of ``ajet run``."""
     seen: list[tuple[int, ...]] = []
     env = clean(
-        AJET_PROXY_URL=site.daemon.url, AJET_API_KEY=site.key("agent"), SSL_CERT_FILE=site.servers.file,
+        AJET_PROXY_URL=site.daemon.url, AJET_API_KEY=site.daemon.key("agent"), SSL_CERT_FILE=site.servers.file,
         PYTHONPATH=str(ROOT),
     )  # fmt: skip
     command = [*site.hosts.inside("agents"), *AJET, "--", sys.executable, "-c", PROGRAM]

@@ -7,9 +7,7 @@ third has such defaults too, and no render routes.
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +19,8 @@ import pytest
 from ajet_proxy.core.protocol.sampling import OFF
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.sample import spans_of
-from tests.e2e.conftest import OWN, Engine, Pair
-from tests.kit.proxy_process import PROXY, ProxyProcess
-from tests.kit.vllm_process import vllm_server
+from tests.e2e.conftest import OWN, Engine, Pair, doctor, served
+from tests.kit.proxy_process import ProxyProcess
 
 pytestmark = pytest.mark.slow
 
@@ -160,18 +157,16 @@ def test_an_engine_without_render_routes_is_seen_to_have_no_defaults(
 
 
 def test_its_hidden_defaults_are_found_or_known_to_be_unknown(tmp_path: Path) -> None:
-    from tests.kit.tiny_model import build
-
-    with vllm_server(build(tmp_path / "tiny", defaults=HIDDEN), tmp_path / "vllm.log") as url:
-        with ProxyProcess(url, tmp_path / "data") as proxy:
-            pair = Pair(Engine(url, tmp_path / "tiny"), proxy)
+    with served(tmp_path, defaults=HIDDEN) as engine:
+        with ProxyProcess(engine.url, tmp_path / "data") as proxy:
+            pair = Pair(engine, proxy)
             for _ in range(30):  # how long the engine takes for its first tokens is nobody's promise
                 found = asked(pair, f"ep-{time.monotonic_ns()}", CHAT, body_of(CHAT, "nothing"))["sampling"]
                 if found["logprobs"] != "unknown":
                     break
                 time.sleep(1)
             named = asked(pair, "named", CHAT, body_of(CHAT, "as trained") | {"repetition_penalty": 1, "top_k": -1})
-        faults = [item for item in doctor(url, tmp_path) if item["level"] == "fault"]
+        faults = [item for item in doctor(engine.url, tmp_path) if item["level"] == "fault"]
     assert found == {
         "logprobs": "raw", "temperature": 0.6, "top_k": None, "min_p": None, "repetition_penalty": None,
     }
@@ -210,16 +205,6 @@ def test_a_trainer_is_told_in_runs(own_and_plain: dict[str, Pair]) -> None:
     assert sum(count for _, count in sample.sampling) == sum(sample.loss_mask)
     assert spans_of(list(map(list, sample.policy_versions)), sum(sample.loss_mask))
     assert len(sample.finish_reasons) == len(sample.calls) == 3
-
-
-def doctor(url: str, folder: Path) -> list[dict[str, str]]:
-    done = subprocess.run(
-        [str(PROXY), "doctor", "--json", "--upstream", url, "--data-dir", str(folder / "none")],
-        capture_output=True, text=True, timeout=120, check=False,
-    )
-    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
-    assert done.returncode == any(item["level"] == "fault" for item in found)
-    return found
 
 
 def test_the_doctor_calls_hidden_defaults_a_fault(shaped: Engine, tmp_path: Path) -> None:

@@ -22,13 +22,10 @@ from ajet_trainer.engines.attached import Attached
 from ajet_trainer.progress import Progress
 
 STEPS, GROUPS, EPISODES, CALLS = 3, 2, 4, 3
+FLOAT32 = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
 VERL = {
-    "actor_rollout_ref.actor.fsdp_config.mixed_precision": dict.fromkeys(
-        ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
-    ),
-    "actor_rollout_ref.ref.fsdp_config.mixed_precision": dict.fromkeys(
-        ("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"
-    ),
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision": FLOAT32,
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision": FLOAT32,
     "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
     "actor_rollout_ref.actor.use_kl_loss": True,
     "actor_rollout_ref.actor.entropy_coeff": 0.01,

@@ -1,6 +1,6 @@
-"""One run of the real trainer is started, changed, stopped and resumed by HTTP alone: here, and from another network.
+"""One run of the real trainer is started, changed, stopped and resumed by HTTP alone, from another network.
 
-From the other network it is curl that asks, over TLS, with a key that may do nothing else.
+It is curl that asks, over TLS, with a key that may do nothing else.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -24,12 +23,14 @@ from tests.kit.certificates import Authority
 from tests.kit.environment import clean
 from tests.kit.hosts import Hosts, lacking
 from tests.kit.proxy_process import ProxyProcess
-from tests.kit.source import ROOT
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import TRAINER, end_all
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-GROUPS, SIZE, SECRET = 2, 4, "a secret of the operator"
+LACKING = lacking()
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
+]  # fmt: skip
+GROUPS, SIZE = 2, 4
 FIRST, SECOND = 1e-4, 3e-4
 CONFIG = {
     "trainer": {"model": "tiny", "groups": GROUPS, "group_size": SIZE, "max_tokens": 256, "save_freq": 2},
@@ -37,73 +38,46 @@ CONFIG = {
 }
 
 
-class Here:
-    """Everything on this machine, without keys."""
-
-    inside: Sequence[str] = ()
-    keys: dict[str, str] = {}  # noqa: RUF012
+class Supervised:
+    """``ajet-trainer serve`` with its daemon and the agents on one host, over TLS. Who asks has a host of its own, curl
+    and a key."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.proxy = stack.enter_context(ProxyProcess(None, folder / "data"))
-        self.url = self.proxy.url
-        self._http = stack.enter_context(httpx.Client(trust_env=False, timeout=30.0))
-
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        answer = self._http.request(method, f"{self.url}/ajet/v1{path}", json=body)
-        return answer.status_code, answer.json()
-
-
-class Elsewhere:
-    """Daemon, supervisor, trainer and agents on one host, over TLS; who asks has a host of its own, curl, and a key."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self.log = folder, folder / "supervisor.log"
         self.hosts = stack.enter_context(Hosts("site", "operator"))
-        self.inside = self.hosts.inside("site")
-        authority, address = Authority(folder, "servers"), self.hosts.address("site")
-        own, self._ca = authority.sign("daemon", address=address), authority.file
+        inside, address = self.hosts.inside("site"), self.hosts.address("site")
+        authority = Authority(folder, "servers")
+        own, self.ca, self.url = authority.sign("daemon", address=address), authority.file, f"https://{address}:8484"
         options = ("--listen", f"{address}:8484", "--tls-cert", own.cert, "--tls-key", own.key)
-        self.proxy = ProxyProcess(
-            None, folder / "data", port=8484, inside=self.inside, options=options, env={"AJET_ADMIN_SECRET": SECRET}
-        )
+        secret = {"AJET_ADMIN_SECRET": "a secret of the operator"}
+        self.proxy = ProxyProcess(None, folder / "data", port=8484, inside=inside, options=options, env=secret)
         stack.enter_context(self.proxy)
-        self.url = f"https://{address}:8484"
-        self.keys = {scope: self._issue(folder, scope) for scope in ("trainer", "agent", "operator")}
         self._config = folder / "curl"  # not on a command line, which others can read
-        self._config.write_text(f'header = "Authorization: Bearer {self.keys["operator"]}"\ncacert = "{self._ca}"\n')
+        key = self.proxy.key("operator")
+        self._config.write_text(f'header = "Authorization: Bearer {key}"\ncacert = "{self.ca}"\n')
         stack.enter_context(self.hosts.at("site"))
+        allow = folder / "allow.toml"
+        allow.write_text(
+            f'runs = "{folder}/runs"\n[models]\ntiny = "{build(folder / "tiny")}"\n[verl]\ntrainer.device = ["cpu"]\n'
+        )
+        command = [str(TRAINER), "serve", "--proxy", self.url, "--allow", str(allow), "--name", "host"]
+        env = clean(AJET_TRAINER_KEY=self.proxy.key("trainer"), SSL_CERT_FILE=self.ca)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([*inside, *command], env=env, stdout=log, stderr=log)
+        stack.callback(self.close)
 
-    def _issue(self, folder: Path, scope: str) -> str:
-        program = [str(ROOT / ".venv/bin/ajet-proxy"), "issue-key", "--data-dir", str(folder / "data")]
-        return subprocess.run([*program, "--scope", scope], capture_output=True, text=True, check=True).stdout.strip()
-
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    def answer(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         sent = [] if body is None else ["--json", json.dumps(body)]
         done = subprocess.run(
             [*self.hosts.inside("operator"), "curl", "-sS", "--config", str(self._config), "-X", method, *sent,
              "-w", "\n%{http_code}", f"{self.url}/ajet/v1{path}"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        answer, _, code = done.stdout.rpartition("\n")
-        return int(code), json.loads(answer)
-
-
-class Supervised:
-    """``ajet-trainer serve`` at a place."""
-
-    def __init__(self, place: Any, folder: Path) -> None:
-        self.place, self.folder = place, folder
-        self.log = folder / "supervisor.log"
-        allow = folder / "allow.toml"
-        allow.write_text(
-            f'runs = "{folder}/runs"\n[models]\ntiny = "{build(folder / "tiny")}"\n[verl]\ntrainer.device = ["cpu"]\n'
-        )
-        env = clean(**({"AJET_TRAINER_KEY": place.keys["trainer"]} if place.keys else {}))
-        command = [str(TRAINER), "serve", "--proxy", place.url, "--allow", str(allow), "--name", "host"]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen([*place.inside, *command], env=env, stdout=log, stderr=log)
+        said, _, code = done.stdout.rpartition("\n")
+        return int(code), json.loads(said)
 
     def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        status, answer = self.place.ask(method, path, body)
+        status, answer = self.answer(method, path, body)
         assert status == 200, answer
         found: dict[str, Any] = answer
         return found
@@ -128,30 +102,22 @@ class Supervised:
         self.process.wait(30)
 
 
-@pytest.fixture(params=["here", "elsewhere"])
-def supervised(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Supervised]:
-    if request.param == "elsewhere" and (why := lacking()) is not None:
-        pytest.skip(why)
+@pytest.fixture
+def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
     with ExitStack() as stack:
-        place = (Here if request.param == "here" else Elsewhere)(tmp_path, stack)
-        if request.param == "elsewhere":
-            monkeypatch.setenv("SSL_CERT_FILE", place._ca)  # type: ignore[union-attr]
-            monkeypatch.setenv("AJET_API_KEY", place.keys["agent"])
-        made = Supervised(place, tmp_path)
-        stack.callback(made.close)
+        made = Supervised(tmp_path, stack)
+        monkeypatch.setenv("SSL_CERT_FILE", made.ca)
+        monkeypatch.setenv("AJET_API_KEY", made.proxy.key("agent"))
         yield made
 
 
 def test_a_run_is_started_changed_stopped_and_resumed(supervised: Supervised) -> None:
     ask, until, lines = supervised.ask, supervised.until, supervised.lines
-    if supervised.place.keys:
-        for path in ("/status", "/episodes", "/wanted", "/events"):
-            assert supervised.place.ask("GET", path)[0] == 403
-    until(lambda: supervised.place.ask("PUT", "/runs/r", {"config": CONFIG, "desired": "running"})[0] == 200, 60)
+    for path in ("/status", "/episodes", "/wanted", "/events"):
+        assert supervised.answer("GET", path)[0] == 403
+    until(lambda: supervised.answer("PUT", "/runs/r", {"config": CONFIG, "desired": "running"})[0] == 200, 60)
     first = ask("GET", "/runs/r")["digest"]
-    with Players(supervised.place.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE):
+    with Players(supervised.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE):
         until(lambda: len(lines()) >= 2)
         assert ask("GET", "/runs/r")["reason"] is None
         assert {line["config"] for line in lines()} == {first}
@@ -159,7 +125,7 @@ def test_a_run_is_started_changed_stopped_and_resumed(supervised: Supervised) ->
         second = ask("PATCH", "/runs/r", change)["digest"]
         until(lambda: lines()[-1]["config"] == second)
         until(lambda: ask("GET", "/runs/r")["reason"] is None)
-        refused, answer = supervised.place.ask("PATCH", "/runs/r", {"config": {"trainer": {"max_tokens": 128}}})
+        refused, answer = supervised.answer("PATCH", "/runs/r", {"config": {"trainer": {"max_tokens": 128}}})
         assert (refused, answer["error"]["code"]) == (409, "needs_restart")
         ask("PATCH", "/runs/r", {"desired": "stopped"})
         until(lambda: ask("GET", "/runs/r")["actual"]["state"] == "stopped")
@@ -185,5 +151,5 @@ def test_a_run_is_started_changed_stopped_and_resumed(supervised: Supervised) ->
 def kept(supervised: Supervised) -> list[dict[str, Any]]:
     """The lines of the run's own file, as they are shown from afar: without the daemon's address."""
     path = supervised.folder / "runs" / "r" / "metrics.jsonl"
-    shown = path.read_text().replace(supervised.place.url, "the daemon")
+    shown = path.read_text().replace(supervised.url, "the daemon")
     return [json.loads(line) for line in shown.splitlines()]
