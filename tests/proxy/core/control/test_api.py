@@ -183,17 +183,10 @@ def test_the_overview_and_pages_of_episodes(caller: Caller) -> None:
     assert len(caller.ask("GET", "/overview")["quiet"]) == 3
 
 
-def test_listing_episodes(caller: Caller) -> None:
-    names = [caller.rig.open() for _ in range(3)]
-    caller.rig.abort(names[0])
-    assert [item["episode"] for item in caller.ask("GET", "/episodes")["episodes"]] == names[::-1]
-    some = caller.ask("GET", "/episodes", query={"state": "open", "limit": "1"})["episodes"]
-    assert [item["episode"] for item in some] == [names[2]]
-    for wrong in ("0", "x", "²", "1001", "9" * 5000):
-        with pytest.raises(BadRequest):
-            caller.ask("GET", "/episodes", query={"limit": wrong})
-    for query in ({"limit": ""}, {"state": "asleep"}):
-        with pytest.raises(BadRequest):
+def test_what_cannot_be_listed(caller: Caller) -> None:
+    limits = ({"limit": wrong} for wrong in ("", "0", "x", "²", "1001", "9" * 5000))
+    for query in (*limits, {"state": "asleep"}):
+        with refused(BadRequest, param=next(iter(query))):
             caller.ask("GET", "/episodes", query=query)
 
 

@@ -180,17 +180,6 @@ def test_an_episode_is_merged_by_the_policy_of_its_time() -> None:
     assert drift["turns"] == 2 and sum(drift["broken_by"].values()) == 2, "what was joined has drifted all the same"
 
 
-def test_the_merge_policy_is_part_of_the_journal() -> None:
-    rig = LedgerRig(LedgerSettings(merge_policy="off"))
-    assert rig.restart() == (ev.ProxyStarted(1000.0, "off"),)
-    episode = rig.open(task="t")
-    rig.call(episode)
-    rig.call(episode, (1, 2, 3, 4), (5,))
-    rig.reward(episode)
-    (delivered,) = views.ready_episodes(rig.state)
-    assert len(delivered.samples) == 2
-
-
 def test_many_episodes_run_out_in_turns(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet_proxy.core.ledger.commands.AT_ONCE", 2)
     names = [rig.open() for _ in range(3)]

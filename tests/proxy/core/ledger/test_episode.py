@@ -259,13 +259,6 @@ def test_calls_are_read_from_the_text_that_they_share() -> None:
             episode.beginning(call, 3)
 
 
-def test_what_is_archived_takes_nothing_but_repetitions() -> None:
-    episode = blank(state="recorded", stored="archive")
-    assert not takes("seal", episode)
-    with pytest.raises(Conflict, match="archived"):
-        takes("reward", episode)
-
-
 def test_an_episode_may_ask_for_other_timeouts_but_not_to_stay_open_for_longer_than_any() -> None:
     assert timeouts(OpenEpisode(), 100.0, 1000.0) == (100.0, 1000.0)
     assert timeouts(OpenEpisode(idle_timeout=5000.0, wall_timeout=7.0), 100.0, 1000.0) == (5000.0, 7.0)

@@ -208,16 +208,6 @@ def test_a_group_that_was_begun_lacks_episodes_until_it_is_whole(rig: LedgerRig)
     assert lacking == [0, 2, 1, 0, 1]
 
 
-def test_what_is_leased_makes_room(rig: LedgerRig) -> None:
-    mix(rig, ahead=1)
-    rig.ready("math/1"), rig.ready("math/1")
-    assert full(rig, OpenEpisode(task="math/9"))
-    batch = rig.batch()
-    assert not full(rig, OpenEpisode(task="math/9"))
-    rig.nack(batch)
-    assert full(rig, OpenEpisode(task="math/9"))
-
-
 def test_lanes_have_room_by_their_shares(rig: LedgerRig) -> None:
     mix(rig, {"math": 0.75, "code": 0.25}, ahead=8, group_size=4)
     assert wanted(rig) == {"lanes": {"code": 8, "math": 24}, "other": 0}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ajet_proxy.core.ledger.groups import LATE, Group, Seat, dealt
 from ajet_proxy.core.ledger.looks import choose, count
 from ajet_proxy.core.ledger.progress import GroupKey
-from ajet_proxy.core.ledger.queues import Demand, LeasedBatch, ReadyQueues
+from ajet_proxy.core.ledger.queues import Demand, ReadyQueues
 from ajet_sdk.routes import lane_of
 
 
@@ -186,12 +186,6 @@ def test_a_new_run_compares_nothing_with_another_runs() -> None:
     assert queues.needed() == {"a", "b"}
     queues.part("m")
     assert queues.compared("m", T, ["late"]) == () and not queues.needed()
-
-
-def test_a_batch_lists_its_episodes() -> None:
-    batch = LeasedBatch("b", "m", 0.0, 1, (("t", ("x", "y")), ("u", ("z",))))
-    assert list(batch.episodes()) == ["x", "y", "z"]
-    assert batch.state == "leased"
 
 
 def test_groups_of_another_size_have_the_same_order() -> None:
