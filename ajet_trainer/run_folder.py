@@ -14,10 +14,11 @@ LOCK = "lock"
 """The file that a run locks for as long as it lives."""
 
 
-def hold(run_dir: Path) -> IO[str]:
-    """A lock on `run_dir` for as long as the returned file is open; `BlockingIOError` if another process has it. It is
-    a record lock, since children that outlive a killed run must not have it. File systems without locks go without."""
-    file = (run_dir / LOCK).open("a")
+def hold(run_dir: Path, name: str = LOCK) -> IO[str]:
+    """A lock on `run_dir`, by its file `name`, for as long as the returned file is open. Raises `BlockingIOError` if
+    another process has it. It is a record lock, since children that outlive a killed run must not have it. File systems
+    without locks go without."""
+    file = (run_dir / name).open("a")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -8,20 +8,19 @@ One trainer runs at a time, since a host's devices are one. A second run waits, 
 
 from __future__ import annotations
 
-import fcntl
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import check_name
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import SETTINGS, digest
-from ajet_trainer.run_folder import put_private
+from ajet_trainer.run_folder import hold, put_private
 from ajet_trainer.runs.allowed import Allowed, config_of
 from ajet_trainer.runs.hidden import Hidden
 from ajet_trainer.runs.kept_run import COMMAND, Host, KeptRun, found_in
@@ -61,7 +60,10 @@ class Supervisor:
         self.ending = False
         self._away = ""
         allowed.runs.mkdir(parents=True, exist_ok=True)
-        self._lock = _alone(allowed.runs / ".lock")
+        try:
+            self._lock = hold(allowed.runs, ".lock")
+        except BlockingIOError:
+            raise ConfigError(f"another supervisor keeps the runs in {allowed.runs}", param="runs") from None
         self._instance = self._folder_word()
         self.runs = found_in(self._host)
 
@@ -166,16 +168,3 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
         if name.startswith(SETTINGS.prefix) and name not in ours:
             raise ConfigError(f"{name}: a run's configuration says it, and no variable of the supervisor", param=name)
     return {name: value for name, value in environ.items() if not name.startswith("AJET_") or name in ours}
-
-
-def _alone(path: Path) -> IO[str]:
-    """The lock of a folder of runs, held as long as the file is open. Raises `ConfigError`."""
-    file = path.open("a")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise ConfigError(f"another supervisor keeps the runs in {path.parent}", param="runs") from None
-    return file
-
-

@@ -6,16 +6,30 @@ What verl, torch and vLLM warn about is not ours to fix, so warnings are no erro
 from __future__ import annotations
 
 import os
+import shutil
+import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from tests.conftest import HAS_ENGINE
 from tests.kit import learner
 from tests.kit.tiny_model import build
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model "m" is not looked for
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Imports verl, which asks for its platform then: a CPU, unless nothing but tests on a GPU is asked for."""
+    platform = "nvidia" if config.option.markexpr == "gpu" and shutil.which("nvidia-smi") else "cpu"
+    with patch.dict(os.environ, VERL_PLATFORM=platform, VERL_LOGGING_LEVEL="ERROR"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("cpu_worker", "learner", "loggers", "export") if HAS_ENGINE else ():
+            import_module(f"ajet_trainer.backends.verl.{name}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,7 +43,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def verl_here() -> Iterator[None]:
     with learner.verl_here():
         yield

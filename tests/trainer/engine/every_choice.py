@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
+from ajet_trainer.backends.verl.refused import ESTIMATORS, LOSSES, MEANS, PAIRS
 from tests.kit.source import ROOT
 from tests.trainer.engine.whole_step import AT_REST, CHOOSES, EQUAL, LIMIT, SEES, Steps, verdict
 
@@ -35,14 +37,10 @@ WITH_ALL = "With every loss and mean of the next table."
 
 
 @pytest.mark.timeout(7200)
-def test_every_choice_runs(monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any) -> None:
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-
-    from ajet_trainer.backends.verl.refused import ESTIMATORS, LOSSES, MEANS, PAIRS
-
+def test_every_choice_runs(tiny: Path, worker: Any) -> None:
     found = {}
     for estimator in sorted(set(ADV_ESTIMATOR_REGISTRY) - set(ESTIMATORS)):
-        steps = Steps(monkeypatch, tiny, worker, estimator)
+        steps = Steps(tiny, worker, estimator)
         for loss in sorted(set(POLICY_LOSS_REGISTRY) - set(LOSSES)):
             for mean in MEANS if (estimator, loss) not in PAIRS else ():
                 found[estimator, loss, mean] = verdict(steps, loss, mean)
@@ -72,8 +70,6 @@ def cell(found: Verdicts, loss: str, mean: str) -> str:
 
 
 def _moves(found: Verdicts, estimator: str) -> str:
-    from ajet_trainer.backends.verl.refused import PAIRS
-
     words = [word for (name, _, _), (word, _) in found.items() if name == estimator]
     pairs = "".join(f"; refused with `{loss}`: {why}" for (name, loss), why in PAIRS.items() if name == estimator)
     equal = f"equal with {words.count(EQUAL)} of {len(words)} pairs, and {AT_REST} with {words.count(AT_REST)}"

@@ -13,6 +13,8 @@ from textwrap import shorten
 
 import pytest
 
+from ajet_trainer.backends.verl.families import PACKED, REFUSED
+from ajet_trainer.backends.verl.steady import look
 from tests.kit.families import RIGHT, families, save, within, wrong_by
 from tests.kit.learner import training_worker
 from tests.kit.source import ROOT
@@ -55,8 +57,6 @@ class Failed(Exception):
 
 def look_at(family: str, folder: Path) -> Found:
     """Makes a small model of `family` and computes rows. Raises `Failed`."""
-    from ajet_trainer.backends.verl.steady import look
-
     kind, made = families()[family]
     attention, built = "sdpa" if getattr(made, "_supports_sdpa", False) else "eager", False
     try:
@@ -73,9 +73,7 @@ def look_at(family: str, folder: Path) -> Found:
 
 
 @pytest.mark.timeout(7200)
-def test_every_family(tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.backends.verl.families import PACKED, REFUSED
-
+def test_every_family(tmp_path: Path) -> None:
     found: dict[str, Found | Failed] = {}
     for family in families():
         try:
@@ -92,8 +90,6 @@ def test_every_family(tmp_path: Path, verl_here: None) -> None:
 
 def check(family: str, found: Found) -> None:
     """A family is right as it is computed, or refused; and a run's own look finds what is not right."""
-    from ajet_trainer.backends.verl.families import PACKED, REFUSED
-
     packed = family in PACKED
     assert family in REFUSED or (found.wrong[packed] < RIGHT and found.said[packed] == "")
     for way, wrong in found.wrong.items():

@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+import torch
+import torch.distributed as dist
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import PolicyLossConfig
+from verl.workers.utils.losses import value_loss
 
+from ajet_trainer.backends.verl.cpu_worker import start_gloo
+from ajet_trainer.backends.verl.refused import MEANS
+from ajet_trainer.backends.verl.worker import at_own_temperature
 from ajet_trainer.batch import Row
 from tests.kit.learner import forest_worker, old_logprobs, training_worker
 from tests.trainer.engine.test_adapters import adapted, served
@@ -27,12 +34,11 @@ from tests.trainer.engine.test_critic import critic_worker, values
 from tests.trainer.engine.test_estimators import a_trainer, group, padding, passed
 from tests.trainer.engine.test_forest_engine import grown
 from tests.trainer.engine.test_functions import FILE, by_turn, data_of_turns
-from tests.trainer.engine.test_gradient import FULL, gradient, step_data
+from tests.trainer.engine.test_gradient import DESCENT, FULL, gradient, loss_of, one_step, step_data
 from tests.trainer.engine.test_temperature import FOUR, data_of, four
 from tests.trainer.engine.whole_step import BETA, put
 
 Found = dict[str, np.ndarray[Any, Any]]
-DESCENT = {"optimizer": "SGD", "lr": 1.0, "weight_decay": 0.0}
 
 
 def rows_in_order() -> list[Row]:
@@ -42,39 +48,12 @@ def rows_in_order() -> list[Row]:
 
 def share_of(rows: list[Row]) -> slice:
     """The rows of this process: its equal part of them, as verl's workers get them."""
-    import torch.distributed as dist
-
     size = len(rows) // dist.get_world_size()
     return slice(dist.get_rank() * size, (dist.get_rank() + 1) * size)
 
 
-def weights(worker: Any) -> np.ndarray[Any, Any]:
-    """All that it trains, as one vector."""
-    import torch
-
-    trained = (p.detach() for p in worker.engine.module.parameters() if p.requires_grad)
-    whole = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in trained]
-    return torch.cat([part.flatten() for part in whole]).double().numpy()
-
-
-def one_step(worker: Any, data: Any, loss: Any, rows: int) -> tuple[np.ndarray[Any, Any], Any]:
-    """The distance by which a step of `worker` on its share `data` of so many `rows` moves its weights, and its
-    metrics."""
-    from verl.utils import tensordict_utils as tu
-
-    tu.assign_non_tensor(data, mini_batch_size=rows, global_batch_size=rows)
-    before = weights(worker)
-    worker.set_loss_fn(loss)
-    metrics = tu.get(worker.train_mini_batch(data), "metrics")
-    return weights(worker) - before, metrics
-
-
 def temperatures(folder: Path) -> Found:
     """The gradient of rows at temperatures of their own."""
-    import torch
-
-    from ajet_trainer.backends.verl.worker import at_own_temperature
-
     worker, mine = training_worker(folder), share_of(four())
     rows = four()[mine]
     data = at_own_temperature(data_of(rows, FOUR))
@@ -84,13 +63,6 @@ def temperatures(folder: Path) -> Found:
 
 def ppo(folder: Path) -> Found:
     """A step of PPO: the critic's values, what it learns of them, and what the actor does."""
-    import torch
-    import torch.distributed as dist
-    from verl.workers.config import FSDPActorConfig
-    from verl.workers.utils.losses import value_loss
-
-    from ajet_trainer.backends.verl.losses import session_loss
-
     rows = rows_in_order()
     mine = share_of(rows)
     data = step_data(rows[mine], [0.0] * len(rows), pack=256)
@@ -98,30 +70,24 @@ def ppo(folder: Path) -> Found:
     said = [row.clone() for row in values(critic, data).unbind()]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, said)
-    with pytest.MonkeyPatch.context() as patching:
-        trainer = a_trainer(folder, adv_estimator="gae", gamma=0.99, lam=0.95)
-        pairs = zip(rows, (one for part in everyone for one in part), strict=True)
-        made = passed(patching, trainer, rows, values={row.key: one for row, one in pairs})
+    pairs = zip(rows, (one for part in everyone for one in part), strict=True)
+    trainer = a_trainer(folder, adv_estimator="gae", gamma=0.99, lam=0.95)
+    made = passed(trainer, rows, values={row.key: one for row, one in pairs})
     for name in ("values", "returns", "advantages"):
         data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in rows[mine]], layout=torch.jagged)
     critics, metrics = one_step(critic, data.copy(), partial(value_loss, config=config), len(rows))
-    actor = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True)
-    actors, _ = one_step(training_worker(folder, **DESCENT), data, partial(session_loss, config=actor), len(rows))
+    actors, _ = one_step(training_worker(folder, **DESCENT), data, loss_of(), len(rows))
     loss = np.array(metrics["critic/vf_loss"])
     return {"values": torch.cat(said).numpy(), "loss": loss, "critic": critics, "actor": actors}
 
 
 def adapter(folder: Path) -> Found:
     """A step that moves an adapter alone, and what engines are then served: the model with it, and itself apart."""
-    from verl.workers.config import FSDPActorConfig
-
-    from ajet_trainer.backends.verl.losses import session_loss
-
     rows = rows_in_order()
     data = step_data(rows[share_of(rows)], [1.0, -2.0, 0.5, 0.7], pack=256)
-    worker, actor = adapted(folder, **DESCENT), FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True)
+    worker = adapted(folder, **DESCENT)
     start = {name: tensor.float() for name, tensor in served(worker)}
-    moved, _ = one_step(worker, data, partial(session_loss, config=actor), len(rows))
+    moved, _ = one_step(worker, data, loss_of(), len(rows))
     out = {name: tensor.float().numpy() for name, tensor in served(worker)}
     worker.engine.model_config.lora["merge"] = False
     apart, _ = worker.engine.get_per_tensor_param(base_sync_done=True)
@@ -131,8 +97,6 @@ def adapter(folder: Path) -> Found:
 
 def turns(folder: Path) -> Found:
     """The gradient of a loss of the user's own, of rows that have an advantage for each call."""
-    from verl.workers.config import PolicyLossConfig
-
     worker, rows = training_worker(folder), by_turn()
     data = data_of_turns(worker, rows[share_of(rows)])
     own = PolicyLossConfig(loss_mode=f"{FILE}:unclipped")
@@ -141,16 +105,10 @@ def turns(folder: Path) -> Found:
 
 def losses(folder: Path) -> Found:
     """The gradient of each loss with each mean, of rows that the trainer has prepared for it."""
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.config import PolicyLossConfig
-
-    from ajet_trainer.backends.verl.refused import MEANS
-
     worker, rows, out = training_worker(folder), rows_in_order(), dict[str, np.ndarray[Any, Any]]()
     mine = rows[share_of(rows)]
     for mean in MEANS:
-        with pytest.MonkeyPatch.context() as patching:
-            made = passed(patching, a_trainer(folder, adv_estimator="rloo", mode=mean), rows)
+        made = passed(a_trainer(folder, adv_estimator="rloo", mode=mean), rows)
         data = step_data(mine, [0.0] * len(rows), pack=256)
         tu.assign_non_tensor(data, global_batch_size=len(rows))
         put(data, made, mine)
@@ -163,8 +121,6 @@ def losses(folder: Path) -> Found:
 
 def trees(folder: Path) -> Found:
     """The gradient over a forest. The first half of the rows are short, and those of the other are cut into parts."""
-    from verl.utils import tensordict_utils as tu
-
     rows = forests()
     data = step_data(rows[share_of(rows)], [0.3 * number - 2 for number in range(len(rows))], pack=110)
     tu.assign_non_tensor(data, global_batch_size=len(rows))
@@ -180,10 +136,6 @@ PARTS = {part.__name__: part for part in (temperatures, ppo, adapter, turns, los
 
 
 def main(folder: Path, out: Path) -> None:
-    import torch
-
-    from ajet_trainer.backends.verl.cpu_worker import start_gloo
-
     start_gloo()
     for name, part in PARTS.items():
         np.savez(out / f"{name}.{os.environ['RANK']}.npz", **part(folder))  # type: ignore[arg-type]

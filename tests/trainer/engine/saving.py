@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ajet_trainer.backends.verl.checkpoints import DTYPE
 
 
 def save(worker: Any, checkpoint: Path, factor: float = 1.0, dtype: str = "float32") -> Path:
     """Saves the weights of `worker`, which are multiplied by `factor` first."""
-    import torch
-
     with torch.no_grad():
         for parameter in worker.engine.module.parameters():
             parameter.mul_(factor)

@@ -7,6 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.engine_workers import TrainingWorkerConfig
+
+from ajet_trainer.backends.verl.weights import SharedFolder, write_adapter
+from ajet_trainer.backends.verl.worker import RowWorker
 from tests.trainer.engine.test_gradient import conversation, rows_of, step_data
 from tests.trainer.engine.test_settings import SEED, composed, refused
 
@@ -21,11 +29,6 @@ def logprobs(worker: Any, data: Any) -> Any:
 def adapted(folder: Path, lora: Mapping[str, Any] = LORA, *, apart: Path | None = None, **optim: Any) -> Any:
     """A worker of the trainer's own configuration whose model has an adapter, sent to engines `apart` through a folder
     if there is one."""
-    from verl.utils.config import omega_conf_to_dataclass
-    from verl.workers.engine_workers import TrainingWorkerConfig
-
-    from ajet_trainer.backends.verl.worker import RowWorker
-
     precision = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
     float32 = {f"{precision}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
     steps = {f"actor_rollout_ref.actor.optim.{name}": value for name, value in optim.items()}
@@ -51,12 +54,7 @@ def served(worker: Any) -> Iterator[tuple[str, Any]]:
     yield from found
 
 
-def test_engines_are_served_the_model_with_its_adapter(tiny: Path, tmp_path: Path, verl_here: None) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from ajet_trainer.backends.verl.weights import SharedFolder
-
+def test_engines_are_served_the_model_with_its_adapter(tiny: Path, tmp_path: Path) -> None:
     made = adapted(tiny)
     data = step_data(rows_of([[conversation(1, turns=3)], [conversation(2, turns=1)]]), [0.0, 0.0])
     with torch.no_grad():
@@ -78,9 +76,7 @@ def test_engines_are_served_the_model_with_its_adapter(tiny: Path, tmp_path: Pat
     assert torch.equal(logprobs(made, data), moved), "and the adapter is still apart here"
 
 
-def test_an_adapter_starts_where_the_runs_seed_says(tiny: Path, tmp_path: Path, verl_here: None) -> None:
-    import torch
-
+def test_an_adapter_starts_where_the_runs_seed_says(tiny: Path, tmp_path: Path) -> None:
     def start(seed: int) -> Any:
         made = adapted(tiny, LORA | {SEED: seed}, apart=tmp_path)
         return torch.cat([one.flatten() for name, one in made.engine.module.named_parameters() if "lora_A" in name])
@@ -90,19 +86,13 @@ def test_an_adapter_starts_where_the_runs_seed_says(tiny: Path, tmp_path: Path, 
     assert torch.equal(first, start(7)) and not torch.equal(first, start(8))
 
 
-def test_an_adapter_is_always_merged(verl_here: None) -> None:
+def test_an_adapter_is_always_merged() -> None:
     assert composed(LORA).actor_rollout_ref.model.lora.merge is True
     said = refused({"actor_rollout_ref.model.lora.merge": False})
     assert said.startswith("actor_rollout_ref.model.lora.merge cannot be changed: agents would be served the model")
 
 
-def test_what_is_written_is_the_adapter_and_peft_reads_it(tiny: Path, tmp_path: Path, verl_here: None) -> None:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    from ajet_trainer.backends.verl.weights import write_adapter
-
+def test_what_is_written_is_the_adapter_and_peft_reads_it(tiny: Path, tmp_path: Path) -> None:
     worker = adapted(tiny, LORA | {"actor_rollout_ref.model.lora_alpha": 6}, apart=tmp_path)
     data = step_data(rows_of([[conversation(1, turns=3)], [conversation(2, turns=1)]]), [0.0, 0.0])
     with torch.no_grad():

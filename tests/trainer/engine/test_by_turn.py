@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ajet_sdk.sample import BatchEpisode, Group, Sample
+from ajet_trainer.advantage import Masked
 from ajet_trainer.batch import Row, to_rows
+from ajet_trainer.config import Config
 from ajet_trainer.turns import ByTurn
 from tests.kit.learner import verl_learner
 from tests.trainer.engine.test_estimators import a_trainer, advantages, padding, passed
@@ -62,27 +65,23 @@ def by_call(rows: list[Row], values: dict[str, list[float]]) -> dict[str, list[f
 
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("split", [False, True])
-def test_with_whole_rewards_alone_it_is_verl_s_grpo(
-    scaled: bool, split: bool, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
+def test_with_whole_rewards_alone_it_is_verl_s_grpo(scaled: bool, split: bool, tiny: Path) -> None:
     """Also where episodes split, and where the batch is filled up."""
     mine = rows((0,) * 3, (0,) * 2, (0,) * 4, how=ByTurn(scaled=scaled), split=split, whole=(0.25, 1.0, -0.5))
     filled = [*mine, padding(0), padding(1)]
     options = {"norm_adv_by_std_in_grpo": scaled}
     ours, theirs = (
-        advantages(monkeypatch, tiny, filled, adv_estimator=name, **options) for name in ("ajet_turn", "grpo")
+        advantages(tiny, filled, adv_estimator=name, **options) for name in ("ajet_turn", "grpo")
     )
     assert any(value for values in theirs.values() for value in values)
     for key, values in theirs.items():
         assert ours[key] == pytest.approx(values, abs=LIMIT), key
 
 
-def test_every_token_has_what_its_call_is_due(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
+def test_every_token_has_what_its_call_is_due(tiny: Path) -> None:
     for split in (False, True):
         mine = rows(EARLY, LATE, how=ByTurn(scaled=False), split=split)
-        found = by_call(mine, advantages(monkeypatch, tiny, [*mine, padding(0)], adv_estimator="ajet_turn"))
+        found = by_call(mine, advantages(tiny, [*mine, padding(0)], adv_estimator="ajet_turn"))
         expected = {"e0/c0": 0.0, "e1/c0": 0.0} | {f"e0/c{n}": -0.5 for n in (1, 2, 3)}
         expected |= {f"e1/c{n}": 0.5 for n in (1, 2, 3)}
         assert {call: set(values) for call, values in found.items()} == {
@@ -91,13 +90,9 @@ def test_every_token_has_what_its_call_is_due(
 
 
 @pytest.mark.parametrize("mean", MODES)
-def test_the_gradient_is_the_one_written_by_hand(
-    mean: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any
-) -> None:
+def test_the_gradient_is_the_one_written_by_hand(mean: str, tiny: Path, worker: Any) -> None:
     """Of 1,0,0,0 against 0,0,0,1: each call's tokens times what the call is due, whether episodes split or not."""
-    import torch
-
-    steps = Steps(monkeypatch, tiny, worker, "ajet_turn")
+    steps = Steps(tiny, worker, "ajet_turn")
     whole, split = (rows(EARLY, LATE, how=ByTurn(), split=split) for split in (False, True))
     due = {"e0": (0.0, -0.5, -0.5, -0.5), "e1": (0.0, 0.5, 0.5, 0.5)}
     scale = np.sqrt(2 * (3 * 0.25) / 4) + 1e-6
@@ -116,22 +111,18 @@ def test_the_gradient_is_the_one_written_by_hand(
         assert close(expected, steps.gradient(mine, mean=mean)) < LIMIT
 
 
-def test_rewards_of_another_turn_make_another_gradient(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any
-) -> None:
+def test_rewards_of_another_turn_make_another_gradient(tiny: Path, worker: Any) -> None:
     """What `grpo` makes of their sums is nothing at all."""
-    steps = Steps(monkeypatch, tiny, worker, "ajet_turn")
+    steps = Steps(tiny, worker, "ajet_turn")
     one, other = (steps.gradient(rows(*values, how=ByTurn())) for values in ((EARLY, LATE), (LATE, EARLY)))
     assert close(one, other) > 0.5
-    summed = Steps(monkeypatch, tiny, worker, "grpo")
+    summed = Steps(tiny, worker, "grpo")
     plain = [replace(row, advantages=None) for row in rows(EARLY, LATE, how=ByTurn())]
-    made = passed(monkeypatch, summed.trainer, plain)
+    made = passed(summed.trainer, plain)
     assert not any(made[row.key]["advantages"].any() for row in plain)
 
 
-def test_the_trainer_says_how_credit_goes_to_turns(tiny: Path, verl_here: None) -> None:
-    from ajet_trainer.config import Config
-
+def test_the_trainer_says_how_credit_goes_to_turns(tiny: Path) -> None:
     for verl, expected in (
         ({"adv_estimator": "ajet_turn"}, ByTurn(0.5, True)),
         ({"adv_estimator": "ajet_turn", "norm_adv_by_std_in_grpo": False}, ByTurn(0.5, False)),
@@ -142,12 +133,8 @@ def test_the_trainer_says_how_credit_goes_to_turns(tiny: Path, verl_here: None) 
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized"])
-def test_an_episode_of_which_nothing_is_trained_counts_in_the_baseline(
-    estimator: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
+def test_an_episode_of_which_nothing_is_trained_counts_in_the_baseline(estimator: str, tiny: Path) -> None:
     """As much as if it were: overlong answers are masked, and their reward says what may be expected."""
-    from ajet_trainer.advantage import Masked
-
     talks = [episode(n, (0.0, 0.0), whole=reward) for n, reward in enumerate((1.0, 0.25, 0.0))]
     (last,) = talks[2].samples
     cut = {"token_ids": last.token_ids[:2], "loss_mask": (0, 0), "logprobs": (0.0, 0.0), "spans": ()}
@@ -155,19 +142,19 @@ def test_an_episode_of_which_nothing_is_trained_counts_in_the_baseline(
     silent = replace(talks[2], samples=(Masked(**(told | cut)),))
     full, short = (to_rows("b", [Group("t", (*talks[:2], one))]) for one in (talks[2], silent))
     assert [row.sampled > 0 for row in short] == [True, True, False]
-    one, other = (advantages(monkeypatch, tiny, mine, adv_estimator=estimator) for mine in (full, short))
+    one, other = (advantages(tiny, mine, adv_estimator=estimator) for mine in (full, short))
     for row in short[:2]:
         assert other[row.key] == pytest.approx(one[row.key], rel=1e-5)
     assert other[short[2].key] == [0.0]
 
 
-def test_such_an_episode_is_none_of_those_in_a_mean(monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any) -> None:
+def test_such_an_episode_is_none_of_those_in_a_mean(tiny: Path, worker: Any) -> None:
     """A mean over sequences is one over the others."""
-    steps = Steps(monkeypatch, tiny, worker, "rloo")
+    steps = Steps(tiny, worker, "rloo")
     mine = rows((1.0, 0.0), (0.0, 0.0), how=ByTurn())
     silent = replace(padding(0), group=mine[0].group, session=2, reward=0.5)
     for mean in ("seq-mean-token-mean", "seq-mean-token-sum"):
-        made = passed(monkeypatch, steps.trainer, [*mine, silent])
+        made = passed(steps.trainer, [*mine, silent])
         assert not made[silent.key]["advantages"].any()
         alone = steps.gradient([*mine, silent], mean=mean)
         filled = steps.gradient([*mine, silent, padding(1)], mean=mean)

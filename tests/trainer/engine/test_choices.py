@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
+from ajet_trainer.backends.verl.refused import ESTIMATORS, LOSSES, MEANS
 from tests.trainer.engine.every_choice import PAGE
 from tests.trainer.engine.whole_step import CHOOSES, CHOOSING, SEES, Steps, verdict
 
@@ -21,11 +23,7 @@ def rows() -> dict[str, list[str]]:
     return out
 
 
-def test_the_page_has_every_name_and_the_reason_of_every_refusal(verl_here: None) -> None:
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-
-    from ajet_trainer.backends.verl.refused import ESTIMATORS, LOSSES, MEANS
-
+def test_the_page_has_every_name_and_the_reason_of_every_refusal() -> None:
     found = rows()
     assert set(found) - {"loss"} == {*ADV_ESTIMATOR_REGISTRY, *POLICY_LOSS_REGISTRY}
     for name, why in (ESTIMATORS | LOSSES).items():
@@ -48,11 +46,7 @@ def test_the_page_says_which_losses_choose() -> None:
         ("dro", "seq-mean-token-mean"),
     ],
 )
-def test_a_loss_is_what_the_page_says(
-    loss: str, mean: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any
-) -> None:
-    from ajet_trainer.backends.verl.refused import MEANS
-
-    word, _ = verdict(Steps(monkeypatch, tiny, worker), loss, mean)
+def test_a_loss_is_what_the_page_says(loss: str, mean: str, tiny: Path, worker: Any) -> None:
+    word, _ = verdict(Steps(tiny, worker), loss, mean)
     assert word != SEES
     assert rows()[loss][MEANS.index(mean)] == word

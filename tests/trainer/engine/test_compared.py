@@ -10,7 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from ajet_trainer.agreement import OtherWeights
+from ajet_trainer.attempts import Elsewhere
+from ajet_trainer.backends.verl import settings, trainer
+from ajet_trainer.backends.verl.compared import logprobs_of
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.engines.attached import Attached
@@ -27,9 +32,7 @@ def row(prompt: list[int], answer: list[int], place: int) -> Row:
 
 
 @pytest.mark.parametrize("worker", [training_worker, forest_worker])
-def test_what_is_computed_of_answers_is_what_is_computed_of_rows(worker: Any, tiny: Path, verl_here: None) -> None:
-    from ajet_trainer.backends.verl.compared import logprobs_of
-
+def test_what_is_computed_of_answers_is_what_is_computed_of_rows(worker: Any, tiny: Path) -> None:
     made = worker(tiny)
     found = logprobs_of(made, TEXTS, packed=True)
     rows = old_logprobs(made, [row(list(prompt), list(answer), place) for place, (prompt, answer) in enumerate(TEXTS)])
@@ -46,8 +49,6 @@ def engines() -> Iterator[tuple[StubEngine, StubEngine]]:
 
 def a_learner(engines: tuple[StubEngine, ...], tiny: Path, own: list[float], **ours: Any) -> Any:
     """A `VerlLearner` of attached `engines` that computes the logprobs `own` of each answer."""
-    from ajet_trainer.backends.verl import settings
-
     given: dict[str, Any] = {"engine_urls": tuple(one.url for one in engines), "model": str(tiny)} | ours
     config = Config(**given)
     return verl_learner(
@@ -96,12 +97,6 @@ def test_a_step_ends_before_its_update_if_fresh_tokens_are_not_the_trainers(
     monkeypatch: pytest.MonkeyPatch, tiny: Path, tokens: int, off: float, most: float, stops: bool
 ) -> None:
     """Tokens of older weights may be as far off as they like."""
-    import torch
-
-    from ajet_trainer.agreement import OtherWeights
-    from ajet_trainer.attempts import Elsewhere
-    from ajet_trainer.backends.verl import trainer
-
     assert not issubclass(OtherWeights, Elsewhere), "the batch is tried three times, and not for ever"
     made: Any = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.ours, old = Config(model=str(tiny), max_kl=most), 50

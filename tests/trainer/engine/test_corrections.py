@@ -8,23 +8,35 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from verl.protocol import DataProto
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.core_algos import get_kl_controller, get_policy_loss_fn
+from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
+from ajet_trainer.backends.verl import rows as queue
+from ajet_trainer.backends.verl import trainer
+from ajet_trainer.backends.verl.refused import BY_ROW, LOSSES, NO_RATIO
 from ajet_trainer.batch import Row, to_row
 from tests.kit.learner import old_logprobs
 from tests.trainer.engine.test_estimators import GROUPED, a_trainer, group, padding, passed
 from tests.trainer.engine.test_gradient import MODES, close, conversation, gradient, step_data, unmerged
-from tests.trainer.engine.whole_step import put
+from tests.trainer.engine.whole_step import Steps
 
 EXACT = 5e-6
 MOST, LEAST = 1.4, 0.6
 """The threshold of weights, which some calls are above, and the lower bound that rejects others."""
 SEQUENCE = {"rollout_correction.rollout_is": "sequence", "rollout_correction.rollout_is_threshold": MOST}
 REJECT = {"rollout_correction.rollout_rs": "seq_sum_k1", "rollout_correction.rollout_rs_threshold": f"{LEAST}_{MOST}"}
+corrected = partial(Steps, own=True)
 Call = tuple[str, int, str]
 """Its group, its episode, its name."""
 
@@ -39,24 +51,6 @@ def episodes(split: bool) -> list[Row]:
             rows += [to_row(f"g{g}", s, i, reward, sample)
                      for reward in (pick.random(),) for i, sample in enumerate(mine)]  # fmt: skip
     return rows
-
-
-class Steps:
-    """Steps of one configuration on the tiny model."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any, **options: Any) -> None:
-        self.monkeypatch, self.worker, self.mean = monkeypatch, worker, options.get("mode", "token-mean")
-        self.trainer = a_trainer(tiny, **{"adv_estimator": "rloo", **options})
-
-    def put(self, rows: list[Row]) -> dict[str, dict[str, Any]]:
-        """The fields of each row that the worker gets."""
-        old = {row.key: found for row, found in zip(rows, old_logprobs(self.worker, rows), strict=True)}
-        return passed(self.monkeypatch, self.trainer, rows, old=old)
-
-    def gradient(self, rows: list[Row]) -> np.ndarray[Any, Any]:
-        data = step_data(rows, [0.0] * len(rows), pack=150)
-        put(data, self.put(rows), rows)
-        return gradient(self.worker, data, loss_agg_mode=self.mean, entropy_coeff=0.01)
 
 
 def of_calls(rows: list[Row], made: dict[str, dict[str, Any]], name: str) -> dict[Call, list[float]]:
@@ -82,11 +76,11 @@ def ratios(worker: Any) -> dict[Call, float]:
     return out
 
 
-def test_a_call_has_the_product_of_its_own_ratios(worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+def test_a_call_has_the_product_of_its_own_ratios(worker: Any, tiny: Path) -> None:
     """Merged, split or filled up, and truncated above the threshold. A row's product is another quantity."""
     expected = ratios(worker)
     assert min(expected.values()) < LEAST and max(expected.values()) > MOST and len(expected) == 24
-    steps = Steps(monkeypatch, tiny, worker, **SEQUENCE)
+    steps = corrected(tiny, worker, **SEQUENCE)
     for rows in (episodes(False), episodes(True), [*episodes(True), padding(0), padding(1)]):
         made = steps.put(rows)
         found = of_calls(rows, made, "rollout_is_weights")
@@ -98,14 +92,8 @@ def test_a_call_has_the_product_of_its_own_ratios(worker: Any, monkeypatch: pyte
     assert all(abs(product - ratio) > 0.1 for (*name, _), ratio in expected.items() if name == [row.group, row.session])
 
 
-def test_rows_that_verl_fills_up_with_change_nothing(
-    worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
-) -> None:
+def test_rows_that_verl_fills_up_with_change_nothing(worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
     """They are copies of the first row, but for the response: what numbers the calls is as long as that row's."""
-    from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
-
-    from ajet_trainer.backends.verl import rows as queue
-
     def fields(row: Row) -> dict[str, Any]:
         if row.sampled:
             return made(row)
@@ -113,7 +101,7 @@ def test_rows_that_verl_fills_up_with_change_nothing(
         del template["attention_mask"]
         return {**template, "uid": row.group}
 
-    made, rows, steps = queue.row_fields, episodes(True), Steps(monkeypatch, tiny, worker, **SEQUENCE, **REJECT)
+    made, rows, steps = queue.row_fields, episodes(True), corrected(tiny, worker, **SEQUENCE, **REJECT)
     first = replace(rows[0], advantages=0 * rows[0].logprobs)  # as `passed` puts it
     plain = steps.put(rows)
     monkeypatch.setattr(queue, "row_fields", fields)
@@ -128,22 +116,20 @@ def test_rows_that_verl_fills_up_with_change_nothing(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("options", [SEQUENCE, SEQUENCE | REJECT], ids=["weights", "rejections"])
 def test_merged_and_split_episodes_have_equal_gradients(
-    options: dict[str, Any], mode: str, worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
+    options: dict[str, Any], mode: str, worker: Any, tiny: Path
 ) -> None:
-    steps = Steps(monkeypatch, tiny, worker, mode=mode, **options)
+    steps = corrected(tiny, worker, mode=mode, **options)
     one = steps.gradient(episodes(False))
     assert np.isfinite(one).all() and np.linalg.norm(one) > 1e-3
     for rows in (episodes(True), [*episodes(True), padding(0), padding(1)]):
         assert close(one, steps.gradient(rows)) < EXACT
-    assert close(one, Steps(monkeypatch, tiny, worker, mode=mode).gradient(episodes(False))) > 1e-3
+    assert close(one, corrected(tiny, worker, mode=mode).gradient(episodes(False))) > 1e-3
 
 
-def test_the_gradient_is_that_of_weights_by_hand(worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+def test_the_gradient_is_that_of_weights_by_hand(worker: Any, tiny: Path) -> None:
     """The weights multiply what is found for a token, as `token-mean` adds it up."""
-    import torch
-
     rows, expected = episodes(False), ratios(worker)
-    steps = Steps(monkeypatch, tiny, worker, **SEQUENCE)
+    steps = corrected(tiny, worker, **SEQUENCE)
     made, data = steps.put(rows), step_data(rows, [0.0] * len(rows), pack=150)
     weights = []
     for row in rows:
@@ -161,13 +147,11 @@ def test_the_gradient_is_that_of_weights_by_hand(worker: Any, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("estimator", [*GROUPED, "gae", "reinforce_plus_plus"])
-def test_a_rejected_call_takes_its_own_tokens_alone(
-    estimator: str, worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
-) -> None:
+def test_a_rejected_call_takes_its_own_tokens_alone(estimator: str, worker: Any, tiny: Path) -> None:
     """No advantage moves, not even that of the calls before a rejected last one, at which the reward stands."""
     expected, rows = ratios(worker), episodes(False)
-    plain = Steps(monkeypatch, tiny, worker, adv_estimator=estimator).put(rows)
-    made = Steps(monkeypatch, tiny, worker, adv_estimator=estimator, **REJECT).put(rows)
+    plain = corrected(tiny, worker, estimator).put(rows)
+    made = corrected(tiny, worker, estimator, **REJECT).put(rows)
     kept = of_calls(rows, made, "response_mask")
     out = {call for call, ratio in expected.items() if not LEAST <= 1 / ratio <= MOST}
     assert any(name == "c3" for _, _, name in out) and 3 < len(out) < 21
@@ -178,23 +162,19 @@ def test_a_rejected_call_takes_its_own_tokens_alone(
 
 
 @pytest.mark.parametrize("estimator", GROUPED)
-def test_a_rejection_moves_no_baseline_of_episodes_that_split(
-    estimator: str, worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
-) -> None:
+def test_a_rejection_moves_no_baseline_of_episodes_that_split(estimator: str, worker: Any, tiny: Path) -> None:
     rows = [*episodes(True), *([] if estimator == "grpo_passk" else [padding(0)])]
-    plain = Steps(monkeypatch, tiny, worker, adv_estimator=estimator).put(rows)
-    made = Steps(monkeypatch, tiny, worker, adv_estimator=estimator, **REJECT).put(rows)
+    plain = corrected(tiny, worker, estimator).put(rows)
+    made = corrected(tiny, worker, estimator, **REJECT).put(rows)
     assert sum(int(made[row.key]["response_mask"].sum()) for row in rows) < sum(row.sampled for row in rows)
     for row in rows:
         assert made[row.key]["advantages"].tolist() == plain[row.key]["advantages"].tolist()
 
 
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum"])
-def test_a_call_far_off_changes_the_weight_of_no_other_episode(
-    mode: str, worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
-) -> None:
+def test_a_call_far_off_changes_the_weight_of_no_other_episode(mode: str, worker: Any, tiny: Path) -> None:
     """Neither the weights nor the rejections of one see another."""
-    rows, steps = [*episodes(True), padding(0)], Steps(monkeypatch, tiny, worker, mode=mode, **SEQUENCE, **REJECT)
+    rows, steps = [*episodes(True), padding(0)], corrected(tiny, worker, mode=mode, **SEQUENCE, **REJECT)
     plain = steps.put(rows)
     mine = next(row for row in rows if row.session == 0 and plain[row.key]["response_mask"].any())
     off = replace(mine, logprobs=(mine.logprobs + mine.mask).astype(np.float32))
@@ -206,10 +186,10 @@ def test_a_call_far_off_changes_the_weight_of_no_other_episode(
                 assert made[row.key][name].tolist() == plain[row.key][name].tolist(), name
 
 
-def test_weights_are_normalized_over_calls(worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+def test_weights_are_normalized_over_calls(worker: Any, tiny: Path) -> None:
     """`rollout_is_batch_normalize` divides by the mean of the calls' weights, each counted once."""
     options = SEQUENCE | {"rollout_correction.rollout_is_batch_normalize": True}
-    steps, expected = Steps(monkeypatch, tiny, worker, **options), ratios(worker)
+    steps, expected = corrected(tiny, worker, **options), ratios(worker)
     mean = sum(min(ratio, MOST) for ratio in expected.values()) / len(expected)
     for rows in (episodes(False), [*episodes(True), padding(0)]):
         for call, values in of_calls(rows, steps.put(rows), "rollout_is_weights").items():
@@ -223,13 +203,7 @@ def test_weights_are_normalized_over_calls(worker: Any, monkeypatch: pytest.Monk
 def test_what_goes_by_tokens_is_left_to_verl(
     options: dict[str, Any], worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
 ) -> None:
-    import torch
-    from verl.protocol import DataProto
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
-
-    from ajet_trainer.backends.verl import trainer
-
-    rows, steps = episodes(False), Steps(monkeypatch, tiny, worker, **options)
+    rows, steps = episodes(False), corrected(tiny, worker, **options)
     monkeypatch.setattr(trainer, "by_call", None)
     made = steps.put(rows)
     fields = ("old_log_probs", "rollout_log_probs")
@@ -247,7 +221,7 @@ def test_what_goes_by_tokens_is_left_to_verl(
             assert made[row.key][name].tolist() == values[: len(row.response)].tolist()
 
 
-def test_a_calls_tokens_need_not_stand_together(worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+def test_a_calls_tokens_need_not_stand_together(worker: Any, tiny: Path) -> None:
     """A call that is left out of a row stands between others, which keep their own weights."""
     expected = ratios(worker)
     rows = []
@@ -256,7 +230,7 @@ def test_a_calls_tokens_need_not_stand_together(worker: Any, monkeypatch: pytest
         mask = row.mask.copy()
         mask[start:end] = 0
         rows.append(replace(row, mask=mask, logprobs=row.logprobs * mask.astype(np.float32)))
-    found = of_calls(rows, Steps(monkeypatch, tiny, worker, **SEQUENCE).put(rows), "rollout_is_weights")
+    found = of_calls(rows, corrected(tiny, worker, **SEQUENCE).put(rows), "rollout_is_weights")
     for call, values in found.items():
         weight = 0.0 if call[2] == "c1" else min(expected[call], MOST)
         assert values == pytest.approx([weight] * len(values), abs=EXACT)
@@ -267,10 +241,6 @@ LOGPROBS = [-1.0, -9.0, -0.5, -1.5]
 
 def weighed(loss: str, weights: list[float] | None = None, old: list[float] = LOGPROBS) -> list[float]:
     """The gradient at each token's logprob of one row, by verl's own `loss`, with these weights."""
-    import torch
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
-
     config = FSDPActorConfig(
         strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, rollout_n=1, policy_loss=PolicyLossConfig(
             loss_mode=loss, dro_beta=0.1
@@ -288,18 +258,12 @@ def weighed(loss: str, weights: list[float] | None = None, old: list[float] = LO
 
 def losses() -> list[str]:
     """Those of verl's that a run may have."""
-    from verl.trainer.ppo import core_algos
-
-    from ajet_trainer.backends.verl.refused import LOSSES
-
     registry = core_algos.POLICY_LOSS_REGISTRY
     return [name for name, loss in registry.items() if name not in LOSSES and loss.__module__ == core_algos.__name__]
 
 
-def test_each_loss_that_may_correct_weighs_single_tokens(verl_here: None) -> None:
+def test_each_loss_that_may_correct_weighs_single_tokens() -> None:
     """A token that was forced, which the trainer finds unlikely, hardly moves anything; `geo_mean` sees to no token."""
-    from ajet_trainer.backends.verl.refused import BY_ROW
-
     forced = [1.0, 1e-4, 1.0, 1.0]
     for loss in losses():
         plain, corrected = weighed(loss, [1.0] * 4), weighed(loss, forced)
@@ -308,10 +272,8 @@ def test_each_loss_that_may_correct_weighs_single_tokens(verl_here: None) -> Non
         assert (corrected == pytest.approx(expected, rel=1e-5, abs=1e-9)) == (loss not in BY_ROW), loss
 
 
-def test_without_weights_only_a_ratio_of_its_own_keeps_a_forced_token_small(verl_here: None) -> None:
+def test_without_weights_only_a_ratio_of_its_own_keeps_a_forced_token_small() -> None:
     """In bypass mode, where the old logprobs are the engine's, which says 0 of a token that was forced."""
-    from ajet_trainer.backends.verl.refused import BY_ROW, NO_RATIO
-
     engine = [LOGPROBS[0], 0.0, *LOGPROBS[2:]]
     for loss in losses():
         first, forced, *_ = weighed(loss, old=engine)
@@ -319,13 +281,7 @@ def test_without_weights_only_a_ratio_of_its_own_keeps_a_forced_token_small(verl
 
 
 @pytest.mark.parametrize("correction", [{"rollout_correction.rollout_is": "token"}, SEQUENCE])
-def test_the_figure_of_a_kl_in_rewards_counts_rows_that_sampled(
-    correction: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
-    from verl.trainer.ppo.core_algos import get_kl_controller
-
-    from ajet_trainer.backends.verl import trainer
-
+def test_the_figure_of_a_kl_in_rewards_counts_rows_that_sampled(correction: dict[str, Any], tiny: Path) -> None:
     made, found = a_trainer(tiny, adv_estimator="rloo", use_kl_in_reward=True, **correction), []
     made.kl_ctrl_in_reward = get_kl_controller(made.config.algorithm.kl_ctrl)
     weigh = type(made)._compute_advantage
@@ -339,21 +295,19 @@ def test_the_figure_of_a_kl_in_rewards_counts_rows_that_sampled(
 
     made._compute_advantage = compared
     for rows in (0, 1, 3):
-        passed(monkeypatch, made, [*group(False), *[padding(number) for number in range(rows)]])
+        passed(made, [*group(False), *[padding(number) for number in range(rows)]])
     assert found == pytest.approx([0.25] * 3, rel=1e-4)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
-def test_figures_of_a_correction_count_rows_that_sampled(
-    rows: int, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
+def test_figures_of_a_correction_count_rows_that_sampled(rows: int, tiny: Path) -> None:
     made = a_trainer(tiny, adv_estimator="rloo", **{"rollout_correction.rollout_is": "token"})
     found: list[dict[str, float]] = []
     weigh = type(made)._compute_advantage
     for padded in ([], [padding(number) for number in range(rows)]):
         figures: dict[str, float] = {}
         made._compute_advantage = lambda batch, _, into=figures: weigh(made, batch, into)
-        passed(monkeypatch, made, [*group(False), *padded])
+        passed(made, [*group(False), *padded])
         found.append({name: value for name, value in figures.items() if name.startswith("rollout_corr/")})
     assert found[0]["rollout_corr/training_ppl"] > 1
     assert found[1] == pytest.approx(found[0])

@@ -9,37 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from verl.workers.utils.losses import value_loss
 
+from ajet_trainer.attempts import NoUpdate
+from ajet_trainer.backends.verl import learner as module
+from ajet_trainer.backends.verl.counting import counted, over_top
+from ajet_trainer.backends.verl.learner import VerlLearner
 from tests.kit.learner import training_worker
-from tests.trainer.engine.one_of_two import weights
 from tests.trainer.engine.test_critic import critic_worker
 from tests.trainer.engine.test_estimators import a_trainer, group
-from tests.trainer.engine.test_gradient import conversation, rows_of, step_data
+from tests.trainer.engine.test_gradient import conversation, loss_of, one_step, rows_of, step_data
 
 BAD = [float("nan"), float("inf")]
 
 
 def moved(worker: Any, advantages: list[float], *, size: int = 0) -> tuple[bool, Any]:
     """Tells whether updates of `size` rows each move the weights, and the metrics."""
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.config import FSDPActorConfig
-
-    from ajet_trainer.backends.verl.losses import session_loss
-
     rows = rows_of([[conversation(seed, turns=1)] for seed in range(len(advantages))])
-    data = step_data(rows, advantages, pack=256)
-    tu.assign_non_tensor(data, mini_batch_size=size or len(rows), global_batch_size=size or len(rows))
-    actor = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True)
-    before = weights(worker)
-    worker.set_loss_fn(partial(session_loss, config=actor))
-    metrics = tu.get(worker.train_mini_batch(data), "metrics")
-    return bool(np.abs(weights(worker) - before).max() > 0), metrics
+    change, metrics = one_step(worker, step_data(rows, advantages), loss_of(), size or len(rows))
+    return bool(np.abs(change).max() > 0), metrics
 
 
 @pytest.mark.parametrize("value", BAD)
-def test_an_update_whose_gradient_is_not_finite_is_not_counted_and_moves_no_schedule(
-    value: float, tiny: Path, verl_here: None
-) -> None:
+def test_an_update_whose_gradient_is_not_finite_is_not_counted_and_moves_no_schedule(value: float, tiny: Path) -> None:
     worker = training_worker(tiny, lr_warmup_steps=4)
     assert moved(worker, [value, -1.0])[1]["updates"] == [0.0]
     went, metrics = moved(worker, [value, -1.0])
@@ -49,7 +41,7 @@ def test_an_update_whose_gradient_is_not_finite_is_not_counted_and_moves_no_sche
     assert moved(worker, [1.0, -1.0])[1]["lr"] == [pytest.approx(1e-3 / 2)]
 
 
-def test_of_several_updates_the_finite_ones_are_made(tiny: Path, verl_here: None) -> None:
+def test_of_several_updates_the_finite_ones_are_made(tiny: Path) -> None:
     worker = training_worker(tiny, lr_warmup_steps=4)
     went, metrics = moved(worker, [1.0, -1.0, float("nan"), -1.0], size=2)
     assert (went, metrics["updates"], metrics["lr"]) == (True, [1.0, 0.0], [pytest.approx(1e-3 / 4)])
@@ -63,7 +55,7 @@ def test_of_several_updates_the_finite_ones_are_made(tiny: Path, verl_here: None
     ({}, [1.0, 1.0]),
 ])  # fmt: skip
 def test_a_warm_up_begins_above_0_and_the_line_has_the_rate_that_was_used(
-    optim: dict[str, Any], rates: list[float], tiny: Path, verl_here: None
+    optim: dict[str, Any], rates: list[float], tiny: Path
 ) -> None:
     worker = training_worker(tiny, **optim)
     for rate in rates:
@@ -72,18 +64,13 @@ def test_a_warm_up_begins_above_0_and_the_line_has_the_rate_that_was_used(
         assert went and metrics["lr"] == [used] == [pytest.approx(1e-3 * rate)]
 
 
-def test_a_critic_counts_its_updates_too(tiny: Path, verl_here: None) -> None:
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.utils.losses import value_loss
-
+def test_a_critic_counts_its_updates_too(tiny: Path) -> None:
     worker, config = critic_worker(tiny, lr=1e-3, lr_warmup_steps=2)
     rows = rows_of([[conversation(seed, turns=1)] for seed in range(2)])
-    data = step_data(rows, [0.0] * 2, pack=256)
+    data = step_data(rows, [0.0] * 2)
     for name in ("values", "returns"):
         data[name] = data["advantages"]
-    tu.assign_non_tensor(data, mini_batch_size=2, global_batch_size=2)
-    worker.set_loss_fn(partial(value_loss, config=config))
-    metrics = tu.get(worker.train_mini_batch(data), "metrics")
+    _, metrics = one_step(worker, data, partial(value_loss, config=config), 2)
     assert (metrics["updates"], metrics["lr"]) == ([1.0], [pytest.approx(5e-4)])
 
 
@@ -112,8 +99,6 @@ class Engine:
 
 
 def test_an_engine_that_may_make_such_an_update_ends_the_step() -> None:
-    from ajet_trainer.backends.verl.counting import counted
-
     engine: Any = Engine("megatron", [1.0, float("nan")])
     counted(engine)
     assert engine.train_batch({}, None)["metrics"]["updates"] == [1.0]
@@ -123,8 +108,6 @@ def test_an_engine_that_may_make_such_an_update_ends_the_step() -> None:
 
 
 def test_a_loss_that_was_scaled_too_much_is_computed_again() -> None:
-    from ajet_trainer.backends.verl.counting import counted
-
     nan = float("nan")
     for norms, made, left in (([nan, nan, 1.0, 2.0], 1.0, [2.0]), ([nan] * 5, 0.0, [nan])):
         engine: Any = Engine("fsdp", list(norms), scale=8.0)
@@ -134,8 +117,6 @@ def test_a_loss_that_was_scaled_too_much_is_computed_again() -> None:
 
 
 def test_megatrons_schedule_takes_a_new_rate() -> None:
-    from ajet_trainer.backends.verl.counting import over_top
-
     groups = [{"lr": 0.5, "max_lr": 1.0}, {"lr": 0.5}]
     schedule = SimpleNamespace(max_lr=1.0, optimizer=SimpleNamespace(param_groups=groups), steps=[])
     schedule.step = schedule.steps.append
@@ -148,13 +129,9 @@ def test_megatrons_schedule_takes_a_new_rate() -> None:
     ({"actor/updates": 0.0, "critic/updates": 1.0}, (6, 2)), ({"critic/updates": 1.0}, (6, 0)), ({}, None),
 ])  # fmt: skip
 def test_a_step_without_an_update_is_no_step(
-    said: dict[str, float], made: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+    said: dict[str, float], made: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch, tiny: Path
 ) -> None:
     """A critic's update counts, also in steps in which the actor has none."""
-    from ajet_trainer.attempts import NoUpdate
-    from ajet_trainer.backends.verl import learner as module
-    from ajet_trainer.backends.verl.learner import VerlLearner
-
     trainer, cleared = a_trainer(tiny, adv_estimator="gae"), []
     trainer.config.critic.ppo_epochs = 3
     trainer.global_steps, trainer.updates = 4, 2

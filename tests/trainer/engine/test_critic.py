@@ -6,17 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.engine_workers import TrainingWorkerConfig
+from verl.workers.utils.losses import value_loss
+from verl.workers.utils.padding import response_from_nested
+
+from ajet_trainer.backends.verl.cpu_worker import CpuCriticWorker
 from tests.trainer.engine.test_gradient import conversation, rows_of, step_data
 from tests.trainer.engine.test_settings import SEED, composed
 
 
 def critic_worker(folder: Path, seed: int = 42, **optim: Any) -> Any:
     """verl's worker of a critic as the trainer makes it, and its configuration."""
-    from verl.utils.config import omega_conf_to_dataclass
-    from verl.workers.engine_workers import TrainingWorkerConfig
-
-    from ajet_trainer.backends.verl.cpu_worker import CpuCriticWorker
-
     float32 = {f"critic.fsdp.mixed_precision.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
     steps = {f"critic.optim.{name}": value for name, value in optim.items()}
     verl = {"algorithm.adv_estimator": "gae", SEED: seed} | steps
@@ -35,16 +37,12 @@ def critic_worker(folder: Path, seed: int = 42, **optim: Any) -> Any:
 
 
 def values(worker: Any, data: Any) -> Any:
-    from verl.workers.utils.padding import response_from_nested
-
     with worker.engine.eval_mode():
         found = worker.engine.infer_batch(data, loss_function=None)["model_output"]["values"]
     return response_from_nested(found.detach(), data["response_mask"])
 
 
-def test_a_critics_head_starts_where_the_runs_seed_says(tiny: Path, verl_here: None) -> None:
-    import torch
-
+def test_a_critics_head_starts_where_the_runs_seed_says(tiny: Path) -> None:
     def head(seed: int) -> Any:
         found = dict(critic_worker(tiny, seed)[0].engine.module.named_parameters())
         return next(one.full_tensor() for name, one in found.items() if "score.weight" in name)
@@ -54,10 +52,7 @@ def test_a_critics_head_starts_where_the_runs_seed_says(tiny: Path, verl_here: N
     assert torch.equal(first, head(7)) and not torch.equal(first, head(8))
 
 
-def test_a_critic_learns_the_returns_of_packed_rows(tiny: Path, verl_here: None) -> None:
-    import torch
-    from verl.workers.utils.losses import value_loss
-
+def test_a_critic_learns_the_returns_of_packed_rows(tiny: Path) -> None:
     worker, config = critic_worker(tiny, lr=1e-3)
     rows = rows_of([[conversation(seed, turns=2)] for seed in range(4)])
     data, alone = step_data(rows, [0.0] * 4, pack=256), step_data(rows, [0.0] * 4, pack=40)

@@ -9,13 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import trainer_base
 
 from ajet_sdk.sample import BatchEpisode, Group
-from ajet_trainer.batch import Row
+from ajet_trainer.backends.verl import rows as queue
+from ajet_trainer.backends.verl import settings, trainer
+from ajet_trainer.batch import Row, to_row, to_rows
 from ajet_trainer.config import Config
+from ajet_trainer.turns import ByTurn, Play, Turn, credit
 from tests.trainer.engine.test_gradient import conversation, unmerged
+from tests.trainer.making import duel
 
 GROUPED = (
     "grpo",
@@ -36,17 +46,12 @@ class MemoryQueue:
         self.rows: dict[str, dict[str, Any]] = {}
 
     def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any = None, tags: Any = None) -> Any:
-        from transfer_queue import KVBatchMeta
-
         for index, key in enumerate(keys):
             for name in fields.keys() if fields is not None else ():
                 self.rows.setdefault(key, {})[name] = fields[name][index]
         return KVBatchMeta(keys=keys, tags=tags or [{} for _ in keys], partition_id=partition_id)
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
-        import torch
-        from tensordict import NonTensorStack, TensorDict
-
         columns = {name: [self.rows[key][name] for key in keys] for name in select_fields if name in self.rows[keys[0]]}
         return TensorDict(
             {
@@ -61,8 +66,6 @@ class MemoryQueue:
 def a_trainer(tiny: Path, *, device: str = "cpu", **options: Any) -> Any:
     """An `AjetTrainer` that has its configuration and nothing else; `options` are verl's, by the end of their names.
     Nothing is corrected unless they say so."""
-    from ajet_trainer.backends.verl import settings, trainer
-
     actor = {"mode": "loss_agg_mode", "loss": "policy_loss.loss_mode"}
     verl = {
         f"actor_rollout_ref.actor.{actor[name]}" if name in actor else f"algorithm.{name}": value
@@ -74,23 +77,15 @@ def a_trainer(tiny: Path, *, device: str = "cpu", **options: Any) -> Any:
 
 
 def passed(
-    monkeypatch: pytest.MonkeyPatch, made: Any, rows: list[Row], moved: Collection[str] = (),
-    old: Mapping[str, Any] = {}, values: Mapping[str, Any] = {},
+    made: Any, rows: list[Row], moved: Collection[str] = (), old: Mapping[str, Any] = {}, values: Mapping[str, Any] = {}
 ) -> dict[str, dict[str, Any]]:
     """The fields of each row in TransferQueue, by key, when verl's worker would get it. A critic says the row's
     `values`, or 0. The trainer's logprobs are the engine's unless `old` has others, and for the rows `moved` they are 2
     higher. """
-    from transfer_queue import KVBatchMeta
-    from verl.trainer.ppo.v1 import trainer_base
-
-    from ajet_trainer.backends.verl import rows as queue
-    from ajet_trainer.backends.verl import trainer
-
     memory = MemoryQueue()
-    for module in (trainer_base, trainer, queue):
-        monkeypatch.setattr(module, "tq", memory)
     rows = [row if row.advantages is not None else replace(row, advantages=0 * row.logprobs) for row in rows]
-    queue.put_rows(rows, 1)
+    with patch.object(queue, "tq", memory):
+        queue.put_rows(rows, 1)
     made._rewards = {row.key: row.reward for row in rows}
     tags = [queue.row_tag(row, 1) | {"is_padding": row.group == "pad"} for row in rows]
     batch = KVBatchMeta(keys=[row.key for row in rows], tags=tags, partition_id="train")
@@ -98,29 +93,25 @@ def passed(
         if "rollout_log_probs" in fields:
             fields["old_log_probs"] = old.get(key, fields["rollout_log_probs"]) + 2 * (key in moved)
             fields["values"] = values.get(key, 0 * fields["rollout_log_probs"])
-    made._compute_advantage(batch, {})
+    with patch.object(trainer_base, "tq", memory), patch.object(trainer, "tq", memory):
+        made._compute_advantage(batch, {})
     return memory.rows
 
 
-def stored(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], *, moved: Collection[str] = (), **options: Any
-) -> dict[str, dict[str, Any]]:
+def stored(tiny: Path, rows: list[Row], *, moved: Collection[str] = (), **options: Any) -> dict[str, dict[str, Any]]:
     """`passed` through a trainer of these `options`."""
-    return passed(monkeypatch, a_trainer(tiny, **options), rows, moved)
+    return passed(a_trainer(tiny, **options), rows, moved)
 
 
-def advantages(monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **options: Any) -> dict[str, list[float]]:
+def advantages(tiny: Path, rows: list[Row], **options: Any) -> dict[str, list[float]]:
     """The advantage of each row's sampled tokens, by key."""
-    found = stored(monkeypatch, tiny, rows, **options)
+    found = stored(tiny, rows, **options)
     return {row.key: found[row.key]["advantages"].tolist() for row in rows}
 
 
 def group(split: bool) -> list[Row]:
     """Two groups of four episodes with different rewards; `split` breaks every other episode into one row a call. The
     rows have what credit by turn gives the calls, too."""
-    from ajet_trainer.batch import to_row
-    from ajet_trainer.turns import ByTurn, Play, Turn, credit
-
     pick, turns = random.Random(7), random.Random(8)
     rows = []
     for g in range(2):
@@ -147,13 +138,11 @@ def of_episodes(rows: list[Row], values: dict[str, list[float]]) -> dict[str, li
 
 
 @pytest.mark.parametrize("estimator", [*GROUPED, "ajet_turn"])
-def test_a_group_baseline_counts_episodes(
-    estimator: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
+def test_a_group_baseline_counts_episodes(estimator: str, tiny: Path) -> None:
     whole, split = group(False), group(True)
     assert len(split) > len(whole)
-    one = of_episodes(whole, advantages(monkeypatch, tiny, whole, adv_estimator=estimator))
-    two = of_episodes(split, advantages(monkeypatch, tiny, split, adv_estimator=estimator))
+    one = of_episodes(whole, advantages(tiny, whole, adv_estimator=estimator))
+    two = of_episodes(split, advantages(tiny, split, adv_estimator=estimator))
     assert any(value != 0 for values in one.values() for value in values)
     for name, values in one.items():
         assert two[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
@@ -161,19 +150,17 @@ def test_a_group_baseline_counts_episodes(
 
 def padding(number: int) -> Row:
     """A row such as verl fills up a batch with: 128 tokens, of which none is trained."""
-    import numpy as np
-
     prompt, one, zero = np.ones(127, dtype=np.int64), np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     nothing = np.zeros(1, dtype=np.float32)
     return Row("pad", number, 0, prompt, one, zero, nothing, reward=0.0, turns=0, min_version=0, max_version=0)
 
 
 @pytest.mark.parametrize("estimator", [*GROUPED, "ajet_turn"])
-def test_padding_is_no_session(estimator: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
+def test_padding_is_no_session(estimator: str, tiny: Path) -> None:
     """It changes no baseline and no factor that counts answers, and has no advantage itself."""
     rows = group(True)
-    plain = advantages(monkeypatch, tiny, rows, adv_estimator=estimator)
-    filled = advantages(monkeypatch, tiny, [*rows, padding(0), padding(1)], adv_estimator=estimator)
+    plain = advantages(tiny, rows, adv_estimator=estimator)
+    filled = advantages(tiny, [*rows, padding(0), padding(1)], adv_estimator=estimator)
     for row in rows:
         assert filled[row.key] == pytest.approx(plain[row.key], rel=1e-5), row.key
     assert filled["pad_0_0"] == filled["pad_1_0"] == [0.0]
@@ -187,11 +174,11 @@ def test_padding_is_no_session(estimator: str, monkeypatch: pytest.MonkeyPatch, 
     ({"mode": "token-mean", "loss": "geo_mean"}, 11 / 8, None),
 ])  # fmt: skip
 def test_padding_does_not_dilute_a_mean_over_sequences(
-    options: dict[str, str], policy: float | None, others: float | None, monkeypatch: pytest.MonkeyPatch, tiny: Path,
-    verl_here: None,
+    options: dict[str, str], policy: float | None, others: float | None, tiny: Path,
+
 ) -> None:
     rows = group(False)
-    found = stored(monkeypatch, tiny, [*rows, *map(padding, range(3))], adv_estimator="rloo", **options)
+    found = stored(tiny, [*rows, *map(padding, range(3))], adv_estimator="rloo", **options)
     for row in rows:
         for name, factor in (("rollout_is_weights", policy), ("row_weights", others)):
             assert (name in found[row.key]) == (factor is not None)
@@ -200,15 +187,13 @@ def test_padding_does_not_dilute_a_mean_over_sequences(
 
 
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum"])
-def test_a_rejected_episode_changes_the_weight_of_no_other(
-    mode: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
+def test_a_rejected_episode_changes_the_weight_of_no_other(mode: str, tiny: Path) -> None:
     correction = {"rollout_correction.rollout_rs": "seq_mean_k1", "rollout_correction.rollout_rs_threshold": "0.5_2.0"}
     rows = group(True)
     mine = {row.key for row in rows if (row.group, row.session) == ("g1", 2)}
     options: dict[str, Any] = {"adv_estimator": "rloo", "mode": mode, **correction}
-    plain = stored(monkeypatch, tiny, rows, **options)
-    found = stored(monkeypatch, tiny, rows, moved=mine, **options)
+    plain = stored(tiny, rows, **options)
+    found = stored(tiny, rows, moved=mine, **options)
     for row in rows:
         kept = 0 if row.key in mine else row.sampled
         assert (int(plain[row.key]["response_mask"].sum()), int(found[row.key]["response_mask"].sum())) == (
@@ -219,11 +204,11 @@ def test_a_rejected_episode_changes_the_weight_of_no_other(
                 assert found[row.key][name].tolist() == plain[row.key][name].tolist()
 
 
-def test_the_weights_of_a_correction_are_kept(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
+def test_the_weights_of_a_correction_are_kept(tiny: Path) -> None:
     rows = [*group(False), padding(0)]
     correction = {"rollout_correction.rollout_is": "token", "rollout_correction.rollout_is_threshold": 100.0}
     found = stored(
-        monkeypatch, tiny, rows, moved=[rows[0].key], adv_estimator="rloo", mode="seq-mean-token-sum", **correction
+        tiny, rows, moved=[rows[0].key], adv_estimator="rloo", mode="seq-mean-token-sum", **correction
     )
     for row, ratio in ((rows[0], math.exp(2)), (rows[1], 1.0)):
         assert found[row.key]["rollout_is_weights"].tolist() == pytest.approx(list(9 / 8 * ratio * row.mask))
@@ -231,11 +216,7 @@ def test_the_weights_of_a_correction_are_kept(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.parametrize("estimator", ["grpo", "grpo_passk"])
 @pytest.mark.parametrize("processes", [1, 2, 8])
-def test_pass_at_k_is_never_given_one_row_of_padding(
-    estimator: str, processes: int, tiny: Path, verl_here: None
-) -> None:
-    from ajet_trainer.backends.verl import settings, trainer
-
+def test_pass_at_k_is_never_given_one_row_of_padding(estimator: str, processes: int, tiny: Path) -> None:
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     verl = {"algorithm.adv_estimator": estimator, "trainer.n_gpus_per_node": processes}
     made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
@@ -250,27 +231,20 @@ def test_pass_at_k_is_never_given_one_row_of_padding(
     assert (1 in filled) == (estimator == "grpo")
 
 
-def test_an_agent_is_held_against_itself(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
+def test_an_agent_is_held_against_itself(tiny: Path) -> None:
     """Leave-one-out: what each agent got, less the mean of what it got in the other episodes."""
-    from ajet_trainer.batch import to_rows
-    from tests.trainer.making import duel
-
     proposers = [1.0, 0.5, -0.75]
     rows = to_rows("b", [Group("t", tuple(duel(f"e{n}", reward) for n, reward in enumerate(proposers)))])
-    seen = of_episodes(rows, advantages(monkeypatch, tiny, rows, adv_estimator="rloo"))
+    seen = of_episodes(rows, advantages(tiny, rows, adv_estimator="rloo"))
     expected = [reward - (sum(proposers) - reward) / 2 for reward in proposers]
     assert [values[0] for values in seen.values()] == pytest.approx([*expected, *(-value for value in expected)])
 
 
-def test_without_mending_a_row_would_count_as_an_episode(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
-    from ajet_trainer.backends.verl import trainer
-
+def test_without_mending_a_row_would_count_as_an_episode(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
     whole, split = group(False), group(True)
-    one = of_episodes(whole, advantages(monkeypatch, tiny, whole, adv_estimator="rloo"))
+    one = of_episodes(whole, advantages(tiny, whole, adv_estimator="rloo"))
     monkeypatch.setattr(trainer.AjetTrainer, "_weigh_episodes", lambda *_: None)
-    two = of_episodes(split, advantages(monkeypatch, tiny, split, adv_estimator="rloo"))
+    two = of_episodes(split, advantages(tiny, split, adv_estimator="rloo"))
     assert any(abs(two[name][0] - values[0]) > 1e-2 for name, values in one.items())
 
 
@@ -279,13 +253,8 @@ EQUAL = [[0.7] * 8, [-12.6] * 8, [1000.1] * 16, [1 / 3] * 7, [1e12] * 5, [0.1 + 
 
 @pytest.mark.parametrize("estimator", [*GROUPED, "ajet_turn", "reinforce_plus_plus", "gae"])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_equal_rewards_are_not_trained(
-    estimator: str, scaled: bool, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
+def test_equal_rewards_are_not_trained(estimator: str, scaled: bool, tiny: Path) -> None:
     """Whatever their value, in whole episodes and in split ones, next to padding, in one group or more."""
-    from ajet_trainer.batch import to_rows
-    from ajet_trainer.turns import ByTurn
-
     options: dict[str, Any] = {"adv_estimator": estimator}
     if not scaled:
         if estimator not in ("grpo", "grpo_vectorized", "grpo_passk", "ajet_turn"):
@@ -299,20 +268,18 @@ def test_equal_rewards_are_not_trained(
             for n, (talk, reward) in enumerate(zip(talks, rewards, strict=True))
         )) for part in range(1 + number % 2)]  # fmt: skip
         rows = [*to_rows("b", groups, by_turn=by_turn), padding(0), padding(1)]
-        found = advantages(monkeypatch, tiny, rows, **options)
+        found = advantages(tiny, rows, **options)
         assert {value for values in found.values() for value in values} == {0.0}, rewards
 
 
 @pytest.mark.parametrize("estimator", GROUPED)
 @pytest.mark.parametrize("shift", [1.0, 1000.1, -3e6])
-def test_a_real_difference_is_told_whatever_the_rewards_are_large_by(
-    estimator: str, shift: float, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
+def test_a_real_difference_is_told_whatever_the_rewards_are_large_by(estimator: str, shift: float, tiny: Path) -> None:
     """A baseline takes a shift away. Float32 has no digits left for these differences."""
     rows = [replace(row, reward=shift + 0.001 * row.session) for row in group(False)]
-    found = advantages(monkeypatch, tiny, rows, adv_estimator=estimator)
+    found = advantages(tiny, rows, adv_estimator=estimator)
     plain = advantages(
-        monkeypatch, tiny, [replace(row, reward=0.5 + 0.001 * row.session) for row in rows], adv_estimator=estimator
+        tiny, [replace(row, reward=0.5 + 0.001 * row.session) for row in rows], adv_estimator=estimator
     )
     for key, values in found.items():
         assert values == pytest.approx(plain[key], rel=1e-5, abs=1e-9), key

@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from verl.utils import tensordict_utils as tu
 
-from tests.kit.families import families, save, small
+from ajet_trainer.backends.verl.micro_batches import batch_of, side_by_side
+from tests.kit.families import families, logprobs, save, small
 from tests.kit.learner import training_worker
 from tests.trainer.engine.every_family import check, look_at
 from tests.trainer.engine.test_estimators import group, padding
@@ -31,11 +34,11 @@ def described(folder: Path, family: str, **more: Any) -> str:
 
 
 @pytest.mark.parametrize("family", SOME)
-def test_a_family_is_right_as_it_is_computed_or_refused(family: str, tmp_path: Path, verl_here: None) -> None:
+def test_a_family_is_right_as_it_is_computed_or_refused(family: str, tmp_path: Path) -> None:
     check(family, look_at(family, tmp_path / family))
 
 
-def test_rows_that_would_read_each_other_are_padded(tmp_path: Path, verl_here: None) -> None:
+def test_rows_that_would_read_each_other_are_padded(tmp_path: Path) -> None:
     folder = described(tmp_path, "qwen3_next")
     for device in ("cpu", "cuda"):
         tree = composed({}, model=folder, device=device)
@@ -47,7 +50,7 @@ def test_rows_that_would_read_each_other_are_padded(tmp_path: Path, verl_here: N
     assert "does not compute trees" in refused({}, model=folder, rows="tree")
 
 
-def test_other_rows_are_packed(tiny: Path, tmp_path: Path, verl_here: None) -> None:
+def test_other_rows_are_packed(tiny: Path, tmp_path: Path) -> None:
     for model in (str(tiny), str(tmp_path / "nothing")):
         tree = composed({}, model=model)
         assert tree.actor_rollout_ref.model[PACKING] is tree.critic.model[PACKING] is True
@@ -56,25 +59,25 @@ def test_other_rows_are_packed(tiny: Path, tmp_path: Path, verl_here: None) -> N
 
 
 @pytest.mark.parametrize("part", [ACTOR, f"{ACTOR}.fsdp_config"])
-def test_padded_rows_are_not_shared_among_processes(part: str, tmp_path: Path, verl_here: None) -> None:
+def test_padded_rows_are_not_shared_among_processes(part: str, tmp_path: Path) -> None:
     key = f"{part}.ulysses_sequence_parallel_size"
     said = refused({key: 2, "trainer.n_gpus_per_node": 2}, model=described(tmp_path, "qwen3_next"))
     assert said.startswith(f"{key} shares packed rows among processes, and those of qwen3_next are padded")
 
 
 @pytest.mark.parametrize("family", ["doge", "glm_moe_dsa", "paligemma", "phimoe"])
-def test_families_that_are_refused_by_name(family: str, tmp_path: Path, verl_here: None) -> None:
+def test_families_that_are_refused_by_name(family: str, tmp_path: Path) -> None:
     said = refused({}, model=described(tmp_path, family))
     assert said.startswith("model = ") and f"({family}) cannot be trained: it " in said
 
 
-def test_whoever_chooses_among_tokens_is_refused(tmp_path: Path, verl_here: None) -> None:
+def test_whoever_chooses_among_tokens_is_refused(tmp_path: Path) -> None:
     said = refused({}, model=described(tmp_path, "deepseek_v3", index_topk=8))
     assert "(deepseek_v3) cannot be trained: it chooses what a token attends to" in said
 
 
 @pytest.fixture(scope="module")
-def padded(tmp_path_factory: pytest.TempPathFactory, verl_here: None) -> Any:
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A worker whose model carries a state."""
     kind, made = families()["qwen3_5_text"]
     folder = save(tmp_path_factory.mktemp("recurrent"), kind, made, "sdpa", {"vocab_size": 500})
@@ -97,15 +100,13 @@ def test_padded_rows_have_the_gradient_of_each_alone(padded: Any, mean: str) -> 
 def test_a_whole_step_with_padded_rows(padded: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From rows to a gradient through `AjetTrainer`, with episodes that have split, and with padding of verl's."""
     monkeypatch.setattr("tests.trainer.engine.whole_step.step_data", partial(step_data, packed=False))
-    steps = Steps(monkeypatch, tiny, padded, "grpo")
+    steps = Steps(tiny, padded, "grpo")
     whole, split = group(False), [*group(True), padding(0), padding(1)]
     one, other = steps.gradient(whole), steps.gradient(split)
     assert np.isfinite(one).all() and close(one, other) < 1e-5
 
 
-def test_micro_batches_count_padding(verl_here: None) -> None:
-    from ajet_trainer.backends.verl.micro_batches import side_by_side
-
+def test_micro_batches_count_padding() -> None:
     lengths = [900, *[10] * 60, 500, 30]
     parts = side_by_side(lengths, 1000, lambda count: count)
     assert sorted(place for part in parts for place in part) == list(range(len(lengths)))
@@ -116,12 +117,6 @@ def test_micro_batches_count_padding(verl_here: None) -> None:
 
 
 def test_a_padded_workers_logprobs_are_in_the_rows_order(padded: Any) -> None:
-    import torch
-    from verl.utils import tensordict_utils as tu
-
-    from ajet_trainer.backends.verl.micro_batches import batch_of
-    from tests.kit.families import logprobs
-
     pick, sizes = torch.Generator().manual_seed(3), []
     rows = [torch.randint(3, 500, (length,), generator=pick) for length in (9, 120, 30, 60, 118, 5)]
     theirs = padded.engine.prepare_model_inputs

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.workers.config import PolicyLossConfig
 
+from ajet_trainer.backends.verl.forest_attention import PIECE, block_mask, by_spans, spans_of
+from ajet_trainer.backends.verl.refused import LOSSES
 from ajet_trainer.batch import Row
-from ajet_trainer.forest import plant
+from ajet_trainer.forest import mask_mod, plant
 from tests.kit.forests import dense
 from tests.kit.learner import forest_worker, old_logprobs, training_worker
-from tests.trainer.engine.test_gradient import FULL, MODES, VOCABULARY, close, gradient, step_data
+from tests.trainer.engine.test_gradient import (
+    DESCENT,
+    FULL,
+    MODES,
+    VOCABULARY,
+    close,
+    gradient,
+    loss_of,
+    one_step,
+    step_data,
+)
 
 LIMIT = 5e-6
 Array = np.ndarray[Any, Any]
@@ -66,9 +83,6 @@ class Seen:
 
 def saved(folder: Path, tiny: Path, family: str, **more: Any) -> Path:
     """A random model of another `family` with the vocabulary of the `tiny` one, and `more` in its configuration."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
     same = AutoConfig.from_pretrained(tiny)
     told = {name: getattr(same, name) for name in ("vocab_size", "eos_token_id", "pad_token_id")}
     told |= {
@@ -149,12 +163,6 @@ def test_the_gradient_is_that_of_flat_rows(both: Pair, mode: str, terms: dict[st
 def test_every_loss_over_advantages_and_weights_of_single_tokens(both: Pair) -> None:
     """As credit by turn and importance correction make them. Two losses choose tokens by their micro-batch, which the
     forest packs otherwise."""
-    import torch
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-    from verl.workers.config import PolicyLossConfig
-
-    from ajet_trainer.backends.verl.refused import LOSSES
-
     flat, forest, _ = both
     rows = grown(9, 10)
     for loss in sorted(set(POLICY_LOSS_REGISTRY) - set(LOSSES) - {"clip_cov", "kl_cov"}):
@@ -191,8 +199,6 @@ def plain(*shapes: tuple[list[int], list[int], list[int]]) -> list[Row]:
     ids=["equal", "padding, of which nothing is trained", "one begins another", "a prompt that goes on in another"],
 )
 def test_rows_at_the_edge(both: Pair, rows: list[Row]) -> None:
-    import torch
-
     found = []
     for worker in both[:2]:
         data = step_data(rows, [0.3 * number - 0.5 for number in range(len(rows))], pack=64)
@@ -204,7 +210,7 @@ def test_rows_at_the_edge(both: Pair, rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_other_families(tmp_path: Path, tiny: Path, verl_here: None, family: str) -> None:
+def test_other_families(tmp_path: Path, tiny: Path, family: str) -> None:
     folder = saved(tmp_path / family, tiny, family)
     flat, forest = training_worker(folder), forest_worker(folder)
     rows = grown(4, 12)
@@ -214,8 +220,6 @@ def test_other_families(tmp_path: Path, tiny: Path, verl_here: None, family: str
 
 def with_adapters(worker: Any) -> Any:
     """`worker`, the matrices of whose adapters are drawn: none is at zero."""
-    import torch
-
     pick = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weights in worker.engine.module.parameters():
@@ -226,7 +230,7 @@ def with_adapters(worker: Any) -> Any:
     return worker
 
 
-def test_adapters(tiny: Path, verl_here: None) -> None:
+def test_adapters(tiny: Path) -> None:
     """The model's own weights rest, and both matrices of each adapter learn."""
     rows, found = grown(4, 12), []
     for made in (training_worker, forest_worker):
@@ -244,23 +248,15 @@ def test_the_prices_of_a_model(both: Pair) -> None:
     assert price.token == 2 * (sum(one.numel() for one in forest.engine.module.parameters()) - table)
 
 
-def test_metrics_and_several_updates(tiny: Path, verl_here: None) -> None:
+def test_metrics_and_several_updates(tiny: Path) -> None:
     """Two updates of two micro-batches and more: the weights end where flat rows lead them."""
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.config import FSDPActorConfig
-
-    from ajet_trainer.backends.verl.losses import session_loss
-    from tests.trainer.engine.one_of_two import DESCENT, weights
-
     rows, ends, told = grown(6, 16), [], []
-    config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, loss_scale_factor=700, **FULL)
     for made in (training_worker(tiny, **DESCENT), forest_worker(tiny, **DESCENT)):
-        made.set_loss_fn(partial(session_loss, config=config))
         data = step_data(rows, advantages(rows), pack=max(150, *(row.tokens for row in rows)))
-        tu.assign_non_tensor(data, mini_batch_size=8, epochs=2, seed=1, global_batch_size=8, dataloader_kwargs={})
-        before = weights(made)
-        told.append(tu.get(made.train_mini_batch(data), "metrics"))
-        ends.append(weights(made) - before)
+        loss = loss_of(loss_scale_factor=700, **FULL)
+        change, metrics = one_step(made, data, loss, 8, epochs=2, seed=1, dataloader_kwargs={})
+        ends.append(change)
+        told.append(metrics)
     assert np.linalg.norm(ends[0]) > 1e-3 and close(*ends) < LIMIT
     counts = [told[1][name] for name in ("row_tokens", "computed_tokens")]
     assert sum(counts[0]) == 2 * sum(row.tokens for row in rows) and sum(counts[1]) < 0.9 * sum(counts[0])
@@ -273,13 +269,8 @@ def test_metrics_and_several_updates(tiny: Path, verl_here: None) -> None:
 
 @pytest.mark.parametrize("heads", [4, 2], ids=["as many keys as queries", "fewer"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-def test_attention_by_spans_is_that_of_the_whole_mask(verl_here: None, heads: int, kind: str) -> None:
+def test_attention_by_spans_is_that_of_the_whole_mask(heads: int, kind: str) -> None:
     """With spans longer than one piece, on a path and from a root."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    from ajet_trainer.backends.verl.forest_attention import PIECE, by_spans, spans_of
-
     long, pick = [*range(2 * PIECE + 9)], np.random.default_rng(1)
     tree = [long, [*long[:300], 7, *long], [*long[:300], 7, 7], [5, *long[:PIECE]], long[:20]]
     others = [np.concatenate((row.prompt, row.response)) for row in grown(8, 30, length=90)]
@@ -303,12 +294,8 @@ def test_attention_by_spans_is_that_of_the_whole_mask(verl_here: None, heads: in
 @pytest.mark.parametrize(
     ("prompt", "branch", "far"), [(400, 3, 39), (100, 100, 0)], ids=["much above", "little above"]
 )
-def test_no_copy_of_a_long_path_is_kept(verl_here: None, prompt: int, branch: int, far: int) -> None:
+def test_no_copy_of_a_long_path_is_kept(prompt: int, branch: int, far: int) -> None:
     """Backward keeps a few times the forest's tokens, not those of all paths."""
-    import torch
-
-    from ajet_trainer.backends.verl.forest_attention import by_spans, spans_of
-
     forest = plant([np.array([*range(prompt), 1000 + number, *range(branch - 1)]) for number in range(40)])
     nodes, kept = len(forest.ids), {}
     query, key, value = (torch.randn(1, 2, nodes, 16).requires_grad_() for _ in range(3))
@@ -325,14 +312,7 @@ def test_no_copy_of_a_long_path_is_kept(verl_here: None, prompt: int, branch: in
     assert sum(kept.values()) < 8 * query.numel() * 4
 
 
-def test_flex_attention_has_the_same_mask(verl_here: None) -> None:
-    import torch
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-    from torch.nn.functional import scaled_dot_product_attention
-
-    from ajet_trainer.backends.verl.forest_attention import block_mask
-    from ajet_trainer.forest import mask_mod
-
+def test_flex_attention_has_the_same_mask() -> None:
     rows = [np.concatenate((row.prompt, row.response)) for row in grown(8, 60, length=120)]
     exit_ = plant(rows).exit
     assert len(exit_) > 500

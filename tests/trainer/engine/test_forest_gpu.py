@@ -6,7 +6,6 @@ matrices. Each test notes how far the two are apart in pytest's report (``--juni
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from verl.plugin.platform import get_platform
 
 from ajet_trainer.batch import Row
 from tests.kit import learner
@@ -28,15 +32,12 @@ SHAPES = [(1, 12, 20, 4096), (2, 60, 120, 16384), (3, 60, 120, 600), (4, 24, 400
 Note = Callable[[str, object], None]
 
 
-@pytest.fixture(scope="module")
-def on_gpu() -> Iterator[None]:
-    import torch
-    import torch._dynamo
-
+@pytest.fixture(scope="module", autouse=True)
+def verl_here() -> Iterator[None]:
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
-    if os.environ.get("VERL_PLATFORM") == "cpu":
-        pytest.skip("another test of this process uses the CPU: run this file alone")
+    if get_platform().device_name == "cpu":
+        pytest.skip("this process uses the CPU: pytest -m gpu")
     torch.set_float32_matmul_precision("highest")
     for name, value in (("recompile_limit", 64), ("fail_on_recompile_limit_hit", True)):  # of many models in a process
         setattr(torch._dynamo.config, name, value)
@@ -47,7 +48,7 @@ def on_gpu() -> Iterator[None]:
 @pytest.fixture(
     scope="module", params=[{}, {"num_attention_heads": 6, "hidden_size": 96}], ids=["four heads", "six heads"]
 )
-def model(on_gpu: None, tiny: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
+def model(tiny: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
     """Six heads are no power of two: then transformers repeats keys instead of sharing them."""
     return saved(tmp_path_factory.mktemp("models") / "one", tiny, "llama", **request.param)
 
@@ -60,8 +61,6 @@ def engines(model: Path) -> dict[str, Any]:
 
 def plain(worker: Any) -> Any:
     """`worker` without fused attention, some of which rounds float32."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     forward = worker.engine.forward_step
     worker.engine.forward_step = sdpa_kernel(SDPBackend.MATH)(forward)
     return worker
@@ -143,9 +142,6 @@ def test_adapters(model: Path, record_property: Note) -> None:
 def test_no_size_is_too_many(model: Path, monkeypatch: pytest.MonkeyPatch, record_property: Note) -> None:
     """Torch compiles flex attention a few times in all, however many sizes forests have. Past its limit it would make
     the mask of all pairs."""
-    import torch._dynamo
-    from torch._dynamo.utils import counters
-
     worker = learner.forest_worker(model, "flex_attention")
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)  # torch's own
     torch._dynamo.reset()

@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from ajet_trainer.backends.verl.forest_attention import SPANS, spans_of
 from ajet_trainer.backends.verl.forest_refused import misfits
 from ajet_trainer.forest import plant
 from tests.kit.families import SMALL, within
@@ -29,10 +33,6 @@ def small(kind: Any) -> Any:
 def apart(made: Any, config: Any) -> float | None:
     """The distance of the forest's logits from the rows', relative to the largest; None for models that are not so
     made."""
-    import torch
-
-    from ajet_trainer.backends.verl.forest_attention import SPANS, spans_of
-
     pick = np.random.default_rng(0)
     base = pick.integers(3, 300, 20)
     shapes = ((20, 5), (20, 9), (10, 12), (20, 0), (0, 15))
@@ -62,10 +62,7 @@ def apart(made: Any, config: Any) -> float | None:
     return furthest
 
 
-def test_every_model(verl_here: None) -> None:
-    import torch
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
+def test_every_model() -> None:
     tried, wrong = [], {}
     with torch.no_grad():
         for kind in list(MODEL_FOR_CAUSAL_LM_MAPPING.keys()):
@@ -83,7 +80,5 @@ def test_every_model(verl_here: None) -> None:
 
 @pytest.mark.parametrize("family", ["doge", "glm_moe_dsa"])
 def test_models_that_choose_what_they_attend_to(family: str) -> None:
-    from transformers import AutoConfig
-
     config = AutoConfig.for_model(family)
     assert list(misfits(config, "sdpa")) == ["chooses by itself what a token attends to"]

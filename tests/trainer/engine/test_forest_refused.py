@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig, LlavaConfig
 
+from ajet_trainer.backends.verl.forest_refused import model_faults
 from tests.trainer.engine.test_settings import ACTOR, composed, refused
 
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
@@ -37,15 +39,13 @@ BASE = {
         ({"model_engine": "megatron"}, f"{ACTOR}.strategy = 'megatron'"),
     ],
 )  # fmt: skip
-def test_settings(verl: dict[str, Any], key: str, tiny: Path, verl_here: None) -> None:
+def test_settings(verl: dict[str, Any], key: str, tiny: Path) -> None:
     composed(verl, model=str(tiny))
     said = refused(verl, model=str(tiny), rows="tree")
     assert said.startswith(key) and said.endswith("set rows = 'timeline'")
 
 
 def saved(folder: Path, family: str, **more: Any) -> str:
-    from transformers import AutoConfig
-
     AutoConfig.for_model(family, **(BASE | more)).save_pretrained(folder)
     return str(folder)
 
@@ -69,12 +69,8 @@ def saved(folder: Path, family: str, **more: Any) -> str:
         ("llava", {}, "is not a language model alone"),
     ],
 )  # fmt: skip
-def test_models(family: str, more: dict[str, Any], words: str, tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.backends.verl.forest_refused import model_faults
-
+def test_models(family: str, more: dict[str, Any], words: str, tmp_path: Path) -> None:
     if family == "llava":
-        from transformers import LlavaConfig
-
         LlavaConfig().save_pretrained(tmp_path)
         said = list(model_faults(str(tmp_path), FLEX))
     else:
@@ -82,9 +78,7 @@ def test_models(family: str, more: dict[str, Any], words: str, tmp_path: Path, v
     assert len(said) == 1 and said[0][0] == "model" and words in said[0][1]
 
 
-def test_a_model_may_have_one_attention_and_not_the_other(tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.backends.verl.forest_refused import model_faults
-
+def test_a_model_may_have_one_attention_and_not_the_other(tmp_path: Path) -> None:
     assert list(model_faults(saved(tmp_path, "olmoe"), "sdpa")) == []
     ((_, said),) = model_faults(str(tmp_path), FLEX)
     assert "has no flex_attention in transformers" in said
@@ -93,16 +87,14 @@ def test_a_model_may_have_one_attention_and_not_the_other(tmp_path: Path, verl_h
 @pytest.mark.parametrize(
     "family", ["llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "phi3", "granite", "mixtral"]
 )
-def test_models_that_do(family: str, tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.backends.verl.forest_refused import model_faults
-
+def test_models_that_do(family: str, tmp_path: Path) -> None:
     more = {"sliding_window": None} if family in ("mistral", "mixtral") else {"attention_dropout": 0.1}
     if family == "phi3":
         more = {"pad_token_id": 0}
     assert list(model_faults(saved(tmp_path, family, **more), FLEX)) == []
 
 
-def test_attention_on_gpus_is_blockwise_and_a_model_must_be_there(tiny: Path, verl_here: None) -> None:
+def test_attention_on_gpus_is_blockwise_and_a_model_must_be_there(tiny: Path) -> None:
     assert composed({}, model=str(tiny), rows="tree").actor_rollout_ref.model.override_config == {
         "attn_implementation": "flex_attention"
     }
@@ -119,9 +111,7 @@ def test_attention_on_gpus_is_blockwise_and_a_model_must_be_there(tiny: Path, ve
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "{}", "{", '{"model_type": "qwen2", "num_hidden_layers": "x"}'])
-def test_a_configuration_that_cannot_be_read(text: str, tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.backends.verl.forest_refused import model_faults
-
+def test_a_configuration_that_cannot_be_read(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     ((key, said),) = model_faults(str(tmp_path), FLEX)
     assert key == "model" and "has no configuration that can be read here (" in said and "()" not in said

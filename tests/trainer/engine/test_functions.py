@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from verl.trainer.ppo import core_algos
+from verl.workers.config import PolicyLossConfig
 
 from ajet_trainer.batch import Row
 from tests.kit import learner
@@ -22,10 +25,8 @@ FILE, MODULE = ROOT / "tests/trainer/engine/own_functions.py", "tests.trainer.en
 
 
 @pytest.fixture(autouse=True)
-def unregistered(monkeypatch: pytest.MonkeyPatch, verl_here: None) -> Iterator[None]:
+def unregistered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """verl's registries as they were, after each test."""
-    from verl.trainer.ppo import core_algos
-
     for registry in ("ADV_ESTIMATOR_REGISTRY", "POLICY_LOSS_REGISTRY"):
         monkeypatch.setattr(core_algos, registry, dict(getattr(core_algos, registry)))
     yield
@@ -34,10 +35,10 @@ def unregistered(monkeypatch: pytest.MonkeyPatch, verl_here: None) -> Iterator[N
 
 
 @pytest.mark.parametrize("place", [str(FILE), MODULE])
-def test_an_estimator_by_its_path_is_used(place: str, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+def test_an_estimator_by_its_path_is_used(place: str, tiny: Path) -> None:
     """It sees each row by itself."""
     rows = group(True)
-    found = advantages(monkeypatch, tiny, rows, adv_estimator=f"{place}:doubled")
+    found = advantages(tiny, rows, adv_estimator=f"{place}:doubled")
     for row in rows:
         assert found[row.key] == pytest.approx(list(2 * row.reward * row.mask), rel=1e-6)
 
@@ -45,8 +46,6 @@ def test_an_estimator_by_its_path_is_used(place: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("place", [str(FILE), MODULE])
 def test_a_loss_by_its_path_is_used(place: str, worker: Any) -> None:
     """The worker imports it by the words of the configuration alone."""
-    from verl.workers.config import PolicyLossConfig
-
     rows = group(False)[:3]
     data = step_data(rows, [1.3, -0.4, -0.9])
     mine = PolicyLossConfig(loss_mode=f"{place}:unclipped")
@@ -103,8 +102,8 @@ def test_a_file_that_fails_is_refused_and_read_again(monkeypatch: pytest.MonkeyP
     composed({LOSS: "bad.py:unclipped"})
 
 
-def test_a_library_s_own_names_still_work(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
-    assert passed(monkeypatch, a_trainer(tiny, adv_estimator="rloo"), group(False))
+def test_a_library_s_own_names_still_work(tiny: Path) -> None:
+    assert passed(a_trainer(tiny, adv_estimator="rloo"), group(False))
 
 
 def by_turn() -> list[Row]:
@@ -115,8 +114,6 @@ def by_turn() -> list[Row]:
 
 def data_of_turns(worker: Any, rows: list[Row]) -> Any:
     """`rows` as the workers get them: with what each call is due."""
-    import torch
-
     data = step_data(rows, [0.0] * 4)
     told = [torch.from_numpy(row.advantages) for row in rows if row.advantages is not None]
     data["advantages"] = torch.nested.as_nested_tensor(told, layout=torch.jagged)

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
+from verl.trainer.ppo import core_algos
+from verl.utils import tensordict_utils as tu
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils.padding import response_from_nested
 
 from ajet_sdk.sample import Sample
+from ajet_trainer.advantage import row_weights
+from ajet_trainer.backends.verl.losses import session_loss
+from ajet_trainer.backends.verl.rows import row_fields
 from ajet_trainer.batch import Row, to_row
 
 VOCABULARY = 500
 SCALE = 700
 """The ``loss_scale_factor`` that ajet sets: `max_tokens`."""
+DESCENT = {"optimizer": "SGD", "lr": 1.0, "weight_decay": 0.0}
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
@@ -69,13 +81,6 @@ def step_data(
     A micro-batch has at most `pack` tokens, `packed` or padded. The rows weigh as the trainer lets them under
     ``loss_agg_mode`` `mean`; `policy` is another mean for the policy term.
     """
-    import torch
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-
-    from ajet_trainer.advantage import row_weights
-    from ajet_trainer.backends.verl.rows import row_fields
-
     made: list[dict[str, Any]] = []
     keys, sampled = [row.key for row in rows], [row.sampled for row in rows]
     wanted = {"rollout_is_weights": policy or mean, "row_weights": mean}
@@ -102,22 +107,40 @@ def step_data(
     return data
 
 
+def flat(parts: Iterable[Any]) -> np.ndarray[Any, Any]:
+    """What processes hold parts of, whole and as one vector."""
+    whole = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in parts]
+    return torch.cat([part.flatten() for part in whole]).double().cpu().numpy()
+
+
+def loss_of(**options: Any) -> Any:
+    """The loss of an actor with these `options`, as the trainer gives it to its workers."""
+    config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, **options)
+    return partial(session_loss, config=config)
+
+
 def gradient(worker: Any, data: Any, **options: Any) -> np.ndarray[Any, Any]:
     """The gradient that the trainer's loss leaves in the model, as one vector."""
-    import torch
-    from verl.workers.config import FSDPActorConfig
-
-    from ajet_trainer.backends.verl.losses import session_loss
-
-    options = {"loss_scale_factor": SCALE} | options
-    config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, **options)
     engine = worker.engine
     with engine.train_mode():
         engine.optimizer_zero_grad()
-        engine.forward_backward_batch(data, partial(session_loss, config=config))
-        trained = [p.grad for p in engine.module.parameters() if p.requires_grad]
-        parts = [grad.full_tensor() if hasattr(grad, "full_tensor") else grad for grad in trained]
-        return torch.cat([part.flatten() for part in parts]).double().cpu().numpy()
+        engine.forward_backward_batch(data, loss_of(**{"loss_scale_factor": SCALE} | options))
+        return flat(p.grad for p in engine.module.parameters() if p.requires_grad)
+
+
+def weights(worker: Any) -> np.ndarray[Any, Any]:
+    """All that it trains, as one vector."""
+    return flat(p.detach() for p in worker.engine.module.parameters() if p.requires_grad)
+
+
+def one_step(worker: Any, data: Any, loss: Any, rows: int, **more: Any) -> tuple[np.ndarray[Any, Any], Any]:
+    """The distance by which a step of `worker` on its share `data` moves its weights, with so many `rows` in an update,
+    and its metrics."""
+    tu.assign_non_tensor(data, mini_batch_size=rows, global_batch_size=rows, **more)
+    worker.set_loss_fn(loss)
+    before = weights(worker)
+    metrics = tu.get(worker.train_mini_batch(data), "metrics")
+    return weights(worker) - before, metrics
 
 
 def close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
@@ -161,8 +184,6 @@ def test_an_episode_that_splits_weighs_no_more(worker: Any, mode: str) -> None:
 def test_geo_mean_is_one_mean_over_the_update(worker: Any, pack: int) -> None:
     """However its rows are split, packed or filled up. It is compared with a mean over sequences, which it equals where
     nothing has moved: there its ratio is 1, and its gradient that of the mean over a row's tokens."""
-    from verl.workers.config import PolicyLossConfig
-
     talks = [conversation(seed, turns=2) for seed in range(3)]
     advantages, geo = [1.0, 0.2, -1.2, 0.0], {"policy_loss": PolicyLossConfig(loss_mode="geo_mean")}
     whole = rows_of([[talk] for talk in talks])
@@ -177,8 +198,6 @@ def test_geo_mean_is_one_mean_over_the_update(worker: Any, pack: int) -> None:
 
 def still(worker: Any, data: Any) -> Any:
     """`data` with the model's own logprobs as the old ones."""
-    from verl.workers.utils.padding import response_from_nested
-
     with worker.engine.eval_mode():
         found = worker.engine.infer_batch(data, loss_function=None)["model_output"]["log_probs"]
     data["old_log_probs"] = response_from_nested(found.detach(), data["response_mask"])
@@ -224,8 +243,6 @@ def test_a_loss_that_chooses_tokens_does_so_in_each_micro_batch(
 ) -> None:
     """At least one, so that rows by themselves have more chosen than rows together. What is done with a chosen token
     does not depend on the packing: it leaves no trace where none are chosen, or all."""
-    from verl.workers.config import PolicyLossConfig
-
     rows, advantages = rows_of([[conversation(seed, turns=3)] for seed in range(3)]), [1.0, 0.2, -1.2]
     packs = (256, max(row.tokens for row in rows))
 
@@ -238,12 +255,7 @@ def test_a_loss_that_chooses_tokens_does_so_in_each_micro_batch(
     assert moved(**choice | fixed) < 5e-6
 
 
-def test_masked_tokens_have_no_gradient_in_any_policy_loss_of_verl(verl_here: None) -> None:
-    import torch
-    from verl.trainer.config.algorithm import RolloutCorrectionConfig
-    from verl.trainer.ppo import core_algos
-    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
-
+def test_masked_tokens_have_no_gradient_in_any_policy_loss_of_verl() -> None:
     shape = (4, 12)
     torch.manual_seed(0)
     mask = (torch.rand(shape) < 0.6).float()

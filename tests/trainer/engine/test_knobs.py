@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ajet_trainer.backends.verl.settings import compose
+from ajet_trainer.backends.verl.unread import keys
 from ajet_trainer.config import Config
 from ajet_trainer.runs.allowed import KNOBS
 
@@ -11,8 +13,5 @@ pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 
 
 def test_every_knob_is_a_key_of_verls() -> None:
-    from ajet_trainer.backends.verl.settings import compose
-    from ajet_trainer.backends.verl.unread import keys
-
     tree = keys(compose(Config(model="m"), "cpu", None))
     assert sorted(knob for knob in KNOBS if knob not in tree) == []

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+
+from ajet_trainer.backends.verl.counting import over_rate
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 
 
 def schedule(kind: str, rate: float) -> Any:
-    import torch
-    from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
-
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(2)]
     optimizer = torch.optim.AdamW(groups, lr=rate)
     if kind == "constant":
@@ -33,8 +34,6 @@ def forward(one: Any, steps: int) -> list[list[float]]:
 @pytest.mark.parametrize("before", [0, 1, 5])
 @pytest.mark.parametrize("restored", [False, True])
 def test_the_schedule_goes_on_over_the_new_rate(kind: str, before: int, restored: bool) -> None:
-    from ajet_trainer.backends.verl.counting import over_rate
-
     changed, plain = schedule(kind, 1e-3), schedule(kind, 5e-4)
     forward(changed, before)
     forward(plain, before)

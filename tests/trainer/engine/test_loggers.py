@@ -9,64 +9,51 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from verl.utils.tracking import Tracking
 
+from ajet_trainer.backends.verl import loggers
+from ajet_trainer.backends.verl.backend import environment
+from ajet_trainer.backends.verl.loggers import Loggers, names
 from tests.trainer.engine.test_settings import composed
 from tests.trainer.scripted_learner import ScriptedLearner
 from tests.trainer.test_step import Setting
 
 
-class Log:
-    """Three steps with the loggers `wandb` (raises), `swanlab` (cannot be made) and `file` (verl's own)."""
+class Odd(Tracking):  # type: ignore[misc]
+    """Of the loggers `wandb` raises, and `swanlab` cannot be made. All others are verl's own `file`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        from verl.utils.tracking import Tracking
+    def __init__(self, project: str, experiment: str, name: str, config: Any) -> None:
+        if name == "swanlab":
+            raise ModuleNotFoundError("No module named 'swanlab'")
+        self.name = name
+        super().__init__(project, experiment, "file", config)
 
-        from ajet_trainer.backends.verl import loggers
-
-        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(folder / "log.jsonl"))
-
-        class Odd(Tracking):  # type: ignore[misc]
-            def __init__(self, project: str, experiment: str, name: str, config: Any) -> None:
-                if name == "swanlab":
-                    raise ModuleNotFoundError("No module named 'swanlab'")
-                self.name = name
-                super().__init__(project, experiment, "file", config)
-
-            def log(self, data: Any, step: int, backend: Any = None) -> None:
-                if self.name == "wandb":
-                    raise OSError("no network\nat all")
-                super().log(data, step, backend)
-
-        monkeypatch.setattr(loggers, "Tracking", Odd)
-        self.said: list[str] = []
-        made = loggers.Loggers(composed({"trainer.logger": ["wandb", "swanlab", "file"]}), self.said.append)
-        for step in (1, 2, 3):
-            made.log({"reward": step}, step)
+    def log(self, data: Any, step: int, backend: Any = None) -> None:
+        if self.name == "wandb":
+            raise OSError("no network\nat all")
+        super().log(data, step, backend)
 
 
-def test_a_logger_that_fails_costs_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verl_here: None) -> None:
-    log = Log(monkeypatch, tmp_path)
-    assert log.said == [
+def test_a_logger_that_fails_costs_one_line_and_the_others_get_every_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "log.jsonl"))
+    monkeypatch.setattr(loggers, "Tracking", Odd)
+    said: list[str] = []
+    made = Loggers(composed({"trainer.logger": ["wandb", "swanlab", "file"]}), said.append)
+    for step in (1, 2, 3):
+        made.log({"reward": step}, step)
+    assert said == [
         "warning: the logger swanlab cannot be started, training continues: ModuleNotFoundError: "
         "No module named 'swanlab'",
         "warning: the logger wandb failed, training continues: OSError: no network",
     ]
-
-
-def test_the_others_get_every_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verl_here: None) -> None:
-    Log(monkeypatch, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
 
 
-def test_tensorboard_has_our_figures_beside_verls(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verl_here: None
-) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from ajet_trainer.backends.verl.backend import environment
-    from ajet_trainer.backends.verl.loggers import Loggers
-
+def test_tensorboard_has_our_figures_beside_verls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "tensorboard"
     monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
     assert environment("cpu", tmp_path / "run")["TENSORBOARD_DIR"] == str(folder)
@@ -90,10 +77,8 @@ def test_tensorboard_has_our_figures_beside_verls(
     }
 
 
-def test_wandb_has_our_figures_beside_verls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verl_here: None) -> None:
+def test_wandb_has_our_figures_beside_verls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By verl's own adapter for it, over a module that keeps what it is given."""
-    from ajet_trainer.backends.verl.loggers import Loggers
-
     kept = ModuleType("wandb")
     kept.began, kept.logged = [], []  # type: ignore[attr-defined]
     kept.init = lambda **how: kept.began.append(how)  # type: ignore[attr-defined]
@@ -107,9 +92,7 @@ def test_wandb_has_our_figures_beside_verls(monkeypatch: pytest.MonkeyPatch, tmp
     assert kept.logged == [(7, {"actor/pg_loss": 0.5, "ajet/reward_mean": 0.25}), "end"]
 
 
-def test_a_logger_that_fails_at_its_end_costs_one_line(monkeypatch: pytest.MonkeyPatch, verl_here: None) -> None:
-    from ajet_trainer.backends.verl import loggers
-
+def test_a_logger_that_fails_at_its_end_costs_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ends:
         def __init__(self, *_: Any) -> None: ...
 
@@ -120,7 +103,7 @@ def test_a_logger_that_fails_at_its_end_costs_one_line(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(loggers, "Tracking", Ends)
     said: list[str] = []
-    made = loggers.Loggers(composed({"trainer.logger": ["wandb"]}), said.append)
+    made = Loggers(composed({"trainer.logger": ["wandb"]}), said.append)
     made.finish()
     assert said == []
     made.log({}, 1)
@@ -128,8 +111,6 @@ def test_a_logger_that_fails_at_its_end_costs_one_line(monkeypatch: pytest.Monke
     assert said == ["warning: the logger wandb failed at its end, training continues: OSError: gone"]
 
 
-def test_without_a_name_nothing_is_logged(verl_here: None) -> None:
-    from ajet_trainer.backends.verl.loggers import names
-
+def test_without_a_name_nothing_is_logged() -> None:
     assert names(composed({})) == names(composed({"trainer.logger": None})) == []
     assert names(composed({"trainer.logger": "console"})) == ["console"]

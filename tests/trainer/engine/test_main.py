@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.backends.verl.settings import ONE_PROCESS, RANKS, compose, defaults, everywhere, on_cpu
 from ajet_trainer.config import Config
 from ajet_trainer.run_folder import hold
 from ajet_trainer.training import first_words
@@ -122,17 +125,12 @@ def test_an_error_is_said_in_one_line() -> None:
         ({"nothing_like_it": 1}, r"verl has no key 'nothing_like_it' \(write '\+nothing_like_it' to add it"),
     ],
 )
-def test_an_unknown_key_of_verl_names_the_nearest(verl: dict[str, object], words: str, verl_here: None) -> None:
-    from ajet_sdk.settings import ConfigError
-    from ajet_trainer.backends.verl.settings import compose
-
+def test_an_unknown_key_of_verl_names_the_nearest(verl: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         compose(Config(model="m", verl=verl), "cpu", None)
 
 
-def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.backends.verl.settings import ONE_PROCESS, RANKS, compose
-
+def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path) -> None:
     verl = {
         "actor_rollout_ref.actor.optim.lr": 3e-6,
         "actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser": "hermes",
@@ -150,12 +148,8 @@ def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path, verl_here: N
     assert (actor.actor.ppo_mini_batch_size, tree.data.train_batch_size, actor.rollout.max_model_len) == (3, 3, 900)
 
 
-def test_a_gpu_host_keeps_verls_own_defaults(verl_here: None) -> None:
+def test_a_gpu_host_keeps_verls_own_defaults() -> None:
     """The CPU settings change nothing there: attention, precision, offloading and sleeping stay verl's."""
-    from omegaconf import OmegaConf
-
-    from ajet_trainer.backends.verl.settings import compose, defaults, everywhere, on_cpu
-
     config = Config(model="m")
     ours, theirs = compose(config, "cuda", None), defaults()
     for key in set(on_cpu(config)) - set(everywhere(config)):

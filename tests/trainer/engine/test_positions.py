@@ -8,7 +8,13 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers import rotary_embedding as rotary
 
+from ajet_trainer.backends.verl.positions import fix
 from tests.kit.families import families, logprobs, save
 from tests.kit.learner import training_worker, verl_learner
 from tests.trainer.engine.test_families import described
@@ -36,10 +42,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def of_vllm(told: dict[str, Any], served: int) -> Any:
     """vLLM's cosines and sines ``[N, width]`` in an engine that serves rows of up to `served` tokens."""
-    import torch
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers import rotary_embedding as rotary
-
     limited = SimpleNamespace(model_config=SimpleNamespace(max_model_len=served))
     with (
         set_current_vllm_config(VllmConfig()),
@@ -55,12 +57,6 @@ def of_vllm(told: dict[str, Any], served: int) -> Any:
 
 def of_transformers(told: dict[str, Any], served: int, length: int) -> Any:
     """Those of transformers for a row of `length` tokens, once they are fixed."""
-    import torch
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    from ajet_trainer.backends.verl.positions import fix
-
     config = LlamaConfig(
         hidden_size=32, num_attention_heads=4, max_position_embeddings=LIMIT, rope_parameters=dict(told)
     )
@@ -80,10 +76,8 @@ def test_each_kind_is_computed_as_the_engine_does(kind: str, served: int) -> Non
 
 
 @pytest.mark.parametrize("served", [TRAINED, LIMIT])
-def test_a_rows_logprobs_do_not_go_by_the_longest(served: int, tmp_path: Path, verl_here: None) -> None:
+def test_a_rows_logprobs_do_not_go_by_the_longest(served: int, tmp_path: Path) -> None:
     """Short and long rows, packed: as each alone, and as with the frequencies that vLLM takes."""
-    import torch
-
     kind, made = families()["phi3"]
     more: dict[str, Any] = {"rope_parameters": LONGROPE, "original_max_position_embeddings": TRAINED}
     more |= {"sliding_window": None, "hidden_size": 32}
@@ -109,7 +103,7 @@ def test_a_rows_logprobs_do_not_go_by_the_longest(served: int, tmp_path: Path, v
         assert float((free[0] - found[0]).abs().max()) < 1e-5 and float((short - found[0]).abs().max()) < 1e-5
 
 
-def test_what_cannot_be_fixed_is_refused_by_name(tmp_path: Path, verl_here: None) -> None:
+def test_what_cannot_be_fixed_is_refused_by_name(tmp_path: Path) -> None:
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     folder = described(tmp_path / "a", "llama", rope_parameters=dynamic, max_position_embeddings=512)
     composed({}, model=folder, max_tokens=512)
@@ -122,7 +116,7 @@ def test_what_cannot_be_fixed_is_refused_by_name(tmp_path: Path, verl_here: None
     assert "(longrope) that are not known well enough" in refused({}, model=folder, max_tokens=100)
 
 
-def test_engines_that_stand_alone_are_asked_how_long_rows_may_be_if_it_matters(verl_here: None) -> None:
+def test_engines_that_stand_alone_are_asked_how_long_rows_may_be_if_it_matters() -> None:
     engines, tree = SimpleNamespace(longest=lambda bound: 10 * bound), composed({}, max_tokens=77)
     assert verl_learner(tree, trained_at=TRAINED)._served() == 77
     assert verl_learner(tree, engines=engines, trained_at=0)._served() == 77

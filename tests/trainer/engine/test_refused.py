@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
 from ajet_sdk.settings import ConfigError
+from ajet_trainer.backends.verl.estimators import GROUPED as MENDED
+from ajet_trainer.backends.verl.refused import MEANS
+from ajet_trainer.backends.verl.settings import shaping
+from ajet_trainer.overlong import Shaping
 from tests.kit.learner import training_worker
 from tests.kit.source import ROOT
 from tests.trainer.engine.test_estimators import GROUPED, group, padding
@@ -29,18 +35,17 @@ Step = Callable[..., float]
 
 
 @pytest.fixture
-def step(monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any) -> Step:
-    return stepping(monkeypatch, tiny, worker)
+def step(tiny: Path, worker: Any) -> Step:
+    return stepping(tiny, worker)
 
 
-def stepping(monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any) -> Step:
+def stepping(tiny: Path, worker: Any) -> Step:
     """One step on split episodes and two rows of padding, of which one is alone in its micro-batch: rows to advantages
     through `AjetTrainer`, these to a gradient through verl's loss and engine. Gives the gradient's size."""
-
     rows = [*group(True), padding(0), padding(1)]
 
     def run(estimator: str = "rloo", **choice: str) -> float:
-        return float(np.linalg.norm(Steps(monkeypatch, tiny, worker, estimator).gradient(rows, **choice)))
+        return float(np.linalg.norm(Steps(tiny, worker, estimator).gradient(rows, **choice)))
 
     return run
 
@@ -61,50 +66,34 @@ def sorted_out(key: str, names: list[str], run: Callable[[str], float]) -> set[s
 
 
 def test_every_estimator_runs_a_step_or_is_refused_by_name(step: Step) -> None:
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-
     assert sorted_out(ESTIMATOR, [*ADV_ESTIMATOR_REGISTRY], lambda name: step(estimator=name)) == REFUSED
 
 
 def test_every_loss_runs_a_step_or_is_refused_by_name(step: Step) -> None:
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
     assert sorted_out(LOSS, [*POLICY_LOSS_REGISTRY], lambda name: step(loss=name)) == {"bypass_mode"}
 
 
 def test_every_mean_runs_a_step(step: Step) -> None:
-    from ajet_trainer.backends.verl.refused import MEANS
-
     assert sorted_out(MEAN, [*MEANS], lambda name: step(mean=name)) == set()
 
 
 @pytest.mark.parametrize("what", [*({"estimator": name} for name in sorted(REFUSED)), {"loss": "bypass_mode"}])
-def test_what_is_refused_does_end_a_step(
-    what: dict[str, str], monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
+def test_what_is_refused_does_end_a_step(what: dict[str, str], monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
     """Otherwise it need not be refused any more. Of a worker of its own, which stays in the middle of that step."""
     for table in ("ESTIMATORS", "LOSSES"):
         monkeypatch.setattr(f"ajet_trainer.backends.verl.refused.{table}", {})
-    run = stepping(monkeypatch, tiny, training_worker(tiny))
+    run = stepping(tiny, training_worker(tiny))
     with pytest.raises((AssertionError, TypeError, ValueError)):
         run(**what)
 
 
-def test_every_estimator_has_been_sorted(verl_here: None) -> None:
+def test_every_estimator_has_been_sorted() -> None:
     """With a baseline over the episodes of a group, without one, or refused: `AjetTrainer` must know which."""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-
-    from ajet_trainer.backends.verl.estimators import GROUPED as MENDED
-
     assert MENDED == GROUPED
     assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | {"gae", "reinforce_plus_plus", "ajet_turn"} | REFUSED
 
 
-def test_the_documentation_names_them_all(verl_here: None) -> None:
-    from verl.trainer.ppo import core_algos
-
-    from ajet_trainer.backends.verl.refused import MEANS
-
+def test_the_documentation_names_them_all() -> None:
     page = (ROOT / "docs/guide/learning.md").read_text()
     names = {*core_algos.ADV_ESTIMATOR_REGISTRY, *core_algos.POLICY_LOSS_REGISTRY, *MEANS}
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
@@ -120,7 +109,7 @@ def test_the_documentation_names_them_all(verl_here: None) -> None:
         (LOSS, "bypass_mode", "use vanilla"),
     ],
 )
-def test_a_refusal_says_what_to_use_instead(key: str, name: str, words: str, verl_here: None) -> None:
+def test_a_refusal_says_what_to_use_instead(key: str, name: str, words: str) -> None:
     assert words in refused({key: name})
     assert refused({f"+{key}": name}) == refused({key: name})
 
@@ -129,16 +118,12 @@ def test_a_refusal_says_what_to_use_instead(key: str, name: str, words: str, ver
     ("key", "name", "near"),
     [(ESTIMATOR, "grop", "grpo"), (LOSS, "clip-cov", "clip_cov"), (MEAN, "token_mean", "token-mean")],
 )
-def test_a_name_that_verl_does_not_know_is_no_choice(key: str, name: str, near: str, verl_here: None) -> None:
+def test_a_name_that_verl_does_not_know_is_no_choice(key: str, name: str, near: str) -> None:
     assert refused({key: name}) == f"{key} = {name!r} is not in verl; did you mean {near!r}?"
     assert refused({key: None}) == f"{key} = None is not in verl"
 
 
-def test_what_a_library_of_the_users_registers_is_a_choice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verl_here: None
-) -> None:
-    from verl.trainer.ppo import core_algos
-
+def test_what_a_library_of_the_users_registers_is_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for registry in ("ADV_ESTIMATOR_REGISTRY", "POLICY_LOSS_REGISTRY"):
         monkeypatch.setattr(core_algos, registry, dict(getattr(core_algos, registry)))
     (tmp_path / "of_the_users.py").write_text(
@@ -152,13 +137,13 @@ def test_what_a_library_of_the_users_registers_is_a_choice(
 
 
 @pytest.mark.parametrize("beta", [None, 0.0, -1.0])
-def test_dro_needs_its_penalty(beta: float | None, verl_here: None) -> None:
+def test_dro_needs_its_penalty(beta: float | None) -> None:
     said = refused({LOSS: "dro", f"{ACTOR}.policy_loss.dro_beta": beta})
     assert said == f"{LOSS} = 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
 
 
 @pytest.mark.parametrize("name", [*GROUPED, "ajet_turn"])
-def test_what_compares_needs_a_second(name: str, verl_here: None) -> None:
+def test_what_compares_needs_a_second(name: str) -> None:
     said = f"= 1 leaves an episode alone, and {ESTIMATOR} = {name!r} compares: set it to 2 or more"
     assert refused({ESTIMATOR: name}, group_size=1, min_group_size=0) == f"group_size {said}"
     assert refused({ESTIMATOR: name}, group_size=2, min_group_size=1) == f"min_group_size {said}"
@@ -166,27 +151,25 @@ def test_what_compares_needs_a_second(name: str, verl_here: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus"])
-def test_what_compares_no_group_takes_one_alone(name: str, verl_here: None) -> None:
+def test_what_compares_no_group_takes_one_alone(name: str) -> None:
     composed({ESTIMATOR: name}, group_size=1, min_group_size=1)
 
 
-def test_no_kl_is_in_the_rewards_of_calls(verl_here: None) -> None:
+def test_no_kl_is_in_the_rewards_of_calls() -> None:
     said = refused({ESTIMATOR: "ajet_turn", "algorithm.use_kl_in_reward": True})
     assert said.startswith("algorithm.use_kl_in_reward has no part in") and said.endswith(f"set {ACTOR}.use_kl_loss")
     composed({ESTIMATOR: "ajet_turn", f"{ACTOR}.use_kl_loss": True})
 
 
-def test_a_loss_with_one_advantage_a_row_does_not_go_with_credit_by_turn(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any
-) -> None:
+def test_a_loss_with_one_advantage_a_row_does_not_go_with_credit_by_turn(tiny: Path, worker: Any) -> None:
     """It does see how episodes split, else it need not be refused."""
     said = refused({ESTIMATOR: "ajet_turn", LOSS: "geo_mean", IS: None}, sampling="exact")
     assert said.startswith(f"{LOSS} = 'geo_mean' does not go with ajet_turn: ") and said.endswith("use vanilla")
-    steps = Steps(monkeypatch, tiny, worker, "ajet_turn")
+    steps = Steps(tiny, worker, "ajet_turn")
     assert steps.seen(loss="geo_mean", at_rest=True) > 0.1 > LIMIT > steps.seen(loss="vanilla")
 
 
-def test_a_discount_of_turns_is_for_credit_by_turn(verl_here: None) -> None:
+def test_a_discount_of_turns_is_for_credit_by_turn() -> None:
     assert refused({}, turn_gamma=0.5) == "turn_gamma = 0.5 is read by algorithm.adv_estimator = ajet_turn alone"
     composed({ESTIMATOR: "ajet_turn"}, turn_gamma=0.5)
 
@@ -198,10 +181,7 @@ SHAPING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_punishment_of_length_is_verl_s_by_its_own_keys(verl_here: None) -> None:
-    from ajet_trainer.backends.verl.settings import shaping
-    from ajet_trainer.overlong import Shaping
-
+def test_a_punishment_of_length_is_verl_s_by_its_own_keys() -> None:
     assert shaping(composed(SHAPING)) == Shaping(100, 20, 1.0)
     assert shaping(composed({f"+{key}": value for key, value in SHAPING.items()})) == Shaping(100, 20, 1.0)
     assert shaping(composed({})) is shaping(composed(SHAPING | {f"{LENGTH}.overlong_buffer_cfg.enable": False})) is None
@@ -220,18 +200,16 @@ def test_a_punishment_of_length_is_verl_s_by_its_own_keys(verl_here: None) -> No
         ("overlong_buffer_cfg.enable", None, "must be true or false, not None"),
     ],
 )
-def test_a_punishment_of_length_that_cannot_be_computed_is_refused(
-    key: str, value: Any, words: str, verl_here: None
-) -> None:
+def test_a_punishment_of_length_that_cannot_be_computed_is_refused(key: str, value: Any, words: str) -> None:
     assert refused(SHAPING | {f"{LENGTH}.{key}": value}) == f"{LENGTH}.{key} {words}"
 
 
-def test_other_keys_of_verl_s_rewards_are_read_by_nothing(verl_here: None) -> None:
+def test_other_keys_of_verl_s_rewards_are_read_by_nothing() -> None:
     for key in ("overlong_buffer_cfg.log", "score"):
         assert refused({f"{LENGTH}.{key}": True}).startswith(f"{LENGTH}.{key} is read by nothing here: ")
 
 
-def test_gae_needs_a_critic(verl_here: None) -> None:
+def test_gae_needs_a_critic() -> None:
     said = refused({ESTIMATOR: "gae", "critic.enable": False})
     assert said == f"{ESTIMATOR} = 'gae' needs a critic: leave critic.enable unset"
     composed({ESTIMATOR: "gae", "critic.enable": True})
@@ -242,7 +220,7 @@ def test_gae_needs_a_critic(verl_here: None) -> None:
     ("key", "switch"),
     [(f"{ACTOR}.kl_loss_type", f"{ACTOR}.use_kl_loss"), ("algorithm.kl_penalty", "algorithm.use_kl_in_reward")],
 )
-def test_a_kl_that_verl_cannot_compute_is_refused(key: str, switch: str, verl_here: None) -> None:
+def test_a_kl_that_verl_cannot_compute_is_refused(key: str, switch: str) -> None:
     for name in ("full", "k4"):
         assert refused({switch: True, key: name}) == f"{key} = {name!r} is not computed by verl: use low_var_kl"
     for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3+"):
@@ -258,16 +236,14 @@ def test_a_kl_that_verl_cannot_compute_is_refused(key: str, switch: str, verl_he
         ({"rollout_rs": "token_k9", "rollout_rs_threshold": 2.0}, "token_k9"),
     ],
 )
-def test_a_correction_that_verl_cannot_compute_is_refused(
-    values: dict[str, Any], words: str, verl_here: None
-) -> None:
+def test_a_correction_that_verl_cannot_compute_is_refused(values: dict[str, Any], words: str) -> None:
     correction = "algorithm.rollout_correction"
     said = refused({f"{correction}.{name}": value for name, value in values.items()})
     assert said.startswith(f"{correction} cannot be computed: ")
     assert words in said
 
 
-def test_corrections_that_verl_computes_are_taken(verl_here: None) -> None:
+def test_corrections_that_verl_computes_are_taken() -> None:
     correction = "algorithm.rollout_correction"
     for level in ("token", "sequence"):
         composed({f"{correction}.rollout_is": level, f"{correction}.rollout_is_threshold": "0.5_5.0"})

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verl.trainer.ppo.utils import need_critic
+from verl.utils.config import omega_conf_to_dataclass
 
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.config import Config
+from ajet_trainer.backends.verl.settings import compose, shaping
+from ajet_trainer.config import Config, load
+from ajet_trainer.overlong import Shaping
 from tests.kit.learner import verl_learner
 from tests.kit.source import ROOT
 
@@ -26,8 +30,6 @@ BY_LENGTH = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}
 def composed(
     verl: dict[str, Any], *, device: str = "cuda", folder: Path | None = None, apart: bool = False, **ours: Any
 ) -> Any:
-    from ajet_trainer.backends.verl.settings import compose
-
     return compose(Config(**({"model": "m"} | ours), verl=verl), device, folder, apart=apart)
 
 
@@ -55,7 +57,7 @@ def refused(verl: dict[str, Any], **ours: Any) -> str:
         ("algorithm.use_pf_ppo", True, "advantages of others"),
     ],
 )
-def test_what_exactly_once_rests_on_is_not_to_be_changed(key: str, value: object, words: str, verl_here: None) -> None:
+def test_what_exactly_once_rests_on_is_not_to_be_changed(key: str, value: object, words: str) -> None:
     said = refused({key: value})
     assert said.startswith(f"{key} cannot be changed: ")
     assert words in said
@@ -63,9 +65,7 @@ def test_what_exactly_once_rests_on_is_not_to_be_changed(key: str, value: object
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
-def test_a_runs_seed_is_that_of_all_that_the_trainer_draws(
-    engine: str, alone: bool, tmp_path: Path, verl_here: None
-) -> None:
+def test_a_runs_seed_is_that_of_all_that_the_trainer_draws(engine: str, alone: bool, tmp_path: Path) -> None:
     home, urls = "fsdp_config" if engine == "dp" else engine, ("http://e",) if alone else ()
     run = {"model_engine": engine, SEED: 7}
 
@@ -79,18 +79,18 @@ def test_a_runs_seed_is_that_of_all_that_the_trainer_draws(
     assert found({f"{ACTOR}.{home}.seed": 8}) == [8, 7, 7, 7]
 
 
-def test_a_seed_is_as_far_as_numpys_go(verl_here: None) -> None:
+def test_a_seed_is_as_far_as_numpys_go() -> None:
     for key in (SEED, f"{ACTOR}.fsdp_config.seed", "critic.fsdp.seed"):
         assert refused(GAE | {key: 2**32}).startswith(f"{key} must be from 0 to 2^32 - 1")
 
 
-def test_neither_a_plus_nor_a_table_is_a_way_around_it(verl_here: None) -> None:
+def test_neither_a_plus_nor_a_table_is_a_way_around_it() -> None:
     assert refused({"+data.train_batch_size": 64}) == refused({"++data.train_batch_size": 64})
     assert refused({"+trainer.v1": {"trainer_mode": "sync"}}).startswith("trainer.v1.trainer_mode cannot be changed")
     assert refused({"trainer.v1": None}).startswith("trainer.v1.trainer_mode cannot be changed")
 
 
-def test_verls_key_for_checkpoints_says_how_many_stay(verl_here: None) -> None:
+def test_verls_key_for_checkpoints_says_how_many_stay() -> None:
     """verl itself never keeps fewer than two, because it removes one before the next is whole."""
     for kept, verls in ((1, 2), (5, 5)):
         tree = composed({"trainer.max_actor_ckpt_to_keep": kept})
@@ -99,9 +99,7 @@ def test_verls_key_for_checkpoints_says_how_many_stay(verl_here: None) -> None:
 
 
 @pytest.mark.parametrize(("sampling", "max_staleness"), [("correct", None), ("exact", 0), ("strict", 1)])
-def test_what_may_be_off_policy_is_corrected_by_token(
-    sampling: str, max_staleness: int | None, verl_here: None
-) -> None:
+def test_what_may_be_off_policy_is_corrected_by_token(sampling: str, max_staleness: int | None) -> None:
     """That is every batch: after a crash, tokens of weights that are gone may be trained whatever is asked for."""
     ours = {"sampling": sampling, "max_staleness": max_staleness}
     assert composed({}, **ours).algorithm.rollout_correction.rollout_is == "token"
@@ -111,7 +109,7 @@ def test_what_may_be_off_policy_is_corrected_by_token(
     assert bypass.rollout_is is None, "the loss compares with the engine by itself"
 
 
-def test_correct_needs_a_correction(verl_here: None) -> None:
+def test_correct_needs_a_correction() -> None:
     said = f"{IS} = null leaves nothing to correct with: set sampling in [trainer] to exact or strict"
     assert refused({IS: None}) == refused({CORRECTION: None}) == said
     for sampling in ("exact", "strict"):
@@ -119,14 +117,14 @@ def test_correct_needs_a_correction(verl_here: None) -> None:
 
 
 @pytest.mark.parametrize("loss", ["gpg", "dro", "cispo", "gspo", "geo_mean"])
-def test_a_loss_that_cannot_correct_single_tokens_is_not_left_to_do_so(loss: str, verl_here: None) -> None:
+def test_a_loss_that_cannot_correct_single_tokens_is_not_left_to_do_so(loss: str) -> None:
     bypass = {f"{CORRECTION}.bypass_mode": True, LOSS: loss, f"{ACTOR}.policy_loss.dro_beta": 0.1}
     bypass = bypass if loss == "dro" else {key: bypass[key] for key in (f"{CORRECTION}.bypass_mode", LOSS)}
     assert refused(bypass).startswith(f"{LOSS} = {loss!r} does not correct single tokens in {CORRECTION}.bypass_mode")
     composed(bypass, sampling="exact")
 
 
-def test_a_loss_that_weighs_rows_takes_no_weights_of_tokens(verl_here: None) -> None:
+def test_a_loss_that_weighs_rows_takes_no_weights_of_tokens() -> None:
     mean = {LOSS: "geo_mean"}
     for sampling in ("correct", "exact"):
         assert refused(mean, sampling=sampling).startswith(f"{LOSS} = 'geo_mean' weighs rows, not tokens: ")
@@ -134,11 +132,11 @@ def test_a_loss_that_weighs_rows_takes_no_weights_of_tokens(verl_here: None) -> 
 
 
 @pytest.mark.parametrize("loss", ["vanilla", "sapo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov"])
-def test_other_losses_correct_by_themselves(loss: str, verl_here: None) -> None:
+def test_other_losses_correct_by_themselves(loss: str) -> None:
     composed({f"{CORRECTION}.bypass_mode": True, LOSS: loss})
 
 
-def test_one_limit_of_the_ratio_is_both(verl_here: None) -> None:
+def test_one_limit_of_the_ratio_is_both() -> None:
     """verl reads its limits of either side, which have defaults of their own."""
     actor = composed({f"{ACTOR}.clip_ratio": 0.3}).actor_rollout_ref.actor
     assert (actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high) == (0.3, 0.3, 0.3)
@@ -161,20 +159,20 @@ def test_one_limit_of_the_ratio_is_both(verl_here: None) -> None:
         ({"actor_rollout_ref.rollout.temperature": float("nan")}, "must be above 0, not nan"),
     ],
 )
-def test_what_would_fail_once_ray_runs_is_refused_before(values: dict[str, Any], said: str, verl_here: None) -> None:
+def test_what_would_fail_once_ray_runs_is_refused_before(values: dict[str, Any], said: str) -> None:
     (key,) = values
     assert refused(values).startswith(f"{key} ")
     assert said in refused(values)
 
 
-def test_sequences_are_shared_by_processes_that_there_are(verl_here: None) -> None:
+def test_sequences_are_shared_by_processes_that_there_are() -> None:
     shared = {f"{ACTOR}.ulysses_sequence_parallel_size": 2}
     composed(shared | {"trainer.n_gpus_per_node": 4, "trainer.nnodes": 2})
     assert refused(shared | {"trainer.n_gpus_per_node": 3})
 
 
 @pytest.mark.parametrize("size", [0, -1, 3, 5, 2.0, "2", None])
-def test_the_updates_of_a_step_have_equally_many_groups(size: object, verl_here: None) -> None:
+def test_the_updates_of_a_step_have_equally_many_groups(size: object) -> None:
     said = refused({f"{ACTOR}.ppo_mini_batch_size": size}, groups=4)
     name = f"{ACTOR}.ppo_mini_batch_size"
     assert said == f"{name} makes groups / ppo_mini_batch_size updates of a step: a divisor of 4, not {size!r}"
@@ -182,7 +180,7 @@ def test_the_updates_of_a_step_have_equally_many_groups(size: object, verl_here:
         assert composed({f"{ACTOR}.ppo_mini_batch_size": fine}, groups=4).critic.ppo_mini_batch_size == fine
 
 
-def test_the_critics_updates_are_the_actors(verl_here: None) -> None:
+def test_the_critics_updates_are_the_actors() -> None:
     mine = GAE | {"critic.ppo_mini_batch_size": 2}
     assert refused(mine, groups=4) == f"critic.ppo_mini_batch_size follows the actor's: set {ACTOR}.ppo_mini_batch_size"
     assert composed(mine | {f"{ACTOR}.ppo_mini_batch_size": 2}, groups=4)
@@ -212,9 +210,7 @@ def test_the_critics_updates_are_the_actors(verl_here: None) -> None:
     ({"model_engine": "megatron", f"{ACTOR}.optim.lr_warmup_steps": 5}, f"{ACTOR}.optim.lr_warmup_init", "above 0"),
     ({"model_engine": "veomni", f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.5}, f"{ACTOR}.optim.lr_start", "above 0"),
 ])  # fmt: skip
-def test_keys_that_leave_updates_out_are_refused(
-    values: dict[str, Any], key: str, words: str, verl_here: None
-) -> None:
+def test_keys_that_leave_updates_out_are_refused(values: dict[str, Any], key: str, words: str) -> None:
     said = refused(values, total_steps=10)
     assert said.startswith(f"{key} ") and words in said
 
@@ -228,13 +224,13 @@ def test_keys_that_leave_updates_out_are_refused(
     {"model_engine": "megatron", f"{ACTOR}.optim.lr_warmup_steps": 5, f"{ACTOR}.optim.lr_warmup_init": 1e-8},
     {"model_engine": "megatron", "actor_rollout_ref.model.lora.rank": 8}, {"model_engine": "torchtitan"},
 ])  # fmt: skip
-def test_keys_that_leave_none_out_are_taken(values: dict[str, Any], verl_here: None) -> None:
+def test_keys_that_leave_none_out_are_taken(values: dict[str, Any]) -> None:
     """A critic may be warmed up, and a rate of 0 is a control."""
     composed(values, total_steps=10)
 
 
 @pytest.mark.parametrize("key", [f"{ACTOR}.checkpoint.save_contents", "critic.checkpoint.load_contents"])
-def test_a_checkpoint_holds_all_that_a_run_goes_on_from(key: str, verl_here: None) -> None:
+def test_a_checkpoint_holds_all_that_a_run_goes_on_from(key: str) -> None:
     assert refused(GAE | {key: ["hf_model"]}).startswith(f"{key} lacks model, optimizer, extra: ")
     assert refused(GAE | {key: ["model", "extra"]}).startswith(f"{key} lacks optimizer: ")
     assert refused(GAE | {key: None}).startswith(f"{key} lacks model, optimizer, extra: ")
@@ -242,7 +238,7 @@ def test_a_checkpoint_holds_all_that_a_run_goes_on_from(key: str, verl_here: Non
 
 
 @pytest.mark.parametrize("optim", [f"{ACTOR}.optim", "critic.optim"])
-def test_a_schedule_by_the_number_of_steps_needs_one(optim: str, verl_here: None) -> None:
+def test_a_schedule_by_the_number_of_steps_needs_one(optim: str) -> None:
     ratio = GAE | {f"{optim}.lr_warmup_steps_ratio": 0.05}
     said = refused(ratio)
     assert said.startswith(f"{optim}.lr_warmup_steps_ratio is a share of all steps: set total_steps in [trainer], or ")
@@ -254,13 +250,13 @@ def test_a_schedule_by_the_number_of_steps_needs_one(optim: str, verl_here: None
         composed(cosine, total_steps=100)
 
 
-def test_megatrons_schedule_goes_on_after_a_resume(verl_here: None) -> None:
+def test_megatrons_schedule_goes_on_after_a_resume() -> None:
     tree = composed({"model_engine": "megatron"}, total_steps=10)
     assert tree.actor_rollout_ref.actor.optim.use_checkpoint_opt_param_scheduler
     assert tree.critic.optim.use_checkpoint_opt_param_scheduler
 
 
-def test_megatrons_schedule_may_have_an_end_of_its_own(verl_here: None) -> None:
+def test_megatrons_schedule_may_have_an_end_of_its_own() -> None:
     linear = {"model_engine": "megatron", f"{ACTOR}.optim.lr_decay_style": "linear"}
     assert refused(linear).startswith(f"{ACTOR}.optim.lr_decay_style = 'linear' depends on")
     composed(linear | {f"{ACTOR}.optim.lr_decay_steps": 500})
@@ -269,25 +265,20 @@ def test_megatrons_schedule_may_have_an_end_of_its_own(verl_here: None) -> None:
 
 def longest(verl: dict[str, Any], **ours: Any) -> int:
     """The longest sample that the learner says its engines can compute."""
-    from verl.trainer.ppo.utils import need_critic
-
     tree = composed(verl, **ours)
     found: int = verl_learner(tree, use_critic=need_critic(tree)).max_tokens
     return found
 
 
-def test_the_longest_sample_fits_actor_and_critic(verl_here: None) -> None:
+def test_the_longest_sample_fits_actor_and_critic() -> None:
     assert longest({}, max_tokens=50_000) == longest(GAE, max_tokens=50_000) == 50_000
     assert longest({}, max_tokens=900) == 16384
     assert longest(GAE | {"critic.ppo_max_token_len_per_gpu": 300}, max_tokens=900) == 300
 
 
 @pytest.mark.parametrize(("max_tokens", "limit"), [(2000, 32768), (50_000, 50_000)])
-def test_a_critic_is_of_the_trained_model(max_tokens: int, limit: int, tiny: Path, verl_here: None) -> None:
+def test_a_critic_is_of_the_trained_model(max_tokens: int, limit: int, tiny: Path) -> None:
     """As verl's trainer reads it: of all limits it takes ``ppo_infer_max_token_len_per_gpu``, for training too."""
-    from verl.trainer.ppo.utils import need_critic
-    from verl.utils.config import omega_conf_to_dataclass
-
     tree = composed({"algorithm.adv_estimator": "gae"}, model=str(tiny), max_tokens=max_tokens)
     critic = omega_conf_to_dataclass(tree.critic)
     assert need_critic(tree)
@@ -295,12 +286,8 @@ def test_a_critic_is_of_the_trained_model(max_tokens: int, limit: int, tiny: Pat
     assert (critic.model.path, critic.ppo_infer_max_token_len_per_gpu) == (str(tiny), limit)
 
 
-def test_the_recipe_of_dapo_can_be_run(tmp_path: Path, verl_here: None) -> None:
+def test_the_recipe_of_dapo_can_be_run(tmp_path: Path) -> None:
     """As it stands in the guide, and every key of it does what the guide says."""
-    from ajet_trainer.backends.verl.settings import compose, shaping
-    from ajet_trainer.config import load
-    from ajet_trainer.overlong import Shaping
-
     guide = (ROOT / "docs/guide/learning.md").read_text()
     recipe = guide.partition("\n## DAPO\n")[2].partition("```toml\n")[2].partition("```")[0]
     path = tmp_path / "run.toml"

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 
+from ajet_trainer.backends.verl.steady import look, quiet
 from tests.kit.families import families, save
 from tests.kit.learner import forest_worker, training_worker
 from tests.trainer.engine.test_gradient import FULL, close, conversation, gradient, rows_of, step_data
@@ -35,7 +38,7 @@ def a_step() -> Any:
 
 
 @pytest.mark.parametrize("family", RATES)
-def test_one_gradient_computed_twice_is_the_same(family: str, tmp_path: Path, verl_here: None) -> None:
+def test_one_gradient_computed_twice_is_the_same(family: str, tmp_path: Path) -> None:
     loud = made(tmp_path / "loud", family, RATES[family])
     still = made(tmp_path / "still", family, dict.fromkeys(RATES[family], 0.0))
     worker = training_worker(loud, tokenizer=False)
@@ -45,7 +48,7 @@ def test_one_gradient_computed_twice_is_the_same(family: str, tmp_path: Path, ve
     assert worker.wrong(2048) == ""
 
 
-def test_neither_is_it_drawn_over_trees(tmp_path: Path, verl_here: None) -> None:
+def test_neither_is_it_drawn_over_trees(tmp_path: Path) -> None:
     folder = made(tmp_path, "qwen2", {"attention_dropout": 0.2})
     worker = forest_worker(folder, tokenizer=False)
     one, two = (gradient(worker, a_step(), **FULL) for _ in range(2))
@@ -54,7 +57,7 @@ def test_neither_is_it_drawn_over_trees(tmp_path: Path, verl_here: None) -> None
     assert worker.wrong(2048) == ""
 
 
-def test_what_a_model_is_configured_to_stays_in_its_checkpoint(tmp_path: Path, verl_here: None) -> None:
+def test_what_a_model_is_configured_to_stays_in_its_checkpoint(tmp_path: Path) -> None:
     folder = made(tmp_path / "model", "mixtral", RATES["mixtral"])
     worker = training_worker(folder, tokenizer=False)
     worker.save_checkpoint(str(tmp_path / "saved"), global_step=1)
@@ -65,11 +68,6 @@ def test_what_a_model_is_configured_to_stays_in_its_checkpoint(tmp_path: Path, v
 
 
 def test_all_that_is_of_the_kind_is_off() -> None:
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    from ajet_trainer.backends.verl.steady import quiet
-
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -93,9 +91,7 @@ def test_all_that_is_of_the_kind_is_off() -> None:
     assert list(quiet(model.modules())) == []
 
 
-def test_what_has_no_name_is_found_by_looking(tmp_path: Path, verl_here: None) -> None:
-    import torch
-
+def test_what_has_no_name_is_found_by_looking(tmp_path: Path) -> None:
     worker = training_worker(made(tmp_path, "qwen2", {}), tokenizer=False)
     layer = worker.engine.module.model.layers[0].mlp
     theirs = layer.forward
@@ -114,10 +110,8 @@ def test_what_has_no_name_is_found_by_looking(tmp_path: Path, verl_here: None) -
     assert worker.wrong(2048) == ""
 
 
-def test_mixtures_of_experts_may_round(tmp_path: Path, verl_here: None) -> None:
+def test_mixtures_of_experts_may_round(tmp_path: Path) -> None:
     """They compute the tokens of all rows together, and how many these are changes the rounding."""
-    from ajet_trainer.backends.verl.steady import look
-
     for dtype in ("fp32", "bf16"):
         folder = made(tmp_path / dtype, "qwen3_moe", {})
         worker = training_worker(folder, dtype=dtype, tokenizer=False)

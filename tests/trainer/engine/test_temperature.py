@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,12 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from ajet_trainer.backends.verl import rows as queue
+from ajet_trainer.backends.verl import settings
+from ajet_trainer.backends.verl.cpu_worker import CpuActorWorker
+from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE, RowWorker, at_own_temperature
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from tests.kit.learner import old_logprobs, verl_learner
 from tests.trainer.engine.test_estimators import MemoryQueue, padding
 from tests.trainer.engine.test_gradient import close, conversation, gradient, rows_of, step_data
+from tests.trainer.engine.whole_step import Steps
 
 HEATS = [0.7, 1.3, 1.0]
 EXACT = 5e-6
@@ -24,9 +35,6 @@ TOP_P = 0.8
 @cache
 def model(folder: Path) -> Any:
     """The tiny model without verl."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
 
 
@@ -46,8 +54,6 @@ def four() -> list[Row]:
 
 def by_hand(policy: Any, row: Row) -> Any:
     """The logprob of each token of the response at the row's temperature; 0 where the mask is 0."""
-    import torch
-
     ids = torch.from_numpy(np.concatenate([row.prompt, row.response])).unsqueeze(0)
     logits = policy(input_ids=ids).logits[0, len(row.prompt) - 1 : -1] / row.temperature
     found = logits.log_softmax(dim=-1).gather(-1, torch.from_numpy(row.response).unsqueeze(-1)).squeeze(-1)
@@ -56,8 +62,6 @@ def by_hand(policy: Any, row: Row) -> Any:
 
 def gradient_by_hand(policy: Any, rows: list[Row], advantages: list[float], weights: list[Any]) -> Any:
     """Of the mean over tokens of - advantage * weight * logprob, which a first policy gradient is."""
-    import torch
-
     policy.zero_grad()
     total = sum(
         -(advantage * weight * by_hand(policy, row)).sum()
@@ -69,10 +73,6 @@ def gradient_by_hand(policy: Any, rows: list[Row], advantages: list[float], weig
 
 def data_of(rows: list[Row], advantages: list[float]) -> Any:
     """As the workers get them, but for who puts the temperatures in place; old logprobs are those by hand."""
-    import torch
-
-    from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE
-
     data = step_data(rows, advantages)
     data[ROW_TEMPERATURE] = torch.tensor([row.temperature for row in rows])
     return data
@@ -89,10 +89,6 @@ def test_old_logprobs_are_those_of_each_rows_temperature(worker: Any, tiny: Path
 
 def test_the_gradient_is_that_of_each_rows_temperature(worker: Any, tiny: Path) -> None:
     """With a row of padding, which has the first row's temperature as verl's own has."""
-    import torch
-
-    from ajet_trainer.backends.verl.worker import at_own_temperature
-
     rows, advantages = mixed(), [1.3, -0.4, -0.9]
     filled = [*rows, replace(padding(0), session=3, temperature=HEATS[0])]
     old = old_logprobs(worker, filled)
@@ -110,11 +106,6 @@ def test_the_gradient_is_that_of_each_rows_temperature(worker: Any, tiny: Path) 
 
 def test_verls_worker_is_given_the_rows_temperatures(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the place of the one for all, for what it infers and for what it trains."""
-    from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
-
-    from ajet_trainer.backends.verl.cpu_worker import CpuActorWorker
-    from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE, RowWorker
-
     seen: list[Any] = []
     for method in ("infer_batch", "train_mini_batch"):
         monkeypatch.setattr(TrainingWorker, method, lambda self, data: seen.append(data))
@@ -129,9 +120,6 @@ def test_verls_worker_is_given_the_rows_temperatures(worker: Any, monkeypatch: p
 
 def test_rows_bring_temperatures_only_where_one_is_not_the_learners(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a step without any is no slower."""
-    from ajet_trainer.backends.verl import rows as queue
-    from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE
-
     for temperature, rows, brought in (
         (1.0, mixed(), HEATS), (1.0, mixed()[2:], [None]), (0.7, mixed()[:1], [None]), (0.7, mixed()[2:], [1.0]),
     ):
@@ -142,13 +130,8 @@ def test_rows_bring_temperatures_only_where_one_is_not_the_learners(monkeypatch:
         assert found == [None if value is None else pytest.approx(value) for value in brought]
 
 
-def test_padding_is_at_the_temperature_of_the_row_it_is_made_of(verl_here: None) -> None:
+def test_padding_is_at_the_temperature_of_the_row_it_is_made_of() -> None:
     """verl copies a row with all its fields, and packs the copies."""
-    from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
-    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-
-    from ajet_trainer.backends.verl.worker import ROW_TEMPERATURE
-
     filling, _ = construct_minimal_padding_template(data_of(mixed(), [0.0] * 3)[0], {}, 0)
     packed = list_of_dict_to_tensordict([{ROW_TEMPERATURE: filling[ROW_TEMPERATURE]}] * 2)
     assert packed[ROW_TEMPERATURE].tolist() == pytest.approx([HEATS[0]] * 2)
@@ -161,44 +144,20 @@ def test_padding_is_at_the_temperature_of_the_row_it_is_made_of(verl_here: None)
         ({"actor_rollout_ref.model.use_fused_kernels": True}, False),
     ],
 )  # fmt: skip
-def test_a_learner_whose_kernels_take_one_temperature_says_so(
-    verl: dict[str, Any], several: bool, tiny: Path, verl_here: None
-) -> None:
-    from ajet_trainer.backends.verl import settings
-
+def test_a_learner_whose_kernels_take_one_temperature_says_so(verl: dict[str, Any], several: bool, tiny: Path) -> None:
     warm = {"actor_rollout_ref.rollout.temperature": 0.7}
     made = verl_learner(settings.compose(Config(model=str(tiny), verl=verl | warm), "cuda", None))
     assert (made.several_temperatures, made.temperature) == (several, 0.7)
 
 
-def weights_of(
-    worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **verl: Any
-) -> list[np.ndarray[Any, Any]]:
+def weights_of(worker: Any, tiny: Path, rows: list[Row]) -> list[np.ndarray[Any, Any]]:
     """The weights that verl's trainer gives to the tokens of each row, from old logprobs of its worker."""
-    from transfer_queue import KVBatchMeta
-    from verl.trainer.ppo.v1 import trainer_base
-
-    from ajet_trainer.backends.verl import rows as queue
-    from ajet_trainer.backends.verl import settings, trainer
-
-    made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
-    made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
-    memory = MemoryQueue()
-    for module in (trainer_base, trainer, queue):
-        monkeypatch.setattr(module, "tq", memory)
-    queue.put_rows(rows, 1)
-    made._rewards = {row.key: row.reward for row in rows}
-    for row, old in zip(rows, old_logprobs(worker, rows), strict=True):
-        memory.rows[row.key]["old_log_probs"] = old
-    keys = [row.key for row in rows]
-    made._compute_advantage(KVBatchMeta(keys=keys, tags=[{} for _ in rows], partition_id="train"), {})
-    return [memory.rows[key]["rollout_is_weights"].numpy() for key in keys]
+    made = Steps(tiny, worker, "grpo", own=True, **{"rollout_correction.rollout_is": "token"}).put(rows)
+    return [made[row.key]["rollout_is_weights"].numpy() for row in rows]
 
 
 def truncated(policy: Any, seed: int, temperature: float) -> tuple[Row, np.ndarray[Any, Any]]:
     """A row sampled from the smallest set of tokens that holds `TOP_P`, and what this set holds, token by token."""
-    import torch
-
     dice, length = torch.Generator().manual_seed(seed), 10 + seed
     ids, logprobs, kept = torch.randint(0, 500, (6 + seed,), generator=dice).tolist(), [], []
     for _ in range(length):
@@ -220,25 +179,19 @@ def truncated(policy: Any, seed: int, temperature: float) -> tuple[Row, np.ndarr
 
 
 def test_a_truncated_call_has_weights_of_what_the_trainer_says_over_what_it_was_sampled_with(
-    worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
+    worker: Any, tiny: Path
 ) -> None:
     """p / q is the share of the trainer's distribution that the engine kept, to the last digits of float32."""
     made = [truncated(model(tiny), seed, heat) for seed, heat in enumerate((0.7, 1.0, 1.3))]
     rows = [row for row, _ in made]
-    for weights, (_, mass) in zip(weights_of(worker, monkeypatch, tiny, rows), made, strict=True):
+    for weights, (_, mass) in zip(weights_of(worker, tiny, rows), made, strict=True):
         assert mass.min() >= TOP_P and mass.max() < 0.95
         assert np.abs(weights - mass).max() < EXACT
 
 
-def test_each_token_is_weighed_by_the_version_that_sampled_it(
-    worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
-) -> None:
+def test_each_token_is_weighed_by_the_version_that_sampled_it(worker: Any, tiny: Path) -> None:
     """A row whose first tokens other weights sampled: they are weighed against those, and the others are not weighed
     down for them."""
-    import copy
-
-    import torch
-
     older = copy.deepcopy(model(tiny))
     with torch.no_grad():
         for index, parameter in enumerate(older.parameters()):
@@ -249,7 +202,7 @@ def test_each_token_is_weighed_by_the_version_that_sampled_it(
     now, then = (by_hand(policy, row).detach().numpy() for policy in (model(tiny), older))
     logprobs = np.concatenate([then[:half], now[half:]]).astype(np.float32)
     row = replace(row, logprobs=logprobs, min_version=4, max_version=5)
-    weights, _ = weights_of(worker, monkeypatch, tiny, [row, other])
+    weights, _ = weights_of(worker, tiny, [row, other])
     expected = np.minimum(np.exp(now - logprobs), 2.0) * row.mask
     assert np.abs(weights - expected).max() < 2e-5 and np.abs(expected[:half] - row.mask[:half]).max() > 0.1
     assert np.abs(weights[half:] - row.mask[half:]).max() < 1e-5

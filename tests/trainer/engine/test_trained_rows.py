@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ajet_trainer.batch import to_row
 from ajet_trainer.config import Config
@@ -30,11 +31,9 @@ def learner(model: Path, run_dir: Path, say: Callable[[str], None]) -> Any:
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["one row an episode", "episodes that split"])
-def test_what_is_kept_is_what_verls_worker_gets(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path, verl_here: None, split: bool
-) -> None:
+def test_what_is_kept_is_what_verls_worker_gets(tiny: Path, tmp_path: Path, split: bool) -> None:
     rows = group(split)
-    memory = stored(monkeypatch, tiny, rows, adv_estimator="grpo", mode="seq-mean-token-mean")
+    memory = stored(tiny, rows, adv_estimator="grpo", mode="seq-mean-token-mean")
     learner(tiny, tmp_path, pytest.fail)._keep(rows, "train")
     found, model = read(tmp_path, 3)
     assert model == str(tiny) and len(found) == len(rows)
@@ -49,11 +48,9 @@ def test_what_is_kept_is_what_verls_worker_gets(
             assert np.allclose(one.weight[sampled], fields["rollout_is_weights"].numpy()[sampled])
 
 
-def test_a_disk_that_takes_no_rows_ends_no_step(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path, verl_here: None
-) -> None:
+def test_a_disk_that_takes_no_rows_ends_no_step(tiny: Path, tmp_path: Path) -> None:
     rows, said = group(False), list[str]()
-    stored(monkeypatch, tiny, rows)
+    stored(tiny, rows)
     learner(tiny, tmp_path / "gone", said.append)._keep(rows, "train")
     assert len(said) == 1 and said[0].startswith("the rows of step 3 are not kept for reading: ")
 
@@ -78,8 +75,6 @@ def test_tokens_are_shown_as_text(tiny: Path, tmp_path: Path, capsys: pytest.Cap
 def test_the_tokenizer_of_a_checkpoint_serves_where_the_models_folder_is_gone(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import torch
-
     write(tmp_path, 1, [trained()], "hub/name")
     assert status("rows", str(tmp_path), "--json") == 0
     captured = capsys.readouterr()

@@ -26,7 +26,7 @@ Pair = Callable[[str], list[Any]]
 
 
 @pytest.fixture(scope="module")
-def pair(tiny: Path, verl_here: None, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The findings of each of two processes in a part of `one_of_two`."""
     out = tmp_path_factory.mktemp("two")
     shared = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

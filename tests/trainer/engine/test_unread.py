@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import verl
+from verl.trainer.ppo import core_algos
 
 from ajet_sdk.settings import ConfigError
+from ajet_trainer.backends.verl import estimators, unread
+from ajet_trainer.backends.verl.refused import ESTIMATORS, LOSSES
+from ajet_trainer.backends.verl.settings import compose, defaults
+from ajet_trainer.backends.verl.unread import FAMILIES, OPTIM_OF, OWN, keys, of_engine
+from ajet_trainer.config import Config
 from tests.trainer.engine.test_settings import ACTOR, composed, refused
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -48,9 +55,6 @@ WHOLE = ("override_transformer_config.", "_implementation", "mbridge_config")
 
 
 def plain_tree(engine: str = "dp") -> dict[str, Any]:
-    from ajet_trainer.backends.verl.settings import defaults
-    from ajet_trainer.backends.verl.unread import keys
-
     return keys(defaults({"model_engine": engine}))
 
 
@@ -66,8 +70,6 @@ def words_of(files: Iterable[Path]) -> set[str]:
 
 def missing(engine: str, words: set[str]) -> list[str]:
     """The keys that an engine has, are not refused, and are none of `words`."""
-    from ajet_trainer.backends.verl.unread import FAMILIES, of_engine
-
     known = {*FAMILIES, *of_engine("fsdp" if engine == "dp" else engine), *ELSEWHERE}
     return [
         key for key in plain_tree(engine)
@@ -75,19 +77,15 @@ def missing(engine: str, words: set[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def test_every_key_that_is_not_refused_is_read_somewhere(verl_here: None) -> None:
-    import verl
-
+def test_every_key_that_is_not_refused_is_read_somewhere() -> None:
     home = Path(verl.__file__).parent
     run = [file for file in home.rglob("*.py") if not any(part in str(file.relative_to(home)) for part in UNUSED)]
     assert missing("dp", words_of(run)) == []
 
 
 @pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
-def test_every_key_of_an_engine_is_read_by_it_or_refused(engine: str, verl_here: None) -> None:
+def test_every_key_of_an_engine_is_read_by_it_or_refused(engine: str) -> None:
     """Of actor, reference, critic and model: in the sources that run with this engine, not with another."""
-    import verl
-
     home = Path(verl.__file__).parent
     run = [file for part in (engine, "") for pattern in RUN_WITH[part] for file in home.glob(pattern)]
     parts = ("actor_rollout_ref.actor.", "actor_rollout_ref.ref.", "actor_rollout_ref.model.", "critic.")
@@ -98,13 +96,8 @@ def test_every_key_of_an_engine_is_read_by_it_or_refused(engine: str, verl_here:
     ] == []  # fmt: skip
 
 
-def test_what_only_some_choices_read_is_told_apart_as_verl_does(verl_here: None) -> None:
+def test_what_only_some_choices_read_is_told_apart_as_verl_does() -> None:
     """By the words in the source of each function that verl registers."""
-    from verl.trainer.ppo import core_algos
-
-    from ajet_trainer.backends.verl import estimators, unread
-    from ajet_trainer.backends.verl.refused import ESTIMATORS, LOSSES
-
     registries = (core_algos.ADV_ESTIMATOR_REGISTRY, core_algos.POLICY_LOSS_REGISTRY)
     for readers, registry in zip(unread.BY_CHOICE.values(), registries, strict=True):
         for key, names in readers.items():
@@ -116,9 +109,7 @@ def test_what_only_some_choices_read_is_told_apart_as_verl_does(verl_here: None)
             assert reading - {*ESTIMATORS, *LOSSES} == {*names} - {estimators.BY_TURN}, key
 
 
-def test_the_list_names_keys_that_verl_has(verl_here: None) -> None:
-    from ajet_trainer.backends.verl.unread import FAMILIES
-
+def test_the_list_names_keys_that_verl_has() -> None:
     tree = plain_tree()
     assert [one for one in FAMILIES if not any(f"{key}.".startswith(f"{one}.") for key in tree)] == [
         "critic.nccl_timeout"
@@ -126,10 +117,8 @@ def test_the_list_names_keys_that_verl_has(verl_here: None) -> None:
 
 
 @pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
-def test_what_an_engine_does_not_read_is_in_its_tree(engine: str, verl_here: None) -> None:
+def test_what_an_engine_does_not_read_is_in_its_tree(engine: str) -> None:
     """But for what all of them are told of, whether they have it or not."""
-    from ajet_trainer.backends.verl.unread import OPTIM_OF, OWN, of_engine
-
     name = "fsdp" if engine == "dp" else engine
     tree, home = plain_tree(engine), "fsdp_config" if engine == "dp" else engine
     mine = [f"{ACTOR}.optim.{key}" for key in OPTIM_OF.get(name, ())] + [f"{ACTOR}.{home}.{key}" for key in OWN[name]]
@@ -189,7 +178,7 @@ def test_what_an_engine_does_not_read_is_in_its_tree(engine: str, verl_here: Non
         ("actor_rollout_ref.model.mtp.num_speculative_tokens", 3, "set actor_rollout_ref.model.mtp.enable too"),
     ],
 )
-def test_what_nothing_reads_is_refused_with_what_to_do(key: str, value: object, words: str, verl_here: None) -> None:
+def test_what_nothing_reads_is_refused_with_what_to_do(key: str, value: object, words: str) -> None:
     said = refused({key: value})
     assert said.startswith(f"{key} is read by nothing here: ")
     assert words in said
@@ -222,9 +211,7 @@ def test_what_nothing_reads_is_refused_with_what_to_do(key: str, value: object, 
         ("torchtitan", "actor_rollout_ref.ref.optim.lr", 0.5, "not trained"),
     ],
 )
-def test_what_an_engine_does_not_read_is_refused(
-    engine: str, key: str, value: object, words: str, verl_here: None
-) -> None:
+def test_what_an_engine_does_not_read_is_refused(engine: str, key: str, value: object, words: str) -> None:
     said = refused({"model_engine": engine, key: value}, total_steps=9)
     assert said.startswith(f"{key} is read by nothing here: ")
     assert words in said
@@ -245,7 +232,7 @@ def test_what_an_engine_does_not_read_is_refused(
         ("torchtitan", {f"{ACTOR}.torchtitan.tensor_parallel_size": 2, f"{ACTOR}.optim.eps": 1e-7}),
     ],
 )  # fmt: skip
-def test_what_an_engine_reads_is_taken(engine: str, values: dict[str, Any], verl_here: None) -> None:
+def test_what_an_engine_reads_is_taken(engine: str, values: dict[str, Any]) -> None:
     composed({"model_engine": engine} | values, total_steps=9)
 
 
@@ -269,16 +256,12 @@ def test_what_an_engine_reads_is_taken(engine: str, values: dict[str, Any], verl
         {"algorithm.adv_estimator": "tests.trainer.engine.own_functions:doubled", "algorithm.gamma": 0.9},
     ],
 )  # fmt: skip
-def test_what_the_choice_reads_is_taken(
-    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, verl_here: None
-) -> None:
-    from verl.trainer.ppo import core_algos
-
+def test_what_the_choice_reads_is_taken(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", dict(core_algos.ADV_ESTIMATOR_REGISTRY))
     composed(values)
 
 
-def test_what_belongs_to_a_critic_or_to_an_adapter_on_disk(verl_here: None) -> None:
+def test_what_belongs_to_a_critic_or_to_an_adapter_on_disk() -> None:
     gae, model = {"algorithm.adv_estimator": "gae"}, "actor_rollout_ref.model"
     assert "set critic.model.lora_rank too" in refused(gae | {"critic.model.lora_alpha": 32})
     assert "a critic samples nothing" in refused(gae | {"critic.model.mtp.enable_rollout": True})
@@ -288,12 +271,12 @@ def test_what_belongs_to_a_critic_or_to_an_adapter_on_disk(verl_here: None) -> N
     assert f"the adapter of {model}.lora_adapter_path has its own" in refused(on_disk)
 
 
-def test_a_discount_of_turns_is_ajets_own(verl_here: None) -> None:
+def test_a_discount_of_turns_is_ajets_own() -> None:
     discount = {"algorithm.adv_estimator": "ajet_turn", "algorithm.gamma": 0.9}
     assert "set turn_gamma in [trainer]" in refused(discount)
 
 
-def test_an_engine_is_of_the_keys_that_were_chosen_and_of_this_device(verl_here: None) -> None:
+def test_an_engine_is_of_the_keys_that_were_chosen_and_of_this_device() -> None:
     strategy = f"{ACTOR}.strategy"
     assert refused({"model_engine": "megatrn"}) == "model_engine = 'megatrn' is not in verl; did you mean 'megatron'?"
     for name in ("megatron", "automodel"):
@@ -305,7 +288,7 @@ def test_an_engine_is_of_the_keys_that_were_chosen_and_of_this_device(verl_here:
         composed({f"{part}.strategy": "fsdp2"}, device="cpu")
 
 
-def test_a_seed_of_a_shuffle_needs_the_shuffle(verl_here: None) -> None:
+def test_a_seed_of_a_shuffle_needs_the_shuffle() -> None:
     seed = {f"{ACTOR}.data_loader_seed": 7}
     assert refused(seed).startswith(f"{ACTOR}.data_loader_seed is read by nothing here: rows are not shuffled")
     composed(seed | {f"{ACTOR}.shuffle": True})
@@ -313,49 +296,46 @@ def test_a_seed_of_a_shuffle_needs_the_shuffle(verl_here: None) -> None:
     assert mixed.startswith(f"{ACTOR}.shuffle would mix the groups of a step's updates")
 
 
-def test_verls_own_value_may_be_said(verl_here: None) -> None:
+def test_verls_own_value_may_be_said() -> None:
     composed({"trainer.test_freq": -1, "trainer.val_before_train": True, "data.max_prompt_length": 512})
 
 
-def test_what_another_key_gives_is_no_setting_of_its_own(verl_here: None) -> None:
+def test_what_another_key_gives_is_no_setting_of_its_own() -> None:
     """`critic.profiler`, `distillation` and more follow keys that are read."""
     composed({f"{ROLLOUT}.temperature": 0.9, f"{ACTOR}.ppo_max_token_len_per_gpu": 20_000})
 
 
 @pytest.mark.parametrize("key", [f"{ACTOR}.use_dynamic_bsz", f"{ROLLOUT}.log_prob_use_dynamic_bsz"])
-def test_rows_are_always_packed_by_tokens(key: str, verl_here: None) -> None:
+def test_rows_are_always_packed_by_tokens(key: str) -> None:
     assert refused({key: False}).startswith(f"{key} cannot be changed: rows differ in number and length")
 
 
 @pytest.mark.parametrize("name", ["rollout_is", "rollout_rs"])
-def test_a_correction_that_a_bypass_skips_is_refused(name: str, verl_here: None) -> None:
+def test_a_correction_that_a_bypass_skips_is_refused(name: str) -> None:
     key, value = "algorithm.rollout_correction", {"rollout_is": "token", "rollout_rs": "token_k1"}[name]
     said = refused({f"{key}.bypass_mode": True, f"{key}.{name}": value})
     assert said.startswith(f"{key}.{name} does nothing with {key}.bypass_mode")
     composed({f"{key}.bypass_mode": True})
 
 
-def test_a_logger_that_verl_does_not_have_is_refused(verl_here: None) -> None:
+def test_a_logger_that_verl_does_not_have_is_refused() -> None:
     assert refused({"trainer.logger": ["console", "wandbb"]}) == (
         "trainer.logger = 'wandbb' is not in verl; did you mean 'wandb'?"
     )
 
 
-def test_a_coefficient_that_no_checkpoint_holds_is_refused(verl_here: None) -> None:
+def test_a_coefficient_that_no_checkpoint_holds_is_refused() -> None:
     adaptive = {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.type": "adaptive"}
     assert refused(adaptive).startswith("algorithm.kl_ctrl.type must be fixed")
 
 
-def test_a_critic_that_would_count_rows_is_refused(verl_here: None) -> None:
+def test_a_critic_that_would_count_rows_is_refused() -> None:
     mean = {"algorithm.adv_estimator": "gae", f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum"}
     assert refused(mean).startswith("critic.loss_agg_mode = 'seq-mean-token-sum' would count rows")
     composed(mean | {"critic.loss_agg_mode": "token-mean"})
 
 
-def test_an_engine_that_stands_alone_is_told_nothing_by_verl(tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.backends.verl.settings import compose
-    from ajet_trainer.config import Config
-
+def test_an_engine_that_stands_alone_is_told_nothing_by_verl(tmp_path: Path) -> None:
     def attached(key: str, value: object) -> Any:
         config = Config(model="m", engine_urls=("http://e",), verl={f"{ROLLOUT}.{key}": value})
         return compose(config, "cuda", tmp_path)

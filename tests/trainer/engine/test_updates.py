@@ -6,10 +6,15 @@ import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo import padding_utils
 
+from ajet_trainer.backends.verl import settings, trainer
+from ajet_trainer.backends.verl.rows import row_tag
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 
@@ -30,15 +35,7 @@ def some_rows(number: int) -> list[Row]:
 class Updates:
     """The updates of a step that wants `updates` of them on `processes`."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, tiny: Path, updates: int, processes: int, **ours: Any
-    ) -> None:
-        from verl.trainer.ppo import padding_utils
-
-        from ajet_trainer.backends.verl import settings, trainer
-
-        kept = SimpleNamespace(kv_batch_get=lambda **_: [{}], kv_batch_put=lambda **_: None)
-        monkeypatch.setattr(padding_utils, "tq", kept)
+    def __init__(self, tiny: Path, updates: int, processes: int, **ours: Any) -> None:
         made: Any = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
         made.ours = Config(model=str(tiny), verl={"trainer.n_gpus_per_node": processes}, **ours)
         made.config = settings.compose(made.ours, "cpu", None)
@@ -49,15 +46,11 @@ class Updates:
 
     def of(self, rows: list[Row]) -> list[list[str]]:
         """The keys of each update's rows: each process has an equal part of the batch, and takes from its front."""
-        from transfer_queue import KVBatchMeta
-
-        from ajet_trainer.backends.verl.rows import row_tag
-
         self.trainer.begin(rows)
         tags = [row_tag(row, 1) for row in rows]
-        keys = self.trainer._balance_batch(
-            KVBatchMeta(keys=[row.key for row in rows], tags=tags, partition_id="train"), {}
-        ).keys
+        batch = KVBatchMeta(keys=[row.key for row in rows], tags=tags, partition_id="train")
+        with patch.object(padding_utils, "tq", Mock(kv_batch_get=lambda **_: [{}])):
+            keys = self.trainer._balance_batch(batch, {}).keys
         share = self.trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size // self.processes
         length = len(keys) // self.processes
         starts = [length * process for process in range(self.processes)]
@@ -74,22 +67,18 @@ def counts(updates: list[list[str]]) -> list[tuple[int, int]]:
     return [(len(update), len(real(update))) for update in updates]
 
 
-def test_an_update_has_whole_groups_and_padding_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
-    updates = Updates(monkeypatch, tiny, 2, 1).of(some_rows(10))
+def test_an_update_has_whole_groups_and_padding_of_its_own(tiny: Path) -> None:
+    updates = Updates(tiny, 2, 1).of(some_rows(10))
     assert counts(updates) == [(6, 6), (6, 4)]
     assert [{key.split("_")[0] for key in real(update)} for update in updates] == [{"g0", "g2"}, {"g1"}]
-    assert counts(Updates(monkeypatch, tiny, 3, 8).of(some_rows(33))) == [(16, 12), (16, 12), (16, 9)]
-    assert counts(Updates(monkeypatch, tiny, 3, 8).of(some_rows(10))) == [(8, 4), (8, 4), (8, 2)]
+    assert counts(Updates(tiny, 3, 8).of(some_rows(33))) == [(16, 12), (16, 12), (16, 9)]
+    assert counts(Updates(tiny, 3, 8).of(some_rows(10))) == [(8, 4), (8, 4), (8, 2)]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8])
-def test_updates_are_equally_large_and_no_group_is_in_two(
-    processes: int, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
+def test_updates_are_equally_large_and_no_group_is_in_two(processes: int, tiny: Path) -> None:
     for wanted in (1, 2, 3, 4):
-        made = Updates(monkeypatch, tiny, wanted, processes)
+        made = Updates(tiny, wanted, processes)
         for number in range(1, 60):
             updates = made.of(some_rows(number))
             seen = counts(updates)
@@ -99,9 +88,9 @@ def test_updates_are_equally_large_and_no_group_is_in_two(
             assert sum(rows for _, rows in seen) == number and all(rows for _, rows in seen)
 
 
-def test_each_process_gets_a_part_of_each_update(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
+def test_each_process_gets_a_part_of_each_update(tiny: Path) -> None:
     """Of about equally many tokens, as verl balances them."""
-    made = Updates(monkeypatch, tiny, 2, 2)
+    made = Updates(tiny, 2, 2)
     rows = some_rows(32)
     lengths = {row.key: row.tokens for row in rows}
     for update in made.of(rows):
@@ -110,10 +99,8 @@ def test_each_process_gets_a_part_of_each_update(monkeypatch: pytest.MonkeyPatch
         assert min(loads) > 0.9 * max(loads)
 
 
-def test_a_process_gets_whole_groups_where_rows_are_trees(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
-) -> None:
-    made = Updates(monkeypatch, tiny, 2, 2, rows="tree")
+def test_a_process_gets_whole_groups_where_rows_are_trees(tiny: Path) -> None:
+    made = Updates(tiny, 2, 2, rows="tree")
     rows = some_rows(32)
     random.Random(1).shuffle(rows)
     for update in made.of(rows):

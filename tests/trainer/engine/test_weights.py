@@ -6,9 +6,21 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+import torch
+from safetensors.torch import load_file
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from ajet_trainer.backends.verl.backend import environment
+from ajet_trainer.backends.verl.weights import SharedFolder, wait
+from ajet_trainer.backends.verl.worker import RUN_WORD, own_socket, run_word
+from ajet_trainer.engines.http import EngineLost
+from ajet_trainer.engines.weights import forget
 
 STARTS = 3
 """Ray gives itself 30 s for its start, which a busy machine may exceed."""
@@ -16,8 +28,6 @@ STARTS = 3
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[Any]:
-    import ray
-
     for left in reversed(range(STARTS)):
         try:
             ray.init(
@@ -36,18 +46,12 @@ def ray_here() -> Iterator[Any]:
 
 def send_to_nobody(folder: str) -> None:
     """The part of a training process in a push: verl's sender, whose receiver died before it connected."""
-    import torch
-    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
-
     sender = BucketedWeightSender(f"ipc://{folder}/push.sock", bucket_size_mb=1, use_shm=True)
     Path(folder, "sending").touch()
     asyncio.run(sender.async_send_weights(iter([("w", torch.zeros(4))])))
 
 
 def test_a_push_whose_receiver_died_ends_with_a_clear_error(ray_here: Any, tmp_path: Path) -> None:
-    from ajet_trainer.backends.verl.weights import wait
-    from ajet_trainer.engines.http import EngineLost
-
     reference = ray_here.remote(send_to_nobody).remote(str(tmp_path))
     while not (tmp_path / "sending").exists():
         time.sleep(0.2)
@@ -61,9 +65,6 @@ def test_a_push_whose_receiver_died_ends_with_a_clear_error(ray_here: Any, tmp_p
 
 
 def test_a_push_that_works_or_fails_is_reported_as_it_is(ray_here: Any) -> None:
-    from ajet_trainer.backends.verl.weights import wait
-    from ajet_trainer.engines.http import EngineLost
-
     def fail() -> None:
         raise ValueError("no such tensor")
 
@@ -72,13 +73,7 @@ def test_a_push_that_works_or_fails_is_reported_as_it_is(ray_here: Any) -> None:
         wait([ray_here.remote(fail).remote()], lambda: None, 60.0)
 
 
-def test_the_folder_holds_the_newest_weights_only(tmp_path: Path, verl_here: None) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    from ajet_trainer.backends.verl.weights import SharedFolder
-    from ajet_trainer.engines.weights import forget
-
+def test_the_folder_holds_the_newest_weights_only(tmp_path: Path) -> None:
     for step in (1, 2):
         writer = SharedFolder(bucket_size=1, is_master=True, folder=str(tmp_path))
         tied = torch.full((2,), float(step))
@@ -92,16 +87,9 @@ def test_the_folder_holds_the_newest_weights_only(tmp_path: Path, verl_here: Non
 
 
 def test_each_run_on_a_host_sends_weights_through_a_socket_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verl_here: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Both ends call it alike; every Ray that is started calls its first job 01000000."""
-    from types import SimpleNamespace
-
-    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
-
-    from ajet_trainer.backends.verl.backend import environment
-    from ajet_trainer.backends.verl.worker import RUN_WORD, own_socket, run_word
-
     engine, sockets = SimpleNamespace(model_runner=None, local_rank=0), set()
     monkeypatch.delenv(RUN_WORD, raising=False)
     for _ in range(2):

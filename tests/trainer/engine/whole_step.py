@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+import torch
+from omegaconf import OmegaConf
+from verl.workers.config import PolicyLossConfig
 
 from ajet_trainer.batch import Row
+from tests.kit.learner import old_logprobs
 from tests.trainer.engine.test_estimators import a_trainer, group, padding, passed
 from tests.trainer.engine.test_gradient import close, gradient, step_data, still
 
@@ -22,32 +25,36 @@ TERMS = {"entropy_coeff": 0.01}
 
 def put(data: Any, made: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]) -> None:
     """Puts into `data` what the trainer has `made` of each of its `rows`."""
-    import torch
-
     for name in PUT:
         if name in made[rows[0].key]:
             data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in rows], layout=torch.jagged)
 
 
 class Steps:
-    """Steps of one `estimator`; the loss and the mean may change from step to step."""
+    """Steps of one `estimator` and these `options`; the loss and the mean may change from step to step. The old
+    logprobs are the engine's, or the model's `own`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any, estimator: str = "rloo") -> None:
-        self.monkeypatch, self.worker = monkeypatch, worker
-        self.trainer = a_trainer(tiny, adv_estimator=estimator)
+    def __init__(
+        self, tiny: Path, worker: Any, estimator: str = "rloo", *, own: bool = False, mode: str = "token-mean",
+        **options: Any,
+    ) -> None:
+        self.worker, self.own, self.mean = worker, own, mode
+        self.trainer = a_trainer(tiny, adv_estimator=estimator, mode=mode, **options)
+
+    def put(self, rows: list[Row]) -> dict[str, dict[str, Any]]:
+        """The fields of each row that the worker gets."""
+        old = zip(rows, old_logprobs(self.worker, rows), strict=True) if self.own else ()
+        return passed(self.trainer, rows, old={row.key: found for row, found in old})
 
     def gradient(
-        self, rows: list[Row], *, loss: str = "vanilla", mean: str = "token-mean", at_rest: bool = False
+        self, rows: list[Row], *, loss: str = "vanilla", mean: str | None = None, at_rest: bool = False
     ) -> np.ndarray[Any, Any]:
         """The gradient of a step on `rows`. `at_rest` it is the first update, whose ratios are all 1."""
-        from omegaconf import OmegaConf
-        from verl.workers.config import PolicyLossConfig
-
+        mean = mean or self.mean
         for key, value in (("loss_agg_mode", mean), ("policy_loss.loss_mode", loss)):
             OmegaConf.update(self.trainer.config, f"actor_rollout_ref.actor.{key}", value)
-        made = passed(self.monkeypatch, self.trainer, rows)
         data = step_data(rows, [0.0] * len(rows), pack=150)
-        put(data, made, rows)
+        put(data, self.put(rows), rows)
         if at_rest:
             data = still(self.worker, data)
         choice = PolicyLossConfig(loss_mode=loss, dro_beta=BETA)
