@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, BadRequest, Conflict

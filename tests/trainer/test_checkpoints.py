@@ -3,10 +3,12 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from ajet_trainer.backends.verl.checkpoints import MARKER, prune, repair_marker
 
 
-def checkpoint(folder: Path, step: int, *, history: bytes | None = None, marker: bool = True) -> None:
+def checkpoint(folder: Path, step: int, *, history: bytes | None = None) -> None:
     """A checkpoint as verl leaves it, or with `history` instead of a whole data.pt."""
     place = folder / f"global_step_{step}"
     (place / "actor").mkdir(parents=True)
@@ -15,52 +17,40 @@ def checkpoint(folder: Path, step: int, *, history: bytes | None = None, marker:
             archive.writestr("data.pkl", "state")
     elif history:
         (place / "data.pt").write_bytes(history)
-    if marker:
-        (folder / MARKER).write_text(str(step))
+    (folder / MARKER).write_text(str(step))
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_no_checkpoint_is_a_start_from_scratch(tmp_path: Path) -> None:
-    assert repair_marker(tmp_path / "none") is None
-    assert repair_marker(tmp_path) is None
+CUT = b"PK\x03\x04 cut"
 
 
-def test_the_marked_checkpoint_is_resumed_and_nothing_touched(tmp_path: Path) -> None:
-    checkpoint(tmp_path, 2)
-    checkpoint(tmp_path, 10)
-    assert repair_marker(tmp_path) == 10
-    assert names(tmp_path) == ["global_step_10", "global_step_2", MARKER]
-
-
-def test_a_crash_before_the_history_was_written_goes_back_one(tmp_path: Path) -> None:
-    checkpoint(tmp_path, 2)
-    checkpoint(tmp_path, 4, history=b"", marker=False)
-    assert repair_marker(tmp_path) == 2
-    assert names(tmp_path) == ["global_step_2", MARKER]
-
-
-def test_a_history_cut_short_is_no_history(tmp_path: Path) -> None:
-    checkpoint(tmp_path, 2)
-    checkpoint(tmp_path, 4, history=b"PK\x03\x04 cut", marker=False)
-    assert repair_marker(tmp_path) == 2
-
-
-def test_a_crash_while_the_marker_was_written_keeps_the_whole_checkpoint(tmp_path: Path) -> None:
-    checkpoint(tmp_path, 2)
-    checkpoint(tmp_path, 4, marker=False)
-    (tmp_path / MARKER).write_text("")
-    assert repair_marker(tmp_path) == 4
-    assert (tmp_path / MARKER).read_text() == "4"
-
-
-def test_only_broken_checkpoints_are_a_start_from_scratch(tmp_path: Path) -> None:
-    checkpoint(tmp_path, 4, history=b"")
+@pytest.mark.parametrize(("steps", "marked", "resumed", "left"), [
+    ({}, None, None, []),
+    ({2: None, 10: None}, "10", 10, ["global_step_10", "global_step_2"]),
+    ({2: None, 4: b""}, "2", 2, ["global_step_2"]),
+    ({2: None, 4: CUT}, "2", 2, ["global_step_2"]),
+    ({2: None, 4: None}, "", 4, ["global_step_2", "global_step_4"]),
+    ({4: b""}, "4", None, []),
+], ids=["none", "a marked one", "a crash before the history", "a history cut short", "a crash while it was marked",
+        "only broken ones"])  # fmt: skip
+def test_the_newest_whole_checkpoint_is_resumed_and_later_ones_go(
+    tmp_path: Path, steps: dict[int, bytes | None], marked: str | None, resumed: int | None, left: list[str]
+) -> None:
     (tmp_path / "global_step_notes").mkdir()
-    assert repair_marker(tmp_path) is None
-    assert names(tmp_path) == ["global_step_notes"]
+    for step, history in steps.items():
+        checkpoint(tmp_path, step, history=history)
+    if marked is not None:
+        (tmp_path / MARKER).write_text(marked)
+    assert repair_marker(tmp_path) == resumed
+    assert names(tmp_path) == [*left, "global_step_notes", *[MARKER] * (resumed is not None)]
+    assert resumed is None or (tmp_path / MARKER).read_text() == str(resumed)
+
+
+def test_a_folder_that_is_not_there_has_no_checkpoint(tmp_path: Path) -> None:
+    assert repair_marker(tmp_path / "none") is None
 
 
 def test_only_the_newest_whole_checkpoints_stay(tmp_path: Path) -> None:

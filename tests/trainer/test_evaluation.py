@@ -2,57 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from ajet_sdk.errors import NotFound
 from ajet_trainer.config import Config
 from ajet_trainer.evaluation import EVAL_QUIET_S, EVAL_WAIT_S, NOBODY
-from ajet_trainer.keeper import Keeper
-from ajet_trainer.link import Link
-from ajet_trainer.progress import Progress
-from ajet_trainer.step import Run
-from ajet_trainer.trained_batches import TrainedBatches
-from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, ScriptedLearner
+from tests.trainer.scripted_learner import Killed
 from tests.trainer.test_link import Clock
+from tests.trainer.test_step import Setting
 
 
-class Evaluating:
-    """A run of some steps; `play` says what agents do with an evaluation whenever the trainer looks."""
+class Evaluating(Setting):
+    """A run of some steps. What the proxy `plays` of an evaluation, it does whenever the trainer looks."""
 
     def __init__(self, folder: Path, *, steps: int = 4, **options: Any) -> None:
-        usual = {"groups": 2, "total_steps": steps, "save_freq": 1, "eval_every": 2, "eval_episodes": 4}
-        self.config = Config(model="m", run_dir=str(folder), **{**usual, **options})
-        self.folder, self.instants, self.disk, self.said, self.clock = folder, Instants(), Disk(), list[str](), Clock()
-        self.proxy = MemoryProxy(steps, self.instants)
-        self.stop: Callable[[], bool] = lambda: False
-        self.logged: dict[int, dict[str, float]] = {}
+        super().__init__(folder, steps, **{"eval_every": 2, "eval_episodes": 4} | options)
+        self.clock = Clock()
+        self.time = {"clock": self.clock, "sleep": self.clock.sleep}
+        self.ends: Callable[[], bool] = lambda: False
 
-    def play(self, plays: Callable[[dict[str, Any]], None]) -> None:
-        self.proxy.plays = plays
-
-    def whole(self) -> None:
-        link, learner = cast(Link, self.proxy), ScriptedLearner(self.disk, self.instants)
-        progress = Progress(self.config.run_dir, self.config.total_steps, self.said.append)
-        batches = TrainedBatches.from_state(self.disk.batches)
-        run = Run(
-            self.config, link, learner, batches, Keeper(link, 300.0), progress, stopping=lambda: self.stop(),
-            clock=self.clock, sleep=self.clock.sleep,
-        )
-        try:
-            run.start()
-            run.loop()
-        finally:
-            self.logged |= learner.logged
-            if self.instants.fatal is None:
-                run.close()
-
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+    def stopping(self) -> bool:
+        return self.ends()
 
     def evaluated(self) -> list[tuple[int, float | None, int | None]]:
         """``(step, mean, episodes)`` of each line."""
@@ -73,7 +47,7 @@ def plays(*rewards: float) -> Callable[[dict[str, Any]], None]:
 @pytest.fixture
 def run(tmp_path: Path) -> Evaluating:
     made = Evaluating(tmp_path)
-    made.play(plays(0.0, 1.0))
+    made.proxy.plays = plays(0.0, 1.0)
     return made
 
 
@@ -96,9 +70,9 @@ def test_every_evaluation_is_of_one_version_with_the_gate_open(run: Evaluating) 
 
 def test_loggers_and_the_terminal_get_its_figures(run: Evaluating) -> None:
     run.whole()
-    assert run.logged[0]["ajet/eval_reward_mean"] == 0.5 and "ajet/reward_mean" not in run.logged[0]
-    assert (run.logged[2]["ajet/eval_episodes"], run.logged[2]["ajet/reward_mean"]) == (4.0, 0.5)
-    assert "ajet/timing/eval" in run.logged[2] and "ajet/eval_episodes" not in run.logged[1]
+    assert run.learner.logged[0]["ajet/eval_reward_mean"] == 0.5 and "ajet/reward_mean" not in run.learner.logged[0]
+    assert (run.learner.logged[2]["ajet/eval_episodes"], run.learner.logged[2]["ajet/reward_mean"]) == (4.0, 0.5)
+    assert "ajet/timing/eval" in run.learner.logged[2] and "ajet/eval_episodes" not in run.learner.logged[1]
     shown = [line for line in run.said if line.startswith("step ")]
     assert [("eval 0.50 (4)" in line) for line in shown] == [True, False, True, False, True]
     assert shown[0].startswith("step 0/4 · eval 0.50 (4)")
@@ -112,7 +86,7 @@ def test_off_is_the_default(tmp_path: Path) -> None:
 
 
 def test_where_nobody_plays_training_continues_and_says_so_once(run: Evaluating) -> None:
-    run.play(lambda evaluation: None)
+    run.proxy.plays = lambda evaluation: None
     before = run.clock()
     run.whole()
     assert run.said.count(NOBODY) == 1
@@ -124,7 +98,7 @@ def test_one_that_does_not_end_is_left_with_what_it_has(run: Evaluating) -> None
     def stuck(evaluation: dict[str, Any]) -> None:
         evaluation |= {"opened": 3, "done": 1, "rewards": [0.25]}
 
-    run.play(stuck)
+    run.proxy.plays = stuck
     run.whole()
     assert run.clock() >= 3 * EVAL_WAIT_S
     assert run.evaluated()[0] == (0, 0.25, 1)
@@ -141,19 +115,19 @@ def test_a_stop_waits_for_no_evaluation(run: Evaluating, looks: int) -> None:
         if run.proxy.version == 2:
             seen.append(1)
             if len(seen) == looks:
-                run.stop = lambda: True
+                run.ends = lambda: True
         plays(0.25)(evaluation)
 
-    run.play(slow)
+    run.proxy.plays = slow
     run.whole()
     assert run.evaluated()[-1] == (2, None, None)
     assert run.disk.version == 2 and "ack lease1 2" in run.proxy.log
 
 
 def test_a_resumed_run_repeats_no_evaluation_that_it_has(run: Evaluating) -> None:
-    run.stop = lambda: "ack lease2 3" in run.proxy.log
+    run.ends = lambda: "ack lease2 3" in run.proxy.log
     run.whole()
-    run.stop = lambda: False
+    run.ends = lambda: False
     run.whole()
     assert run.evaluated() == [(0, 0.5, 4), (1, None, None), (2, 0.5, 4), (3, None, None), (4, 0.5, 4)]
     assert len(run.proxy.evaluations) == 3
@@ -161,7 +135,7 @@ def test_a_resumed_run_repeats_no_evaluation_that_it_has(run: Evaluating) -> Non
 
 def test_a_run_that_begins_again_keeps_the_evaluation_of_its_start(tmp_path: Path) -> None:
     run = Evaluating(tmp_path, save_freq=10)
-    run.play(plays(1.0))
+    run.proxy.plays = plays(1.0)
     for fatal in (14, 20):
         run.instants.seen, run.instants.fatal = 0, fatal
         with pytest.raises(Killed):
@@ -179,10 +153,10 @@ def test_an_evaluation_that_a_crash_cut_short_is_repeated_at_the_start_alone(run
     def crash(evaluation: dict[str, Any]) -> None:
         raise Killed("while an evaluation is played")
 
-    run.play(crash)
+    run.proxy.plays = crash
     with pytest.raises(Killed):
         run.whole()
-    run.play(whole)
+    run.proxy.plays = whole
     run.whole()
     assert run.evaluated()[0] == (0, 0.5, 4)
     assert [line for line in run.proxy.log if "at 0" in line] == ["evaluate 4 at 0 open"] * 2
@@ -192,8 +166,8 @@ def test_episodes_that_are_all_discarded_are_not_nobodys(run: Evaluating) -> Non
     def lose(evaluation: dict[str, Any]) -> None:
         evaluation["lost"] = 3
 
-    run.play(lose)
-    run.stop = lambda: run.clock() > EVAL_WAIT_S
+    run.proxy.plays = lose
+    run.ends = lambda: run.clock() > EVAL_WAIT_S
     run.whole()
     assert not any("nobody plays" in line for line in run.said)
     assert any("and 3 were discarded; training continues" in line for line in run.said)
@@ -203,7 +177,7 @@ def test_a_daemon_that_knows_nothing_of_it_any_more_is_not_waited_for(run: Evalu
     def forgotten(evaluation: Mapping[str, Any]) -> None:
         raise NotFound("there is a later one of its model")
 
-    run.play(forgotten)
+    run.proxy.plays = forgotten
     before = run.clock()
     run.whole()
     assert run.clock() == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +23,7 @@ def test_without_overlap_agents_are_held_while_a_step_trains(
 ) -> None:
     """By the gate of an engine that stands alone, from before the training until it has the new weights."""
     setting, gates = Setting(tmp_path, 1, overlap=overlap), list[str]()
-    run = setting.start(colocated=False)
-    run.start()
+    run = setting.begun(colocated=False)
     setting.instants.happens = {
         at: lambda: gates.append(setting.proxy.gate) for at in range(setting.instants.seen, setting.instants.seen + 99)
     }
@@ -48,7 +46,7 @@ def test_what_is_too_stale_for_the_weights_that_train_is_never_trained(tmp_path:
 
     setting.proxy.make = make
     setting.whole()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = setting.lines()
     assert [line["staleness_max"] for line in lines] == [0, 1, 2, 2, 2, 2, 2, 2]
     assert [line["rejected_episodes"] for line in lines] == [0, 0, 0, 2, 0, 2, 0, 0]
     assert setting.proxy.filtered == {
@@ -86,7 +84,7 @@ def test_idle_shares_go_from_step_to_step(tmp_path: Path) -> None:
     at = setting.instants.seen
     setting.instants.happens = {at + 3: lambda: later(4.0, -12.0)}
     run.step()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = setting.lines()
     assert [line["idle"] for line in lines] == [
         {"trainer": 0.375, "engine": 0.5}, {"trainer": 0.0, "engine": 0.5},
     ]  # fmt: skip

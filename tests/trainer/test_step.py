@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from ajet_sdk.errors import ProxyUnreachable
+from ajet_sdk.errors import Conflict, NotFound, ProxyUnreachable
 from ajet_sdk.sample import BatchEpisode
 from ajet_trainer.attempts import Elsewhere
 from ajet_trainer.batch import to_rows
@@ -48,7 +48,10 @@ class Setting:
         self.instants, self.disk, self.said = Instants(), Disk(), list[str]()
         self.proxy = MemoryProxy(batches, self.instants)
         self.learner = ScriptedLearner(self.disk, self.instants)
-        self.stop = False
+        self.stop, self.time = False, dict[str, Any]()
+
+    def stopping(self) -> bool:
+        return self.stop or not self.proxy.ready
 
     def start(self, **changes: Any) -> Run:
         self.learner = ScriptedLearner(self.disk, self.instants)
@@ -62,9 +65,16 @@ class Setting:
             TrainedBatches.from_state(self.disk.batches),
             Keeper(link, 300.0),
             self.progress(self.config.run_dir, self.config.total_steps, self.said.append),
-            stopping=lambda: self.stop or not self.proxy.ready,
+            stopping=self.stopping,
+            **self.time,
         )
         return self.run
+
+    def begun(self, **changes: Any) -> Run:
+        """A process whose run has told the proxy that it begins."""
+        run = self.start(**changes)
+        run.start()
+        return run
 
     def whole(self) -> None:
         run = self.start()
@@ -72,7 +82,16 @@ class Setting:
             run.start()
             run.loop()
         finally:
-            run.close()
+            if self.instants.seen - 1 != self.instants.fatal:
+                run.close()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What `metrics.jsonl` says."""
+        return [json.loads(line) for line in (Path(self.config.run_dir) / "metrics.jsonl").read_text().splitlines()]
+
+    def told(self, *words: str) -> list[str]:
+        """What the proxy was told that begins with one of these words."""
+        return [entry for entry in self.proxy.log if entry.startswith(words)]
 
 
 @pytest.fixture
@@ -81,8 +100,7 @@ def setting(tmp_path: Path) -> Setting:
 
 
 def test_a_step_goes_through_its_stations_in_order(setting: Setting) -> None:
-    run = setting.start()
-    run.start()
+    run = setting.begun()
     setting.instants.names.clear()
     run.step()
     assert setting.instants.names == [
@@ -110,8 +128,7 @@ def test_groups_that_a_daemon_gives_in_several_leases_make_one_step(tmp_path: Pa
     setting = Setting(tmp_path, 2)
     setting.proxy = MemoryProxy(2, setting.instants, singly=True)
     setting.whole()
-    acknowledged = [word for word in setting.proxy.log if word.startswith("ack")]
-    assert acknowledged == ["ack lease0 1", "ack lease1 1", "ack lease2 2", "ack lease3 2"]
+    assert setting.told("ack") == ["ack lease0 1", "ack lease1 1", "ack lease2 2", "ack lease3 2"]
     assert setting.proxy.asked == [2, 1, 2, 1]
 
 
@@ -120,14 +137,13 @@ def test_what_is_leased_goes_back_when_a_stop_comes_before_the_batch_is_together
     setting.proxy = MemoryProxy(2, setting.instants, singly=True)
     setting.whole()
     assert setting.disk.version == 1
-    assert [word for word in setting.proxy.log if word.startswith("nack")] == ["nack lease3"]
+    assert setting.told("nack") == ["nack lease3"]
 
 
 def test_a_daemon_that_was_emptied_unseen_hears_the_policy_again(tmp_path: Path) -> None:
     """It came back between two questions, with another data directory, and knows nothing."""
     setting = Setting(tmp_path, 1, max_lead=0)
-    run = setting.start()
-    run.start()
+    run = setting.begun()
 
     def empty() -> None:
         setting.proxy.version, setting.proxy.upstreams = -1, ()
@@ -153,8 +169,7 @@ def test_an_engine_that_stays_frozen_is_told_again_to_go_on(tmp_path: Path) -> N
 
 
 def test_a_daemon_that_stays_away_ends_the_run(setting: Setting) -> None:
-    run = setting.start()
-    run.start()
+    run = setting.begun()
     setting.proxy.down = True
     for ask in (run.step, run.gate.open, run.gate.close):
         with pytest.raises(ProxyUnreachable):
@@ -162,8 +177,7 @@ def test_a_daemon_that_stays_away_ends_the_run(setting: Setting) -> None:
 
 
 def test_the_end_of_a_run_waits_for_no_daemon_for_long(setting: Setting) -> None:
-    run = setting.start()
-    run.start()
+    run = setting.begun()
     setting.proxy.down = True
     run.close()
     assert setting.proxy.deadline_s == CLOSE_S
@@ -181,8 +195,7 @@ def test_what_goes_of_another_run_is_said_before_ours_is_announced(setting: Sett
 
 
 def test_an_engine_that_stands_alone_serves_while_the_trainer_trains(setting: Setting) -> None:
-    run = setting.start(colocated=False)
-    run.start()
+    run = setting.begun(colocated=False)
     names = setting.instants.names
     assert names == ["before the gate closes", "before the push", "after the push", "before the gate opens"]
     assert setting.proxy.upstreams == ("old",)
@@ -196,8 +209,7 @@ def test_engines_are_looked_at_before_each_step_though_batches_are_always_ready(
     setting: Setting, colocated: bool
 ) -> None:
     """One that serves another model by now has sampled some of this batch, which goes back untrained."""
-    run = setting.start(colocated=colocated)
-    run.start()
+    run = setting.begun(colocated=colocated)
     run.step()
     assert setting.learner.checks == 1
 
@@ -224,11 +236,9 @@ def test_a_trainer_says_for_whom_it_waits(tmp_path: Path) -> None:
 def test_acknowledgements_wait_for_the_checkpoint(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 5, save_freq=2)
     setting.whole()
-    order = [word for word in setting.proxy.log if word.startswith(("open", "ack"))]
-    assert order == [
+    assert setting.told("open", "ack") == [
         "open 0", "open 1", "open 2", "ack lease0 1", "ack lease1 2", "open 3", "open 4", "ack lease2 3",
-        "ack lease3 4",
-        "open 5", "ack lease4 5",
+        "ack lease3 4", "open 5", "ack lease4 5",
     ]  # fmt: skip
     assert setting.disk.version == 5
     assert setting.run.keeper.held == ()
@@ -238,17 +248,12 @@ def test_no_checkpoints_but_the_last(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 3, save_freq=0)
     setting.whole()
     assert setting.instants.names.count("before the checkpoint is complete") == 1
-    assert [word for word in setting.proxy.log if word.startswith("ack")] == [
-        "ack lease0 1",
-        "ack lease1 2",
-        "ack lease2 3",
-    ]
+    assert setting.told("ack") == ["ack lease0 1", "ack lease1 2", "ack lease2 3"]
 
 
 def test_a_stop_between_checkpoints_saves_and_acknowledges_first(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 5, save_freq=10)
-    run = setting.start()
-    run.start()
+    run = setting.begun()
     run.step()
     setting.stop = True
     run.loop()
@@ -262,7 +267,7 @@ def test_metrics_of_a_step(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 1)
     setting.proxy.make = lambda task: (episode(f"{task}a", 1.0, samples=2, turns=2), episode(f"{task}b", 0.0))
     setting.whole()
-    record = json.loads((tmp_path / "metrics.jsonl").read_text())
+    (record,) = setting.lines()
     assert record["timing"].keys() == {"wait", "drain", "train", "update_actor", "save", "push"}
     del record["timing"]
     assert record.pop("idle").keys() == {"trainer", "engine"}
@@ -283,7 +288,7 @@ def test_groups_whose_rewards_are_equal_are_counted(tmp_path: Path) -> None:
     three = 0.1 + 0.1 + 0.1
     setting.proxy.make = lambda task: (episode(f"{task}a", three), episode(f"{task}b", 0.9 if task == "0g1" else 0.3))
     setting.whole()
-    record = json.loads((tmp_path / "metrics.jsonl").read_text())
+    (record,) = setting.lines()
     assert (record["groups"], record["groups_without_signal"]) == (2, 1)
 
 
@@ -294,7 +299,7 @@ def test_what_is_left_out_or_corrected_is_said_once_and_counted_in_each_step(tmp
     setting = Setting(tmp_path, 2)
     setting.proxy.make = lambda task: tuple(episode(f"{task}e{i}", i, turns=4, facts=MIXED) for i in range(2))
     setting.whole()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = setting.lines()
     counted = [(line["corrected_tokens"], line["untold_tokens"], line["left_out_calls"]) for line in lines]
     assert counted == [(4 * 3, 4 * 3, {"greedy": 4})] * 2
     said = [line for line in setting.said if line.startswith("calls ")]
@@ -316,7 +321,7 @@ def test_loggers_get_a_steps_figures_once_the_learners_by_its_names_and_ours_apa
     times = {name for name in ours if name.startswith("timing/")}
     assert 0 <= ours.pop("idle/trainer") <= 1
     assert times == {f"timing/{part}" for part in ("wait", "drain", "train", "save", "push")}
-    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
+    line = setting.lines()[1]
     kept = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "pg_loss"}
     assert {name: value for name, value in ours.items() if name not in times} == {
         name: value for name, value in kept.items() if name != "step"
@@ -361,10 +366,9 @@ def test_length_is_punished_and_overlong_calls_are_masked_as_learner_and_setting
         return replace(one, samples=(replace(part, finish_reasons=("length",)),)), other
 
     setting.proxy.make = make
-    run = setting.start(shaping=Shaping(limit=10, buffer=4, factor=0.5))
-    run.start()
+    run = setting.begun(shaping=Shaping(limit=10, buffer=4, factor=0.5))
     run.step()
-    (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    (line,) = setting.lines()
     assert (line["reward_mean"], line["overlong_penalty"], line["left_out_calls"]) == (0.5, -0.375, {"overlong": 2})
     assert [(row.reward, row.sampled) for row in setting.learner.rows] == [(-0.5, 0), (0.75, 8)] * 2
     assert [said for said in setting.said if "overlong" in said and "left out" in said]
@@ -372,13 +376,12 @@ def test_length_is_punished_and_overlong_calls_are_masked_as_learner_and_setting
 
 def test_rows_bring_advantages_where_the_learner_gives_credit_by_turn(tmp_path: Path) -> None:
     setting = Setting(tmp_path / "run", 1)
-    run = setting.start(by_turn=ByTurn(scaled=False))
-    run.start()
+    run = setting.begun(by_turn=ByTurn(scaled=False))
     run.step()
     assert [set(row.advantages.tolist()) for row in setting.learner.rows if row.advantages is not None] == [
         {-0.5}, {0.5}
     ] * 2
-    (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    (line,) = setting.lines()
     assert "overlong_penalty" not in line
 
 
@@ -387,10 +390,26 @@ def test_a_batch_with_nothing_to_train_is_acknowledged_and_makes_no_step(tmp_pat
     setting.proxy.make = lambda task: tuple(episode(f"{task}e{i}", 1.0) for i in range(2))
     setting.whole()
     assert setting.learner.version == 0
-    assert [word for word in setting.proxy.log if word.startswith("ack")] == ["ack lease0 0", "ack lease1 0"]
+    assert setting.told("ack") == ["ack lease0 0", "ack lease1 0"]
     assert set(setting.proxy.filtered) == {f"{n}g{g}e{i}" for n in range(2) for g in range(2) for i in range(2)}
     assert any("no_signal" in line for line in setting.said)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("error", [NotFound("gone"), Conflict("elsewhere")])
+def test_a_lease_without_anything_to_train_may_be_gone(tmp_path: Path, error: Exception) -> None:
+    setting = Setting(tmp_path, 3, no_signal="drop")
+    setting.proxy.make = lambda task: tuple(episode(f"{task}e{i}", 1.0, task=task) for i in range(2))
+
+    def ack(*_: Any, **__: Any) -> None:
+        setting.proxy.ready.clear()
+        raise error
+
+    setting.proxy.ack = ack  # type: ignore[method-assign]
+    run = setting.begun()
+    run.step()
+    assert setting.learner.version == 0
+    assert run.keeper.held == ()
 
 
 def doubled(one: BatchEpisode) -> BatchEpisode:
@@ -415,15 +434,14 @@ def test_the_proxy_hears_which_episodes_were_not_trained_and_why(
     )  # fmt: skip
     setting.whole()
     assert setting.learner.version == 2
-    assert [word for word in setting.proxy.log if word.startswith("ack")] == ["ack lease0 1", "ack lease1 2"]
+    assert setting.told("ack") == ["ack lease0 1", "ack lease1 2"]
     names = [f"{n}g{g}c" for n in range(2) for g in range(2)]
     assert setting.proxy.filtered == {name: why.format(name) for name in names}
 
 
 def test_a_push_that_fails_opens_the_gate_at_the_old_version_and_returns_the_batch(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 2, save_freq=10)
-    run = setting.start(fail_push=RuntimeError("the weight push did not finish within 1 s"))
-    run.start()
+    run = setting.begun(fail_push=RuntimeError("the weight push did not finish within 1 s"))
     with pytest.raises(RuntimeError, match="did not finish"):
         run.step()
     assert setting.proxy.gate == "closed"
@@ -436,8 +454,7 @@ def test_a_push_that_fails_opens_the_gate_at_the_old_version_and_returns_the_bat
 def test_each_part_of_the_end_is_tried_whatever_became_of_the_others(tmp_path: Path) -> None:
     """And what could not be done is said, under the reason why the run ends."""
     setting = Setting(tmp_path, 2, save_freq=10)
-    run = setting.start(fail_push=RuntimeError("the weight push failed"))
-    run.start()
+    run = setting.begun(fail_push=RuntimeError("the weight push failed"))
     with pytest.raises(RuntimeError, match="the weight push failed"):
         run.step()
 
@@ -459,8 +476,7 @@ def test_each_part_of_the_end_is_tried_whatever_became_of_the_others(tmp_path: P
 
 def test_a_batch_in_the_checkpoint_is_not_returned_when_the_push_after_it_fails(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 2)
-    run = setting.start(fail_push=RuntimeError("gone"))
-    run.start()
+    run = setting.begun(fail_push=RuntimeError("gone"))
     with pytest.raises(RuntimeError, match="gone"):
         run.step()
     run.close()
@@ -468,8 +484,7 @@ def test_a_batch_in_the_checkpoint_is_not_returned_when_the_push_after_it_fails(
     setting.whole()
     assert "ack lease0 1" in setting.proxy.log
     assert sorted(setting.disk.weights) == sorted(set(setting.disk.weights))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["batch"]) for line in lines] == [(1, "lease0"), (2, "lease1")]
+    assert [(line["step"], line["batch"]) for line in setting.lines()] == [(1, "lease0"), (2, "lease1")]
 
 
 @pytest.mark.parametrize("save_freq", [1, 2, 3])

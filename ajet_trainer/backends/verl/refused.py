@@ -78,6 +78,8 @@ def faults(tree: DictConfig, config: Config) -> Iterator[Fault]:
     """Finds where verl would fail at a step, or train something else than what was asked for. What a library of the
     user's registers is known too."""
     algorithm, actor = tree.algorithm, tree.actor_rollout_ref.actor
+    if config.turn_gamma != 1.0 and algorithm.adv_estimator != BY_TURN:
+        yield "turn_gamma", f"= {config.turn_gamma} is read by {ESTIMATOR} = {BY_TURN} alone"
     yield from uncorrected(tree, config.sampling)
     yield from engine_faults(tree)
     yield from step_faults(tree)

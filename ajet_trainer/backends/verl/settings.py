@@ -6,7 +6,7 @@ precision, offloading, parallelism and memory are verl's own business there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError, nearest
 from ajet_trainer.backends.verl import families, forest_refused, functions, refused
 from ajet_trainer.backends.verl.estimators import BY_TURN
-from ajet_trainer.backends.verl.refused import CORRECTION
+from ajet_trainer.backends.verl.refused import CORRECTION, Fault
 from ajet_trainer.backends.verl.unread import ACTOR, keys, unread
 from ajet_trainer.backends.verl.weights import BACKEND
 from ajet_trainer.config import KEEP, Config, flatten
@@ -215,8 +215,7 @@ def defaults(groups: Mapping[str, Any] = {}) -> DictConfig:
 def compose(config: Config, device: str, folder: Path | None, *, apart: bool = False) -> DictConfig:
     """verl's whole configuration, resolved. `folder` is where attached weights travel, or an adapter `apart`. Raises
     `ConfigError`."""
-    for key, said in refused.named("model_engine", config.verl.get("model_engine", "dp"), refused.ENGINES):
-        raise ConfigError(f"{key} {said}", param=key)
+    refuse(refused.named("model_engine", config.verl.get("model_engine", "dp"), refused.ENGINES))
     tree = defaults({name: value for name, value in config.verl.items() if name in GROUPS})
     theirs, model = keys(tree), families.known(config.model)
     values = everywhere(config) | off_policy(config) | clipping(config) | schedules(config)
@@ -230,23 +229,21 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
         name for name, value in keys(tree).items() if value not in (before.get(name, ...), theirs.get(name, ...))
     ]
     OmegaConf.resolve(tree)
-    for name, value in ours.items():
-        if OmegaConf.select(tree, name) != value:
-            raise ConfigError(f"{name} cannot be changed: {OURS[name]}", param=name)
-    for key, advice in unread(set_here, tree, attached=folder is not None):
-        raise ConfigError(f"{key} is read by nothing here: {advice}", param=key)
+    changed = [name for name, value in ours.items() if OmegaConf.select(tree, name) != value]
+    refuse((name, f"cannot be changed: {OURS[name]}") for name in changed)
+    refuse((key, f"is read by nothing here: {said}") for key, said in unread(set_here, tree, attached=bool(folder)))
     functions.register_all(tree)
-    if config.turn_gamma != 1.0 and tree.algorithm.adv_estimator != BY_TURN:
-        said = f"is read by algorithm.adv_estimator = {BY_TURN} alone"
-        raise ConfigError(f"turn_gamma = {config.turn_gamma} {said}", param="turn_gamma")
-    for key, said in refused.faults(tree, config):
-        raise ConfigError(f"{key} {said}", param=key)
+    refuse(refused.faults(tree, config))
     if config.rows == "tree":
-        for key, said in forest_refused.faults(tree):
-            raise ConfigError(f"{key} {said}: set rows = 'timeline'", param=key)
-    for key, said in families.faults(tree, model, config.max_tokens) if model is not None else ():
-        raise ConfigError(f"{key} {said}", param=key)
+        refuse((key, f"{said}: set rows = 'timeline'") for key, said in forest_refused.faults(tree))
+    refuse(families.faults(tree, model, config.max_tokens) if model is not None else ())
     return tree
+
+
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raises a `ConfigError` with the first of the `faults`, if there is one."""
+    for key, said in faults:
+        raise ConfigError(f"{key} {said}", param=key)
 
 
 def rate(config: Config) -> float:

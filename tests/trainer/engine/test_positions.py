@@ -11,8 +11,6 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.model_executor.layers import rotary_embedding as rotary
 
 from ajet_trainer.backends.verl.positions import fix
 from tests.kit.families import families, logprobs, save
@@ -42,6 +40,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def of_vllm(told: dict[str, Any], served: int) -> Any:
     """vLLM's cosines and sines ``[N, width]`` in an engine that serves rows of up to `served` tokens."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers import rotary_embedding as rotary
+
     limited = SimpleNamespace(model_config=SimpleNamespace(max_model_len=served))
     with (
         set_current_vllm_config(VllmConfig()),

@@ -13,8 +13,6 @@ import pytest
 import ray
 import torch
 from safetensors.torch import load_file
-from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from ajet_trainer.backends.verl.backend import environment
 from ajet_trainer.backends.verl.weights import SharedFolder, wait
@@ -46,6 +44,8 @@ def ray_here() -> Iterator[Any]:
 
 def send_to_nobody(folder: str) -> None:
     """The part of a training process in a push: verl's sender, whose receiver died before it connected."""
+    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+
     sender = BucketedWeightSender(f"ipc://{folder}/push.sock", bucket_size_mb=1, use_shm=True)
     Path(folder, "sending").touch()
     asyncio.run(sender.async_send_weights(iter([("w", torch.zeros(4))])))
@@ -90,6 +90,8 @@ def test_each_run_on_a_host_sends_weights_through_a_socket_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Both ends call it alike; every Ray that is started calls its first job 01000000."""
+    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
     engine, sockets = SimpleNamespace(model_runner=None, local_rank=0), set()
     monkeypatch.delenv(RUN_WORD, raising=False)
     for _ in range(2):

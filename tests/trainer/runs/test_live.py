@@ -83,8 +83,7 @@ def test_the_shares_of_lanes_are_taken_up(file: File) -> None:
 
 def test_a_run_tells_the_daemon_of_shares_that_have_changed(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 6, groups=2, group_size=2, mix=(Mixture(0, {"math": 1.0}),))
-    run = setting.start()
-    run.start()
+    run = setting.begun()
     run.step()
     run.live = lambda config: replace(config, mix=(Mixture(0, {"code": 1.0}),))
     run.step()
@@ -124,8 +123,7 @@ def test_a_run_takes_a_change_up_at_its_next_step(tmp_path: Path) -> None:
     run.start()
     run.loop()
     run.close()
-    lines: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["config"] for line in lines] == [digest(setting.config), digest(faster)]
+    assert [line["config"] for line in setting.lines()] == [digest(setting.config), digest(faster)]
     assert setting.learner.tuned == faster
     shown = json.loads((tmp_path / "phase.json").read_text())
     assert (shown["of"], shown["config"]) == (2, digest(faster))
@@ -133,8 +131,7 @@ def test_a_run_takes_a_change_up_at_its_next_step(tmp_path: Path) -> None:
 
 def test_a_run_that_waits_ends_when_it_has_no_more_steps_to_make(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 6)
-    run = setting.start()
-    run.start()
+    run = setting.begun()
     run.step()
     run.live = lambda config: replace(config, total_steps=1)
     run.step()
@@ -143,8 +140,7 @@ def test_a_run_that_waits_ends_when_it_has_no_more_steps_to_make(tmp_path: Path)
 
 def test_a_learner_that_cannot_goes_on_as_before(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 1)
-    run = setting.start()
-    run.start()
+    run = setting.begun()
 
     def refuse(config: Config) -> None:
         raise ConfigError("the learning rate takes a restart with this strategy")

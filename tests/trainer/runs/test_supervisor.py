@@ -68,7 +68,7 @@ class MemoryDaemon:
 class Site:
     def __init__(self, folder: Path) -> None:
         self.folder, self.daemon, self.said = folder, MemoryDaemon(), list[str]()
-        self.now = 0.0
+        self.now, self.run = 0.0, folder / "runs" / "r"
         (folder / "model").mkdir()
         (folder / "allow.toml").write_text(f'runs = "{folder}/runs"\n[models]\nsmall = "{folder}/model"\n')
         self.made: list[Supervisor] = []
@@ -91,6 +91,11 @@ class Site:
         digest = self.made[-1]._verdict(run, config)["digest"]
         self.daemon.wanted[run] = {"desired": desired, "config": config, "digest": digest, "starts": starts}
 
+    def runs(self, **wanted: Any) -> None:
+        """Has a run as it is wanted, and waits until it trains."""
+        self.want(**wanted)
+        self.state("running")
+
     def report(self, run: str = "r") -> dict[str, Any]:
         found: dict[str, Any] = self.made[-1].runs[run].report
         return found
@@ -106,15 +111,15 @@ class Site:
         self.until(lambda: run in self.made[-1].runs and self.report(run).get("state") == wanted)
 
     def history(self, run: str = "r") -> list[tuple[int, int, float]]:
-        path = self.folder / "runs" / run / "history"
+        path = self.run.parent / run / "history"
         return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
     def words(self, run: str = "r") -> str:
-        path = self.folder / "runs" / run / "trainer.log"
+        path = self.run.parent / run / "trainer.log"
         return path.read_text() if path.exists() else ""
 
     def pid(self, run: str = "r") -> int | None:
-        return held.holder(self.folder / "runs" / run)
+        return held.holder(self.run.parent / run)
 
     def close(self) -> None:
         for folder in (self.folder / "runs").iterdir():
@@ -136,8 +141,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_a_run_is_started_and_stopped_and_goes_on_where_it_was(site: Site) -> None:
-    site.want()
-    site.state("running")
+    site.runs()
     site.until(lambda: len(site.history()) > 3)
     assert site.report()["config"] == site.daemon.wanted["r"]["digest"]
     site.want(desired="stopped")
@@ -151,8 +155,7 @@ def test_a_run_is_started_and_stopped_and_goes_on_where_it_was(site: Site) -> No
 
 
 def test_a_live_change_reaches_the_trainer_that_runs(site: Site) -> None:
-    site.want()
-    site.state("running")
+    site.runs()
     site.want(rate=0.5, total_steps=10_000)
     site.until(lambda: site.history()[-1][2] == 0.5 if site.history() else False)
     site.until(lambda: site.report()["config"] == site.daemon.wanted["r"]["digest"])
@@ -161,8 +164,7 @@ def test_a_live_change_reaches_the_trainer_that_runs(site: Site) -> None:
 
 
 def test_another_start_ends_the_trainer_and_begins_one(site: Site) -> None:
-    site.want()
-    site.state("running")
+    site.runs()
     site.want(starts=2, max_tokens=64)
     site.until(lambda: site.report().get("starts") == 2 and site.report().get("state") == "running")
     site.until(lambda: len({pid for pid, _, _ in site.history()}) == 2)
@@ -189,8 +191,7 @@ def test_what_cannot_be_used_is_said_and_not_tried_again(site: Site) -> None:
     for _ in range(5):
         site.made[-1].turn()
     assert site.words().count("this cannot be used") == 1
-    site.want(starts=2)
-    site.state("running")
+    site.runs(starts=2)
 
 
 def test_a_trainer_that_dies_is_started_again_after_pauses_that_grow(site: Site) -> None:
@@ -220,8 +221,7 @@ def test_a_killed_trainer_comes_back(site: Site) -> None:
 
 
 def test_a_supervisor_that_was_killed_takes_its_trainer_over(site: Site) -> None:
-    site.want()
-    site.state("running")
+    site.runs()
     before = site.pid()
     site.supervisor()
     site.state("running")
@@ -239,8 +239,7 @@ def test_a_trainer_is_asked_to_end_once_whoever_asks(site: Site, monkeypatch: py
     asked: list[int] = []
     real = held.tell_to_end
     monkeypatch.setattr(held, "tell_to_end", lambda folder, pid: (asked.append(pid), real(folder, pid)))
-    site.want(model_name="deaf")
-    site.state("running")
+    site.runs(model_name="deaf")
     site.want(desired="stopped", model_name="deaf")
     site.state("stopping")
     site.supervisor()
@@ -251,8 +250,7 @@ def test_a_trainer_is_asked_to_end_once_whoever_asks(site: Site, monkeypatch: py
 
 
 def test_without_a_daemon_trainers_go_on_and_nothing_else_happens(site: Site) -> None:
-    site.want()
-    site.state("running")
+    site.runs()
     before = site.pid()
     site.daemon.fault = ProxyUnreachable("no answer")
     for known in (False, True):
@@ -268,23 +266,20 @@ def test_without_a_daemon_trainers_go_on_and_nothing_else_happens(site: Site) ->
 
 
 def test_another_of_its_name_has_the_runs(site: Site) -> None:
-    site.want()
-    site.state("running")
+    site.runs()
     site.daemon.fault = Conflict("there is another supervisor s")
     site.until(lambda: site.pid() is None)
     assert "there is another supervisor s" in site.said
 
 
 def test_what_is_not_wanted_ends(site: Site) -> None:
-    site.want()
-    site.state("running")
+    site.runs()
     site.daemon.wanted.clear()
     site.until(lambda: site.pid() is None)
 
 
 def test_one_trainer_at_a_time(site: Site) -> None:
-    site.want()
-    site.state("running")
+    site.runs()
     site.want("second")
     site.state("waiting", "second")
     assert site.report("second")["reason"] == "run r is at work on this host: one trainer at a time"
@@ -294,7 +289,7 @@ def test_one_trainer_at_a_time(site: Site) -> None:
 
 
 def test_a_stranger_in_the_folder_is_left_alone(site: Site) -> None:
-    folder = site.folder / "runs" / "r"
+    folder = site.run
     folder.mkdir(parents=True)
     command = [sys.executable, "-c", STRANGER, str(folder / LOCK)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as stranger:
@@ -310,7 +305,7 @@ def test_a_stranger_in_the_folder_is_left_alone(site: Site) -> None:
 def test_a_link_in_the_place_of_a_run_is_not_followed(site: Site, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (site.folder / "runs" / "r").symlink_to(elsewhere)
+    (site.run).symlink_to(elsewhere)
     site.want()
     site.state("failed")
     assert "is a link" in site.report()["reason"]
@@ -318,8 +313,7 @@ def test_a_link_in_the_place_of_a_run_is_not_followed(site: Site, tmp_path: Path
 
 
 def test_a_host_that_allows_less_than_before_says_so(site: Site) -> None:
-    site.want()
-    site.state("running")
+    site.runs()
     (site.folder / "allow.toml").write_text(f'runs = "{site.folder}/runs"')
     site.supervisor()
     site.until(lambda: "must be one of none" in (site.report().get("reason") or ""))
@@ -349,20 +343,18 @@ def test_verdicts(site: Site) -> None:
 
 
 def test_lines_reach_the_daemon_without_secrets(site: Site) -> None:
-    site.want()
-    site.state("running")
-    with (site.folder / "runs" / "r" / "trainer.log").open("a") as log:
+    site.runs()
+    with (site.run / "trainer.log").open("a") as log:
         log.write(f"key {SECRET}\n")
     site.until(lambda: any("key ***" in line for line in site.daemon.log.get("r", [])))
     assert SECRET not in str(site.daemon.log)
-    assert SECRET not in (site.folder / "runs" / "r" / "config.toml").read_text()
+    assert SECRET not in (site.run / "config.toml").read_text()
 
 
 def test_nothing_of_the_host_is_seen_from_afar(site: Site) -> None:
     """Neither in the log, nor in metrics, nor in the phase."""
-    site.want()
-    site.state("running")
-    folder = site.folder / "runs" / "r"
+    site.runs()
+    folder = site.run
     told = f"{folder}/x of {PROXY} by http://me:pass@engine:1/v1, {SECRET}"
     with (folder / "trainer.log").open("a") as log:
         log.write(f"{told}\n")
@@ -378,9 +370,8 @@ def test_nothing_of_the_host_is_seen_from_afar(site: Site) -> None:
     '{"step": "9"}', "[" * 100_000, "[]", '{"phase": 7}',
 ])  # fmt: skip
 def test_a_phase_that_cannot_be_shown_costs_itself_alone(site: Site, odd: str) -> None:
-    site.want()
-    site.state("running")
-    (site.folder / "runs" / "r" / "phase.json").write_text(odd)
+    site.runs()
+    (site.run / "phase.json").write_text(odd)
     site.made[-1].turn()
     check_storable(site.report(), "report")
     assert all(type(site.report()[name]) is int for name in ("step", "of"))
@@ -389,8 +380,7 @@ def test_a_phase_that_cannot_be_shown_costs_itself_alone(site: Site, odd: str) -
 
 
 def test_a_report_that_the_daemon_does_not_take_does_not_end_supervision(site: Site) -> None:
-    site.want()
-    site.state("running")
+    site.runs()
     taken = site.daemon.supervise
 
     def refuses(said: Supervise) -> dict[str, Any]:
@@ -413,12 +403,11 @@ def test_two_supervisors_do_not_share_a_folder(site: Site) -> None:
 
 
 def test_at_its_end_trainers_save_first(site: Site) -> None:
-    site.want(model_name="deaf")
-    site.state("running")
+    site.runs(model_name="deaf")
     site.made[-1].end()
     site.made[-1].loop()
     assert site.pid() is None
-    assert json.loads((site.folder / "runs" / "r" / "phase.json").read_text())["phase"] == "stopped"
+    assert json.loads((site.run / "phase.json").read_text())["phase"] == "stopped"
     assert site.daemon.said is not None
     assert site.daemon.said.runs["r"]["state"] in ("stopping", "stopped")
 
@@ -426,8 +415,7 @@ def test_at_its_end_trainers_save_first(site: Site) -> None:
 def test_a_second_end_asks_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(held, "tell_to_end", lambda folder, pid: asked.append(pid))
-    site.want()
-    site.state("running")
+    site.runs()
     site.made[-1].end()
     for _ in range(3):
         site.made[-1].turn()
