@@ -35,7 +35,7 @@ from ajet_sdk.sample import LOGPROB_SLACK, Batch, BatchEpisode, Group, Sample
 from ajet_trainer import turns
 from ajet_trainer.advantage import compared, only_compared, trainable
 from ajet_trainer.attempts import REASON
-from ajet_trainer.overlong import Shaping, punished
+from ajet_trainer.overlong import punished
 from ajet_trainer.sampling import CORRECT, Rule, run_fault, treat
 from ajet_trainer.turns import ByTurn, widened
 
@@ -84,17 +84,10 @@ class Admission:
 
 
 def admit(
-    batch: Batch, *, trained: Collection[str] = (), failed: Mapping[str, str] = {}, max_tokens: int | None = None,
-    oldest: int | None = None, no_signal: str = "keep", rule: Rule = CORRECT, by_turn: ByTurn | None = None,
-    shaping: Shaping | None = None, vocabulary: int | None = None, compares: bool = True,
+    batch: Batch, rule: Rule = CORRECT, *, trained: Collection[str] = (), failed: Mapping[str, str] = {}
 ) -> Admission:
-    """Sorts `batch` into what is trained and what is not.
-
-    `trained` holds ids of episodes that are in the weights already, `failed` those that are not tried again and why.
-    `max_tokens` is the longest sample that the learner takes, and `oldest` the oldest policy version. Token ids are
-    below `vocabulary`. `rule` says which calls are left out for how they were sampled. `by_turn` gives credit by turn,
-    and `shaping` punishes length. Where the learner `compares` the episodes of a group, one alone is refused.
-    """
+    """Sorts `batch` into what is trained by `rule` and what is not. `trained` holds ids of episodes that are in the
+    weights already, `failed` those that are not tried again and why."""
     groups: list[Group] = []
     rejected: list[Rejection] = []
     often = Counter(name for group in batch.groups for episode in group.episodes for name in names_of(episode))
@@ -102,8 +95,8 @@ def admit(
     for group in batch.groups:
         kept: list[BatchEpisode] = []
         for leased in group.episodes:
-            episode = leased if by_turn is None else widened(leased)
-            fault = episode_fault(episode, trained, max_tokens, oldest, vocabulary)
+            episode = leased if rule.by_turn is None else widened(leased)
+            fault = episode_fault(episode, trained, rule)
             if fault is None and (twice := sorted(name for name in names_of(leased) if often[name] > 1)):
                 fault = "unlawful_sample", f"{twice[0]} is in the batch twice"
             if fault is None and episode.episode in failed:
@@ -111,9 +104,9 @@ def admit(
             if fault is not None:
                 rejected.append(Rejection(episode.episode, *fault))
                 continue
-            if shaping is not None:
-                episode, penalties[episode.episode] = punished(episode, shaping, by_turn=by_turn is not None)
-            treated = treat(episode, rule, by_turn=by_turn is not None)
+            if rule.shaping is not None:
+                episode, penalties[episode.episode] = punished(episode, rule.shaping, by_turn=rule.by_turn is not None)
+            treated = treat(episode, rule)
             left_out += treated.left_out
             untold += treated.untold
             if treated.refused is not None:
@@ -121,13 +114,13 @@ def admit(
             else:
                 kept.append(treated.episode)
         earlier = tuple(
-            only_compared(_shaped(one, by_turn, shaping)) for one in group.earlier
-            if episode_fault(one if by_turn is None else widened(one), (), None) is None
+            only_compared(_shaped(one, rule)) for one in group.earlier
+            if episode_fault(one if rule.by_turn is None else widened(one)) is None
         )
-        if compares and len(kept) == 1 and not earlier:
+        if rule.compares and len(kept) == 1 and not earlier:
             rejected.append(Rejection(kept.pop().episode, "no_baseline", f"alone in the group of task {group.task}"))
         admitted = Group(group.task, tuple(kept), earlier)
-        if kept and (fault := group_fault(admitted, no_signal, by_turn)) is not None:
+        if kept and (fault := group_fault(admitted, rule)) is not None:
             rejected.extend(Rejection(episode.episode, *fault) for episode in kept)
         elif kept:
             groups.append(admitted)
@@ -135,10 +128,10 @@ def admit(
     return replace(admission, penalties={one.episode: penalties.get(one.episode, 0.0) for one in admission.episodes})
 
 
-def _shaped(episode: BatchEpisode, by_turn: ByTurn | None, shaping: Shaping | None) -> BatchEpisode:
+def _shaped(episode: BatchEpisode, rule: Rule) -> BatchEpisode:
     """An episode that is only compared, with its rewards as those of the others are."""
-    episode = episode if by_turn is None else widened(episode)
-    return episode if shaping is None else punished(episode, shaping, by_turn=by_turn is not None)[0]
+    episode = episode if rule.by_turn is None else widened(episode)
+    return episode if rule.shaping is None else punished(episode, rule.shaping, by_turn=rule.by_turn is not None)[0]
 
 
 def names_of(episode: BatchEpisode) -> set[str]:
@@ -146,12 +139,12 @@ def names_of(episode: BatchEpisode) -> set[str]:
     return {episode.episode, *(call for sample in episode.samples for call in sample.calls)}
 
 
-def group_fault(group: Group, no_signal: str, by_turn: ByTurn | None) -> tuple[Refusal, str] | None:
+def group_fault(group: Group, rule: Rule) -> tuple[Refusal, str] | None:
     """``(reason, detail)`` for a group that is not trained, else None."""
     if not any(map(trainable, group.episodes)):
         return "sampling", f"every call of task {group.task} that was rewarded is overlong"
-    if no_signal == "drop" and len(group.compared) > 1 and not has_signal(group, by_turn):
-        what = "rewards of task {} are equal" if by_turn is None else "advantages of task {} are 0"
+    if rule.no_signal == "drop" and len(group.compared) > 1 and not has_signal(group, rule.by_turn):
+        what = "rewards of task {} are equal" if rule.by_turn is None else "advantages of task {} are 0"
         return "no_signal", f"all {what.format(group.task)}"
     return None
 
@@ -165,8 +158,7 @@ def has_signal(group: Group, by_turn: ByTurn | None = None) -> bool:
 
 
 def episode_fault(
-    episode: BatchEpisode, trained: Collection[str], max_tokens: int | None, oldest: int | None = None,
-    vocabulary: int | None = None,
+    episode: BatchEpisode, trained: Collection[str] = (), rule: Rule = CORRECT
 ) -> tuple[Refusal, str] | None:
     """``(reason, detail)`` for an episode that must not be trained, else None."""
     if episode.episode in trained:
@@ -181,14 +173,14 @@ def episode_fault(
     for sample in episode.samples:
         for fault in sample_faults(sample):
             return "unlawful_sample", f"{sample.sample}: {fault}"
-        if vocabulary is not None and (largest := max(sample.token_ids, default=0)) >= vocabulary:
-            said = f"token {largest} at {sample.token_ids.index(largest)} is beyond the model's {vocabulary}"
+        if rule.vocabulary is not None and (largest := max(sample.token_ids, default=0)) >= rule.vocabulary:
+            said = f"token {largest} at {sample.token_ids.index(largest)} is beyond the model's {rule.vocabulary}"
             return "unlawful_sample", f"{sample.sample}: {said}"
-        if max_tokens is not None and len(sample.token_ids) > max_tokens:
-            return "too_long", f"{sample.sample}: {len(sample.token_ids)} tokens, more than {max_tokens}"
+        if rule.max_tokens is not None and len(sample.token_ids) > rule.max_tokens:
+            return "too_long", f"{sample.sample}: {len(sample.token_ids)} tokens, more than {rule.max_tokens}"
         first = min((version for version, _ in sample.policy_versions), default=None)
-        if oldest is not None and first is not None and first < oldest:
-            return "stale", f"{sample.sample}: tokens of version {first}, older than {oldest}"
+        if rule.oldest is not None and first is not None and first < rule.oldest:
+            return "stale", f"{sample.sample}: tokens of version {first}, older than {rule.oldest}"
         doubled = seen.intersection(sample.calls)
         if doubled:
             return "unlawful_sample", f"{sample.sample}: call {min(doubled)} is in two samples"

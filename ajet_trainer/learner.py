@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.overlong import Shaping
-from ajet_trainer.turns import ByTurn
+from ajet_trainer.sampling import Rule
 
 
 class Learner(Protocol):
@@ -25,38 +24,8 @@ class Learner(Protocol):
         ...
 
     @property
-    def max_tokens(self) -> int:
-        """The tokens of the longest sample that it can train."""
-        ...
-
-    @property
-    def vocabulary(self) -> int | None:
-        """The number of token ids that its model knows, if it says so."""
-        ...
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of calls that do not tell theirs."""
-        ...
-
-    @property
-    def several_temperatures(self) -> bool:
-        """True when the rows of a step may have any temperatures."""
-        ...
-
-    @property
-    def by_turn(self) -> ByTurn | None:
-        """The credit of turns, if rows bring their advantages along."""
-        ...
-
-    @property
-    def shaping(self) -> Shaping | None:
-        """The punishment for length, if there is one."""
-        ...
-
-    @property
-    def compares(self) -> bool:
-        """True when an episode's advantage is what it has above others of its group."""
+    def rule(self) -> Rule:
+        """All that it says of what it can train, and how. The rest of the rule is the run's to say."""
         ...
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:

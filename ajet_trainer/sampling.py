@@ -34,7 +34,8 @@ from typing import Any, Literal, TypeVar
 
 from ajet_sdk.sample import BatchEpisode, Sample
 from ajet_trainer.advantage import Masked, counted
-from ajet_trainer.overlong import LENGTH, ends
+from ajet_trainer.overlong import LENGTH, Shaping, ends
+from ajet_trainer.turns import ByTurn
 
 T = TypeVar("T")
 Runs = tuple[tuple[T, int], ...]
@@ -72,14 +73,27 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule of what is trained: `sampling` of the settings; the `temperature` of calls that do not tell theirs; and
-    whether the learner computes any other (`several`). With `overlong` calls that ended at their limit of tokens are
-    not."""
+    """The rule of what is trained, and how: `sampling` and `no_signal` are those of the settings. With `overlong` calls
+    that ended at their limit of tokens are not trained, and nothing that is older than the policy version `oldest`."""
 
     sampling: str = "correct"
     temperature: float = 1.0
+    """The temperature of calls that do not tell theirs."""
     several: bool = True
+    """True where the learner computes any other, too."""
     overlong: bool = False
+    no_signal: str = "keep"
+    oldest: int | None = None
+    max_tokens: int | None = None
+    """The tokens of the longest sample."""
+    vocabulary: int | None = None
+    """The number of token ids that the model knows, if it says so."""
+    by_turn: ByTurn | None = None
+    """The credit of turns, if rows bring their advantages along."""
+    shaping: Shaping | None = None
+    """The punishment for length, if there is one."""
+    compares: bool = True
+    """True where an episode's advantage is what it has above others of its group."""
 
     def verdict(self, facts: Mapping[str, Any] | None) -> Verdict:
         """Decides what becomes of a call under this rule."""
@@ -177,8 +191,8 @@ def run_fault(sample: Sample) -> str | None:
     return None
 
 
-def treat(episode: BatchEpisode, rule: Rule, *, by_turn: bool = False) -> Treated:
-    """`episode`, which is lawful, as it is trained under `rule`. With credit `by_turn`, all calls count that are left
+def treat(episode: BatchEpisode, rule: Rule) -> Treated:
+    """`episode`, which is lawful, as it is trained under `rule`. With credit by turn, all calls count that are left
     out, as long as something of the episode is trained or overlong."""
     made = Treated(episode)
     samples, never = list[Sample](), set[str]()
@@ -202,7 +216,7 @@ def treat(episode: BatchEpisode, rule: Rule, *, by_turn: bool = False) -> Treate
         elif kept:
             samples += _parts(sample, list(kept.values()))
         else:
-            samples.append(_silent(sample, turns if by_turn else overlong))
+            samples.append(_silent(sample, turns if rule.by_turn else overlong))
             never.update([] if overlong else [sample.sample])
     treated = replace(made, episode=replace(episode, samples=tuple(samples)))
     if made.left_out and all(sample.sample in never for sample in counted(treated.episode)):

@@ -43,7 +43,7 @@ from ajet_trainer.learner import Learner
 from ajet_trainer.link import Link
 from ajet_trainer.mix import shares_at
 from ajet_trainer.progress import Progress, line_of
-from ajet_trainer.sampling import Rule, advice
+from ajet_trainer.sampling import advice
 from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
 
 WAITING = "waiting for episodes"
@@ -152,7 +152,7 @@ class Run:
         hand = [(leased, self.admit(leased)) for leased in self.lease()]
         rows = [
             row for leased, admission in hand
-            for row in to_rows(leased.batch, admission.groups, self.learner.temperature, self.learner.by_turn)
+            for row in to_rows(leased.batch, admission.groups, self.learner.rule.temperature, self.learner.rule.by_turn)
         ]
         if not rows:
             self.dismiss(hand)
@@ -166,7 +166,7 @@ class Run:
         except NoUpdate as error:
             self.give_back(hand, str(error))
             return
-        figures = self.figures(hand, rows, metrics) | penalty_figure(hand, self.learner.shaping)
+        figures = self.figures(hand, rows, metrics) | penalty_figure(hand, self.learner.rule.shaping)
         self.batches.line = line_of(figures | {"timing": self.progress.times(metrics)})
         if self.save_due:
             self.save()
@@ -223,7 +223,7 @@ class Run:
                 ask = Lease(
                     group_size=self.config.group_size, max_staleness=self.config.max_staleness,
                     model=self.config.model_name,
-                    signal=self.config.no_signal == "drop" and self.learner.shaping is None,
+                    signal=self.config.no_signal == "drop" and self.learner.rule.shaping is None,
                     min_group_size=self.config.min_group_size or None, group_wait_s=self.config.group_wait_s,
                     wait_s=POLL_S, lease_s=self.keeper.lease_s, max_lead=self.config.max_lead,
                 )  # fmt: skip
@@ -253,21 +253,13 @@ class Run:
 
     def admit(self, leased: Batch) -> Admission:
         """Decides what of a batch is trained; says what is not, and why."""
-        most = self.config.max_staleness
-        admission = admit(
-            leased,
-            trained=self.batches.blocked,
-            failed=self.attempts.given_up(),
-            max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
-            oldest=None if most is None else self.learner.version - most,
-            no_signal=self.config.no_signal,
-            rule=Rule(self.config.sampling, self.learner.temperature, self.learner.several_temperatures,
-                      self.config.overlong == "mask"),
-            by_turn=self.learner.by_turn,
-            shaping=self.learner.shaping,
-            vocabulary=self.learner.vocabulary,
-            compares=self.learner.compares,
+        most, rule = self.config.max_staleness, self.learner.rule
+        rule = replace(
+            rule, sampling=self.config.sampling, overlong=self.config.overlong == "mask",
+            no_signal=self.config.no_signal, oldest=None if most is None else self.learner.version - most,
+            max_tokens=min(self.config.max_tokens, rule.max_tokens or self.config.max_tokens),
         )  # fmt: skip
+        admission = admit(leased, rule, trained=self.batches.blocked, failed=self.attempts.given_up())
         for rejection in admission.rejected:
             self.progress.say(f"not trained: episode {rejection.episode}: {rejection.reason} ({rejection.detail})")
         if given_up := [rejection.episode for rejection in admission.rejected if rejection.reason == REASON]:
@@ -370,7 +362,7 @@ class Run:
             "policy_version": self.learner.version,
             "config": digest(self.config),
             "batch": ",".join(leased.batch for leased, _ in hand),
-            **batch_figures(hand, rows, self.learner.by_turn),
+            **batch_figures(hand, rows, self.learner.rule.by_turn),
             **staleness(hand, self.learner.version - 1),
             **learner_figures(metrics),
         }

@@ -26,6 +26,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link, tls_context
 from ajet_trainer.progress import Progress
+from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.certificates import Authority
@@ -56,7 +57,7 @@ class Learner(StillLearner):
     """Remembers the tokens of each row. `plan` is what happens one after the other, each at its moment of a step at
     which the network is `whole`."""
 
-    compares = True
+    rule = Rule()
 
     def __init__(self, *plan: tuple[str, Callable[[], object]], whole: Callable[[], bool] = lambda: True) -> None:
         self.rows: list[tuple[int, ...]] = []

@@ -28,6 +28,7 @@ from ajet_trainer.link import Link
 from ajet_trainer.mix import Mixture
 from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
+from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 from tests.faults.agent import MODELS
@@ -89,7 +90,7 @@ class Stub(StillLearner):
 
     def __init__(self, folder: Path, model: str, orders: Orders) -> None:
         self._folder, self._orders = folder, orders
-        self.max_tokens = MOST_TOKENS[model]
+        self.rule = Rule(max_tokens=MOST_TOKENS[model], compares=False)
         self._saved = checkpoint(folder)
         self.version = self._saved["version"]
         self._dice = random.Random(self.version)

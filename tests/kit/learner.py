@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from ajet_trainer.config import Config
 from tests.kit.ports import free_port
 
 
@@ -109,5 +110,6 @@ def verl_learner(
     """A `VerlLearner` over a trainer that has the configuration `tree`, these attributes, and nothing else."""
     from ajet_trainer.backends.verl.learner import VerlLearner
 
-    made: Any = SimpleNamespace(config=tree, **trainer)
+    usual = {"use_critic": False, "vocabulary": None, "ours": Config()}
+    made: Any = SimpleNamespace(config=tree, **usual | trainer)
     return VerlLearner(made, engines, say)

@@ -7,20 +7,14 @@ from typing import Any
 
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.overlong import Shaping
-from ajet_trainer.turns import ByTurn
+from ajet_trainer.sampling import Rule
 
 
 class StillLearner:
     """Counts its versions, for engines that stand alone. A test says what happens besides."""
 
-    colocated = compares = False
-    several_temperatures = True
-    temperature = 1.0
-    max_tokens = 100_000
-    vocabulary: int | None = None
-    by_turn: ByTurn | None = None
-    shaping: Shaping | None = None
+    colocated = False
+    rule = Rule(compares=False)
     version = 0
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:

@@ -48,7 +48,7 @@ def measure(worker: Any, by_hand: ByHand, batch: Batch, rule: Rule) -> Truth:
               for one in batch.groups[0].episodes]  # fmt: skip
     plain = to_rows("b", [replace(batch.groups[0], episodes=tuple(untold))])
     before = gap(plain, old_logprobs(worker, plain))
-    admission = admit(batch, rule=rule)
+    admission = admit(batch, rule)
     rows = to_rows("b", admission.groups)
     if not rows:
         return Truth(f"left out: {' '.join(admission.left_out)}", before)

@@ -15,8 +15,7 @@ from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 from ajet_trainer.batch import Row, group_name
 from ajet_trainer.config import Config
-from ajet_trainer.overlong import Shaping
-from ajet_trainer.turns import ByTurn
+from ajet_trainer.sampling import Rule
 from tests.trainer.making import episode
 
 
@@ -52,13 +51,7 @@ class Disk:
 
 class ScriptedLearner:
     colocated = True
-    max_tokens = 1000
-    vocabulary: int | None = None
-    temperature = 1.0
-    several_temperatures = True
-    by_turn: ByTurn | None = None
-    shaping: Shaping | None = None
-    compares = True
+    rule = Rule(max_tokens=1000)
 
     def __init__(self, disk: Disk, instants: Instants, *, fail_push: Exception | None = None) -> None:
         self.disk, self.instants, self.fail_push = disk, instants, fail_push

@@ -52,7 +52,7 @@ def changed(values: tuple[float, ...], index: int, value: float) -> tuple[float,
 def test_every_broken_law_is_named(bad: Sample, words: str) -> None:
     assert not list(sample_faults(GOOD))
     assert words in next(iter(sample_faults(bad)))
-    fault = episode_fault(BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, bad)), (), None)
+    fault = episode_fault(BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, bad)))
     assert fault is not None
     assert fault[0] == "unlawful_sample"
 
@@ -63,7 +63,7 @@ def test_a_token_that_the_model_does_not_know_is_refused() -> None:
         ids = (*GOOD.token_ids[:place], 300, *GOOD.token_ids[place + 1 :])
         odd = BatchEpisode("e", "t", "policy", 1.0, (), (broken(token_ids=ids),))
         fine = replace(episode("f"), samples=(replace(sample("f/0"), token_ids=(299,) * 7),))
-        found = admit(batch("b", Group("t", (odd, fine, episode("g")))), vocabulary=300)
+        found = admit(batch("b", Group("t", (odd, fine, episode("g")))), Rule(vocabulary=300))
         why = f"e/0: token 300 at {place} is beyond the model's 300"
         assert [(one.reason, one.detail) for one in found.rejected] == [("unlawful_sample", why)]
         assert [one.episode for one in found.episodes] == ["f", "g"]
@@ -72,7 +72,7 @@ def test_a_token_that_the_model_does_not_know_is_refused() -> None:
 
 def test_a_call_may_stand_in_one_sample_only() -> None:
     double = BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, replace(GOOD, sample="e/1")))
-    fault = episode_fault(double, (), None)
+    fault = episode_fault(double)
     assert fault == ("unlawful_sample", "e/1: call e/0/c0 is in two samples")
 
 
@@ -96,37 +96,37 @@ def test_an_episode_that_comes_twice_and_calls_of_two_episodes_are_refused() -> 
 
 def test_what_sampled_nothing_is_lawful_and_teaches_nothing() -> None:
     assert not list(sample_faults(SILENT))
-    assert episode_fault(BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, SILENT)), (), None) is None
+    assert episode_fault(BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, SILENT))) is None
     alone = BatchEpisode("e", "t", "policy", 1.0, (), (SILENT,))
-    assert episode_fault(alone, (), None) == ("no_samples", "nothing was sampled in what was rewarded")
+    assert episode_fault(alone) == ("no_samples", "nothing was sampled in what was rewarded")
 
 
 def test_a_reward_for_what_is_in_no_sample_trains_nothing() -> None:
     lost = BatchEpisode("e", "t", "policy", 1.0, ({"value": 1.0, "call": "lost"},), (GOOD,))
-    assert episode_fault(lost, (), None) == ("no_samples", "nothing was sampled in what was rewarded")
+    assert episode_fault(lost) == ("no_samples", "nothing was sampled in what was rewarded")
 
 
 def test_agents_that_share_out_a_sum_of_zero_have_a_signal() -> None:
     group = Group("t", (duel("a", 1.0), duel("b", -1.0)))
-    assert len(admit(batch("b", group), no_signal="drop").episodes) == 2
+    assert len(admit(batch("b", group), Rule(no_signal="drop")).episodes) == 2
     flat = Group("t", (duel("a", 1.0), duel("b", 1.0)))
-    assert admit(batch("b", flat), no_signal="drop").episodes == ()
+    assert admit(batch("b", flat), Rule(no_signal="drop")).episodes == ()
 
 
 def test_other_reasons_for_refusal() -> None:
-    assert episode_fault(episode("e"), {"e"}, None) == ("already_trained", "part of the checkpointed history")
-    assert (episode_fault(replace(episode("e"), reward=math.inf), (), None) or ("",))[0] == "bad_reward"
-    assert (episode_fault(replace(episode("e"), samples=()), (), None) or ("",))[0] == "no_samples"
-    assert (episode_fault(episode("e", turns=2), (), 11) or ("",))[0] == "too_long"
-    assert episode_fault(episode("e", turns=2), (), 12) is None
+    assert episode_fault(episode("e"), {"e"}) == ("already_trained", "part of the checkpointed history")
+    assert (episode_fault(replace(episode("e"), reward=math.inf)) or ("",))[0] == "bad_reward"
+    assert (episode_fault(replace(episode("e"), samples=())) or ("",))[0] == "no_samples"
+    assert (episode_fault(episode("e", turns=2), rule=Rule(max_tokens=11)) or ("",))[0] == "too_long"
+    assert episode_fault(episode("e", turns=2), rule=Rule(max_tokens=12)) is None
 
 
 def test_an_episode_with_one_token_that_is_too_old_is_refused() -> None:
     mixed = replace(episode("e"), samples=(replace(sample("e/0"), policy_versions=((3, 1), (5, 2))),))
-    assert episode_fault(mixed, (), None, 4) == ("stale", "e/0: tokens of version 3, older than 4")
-    assert episode_fault(mixed, (), None, 3) is episode_fault(mixed, (), None) is None
+    assert episode_fault(mixed, rule=Rule(oldest=4)) == ("stale", "e/0: tokens of version 3, older than 4")
+    assert episode_fault(mixed, rule=Rule(oldest=3)) is episode_fault(mixed) is None
     silent = BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, SILENT))
-    assert episode_fault(silent, (), None, 0) is None
+    assert episode_fault(silent, rule=Rule(oldest=0)) is None
 
 
 def test_an_episode_that_is_alone_has_no_baseline_where_episodes_are_compared() -> None:
@@ -139,7 +139,7 @@ def test_an_episode_that_is_alone_has_no_baseline_where_episodes_are_compared() 
         "bad": "no_samples: an episode without a complete call", "good": "no_baseline: alone in the group of task t",
         "single": "no_baseline: alone in the group of task u",
     }  # fmt: skip
-    assert [group.task for group in admit(batch("b", *groups), compares=False).groups] == ["t", "u", "w"]
+    assert [group.task for group in admit(batch("b", *groups), Rule(compares=False)).groups] == ["t", "u", "w"]
 
 
 def test_the_proxy_is_told_why_in_a_few_words() -> None:
@@ -163,7 +163,7 @@ def test_three_of_four_still_train() -> None:
 def test_groups_without_signal_are_kept_or_dropped_as_told() -> None:
     flat, steep = (Group(f"t{n}", (episode(f"a{n}", 0.0), episode(f"b{n}", float(n)))) for n in range(2))
     assert len(admit(batch("b", flat, steep)).groups) == 2
-    admission = admit(batch("b", flat, steep), no_signal="drop")
+    admission = admit(batch("b", flat, steep), Rule(no_signal="drop"))
     assert [group.task for group in admission.groups] == ["t1"]
     assert {rejection.reason for rejection in admission.rejected} == {"no_signal"}
 
@@ -183,7 +183,7 @@ def test_an_episode_of_which_nothing_is_left_is_refused_by_name() -> None:
     admission = admit(batch("b", group))
     assert [one.episode for one in admission.episodes] == ["b", "c"]
     assert admission.filtered["a"].startswith("sampling: every call that was rewarded is left out: greedy (nothing was")
-    refused = admit(batch("b", group), rule=Rule("strict")).filtered["a"]
+    refused = admit(batch("b", group), Rule("strict")).filtered["a"]
     assert refused.startswith("sampling: call a/0/c0: greedy (")
 
 
@@ -203,5 +203,5 @@ def test_those_that_were_trained_before_are_compared_and_not_trained() -> None:
 
 def test_without_a_signal_those_of_before_count_too() -> None:
     group = Group("t", (episode("late", 0.9),), (episode("before", 0.9),))
-    assert [one.reason for one in admit(batch("b", group), no_signal="drop").rejected] == ["no_signal"]
-    assert not admit(batch("b", replace(group, earlier=(episode("before", 0.1),))), no_signal="drop").rejected
+    assert [one.reason for one in admit(batch("b", group), Rule(no_signal="drop")).rejected] == ["no_signal"]
+    assert not admit(batch("b", replace(group, earlier=(episode("before", 0.1),))), Rule(no_signal="drop")).rejected

@@ -56,13 +56,13 @@ def test_by_turn_each_call_is_punished_for_its_own_length() -> None:
 def test_the_punishment_is_in_what_is_compared_and_in_no_figure_of_what_was_given() -> None:
     long, short = episode("a", 1.0, sampled=9), episode("b", 1.0)
     leased = batch("b", Group("t", (long, short)))
-    admission = admit(leased, shaping=SHAPING, no_signal="drop")
+    admission = admit(leased, Rule(shaping=SHAPING, no_signal="drop"))
     ((one, other),) = compared(admission.groups[0])
     assert (one.reward, other.reward) == (0.625, 1.0)
     assert admission.penalties == {"a": -0.375, "b": 0.0}
     assert admit(leased).penalties == {"a": 0.0, "b": 0.0}
     one, other = played("a", [1.0], sampled=9), played("b", [1.0])
-    by_turn = admit(batch("b", Group("t", (one, other))), shaping=SHAPING, by_turn=ByTurn())
+    by_turn = admit(batch("b", Group("t", (one, other))), Rule(shaping=SHAPING, by_turn=ByTurn()))
     assert [row.reward for row in to_rows("b", by_turn.groups, by_turn=ByTurn())] == [0.625, 1.0]
 
 
@@ -95,7 +95,7 @@ def test_by_turn_a_call_that_is_left_out_counts_for_those_before_it() -> None:
     other = ended(played("b", [0, 0]), "stop", "stop")
     how = ByTurn(scaled=False)
     for rule in (MASK, Rule()):
-        admission = admit(batch("b", Group("t", (one, other))), rule=rule, by_turn=how)
+        admission = admit(batch("b", Group("t", (one, other))), replace(rule, by_turn=how))
         rows = to_rows("b", admission.groups, by_turn=how)
         kept = {call: float(row.advantages[start]) for row in rows if row.advantages is not None
                 for call, start, _ in row.spans}  # fmt: skip
@@ -106,7 +106,7 @@ def test_by_turn_a_call_that_is_left_out_counts_for_those_before_it() -> None:
 
 def test_a_group_of_nothing_else_is_refused() -> None:
     group = Group("t", tuple(ended(episode(name, value), "length") for name, value in (("a", 1.0), ("b", 0.0))))
-    admission = admit(batch("b", group), rule=MASK)
+    admission = admit(batch("b", group), MASK)
     assert admission.groups == ()
     assert {(one.reason, one.detail) for one in admission.rejected} == {
         ("sampling", "every call of task t that was rewarded is overlong")
@@ -117,7 +117,7 @@ def test_what_was_left_out_for_its_sampling_counts_in_no_baseline() -> None:
     greedy = PROCESSED | {"temperature": 0}
     one = ended(episode("a", 1.0, facts=(greedy,)), "stop")
     both = tuple(ended(episode(name, 0.0), "stop") for name in "bc")
-    admission = admit(batch("b", Group("t", (one, *both))), rule=MASK)
+    admission = admit(batch("b", Group("t", (one, *both))), MASK)
     assert [rejection.reason for rejection in admission.rejected] == ["sampling"]
 
 
@@ -126,7 +126,7 @@ def test_by_turn_a_punishment_leaves_the_sessions_as_agents_rewarded_them() -> N
     one = of_agents(episode("a", 1.0, samples=3), "xyz")
     others = [of_agents(episode(name, 0.0, sampled=2), "x") for name in "bc"]
     light, how = Shaping(limit=4, buffer=2, factor=0.002), ByTurn(scaled=False)
-    admission = admit(batch("b", Group("t", (one, *others))), shaping=light, by_turn=how)
+    admission = admit(batch("b", Group("t", (one, *others))), Rule(shaping=light, by_turn=how))
     assert list(admission.penalties.values()) == pytest.approx([-0.003, 0, 0])
     rows = to_rows("b", admission.groups, by_turn=how)
     assert len({(row.group, row.session) for row in rows}) == 3
@@ -157,7 +157,7 @@ def test_by_turn_an_agent_whose_calls_are_all_left_out_still_counts(cause: str) 
                    else replace(part, sampling=((PROCESSED | {"temperature": 0}, 3),)) if part.sample in left_out
                    else part for part in told[0].samples]  # fmt: skip
         group = Group("t", (replace(told[0], samples=tuple(samples)), *told[1:]))
-        admission = admit(batch("b", group), rule=MASK, by_turn=how)
+        admission = admit(batch("b", group), replace(MASK, by_turn=how))
         assert admission.left_out.total() == len(left_out)
         return {row.spans[0][0]: float(row.advantages[-1]) for row in to_rows("b", admission.groups, by_turn=how)
                 if row.advantages is not None and row.spans}  # fmt: skip
@@ -170,5 +170,5 @@ def test_by_turn_an_agent_whose_calls_are_all_left_out_still_counts(cause: str) 
 def test_by_turn_an_episode_without_a_call_that_was_sampled_is_refused() -> None:
     greedy = PROCESSED | {"temperature": 0}
     one = episode("a", 1.0, facts=(greedy,))
-    admission = admit(batch("b", Group("t", (one, episode("b"), episode("c")))), by_turn=ByTurn())
+    admission = admit(batch("b", Group("t", (one, episode("b"), episode("c")))), Rule(by_turn=ByTurn()))
     assert [(rejection.episode, rejection.reason) for rejection in admission.rejected] == [("a", "sampling")]

@@ -17,6 +17,7 @@ from ajet_trainer.link import Link
 from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.run_folder import run_of
+from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.proxy_process import ProxyProcess
@@ -26,7 +27,7 @@ from tests.trainer.scripted_learner import Disk, Instants, ScriptedLearner
 
 
 class Attached(ScriptedLearner):
-    colocated = compares = False
+    colocated, rule = False, Rule(compares=False)
     pushed = 0
 
     def push(self) -> None:

@@ -18,6 +18,7 @@ from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress
+from ajet_trainer.sampling import Rule
 from ajet_trainer.step import CLOSE_S, Run
 from ajet_trainer.trained_batches import TrainedBatches
 from ajet_trainer.turns import ByTurn
@@ -341,9 +342,9 @@ def test_the_learner_says_which_temperatures_it_computes(tmp_path: Path) -> None
         episode(f"{task}e{i}", i, turns=3, facts=(PROCESSED, warm, None)) for i in range(2)
     )
     for several, temperatures in ((True, [1.0, 0.7]), (False, [0.7])):
-        run = setting.start(temperature=0.7, several_temperatures=several)
+        run = setting.start(rule=Rule(temperature=0.7, several=several))
         leased = run.lease()[0]
-        rows = to_rows(leased.batch, run.admit(leased).groups, run.learner.temperature)
+        rows = to_rows(leased.batch, run.admit(leased).groups, run.learner.rule.temperature)
         assert [row.temperature for row in rows] == temperatures * 4
         setting.proxy.nack(leased.batch)
 
@@ -366,7 +367,7 @@ def test_length_is_punished_and_overlong_calls_are_masked_as_learner_and_setting
         return replace(one, samples=(replace(part, finish_reasons=("length",)),)), other
 
     setting.proxy.make = make
-    run = setting.begun(shaping=Shaping(limit=10, buffer=4, factor=0.5))
+    run = setting.begun(rule=Rule(shaping=Shaping(limit=10, buffer=4, factor=0.5)))
     run.step()
     (line,) = setting.lines()
     assert (line["reward_mean"], line["overlong_penalty"], line["left_out_calls"]) == (0.5, -0.375, {"overlong": 2})
@@ -376,7 +377,7 @@ def test_length_is_punished_and_overlong_calls_are_masked_as_learner_and_setting
 
 def test_rows_bring_advantages_where_the_learner_gives_credit_by_turn(tmp_path: Path) -> None:
     setting = Setting(tmp_path / "run", 1)
-    run = setting.begun(by_turn=ByTurn(scaled=False))
+    run = setting.begun(rule=Rule(by_turn=ByTurn(scaled=False)))
     run.step()
     assert [set(row.advantages.tolist()) for row in setting.learner.rows if row.advantages is not None] == [
         {-0.5}, {0.5}

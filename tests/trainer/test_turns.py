@@ -16,6 +16,7 @@ from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk.sample import BatchEpisode, Group
 from ajet_trainer.admission import admit
 from ajet_trainer.batch import to_rows
+from ajet_trainer.sampling import Rule
 from ajet_trainer.turns import ByTurn, Play, Turn, credit, has_signal, plays, returns_to_go, spread, widened
 from tests.trainer.making import batch, duel, episode, sample
 
@@ -178,7 +179,7 @@ def test_all_calls_of_an_agent_that_was_rewarded_are_trained_and_none_of_another
     """The earlier call helped to the later one's reward."""
     one, other = two_agents("x"), two_agents("y")
     rewards = ({"value": 0.0, "call": other.rewards[0]["call"]},)
-    admission = admit(batch("b", Group("t", (one, replace(other, rewards=rewards)))), by_turn=RAW)
+    admission = admit(batch("b", Group("t", (one, replace(other, rewards=rewards)))), Rule(by_turn=RAW))
     rows = to_rows("b", admission.groups, by_turn=RAW)
     assert {row.spans[0][0] for row in rows} == {"x/0/c0", "x/1/c0", "y/0/c0", "y/1/c0"}
     assert [set(row.advantages.tolist()) for row in rows if row.advantages is not None] == [
@@ -205,9 +206,9 @@ def test_a_signal_is_an_advantage_of_some_call() -> None:
     assert has_signal(Group("t", (early, late)), RAW)
     assert not has_signal(Group("t", (early, replace(early, episode="c"))), ByTurn())
     group = Group("t", (early, late))
-    assert not admit(batch("b", group), no_signal="drop").groups
-    assert admit(batch("b", group), no_signal="drop", by_turn=RAW).groups
-    rejected = admit(batch("b", Group("t", (early, played("c", [1, 0])))), no_signal="drop", by_turn=RAW).rejected
+    assert not admit(batch("b", group), Rule(no_signal="drop")).groups
+    assert admit(batch("b", group), Rule(no_signal="drop", by_turn=RAW)).groups
+    rejected = admit(batch("b", Group("t", (early, played("c", [1, 0])))), Rule(no_signal="drop", by_turn=RAW)).rejected
     assert {(one.reason, one.detail) for one in rejected} == {("no_signal", "all advantages of task t are 0")}
 
 

@@ -18,6 +18,7 @@ from ajet_trainer.config import digest, load
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
+from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.still_learner import StillLearner
@@ -28,10 +29,10 @@ TRAIN_S = 0.5
 class Learner(StillLearner):
     """Takes its time. `engine` is the base URL of the scripted engine."""
 
-    colocated = compares = True
+    colocated = True
 
     def __init__(self, engine: str, max_tokens: int) -> None:
-        self.engine, self.max_tokens = engine, max_tokens
+        self.engine, self.rule = engine, Rule(max_tokens=max_tokens)
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         time.sleep(TRAIN_S)

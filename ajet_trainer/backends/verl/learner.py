@@ -27,8 +27,7 @@ from ajet_trainer.engines import answers
 from ajet_trainer.engines.attached import Attached
 from ajet_trainer.engines.http import EngineLost
 from ajet_trainer.engines.weights import dead_engine
-from ajet_trainer.overlong import Shaping
-from ajet_trainer.turns import ByTurn
+from ajet_trainer.sampling import Rule
 
 MANY = ("fsdp", "fsdp2", "megatron", "veomni")
 """Engines of verl that take a temperature for each row. Their fused kernels take one for all."""
@@ -57,38 +56,18 @@ class VerlLearner:
         return int(self._verl.global_steps)
 
     @property
-    def max_tokens(self) -> int:
-        config, limits = self._verl.config, [int(1e9)]
-        if config.actor_rollout_ref.actor.use_dynamic_bsz:
-            limits.append(int(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu))
+    def rule(self) -> Rule:
+        config, part = self._verl.config, self._verl.config.actor_rollout_ref
+        limits = [part.actor.ppo_max_token_len_per_gpu]
         if self._verl.use_critic:
-            limits.append(int(config.critic.ppo_infer_max_token_len_per_gpu))
-        return min(limits)
-
-    @property
-    def vocabulary(self) -> int | None:
-        return self._verl.vocabulary
-
-    @property
-    def temperature(self) -> float:
-        return float(self._verl.config.actor_rollout_ref.rollout.temperature)
-
-    @property
-    def several_temperatures(self) -> bool:
-        part = self._verl.config.actor_rollout_ref
-        return part.actor.strategy in MANY and not part.model.use_fused_kernels
-
-    @property
-    def by_turn(self) -> ByTurn | None:
-        return settings.by_turn(self._verl.ours, self._verl.config)
-
-    @property
-    def shaping(self) -> Shaping | None:
-        return settings.shaping(self._verl.config)
-
-    @property
-    def compares(self) -> bool:
-        return self._verl.config.algorithm.adv_estimator in COMPARING
+            limits.append(config.critic.ppo_infer_max_token_len_per_gpu)
+        return Rule(
+            temperature=float(part.rollout.temperature),
+            several=part.actor.strategy in MANY and not part.model.use_fused_kernels,
+            max_tokens=int(min(limits)), vocabulary=self._verl.vocabulary,
+            by_turn=settings.by_turn(self._verl.ours, config), shaping=settings.shaping(config),
+            compares=config.algorithm.adv_estimator in COMPARING,
+        )  # fmt: skip
 
     @property
     def batches(self) -> Mapping[str, Any]:
@@ -114,7 +93,7 @@ class VerlLearner:
         verl.begin(rows)
         with marked_timer("step", verl.timing_raw):
             with marked_timer("put", verl.timing_raw):
-                put_rows(rows, self.version, self.temperature)
+                put_rows(rows, self.version, float(verl.config.actor_rollout_ref.rollout.temperature))
             batch = verl.step(metrics, verl.timing_raw)
             made, skipped = verl.updates_of(metrics)
             if made:

@@ -129,7 +129,7 @@ def test_the_trainer_says_how_credit_goes_to_turns(tiny: Path) -> None:
         ({"adv_estimator": "grpo"}, None),
     ):
         made = verl_learner(a_trainer(tiny, **verl).config, ours=Config(model=str(tiny), turn_gamma=0.5))
-        assert (made.by_turn, made.shaping) == (expected, None)
+        assert (made.rule.by_turn, made.rule.shaping) == (expected, None)
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized"])

@@ -266,7 +266,7 @@ def test_megatrons_schedule_may_have_an_end_of_its_own() -> None:
 def longest(verl: dict[str, Any], **ours: Any) -> int:
     """The longest sample that the learner says its engines can compute."""
     tree = composed(verl, **ours)
-    found: int = verl_learner(tree, use_critic=need_critic(tree)).max_tokens
+    found: int = verl_learner(tree, use_critic=need_critic(tree)).rule.max_tokens
     return found
 
 

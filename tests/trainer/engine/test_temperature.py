@@ -147,7 +147,7 @@ def test_padding_is_at_the_temperature_of_the_row_it_is_made_of() -> None:
 def test_a_learner_whose_kernels_take_one_temperature_says_so(verl: dict[str, Any], several: bool, tiny: Path) -> None:
     warm = {"actor_rollout_ref.rollout.temperature": 0.7}
     made = verl_learner(settings.compose(Config(model=str(tiny), verl=verl | warm), "cuda", None))
-    assert (made.several_temperatures, made.temperature) == (several, 0.7)
+    assert (made.rule.several, made.rule.temperature) == (several, 0.7)
 
 
 def weights_of(worker: Any, tiny: Path, rows: list[Row]) -> list[np.ndarray[Any, Any]]:
