@@ -20,7 +20,6 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -54,7 +53,7 @@ def _takes(url: str, name: str, key: str) -> bool:
     """True if the engine takes an adapter `name`; False where this is the name of a model of its own."""
     with asking(url, LOOK_S, key) as engine:
         try:
-            own = [card["id"] for card in _cards(engine) if not card.get("parent")]
+            own = [card["id"] for card in http.cards(engine) if not card.get("parent")]
             if name in own:
                 return False
             status = engine.post(LOAD, json={}).status_code
@@ -138,10 +137,4 @@ def heal(urls: Sequence[str], name: str, folder: Path, key: str = "") -> list[st
 
 
 def _folder_of(engine: httpx.Client, name: str) -> str | None:
-    return next((str(card.get("root")) for card in _cards(engine) if card["id"] == name), None)
-
-
-def _cards(engine: httpx.Client) -> list[dict[str, Any]]:
-    """The models that the engine serves."""
-    found: list[dict[str, Any]] = engine.get("/v1/models").raise_for_status().json()["data"]
-    return found
+    return next((str(card.get("root")) for card in http.cards(engine) if card["id"] == name), None)

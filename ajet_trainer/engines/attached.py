@@ -85,8 +85,7 @@ class Attached:
     def _longest_of(self, url: str) -> int:
         with http.asking(url, http.ANSWER_S, self._key) as engine:
             try:
-                cards = engine.get("/v1/models").raise_for_status().json()["data"]
-                return max(int(card["max_model_len"]) for card in cards if card.get("max_model_len"))
+                return max(int(card["max_model_len"]) for card in http.cards(engine) if card.get("max_model_len"))
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
                 said = f"does not say how long rows may be: {http.words(error)}"
                 raise EngineLost(f"the engine at {url} {said}") from error

@@ -69,6 +69,12 @@ def ask(engine: httpx.Client, path: str, body: Any = None, timeout_s: float | No
     return engine.post(path, json=body, timeout=limit).raise_for_status()
 
 
+def cards(engine: httpx.Client) -> list[dict[str, Any]]:
+    """The models that the engine serves, as it tells them. Raises `httpx.HTTPError`."""
+    found: list[dict[str, Any]] = engine.get("/v1/models").raise_for_status().json().get("data", [])
+    return found
+
+
 def frozen(engine: httpx.Client) -> bool:
     """True if the engine is frozen, as the proxy's gate may have done. To freeze it again would take vLLM 20 ms."""
     with suppress(httpx.HTTPError, ValueError, KeyError):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from ajet_trainer.config import Config, flatten
-from ajet_trainer.engines.http import EngineLost, asking, words
+from ajet_trainer.engines.http import EngineLost, asking, cards, words
 
 LOOK_S = 30.0
 UNTOLD = "default"
@@ -39,10 +39,8 @@ class Served(NamedTuple):
 
 def served(engine: httpx.Client) -> Served:
     """Raises `httpx.HTTPError`. Adapters are not an engine's own."""
-    cards = engine.get("/v1/models").raise_for_status().json().get("data", [])
-    own = sorted(
-        (str(card["id"]), str(card.get("root")), card.get("max_model_len")) for card in cards if not card.get("parent")
-    )
+    mine = (card for card in cards(engine) if not card.get("parent"))
+    own = sorted((str(card["id"]), str(card.get("root")), card.get("max_model_len")) for card in mine)
     version = None
     with suppress(httpx.HTTPError, ValueError, AttributeError):
         version = engine.get("/weight_info").raise_for_status().json().get("weight_version")
