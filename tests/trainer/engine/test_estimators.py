@@ -42,8 +42,8 @@ GROUPED = (
 class MemoryQueue:
     """TransferQueue's key-value calls over a dictionary."""
 
-    def __init__(self) -> None:
-        self.rows: dict[str, dict[str, Any]] = {}
+    def __init__(self, rows: dict[str, dict[str, Any]] | None = None) -> None:
+        self.rows = {} if rows is None else rows
 
     def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any = None, tags: Any = None) -> Any:
         for index, key in enumerate(keys):

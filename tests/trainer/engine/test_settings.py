@@ -55,6 +55,8 @@ def refused(verl: dict[str, Any], **ours: Any) -> str:
         ("transfer_queue.enable", False, "TransferQueue"),
         ("algorithm.filter_groups.enable", True, "no_signal = 'drop'"),
         ("algorithm.use_pf_ppo", True, "advantages of others"),
+        (f"{ACTOR}.use_dynamic_bsz", False, "rows differ in number and length"),
+        ("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", False, "rows differ in number and length"),
     ],
 )
 def test_what_exactly_once_rests_on_is_not_to_be_changed(key: str, value: object, words: str) -> None:

@@ -7,34 +7,37 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
-from ajet_trainer.batch import to_row
+from ajet_trainer.backends.verl import rows as queue
+from ajet_trainer.batch import Row, to_row
 from ajet_trainer.config import Config
 from ajet_trainer.trained_rows import TrainedRow, read, write
 from tests.kit.learner import verl_learner
 from tests.kit.tiny_model import build_tokenizer
-from tests.trainer.engine.test_estimators import group, stored
+from tests.trainer.engine.test_estimators import MemoryQueue, group, stored
 from tests.trainer.engine.test_settings import composed
 from tests.trainer.making import sample
 from tests.trainer.test_cli import status
 from tests.trainer.test_trained_rows import trained
 
 
-def learner(model: Path, run_dir: Path, say: Callable[[str], None]) -> Any:
-    """A `VerlLearner` after three steps."""
+def keep(model: Path, run_dir: Path, rows: list[Row], memory: dict[str, Any], say: Callable[[str], None]) -> None:
+    """A `VerlLearner` after three steps keeps `rows`, of which TransferQueue has `memory`."""
     ours = Config(model=str(model), run_dir=str(run_dir))
-    return verl_learner(composed({}, model=str(model)), say=say, ours=ours, global_steps=3)
+    with patch.object(queue, "tq", MemoryQueue(memory)):
+        verl_learner(composed({}, model=str(model)), say=say, ours=ours, global_steps=3)._keep(rows, "train")
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["one row an episode", "episodes that split"])
 def test_what_is_kept_is_what_verls_worker_gets(tiny: Path, tmp_path: Path, split: bool) -> None:
     rows = group(split)
     memory = stored(tiny, rows, adv_estimator="grpo", mode="seq-mean-token-mean")
-    learner(tiny, tmp_path, pytest.fail)._keep(rows, "train")
+    keep(tiny, tmp_path, rows, memory, pytest.fail)
     found, model = read(tmp_path, 3)
     assert model == str(tiny) and len(found) == len(rows)
     for row, one in zip(rows, found, strict=True):
@@ -50,9 +53,8 @@ def test_what_is_kept_is_what_verls_worker_gets(tiny: Path, tmp_path: Path, spli
 
 def test_a_disk_that_takes_no_rows_ends_no_step(tiny: Path, tmp_path: Path) -> None:
     rows, said = group(False), list[str]()
-    stored(tiny, rows)
-    learner(tiny, tmp_path / "gone", said.append)._keep(rows, "train")
-    assert len(said) == 1 and said[0].startswith("the rows of step 3 are not kept for reading: ")
+    keep(tiny, tmp_path / "gone", rows, stored(tiny, rows), said.append)
+    assert len(said) == 1 and said[0].startswith("the rows of step 3 are not kept for reading: [Errno 2] No such file")
 
 
 def test_tokens_are_shown_as_text(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
