@@ -26,7 +26,6 @@ from ajet_trainer.config import Config
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
-from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.engine_stub import EngineStub
