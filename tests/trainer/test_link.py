@@ -40,6 +40,26 @@ def link(handler: Callable[[httpx.Request], httpx.Response], clock: Clock, **opt
     return Link("http://proxy:1/", transport=transport, clock=clock, sleep=clock.sleep, **options)  # type: ignore[arg-type]
 
 
+Asked = list[tuple[str, str, Any]]
+"""Requests: their methods, their paths, and their bodies."""
+
+
+def answering(said: Any = None, status: int = 200) -> tuple[Asked, Callable[[httpx.Request], httpx.Response]]:
+    """All that a proxy was asked which answers so, and how it does."""
+    asked: Asked = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else None
+        asked.append((request.method, request.url.path.removeprefix("/ajet/v1"), body))
+        return httpx.Response(status, json=said or {})
+
+    return asked, handler
+
+
+def unreachable(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused")
+
+
 def test_an_evaluation_is_wanted_under_one_name_and_told_by_it() -> None:
     """The name makes it safe to ask again where an answer got lost."""
     seen: list[httpx.Request] = []
@@ -98,13 +118,7 @@ def test_nothing_ready_is_no_batch() -> None:
 
 
 def test_every_message_has_its_route_and_body() -> None:
-    seen: list[tuple[str, str, object]] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        body = json.loads(request.content) if request.content else None
-        seen.append((request.method, request.url.path.removeprefix("/ajet/v1"), body))
-        return httpx.Response(200, json={"models": {}})
-
+    seen, handler = answering({"models": {}})
     one = link(handler, Clock())
     one.ack("b/1", 3)
     one.ack("b1", 3, {"e": "why"})
@@ -146,22 +160,14 @@ def test_what_fails_on_the_way_is_tried_again_with_growing_pauses() -> None:
 
 def test_the_deadline_ends_the_trying() -> None:
     clock = Clock()
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
-
     with pytest.raises(ProxyUnreachable, match=r"no answer from http://proxy:1/ajet/v1/batches/b/ack: refused"):
-        link(handler, clock, deadline_s=10.0).ack("b", 1)
+        link(unreachable, clock, deadline_s=10.0).ack("b", 1)
     assert 5.0 < clock.now <= 10.0
 
 
 def test_closing_the_gate_is_asked_again_until_the_drain_limit() -> None:
-    clock = Clock()
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        body = {"error": {"message": "2 calls are still in flight", "type": "not_ready_error", "code": "gate_closing"}}
-        return httpx.Response(503, headers={"Retry-After": "1"}, json=body)
-
+    clock, body = Clock(), {"error": {"message": "2 calls are still in flight", "type": "not_ready_error"}}
+    _, handler = answering(body, 503)
     with pytest.raises(NotReady, match="still in flight"):
         link(handler, clock, deadline_s=1.0).close_gate("weights", 20.0)
     assert clock.now > 15
@@ -176,25 +182,20 @@ def test_a_refusal_is_not_repeated(status: int, kind: type[Exception]) -> None:
 
 
 def test_a_first_meeting_shows_whether_the_key_is_a_trainers() -> None:
-    def handler(status: int) -> Callable[[httpx.Request], httpx.Response]:
-        def answer(request: httpx.Request) -> httpx.Response:
-            body = {"error": {"message": "this key is of scope agent"}}
-            return httpx.Response(200 if request.method == "GET" else status, json=body)
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = {"error": {"message": "this key is of scope agent"}}
+        return httpx.Response(200 if request.method == "GET" else statuses.pop(), json=body)
 
-        return answer
-
-    link(handler(404), Clock()).meet()
+    statuses = [403, 404]
+    link(answer, Clock()).meet()
     with pytest.raises(Forbidden, match="http://proxy:1: this key is of scope agent"):
-        link(handler(403), Clock()).meet()
+        link(answer, Clock()).meet()
 
 
 def test_a_first_meeting_with_nobody_says_what_to_look_at() -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
-
     clock, said = Clock(), r"/status: refused\. Is ajet-proxy running, and is proxy_url its address\?"
     with pytest.raises(ProxyUnreachable, match=said):
-        link(handler, clock, deadline_s=60.0).meet()
+        link(unreachable, clock, deadline_s=60.0).meet()
     assert 50.0 < clock.now <= 60.0
 
 
@@ -223,19 +224,13 @@ def test_the_link_of_a_configuration_has_its_key_and_waits_as_long_as_said() -> 
 
 
 def test_the_gate_and_the_busy_time_are_those_of_the_model() -> None:
-    seen: list[object] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        seen.append(json.loads(request.content) if request.method == "POST" else None)
-        told = {
-            "requests": {"busy_s": 9.0}, "models": {"planner": {"busy_s": 2.5}}, "not_resumed": ["no answer"],
-        }  # fmt: skip
-        return httpx.Response(200, json=told)
-
+    told = {"requests": {"busy_s": 9.0}, "models": {"planner": {"busy_s": 2.5}}, "not_resumed": ["no answer"]}
+    seen, handler = answering(told)
     mine = link(handler, Clock(), model="planner")
     mine.close_gate("weights", 5.0)
     assert mine.open_gate(4) == ["no answer"]
-    assert seen == [{"wait_s": 5.0, "model": "planner"}, {"policy_version": 4, "model": "planner"}]
+    bodies = [body for _, _, body in seen]
+    assert bodies == [{"wait_s": 5.0, "model": "planner"}, {"policy_version": 4, "model": "planner"}]
     assert (mine.busy_s(), link(handler, Clock(), model="coder").busy_s()) == (2.5, None)
 
 
@@ -345,11 +340,6 @@ def test_the_system_gives_up_sending_before_the_trainer_does() -> None:
 
 
 def test_the_mix_is_put() -> None:
-    seen: list[Any] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        seen.append((request.method, request.url.path, json.loads(request.content)))
-        return httpx.Response(200, json={})
-
+    seen, handler = answering()
     link(handler, Clock()).direct(routes.SetMix({"a": 1.0}, ahead=2))
-    assert seen == [("PUT", "/ajet/v1/mix", {"shares": {"a": 1.0}, "ahead": 2})]
+    assert seen == [("PUT", "/mix", {"shares": {"a": 1.0}, "ahead": 2})]
