@@ -13,6 +13,7 @@ from ajet_proxy.core.trajectory.timeline import merge
 from ajet_sdk.routes import Abort
 from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import Answer, send
+from tests.proxy.io.capture.test_continuity import said as kept
 from tests.proxy.io.front import CHAT, Front
 
 SESSION = "0199a213-81c0-7800-8aa1-bbab2a035a53"
@@ -105,11 +106,7 @@ async def test_side_calls_of_one_session_are_timelines_of_their_own() -> None:
         answers = await asyncio.gather(*(
             send(url, body=usage | {"messages": [system, asked]}, headers=OPENCODE) for system in (title, real)
         ))
-        said = "".join(
-            choice["delta"].get("content") or ""
-            for event in answers[1].events() if event != "[DONE]" for choice in event["choices"]
-        )
-        history = [real, asked, {"role": "assistant", "content": said}]
+        history = [real, asked, *kept(answers[1])]
         more = [*history, {"role": "user", "content": "and now?"}]
         summary = [title, *history[1:], {"role": "user", "content": "Summarize what we did."}]
         for messages in (more, summary):

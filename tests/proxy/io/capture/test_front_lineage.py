@@ -13,9 +13,8 @@ from ajet_proxy.core.ledger.events import CallStarted, EpisodeOpened, RewardGive
 from ajet_proxy.core.trajectory.timeline import merge
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import Answer, send
+from tests.proxy.io.capture.test_continuity import said
 from tests.proxy.io.front import CHAT, COMPLETIONS, Front, until
-
-TOOL = {"type": "function", "function": {"name": "guess", "parameters": {"type": "object"}}}
 
 
 def body(*messages: Any, **more: Any) -> dict[str, Any]:
@@ -26,12 +25,7 @@ def body(*messages: Any, **more: Any) -> dict[str, Any]:
 
 def told(answer: Answer) -> dict[str, Any]:
     """The assistant's message in `answer`, as an agent keeps it."""
-    assert answer.status == 200
-    if not answer.headers["content-type"].startswith("text/event-stream"):
-        message = answer.json()["choices"][0]["message"]
-        return {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
-    deltas = [event["choices"][0]["delta"] for event in answer.events() if event != "[DONE]"]
-    return {"role": "assistant", "content": "".join(delta.get("content") or "" for delta in deltas)}
+    return said(answer)[0]
 
 
 def episode_of(answer: Answer) -> str:
