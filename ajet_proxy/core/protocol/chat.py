@@ -15,7 +15,7 @@ asked for, since they would tell the reasoning. So the engine is asked with it t
 what the agent must not see, as vLLM itself does. Without any parser vLLM ignores the field, and so does the proxy. An
 answer with the reasoning does not show which it is. A trial does: the engine withholds its one token's id, or not.
 
-Next: ajet_proxy/core/protocol/exchange.py
+Next: ajet_proxy/io/ledger_port/local.py
 """
 
 from __future__ import annotations

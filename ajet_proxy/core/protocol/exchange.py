@@ -30,7 +30,7 @@ know of them. What cannot be read passes as it came and its calls are lost: an a
 wrong. Nor does it wait for what an engine may say after the finish. What comes in one piece with the finish counts
 before the calls are `settled`. What comes after it and cannot be read tells nothing of them.
 
-Next: ajet_proxy/io/ledger_port/local.py
+Next: ajet_proxy/core/protocol/chat.py
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ What a step finds is a value that it hands to the next one:
 
 Invariant: whatever ends a request early, each of its calls ends in the ledger, as lost with a reason.
 
-Next: ajet_proxy/core/protocol/chat.py
+Next: ajet_proxy/core/protocol/exchange.py
 """
 
 from __future__ import annotations
