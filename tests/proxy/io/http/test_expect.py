@@ -12,15 +12,11 @@ import pytest
 
 from tests.kit.answering import connected
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import CHAT, serving
+from tests.proxy.io.http.test_body import GOOD
+from tests.proxy.serving import serving
 
 SECRET = "a secret of the operator"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-GOOD = {
-    "/v1/chat/completions": CHAT,
-    "/v1/embeddings": {"model": "stub", "input": "x"},
-    "/ajet/v1/episodes": {"task": "t"},
-}
 BAD_KEY = "Bearer ajet-forged.key"
 
 
