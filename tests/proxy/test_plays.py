@@ -41,20 +41,14 @@ def tasks(tmp_path: Path) -> Path:
     return path
 
 
-def command(
-    url: str, tasks: Path, *more: str, repeat: int = REPEAT, epochs: int = EPOCHS
-) -> tuple[list[str], dict[str, str]]:
+def command(url: str, tasks: Path) -> tuple[list[str], dict[str, str]]:
+    """What plays `tasks` at the daemon at `url`, and its environment."""
     argv = [
-        *AJET, "run", "--tasks", str(tasks), "--repeat", str(repeat), "--epochs", str(epochs), "--parallel", "3",
-        "--name", "player", *more, "--", sys.executable, str(tasks.parent / "agent.py"),
+        *AJET, "run", "--tasks", str(tasks), "--repeat", str(REPEAT), "--epochs", str(EPOCHS), "--parallel", "3",
+        "--name", "player", "--", sys.executable, str(tasks.parent / "agent.py"),
     ]  # fmt: skip
-    return argv, clean(url)
-
-
-def clean(url: str) -> dict[str, str]:
-    """The environment of a program of ours that asks the daemon at `url`."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
-    return ours | {"AJET_PROXY_URL": url, "PYTHONPATH": str(ROOT)}
+    return argv, ours | {"AJET_PROXY_URL": url, "PYTHONPATH": str(ROOT)}
 
 
 def episodes(url: str) -> list[dict[str, Any]]:
@@ -114,24 +108,3 @@ def test_after_kill_9_of_the_runner_and_of_the_daemon_exactly_what_is_missing_is
         assert before <= after and len(after) == WHOLE
         opened = {one["episode"] for one in episodes(proxy.url)}
         assert len(opened) <= WHOLE + 2 * 3, "nothing but what was open as the runner was killed is played again"
-
-
-def test_an_interrupt_leaves_the_play_and_the_next_start_goes_on(engine: str, tasks: Path, tmp_path: Path) -> None:
-    with ProxyProcess(engine, tmp_path / "data") as proxy:
-        argv, env = command(proxy.url, tasks)
-        with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            while len(had(proxy.url)) < 5:
-                time.sleep(0.02)
-            process.send_signal(2)
-            _, err = process.communicate(timeout=60)
-        settled = len(had(proxy.url))
-        assert (process.returncode, 5 <= settled < WHOLE) == (130, True)
-        assert "interrupted: aborting the open episodes" in err
-        assert f"the next start goes on where this was left: {settled} of {WHOLE} played" in err
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
-        assert f"goes on where it was left: {settled} of {WHOLE} played" in done.stderr
-        check_whole(proxy.url)
-        argv, env = command(proxy.url, tasks, repeat=1, epochs=1)
-        again = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
-        assert again.returncode == 0, again.stderr
-        assert len(had(proxy.url)) == WHOLE + TASKS, "played otherwise, it is another play"

@@ -140,21 +140,6 @@ def test_calls_are_read_back_whatever_they_share(calls: list[Call]) -> None:
     assert picture(read.state) == picture(rig.state)
 
 
-def test_an_episode_costs_its_distinct_tokens_and_not_turns_times_context() -> None:
-    rig = LedgerRig()
-    rig.open("ep")
-    said: tuple[int, ...] = ()
-    for turn in range(40):
-        (call,) = rig.begin("ep")
-        prompt = (*said, *range(turn * 100, turn * 100 + 50))
-        rig.finish("ep", call, prompt, (7, 8, 9))
-        said = (*prompt, 7, 8, 9)
-    read, written = rewritten(rig)
-    assert read.events == rig.events
-    assert sum(map(len, written)) < 4 * len(said) + 40 * 700
-    assert len(written[-1]) < 700
-
-
 def test_a_call_that_a_retry_replaced_is_nobodys_history() -> None:
     rig = LedgerRig()
     rig.open("ep")

@@ -146,16 +146,6 @@ async def test_a_repetition_waits_for_the_first(store: Store, disk: Disk) -> Non
     await store.commit(())
 
 
-async def test_posting_does_not_wait_and_is_written_all_the_same(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    events = story()
-    for command in events:
-        store.post(command)
-    store.post(())
-    await store.close()
-    assert [decode(record) for record in records(tmp_path)] == [event for command in events for event in command]
-
-
 async def test_many_commits_at_once(store: Store, disk: Disk) -> None:
     rig = LedgerRig()
     opens = []
