@@ -22,7 +22,7 @@ from ajet_proxy.io.storage import limits as module
 from ajet_proxy.io.storage.limits import DaemonLimits, disk_bytes, resident_bytes
 from ajet_sdk.errors import NotReady
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.io.runtime.test_memory_budget import LARGE, PATHS, Sending, told
+from tests.proxy.io.runtime.test_memory_budget import LARGE, PATHS, sending, told
 from tests.proxy.serving import CHAT, Answer, Client, eventually, identity_holds, serving
 
 OPENED = ev.EpisodeOpened(1.0, "e", None, None, None, False, 1.0, 1.0)
@@ -254,10 +254,10 @@ async def test_each_process_has_its_share(
     async with daemon(tmp_path, monkeypatch, workers) as client:
         await asyncio.sleep(0.2)
         for _ in range(4):
-            async with Sending(client.app.url, PATHS[0], 2 * LARGE) as (reader, _):
+            async with sending(client.app.url, PATHS[0], 2 * LARGE) as (reader, _):
                 assert await told(reader) == (503, "10", "memory_limit")
             body = json.dumps(CHAT).encode()
-            async with Sending(client.app.url, PATHS[0], len(body) + SMALL) as (reader, writer):
+            async with sending(client.app.url, PATHS[0], len(body) + SMALL) as (reader, writer):
                 writer.write(body + b" " * SMALL)
                 assert (await reader.readuntil(b"\r\n")).split()[1] == b"200"
         refused = (await client.ask("GET", "/metrics")).body.decode()
