@@ -260,6 +260,33 @@ def test_every_text_of_a_body_has_a_length_or_is_one_of_some_words_or_names_what
     assert "length" not in one.metadata or body(**needed(body) | {one.name: "x" * most} | more)
 
 
+HOLD = {
+    (0, 200): "OpenEpisode.revision",
+    (1, 200): "Attend.instance Attend.run Join.lane Join.name Join.revision Policy.run Reward.id",
+    (0, 1000): "Attend.host Flush.lane Flush.task GateClose.model GateOpen.model Lease.model OpenEpisode.agent "
+    "OpenEpisode.model OpenEpisode.task Reward.agent SetMix.model",
+    (1, 1000): "Attend.model Evaluate.model Policy.model Reward.model Reward.state",
+    (0, 10_000): "Attend.folder Reward.note",
+    ("agent", "infra"): "Abort.cause",
+    ("comes", "beats", "begins", "leaves"): "Attend.says",
+    ("running", "stopped"): "ChangeRun.desired PutRun.desired",
+    ("groups", "episodes"): "Lease.unit",
+    "an id": "Evaluate.id Join.id OpenEpisode.id Play.name",
+}
+"""The lengths or the words of all texts, but for those that name what there is, or are cut."""
+
+
+def test_texts_hold_what_they_are_said_to() -> None:
+    found: dict[Any, str] = {}
+    texts = ((body, one) for body in BODIES for one in dataclasses.fields(body))
+    for kind, one in texts:
+        if str(one.type).removesuffix(" | None") == "str" and one.metadata:
+            (holds,) = one.metadata.values()
+            holds = "an id" if holds is routes.check_id else holds
+            found[holds] = " ".join(sorted([*found.get(holds, "").split(), f"{kind.__name__}.{one.name}"]))
+    assert found == HOLD
+
+
 def test_the_page_of_limits_has_every_bound() -> None:
     page = (ROOT / "docs" / "reference" / "limits.md").read_text()
     assert bounds_table() in page

@@ -185,6 +185,12 @@ def test_what_is_not_captured_passes_untouched() -> None:
     assert running.finish() == []
 
 
+def test_what_is_not_captured_still_goes_to_the_episodes_model() -> None:
+    running = exchange(COMPLETIONS, {"echo": True}, model="other")
+    assert running.altered == ("model",)
+    assert json.loads(running.upstream_body()) == {"model": "other", "echo": True}
+
+
 def test_a_refused_question_is_put_again_as_the_client_put_it() -> None:
     running = exchange(CHAT, {"n": 2}, model="other")
     assert json.loads(running.upstream_body(seed="1")) == json.loads(running.upstream_body()) | {"seed": 1}

@@ -423,6 +423,15 @@ def test_a_document_that_cannot_be_read_passes_as_it_is(body: bytes) -> None:
     assert reasons(running.outcomes) == ["engine_error" if b"Unauthorized" in body else "capture_failed"]
 
 
+@pytest.mark.parametrize(("times", "finish", "reason"), [(1, "error", "engine_error"), (2, "stop", "capture_failed")])
+def test_a_document_whose_call_is_lost_is_told_all_the_same(times: int, finish: str, reason: str) -> None:
+    """An engine that failed, and one that tells one choice twice."""
+    said = document({"content": "a"}, finish)
+    body, running = whole(said | {"choices": said["choices"] * times})
+    assert json.loads(body)["content"] == [{"type": "text", "text": "a"}]
+    assert reasons(running.outcomes) == [reason]
+
+
 # --- laws
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=6)
