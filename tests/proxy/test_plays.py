@@ -14,7 +14,9 @@ import httpx
 import pytest
 
 from ajet_sdk import Client, errors
+from ajet_sdk.frame import decode_batch
 from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.rig import Rig
 from tests.kit.source import ROOT
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
@@ -41,11 +43,11 @@ def tasks(tmp_path: Path) -> Path:
     return path
 
 
-def command(url: str, tasks: Path) -> tuple[list[str], dict[str, str]]:
+def command(url: str, tasks: Path, *more: str, epochs: int = EPOCHS) -> tuple[list[str], dict[str, str]]:
     """What plays `tasks` at the daemon at `url`, and its environment."""
     argv = [
-        *AJET, "run", "--tasks", str(tasks), "--repeat", str(REPEAT), "--epochs", str(EPOCHS), "--parallel", "3",
-        "--name", "player", "--", sys.executable, str(tasks.parent / "agent.py"),
+        *AJET, "run", "--tasks", str(tasks), "--repeat", str(REPEAT), "--epochs", str(epochs), "--parallel", "3",
+        "--name", "player", *more, "--", sys.executable, str(tasks.parent / "agent.py"),
     ]  # fmt: skip
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
     return argv, ours | {"AJET_PROXY_URL": url, "PYTHONPATH": str(ROOT)}
@@ -108,3 +110,35 @@ def test_after_kill_9_of_the_runner_and_of_the_daemon_exactly_what_is_missing_is
         assert before <= after and len(after) == WHOLE
         opened = {one["episode"] for one in episodes(proxy.url)}
         assert len(opened) <= WHOLE + 2 * 3, "nothing but what was open as the runner was killed is played again"
+
+
+def test_the_agent_is_edited_while_it_is_played_and_no_group_holds_both_codes(
+    engine: str, tasks: Path, tmp_path: Path
+) -> None:
+    agent = tmp_path / "agent.py"
+
+    def earns(reward: float) -> None:
+        agent.write_text(f"{AGENT}\nprint({reward})\n")
+
+    def wait_for(reward: float) -> None:
+        until = time.monotonic() + 120
+        while not any(one["reward"] == reward for one in had(proxy.url)):
+            assert runner.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+
+    earns(1.0)
+    with ProxyProcess(engine, tmp_path / "data", options=["--group-size", str(REPEAT)]) as proxy, Rig(proxy.url) as rig:
+        argv, env = command(proxy.url, tasks, "--watch", "--reward-from", "stdout", epochs=1000)
+        with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as runner:
+            try:
+                wait_for(1.0)
+                earns(2.0)
+                wait_for(2.0)
+            finally:
+                runner.terminate()
+        codes = {(one["revision"], one["reward"]) for one in had(proxy.url)}
+        assert len(codes) == len({revision for revision, _ in codes}) == 2
+        while (leased := rig.post("/batches/lease", {"groups": 1})).status_code == 200:
+            (group,) = decode_batch(leased.content).groups
+            assert len({one.reward for one in group.episodes}) == 1
+        assert rig.status()["episodes"]["leased"] > 0

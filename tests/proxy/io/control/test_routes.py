@@ -294,6 +294,29 @@ async def waits(client: Client, model: str) -> bool:
     return bool((await client.status())["models"][model]["waiting"])
 
 
+async def test_a_lease_waits_until_the_slowest_of_its_team_has_made_its_update(
+    client: Client, stub: EngineStub
+) -> None:
+    """And the status tells who waits for whom."""
+    stub.models = ("one", "stub")
+    for model in stub.models:
+        await client.control("POST", "/policy", {"model": model, "version": 1})
+    members = {"plans": "one", "codes": "stub"}
+    episode = (await client.control("POST", "/episodes", {"members": members})).json["episode"]
+    assert [(await chat(client, episode, model)).status for model in stub.models] == [200, 200]
+    await client.control("POST", f"/episodes/{episode}/rewards", {"value": 1.0})
+    await client.control("POST", "/gate/open", {"model": "stub", "policy_version": 2})
+    asks = {"model": "stub", "group_size": 1, "max_lead": 0}
+    assert (await client.control("POST", "/batches/lease", asks)).status == 204
+    assert (await client.status())["teams"] == [{"one": {"updates": 0}, "stub": {"updates": 1, "waits_for": "one"}}]
+    waiting = asyncio.create_task(client.control("POST", "/batches/lease", asks | {"wait_s": 30}))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await client.control("POST", "/gate/open", {"model": "one", "policy_version": 2})
+    assert [one.episode for group in decode_batch((await waiting).body).groups for one in group.episodes] == [episode]
+    assert (await client.status())["teams"] == [{"one": {"updates": 1}, "stub": {"updates": 1}}]
+
+
 async def test_the_status_names_the_engines_of_any_model(tmp_path: Path, stub: EngineStub) -> None:
     async with serving(tmp_path, upstream=(stub.url,)) as client:
         await client.control("POST", "/gate/open", {"policy_version": 4})

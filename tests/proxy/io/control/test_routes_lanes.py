@@ -7,7 +7,9 @@ import json
 import sys
 from unittest import mock
 
-from ajet_proxy.io.control import openings
+import pytest
+
+from ajet_proxy.io.control import openings, pace
 from ajet_sdk import aio
 from ajet_sdk.frame import decode_batch
 from tests.proxy.serving import Client
@@ -95,14 +97,35 @@ async def test_an_opening_whose_answer_was_lost_is_answered_though_its_lane_is_f
     assert (await client.status())["episodes"]["open"] == 1
 
 
-async def test_an_episode_of_a_play_is_refused_at_once(client: Client) -> None:
+async def test_an_episode_of_a_play_is_refused_at_once_if_it_wants_so(client: Client) -> None:
     """Its runner could otherwise not play the lane that has room."""
     await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
     await client.control("POST", "/plays", {"name": "d", "episodes": 2})
     for place, status in ((0, 200), (1, 503)):
-        answer = await client.control("POST", "/episodes", {"task": "a/1", "play": "d", "place": place})
+        body = {"task": "a/1", "play": "d", "place": place, "hold_s": 0}
+        answer = await client.control("POST", "/episodes", body)
         assert answer.status == status
     assert answer.json["error"]["code"] == "lane_full"
+
+
+async def test_a_play_that_asks_again_for_its_episode_stands_where_it_stood(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a run that shares its lane would always be let in before it."""
+    monkeypatch.setattr(pace, "AGAIN_S", 600.0)
+    await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
+    await client.control("POST", "/plays", {"name": "d", "episodes": 1})
+    first = await opened(client, "a/1")
+    mine = {"task": "a/2", "id": "mine", "play": "d", "place": 0}
+    assert (await client.control("POST", "/episodes", mine | {"hold_s": 0.1})).status == 503
+    other = asyncio.create_task(opened(client, "a/3"))
+    await asyncio.sleep(0.1)
+    again = asyncio.create_task(client.control("POST", "/episodes", mine))
+    await asyncio.sleep(0.1)
+    await client.control("POST", f"/episodes/{first}/abort")
+    assert (await again).status == 200 and not other.done()
+    await client.control("POST", "/episodes/mine/abort")
+    assert await other
 
 
 async def test_what_is_wrong_is_said_before_anything_is_held(client: Client) -> None:
