@@ -1,4 +1,4 @@
-"""What happens to calls: they begin, end, and their clients are sent the end of the answers.
+"""The events of calls: they begin, they end, and their clients are sent the end of the answers.
 
 Idea: a call ends once, complete or lost. One that is complete is lost after all if its client was not sent the end. The
 attempt that it belongs to ends with it (`ajet_proxy.core.ledger.attempts`).

@@ -173,7 +173,7 @@ def values(path: Path) -> Iterator[Any]:
 
 
 def unpack(record: bytes) -> Any:
-    """What `pack` has packed."""
+    """Return what `pack` has packed."""
     return _made(_unpacked(record))
 
 
@@ -233,7 +233,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _once(asked: Asked, call: str, first: dict[Asked, str]) -> Any:
-    """What was asked, for the `first` of the calls that share it; for the others, the name of that call."""
+    """Pack what was asked, for the `first` of the calls that share it; for the others, the name of that call."""
     return asked if first.setdefault(asked, call) == call else first[asked]
 
 
