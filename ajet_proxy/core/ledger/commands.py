@@ -23,8 +23,9 @@ from msgspec.structs import asdict, replace
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import Attempt, fate
+from ajet_proxy.core.ledger.call_entry import CallEntry
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
-from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
+from ajet_proxy.core.ledger.episode import Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose, lacking
 from ajet_proxy.core.ledger.mix import Mix

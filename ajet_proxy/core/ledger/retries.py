@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ajet_proxy.core.ledger.episode import CallEntry, Episode
+from ajet_proxy.core.ledger.call_entry import CallEntry
+from ajet_proxy.core.ledger.episode import Episode
 
 MOST_NOTED = 100_000
 """So many refused requests are remembered; some 20 MB."""

@@ -13,7 +13,8 @@ from functools import cache, partial
 from itertools import chain, dropwhile, islice
 from typing import Any, Literal
 
-from ajet_proxy.core.ledger.episode import CallEntry, Episode, Shown
+from ajet_proxy.core.ledger.call_entry import CallEntry
+from ajet_proxy.core.ledger.episode import Episode, Shown
 from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.teams import slowest

@@ -31,8 +31,9 @@ import msgpack
 from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger.attempts import Attempt, Attempts
 from ajet_proxy.core.ledger.births import Births, Branch
+from ajet_proxy.core.ledger.call_entry import Asked, CallEntry, Chain
 from ajet_proxy.core.ledger.clients import Client
-from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
+from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Archive
 from ajet_proxy.core.ledger.events import RunWanted, TrainerCame
 from ajet_proxy.core.ledger.gates import Gate
