@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ajet_proxy.core.continuity.memory import FIELD, Known, Memory, Outcome
 from ajet_proxy.core.continuity.responses import Responding, outline
@@ -135,6 +137,31 @@ def test_an_answer_that_is_not_one_message_has_only_its_name(output: Any) -> Non
     remember(memory, outlined(HELLO), {"id": "resp_1", "output": output, "shown": None}, "c", "token")
     assert len(memory) == 1
     assert isinstance(recall(memory, outlined(AGAIN, previous_response_id="resp_1")), Known)
+
+
+texts = st.sampled_from(["", "a", " a", "a ", "<|im_end|>", "é", "\ud83d", '{"a": 1}'])
+items = st.lists(
+    st.one_of(
+        st.builds(lambda text: {"role": "user", "content": text}, texts),
+        st.builds(lambda text: {**RESULT, "output": text}, texts),
+    ),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@given(first=items, answer=texts, new=items, change=st.integers(0, 3), by=texts)
+def test_a_changed_beginning_is_never_taken_for_the_episodes_own(
+    first: list[Any], answer: str, new: list[Any], change: int, by: str
+) -> None:
+    memory = Memory()
+    said = {"role": "assistant", "content": answer}
+    remember(memory, outlined(*first), {"id": "r", "output": [said], "shown": None}, "c", "token")
+    assert isinstance(recall(memory, outlined(*first, said, *new)), Known)
+    place = change % len(first)
+    field = "content" if "content" in first[place] else "output"
+    changed = [*first[:place], {**first[place], field: by}, *first[place + 1 :]]
+    found = recall(memory, outlined(*changed, said, *new))
+    assert isinstance(found, Known) == (changed == first)
 
 
 # --- requests that are more than their items
