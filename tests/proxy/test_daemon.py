@@ -118,6 +118,16 @@ def test_an_issued_key_is_the_proxys_own(tmp_path: Path) -> None:
     assert (claims.scope, claims.tenant, claims.episode) == ("agent", "team", None)
 
 
+async def test_a_retry_after_a_restart_takes_out_no_call_whose_client_had_the_end(tmp_path: Path) -> None:
+    """Of two equal requests one was answered, and the other one found no daemon."""
+    async with EngineStub() as stub:
+        for headers in ({}, {"X_Stainless_Retry_Count": "1"}):
+            async with serving(tmp_path, upstream=(stub.url,)) as client:
+                assert (await client.chat("one", **headers)).status == 200
+                calls = (await client.control("GET", "/episodes/one")).json["calls"]
+    assert [call["complete"] for call in calls] == [True, True]
+
+
 async def test_drift_over_the_limit_is_said_in_the_log_the_status_and_the_metrics(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,9 +31,8 @@ import msgpack
 from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger.attempts import Attempt, Attempts
 from ajet_proxy.core.ledger.births import Births, Branch
-from ajet_proxy.core.ledger.call_entry import Asked, CallEntry, Chain
 from ajet_proxy.core.ledger.clients import Client
-from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.episodes import Archive
 from ajet_proxy.core.ledger.events import RunWanted, TrainerCame
 from ajet_proxy.core.ledger.gates import Gate
@@ -174,7 +173,7 @@ def values(path: Path) -> Iterator[Any]:
 
 
 def unpack(record: bytes) -> Any:
-    """Return what `pack` has packed."""
+    """What `pack` has packed."""
     return _made(_unpacked(record))
 
 
@@ -234,7 +233,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _once(asked: Asked, call: str, first: dict[Asked, str]) -> Any:
-    """Pack what was asked, for the `first` of the calls that share it; for the others, the name of that call."""
+    """What was asked, for the `first` of the calls that share it; for the others, the name of that call."""
     return asked if first.setdefault(asked, call) == call else first[asked]
 
 

@@ -1,4 +1,4 @@
-"""Tests of what the functions of `stats` must do."""
+"""What the functions of `stats` must do."""
 
 import unittest
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Keys
@@ -17,6 +18,7 @@ from ajet_proxy.io.http.errors import error_middleware
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_sdk.routes import ROUTES
 from tests.proxy.io.front import until
 
 
@@ -70,16 +72,17 @@ async def relay(path: Path, ledger: Ledger | None, secret: str | None = None) ->
             await runner.cleanup()
 
 
-async def test_the_ledgers_process_sees_the_request_as_its_client_made_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", sorted({route.method for route in ROUTES}))
+async def test_the_ledgers_process_sees_the_request_as_its_client_made_it(tmp_path: Path, method: str) -> None:
     forged = {PEER: "10.0.0.1", SCHEME: "https", CERTIFICATE: "CN=trainer", "Authorization": "Bearer k"}
     async with (
         relay(tmp_path / "s", Ledger()) as url, aiohttp.ClientSession() as session,
-        session.post(f"{url}/ajet/say?a=%20b&c", data=b"{}", headers=forged) as answer,
+        session.request(method, f"{url}/ajet/say?a=%20b&c", data=b"{}", headers=forged) as answer,
     ):
         told = await answer.json()
     assert told == {
         "remote": "127.0.0.1", "scheme": "http", "host": url.removeprefix("http://"), "path": "/ajet/say?a=%20b&c",
-        "ours": [], "method": "POST", "key": "Bearer k", "body": "{}",
+        "ours": [], "method": method, "key": "Bearer k", "body": "{}",
     }  # fmt: skip
 
 
