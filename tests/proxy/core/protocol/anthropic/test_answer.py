@@ -324,6 +324,17 @@ def test_text_that_is_no_utf_8_ends_a_stream_with_an_error() -> None:
         assert reasons(running.outcomes) == ["capture_failed"]
 
 
+@pytest.mark.parametrize(("bad", "reason"), [
+    (chunk({"content": "a"}, "error"), "engine_error"),
+    (event(chat_start([1, 3])) + chunk({"content": "a"}, "stop"), "capture_failed"),
+    (chunk({"content": "a"}, "stop") + chunk({"content": "b"}), "capture_failed"),
+])  # fmt: skip
+def test_a_stream_whose_call_is_lost_is_told_to_its_end(bad: bytes, reason: str) -> None:
+    stream, running = run(start(), bad, usage() + DONE)
+    assert b'"text":"a"' in stream and events(stream)[-1] == {"type": "message_stop"}
+    assert reasons(running.outcomes) == [reason]
+
+
 def test_a_stream_that_just_stops_stops() -> None:
     stream, running = run(start() + chunk({"content": "a"}) + b'data: {"half')
     assert [item["type"] for item in events(stream)][-1] == "error"
