@@ -171,3 +171,6 @@ async def test_a_sessions_reward_is_its_latest_episodes_and_seals_it(front: Fron
         assert (await send(front.url + "/v1/models", method="GET", headers=rewarded)).status == 200
         assert front.store.state.episodes[episode].reward() == number
         assert front.store.state.episodes[episode].state != "open"
+    late = await send(front.url + "/v1/models", method="GET", headers=CODEX | {"x-ajet-reward": "9"})
+    assert late.status == 200
+    assert [one.reward() for one in front.store.state.episodes.values()] == [0, 10], "one that is late opens none"

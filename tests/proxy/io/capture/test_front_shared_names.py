@@ -66,6 +66,8 @@ async def test_one_run_of_several_conversations_stays_one_episode(front: Front, 
     assert {*planner.episodes, *executor.episodes, *compacted.episodes} == {"me"}
     assert not front.of(NameShared)
     assert ("several conversations" in str(front.store.trouble)) == (not name[0])
+    front.reward("me")
+    assert "several conversations" not in str(front.store.trouble)
 
 
 async def test_a_request_that_is_sent_again_is_no_second_run(stub: EngineStub, front: Front) -> None:
