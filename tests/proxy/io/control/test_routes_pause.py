@@ -36,6 +36,26 @@ async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefi
         assert after == [*before, "cache_salt"]
 
 
+async def test_who_gives_up_on_an_engine_that_is_frozen_for_its_weights_is_not_to_blame(tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
+        await client.chat("one")
+        stub.paused.clear()
+        asking = asyncio.create_task(client.chat("one", "again"))
+        await eventually(partial(asked, stub, 2))
+        await client.control("POST", "/gate/close", {})
+        asking.cancel()
+        await eventually(partial(blamed, client, ["engine_silent"]))
+
+
+async def asked(stub: EngineStub, times: int) -> bool:
+    return len(stub.llm_requests()) == times
+
+
+async def blamed(client: Client, reasons: list[str]) -> bool:
+    record = (await client.control("GET", "/episodes/one")).json
+    return [one["reason"] for one in record["unanswered"]] == reasons
+
+
 async def test_a_gate_that_drains_leaves_the_prefix_cache_to_the_trainer(tmp_path: Path) -> None:
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         await client.control("POST", "/gate/open", {"policy_version": 1})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from ajet_proxy.core.conversation.history import ChatHistory, PromptHistory, ResponseHistory, read
 from ajet_proxy.core.ledger.events import CallLost
@@ -89,10 +89,16 @@ async def test_of_a_call_whose_worker_dies_nobody_knows_whether_its_client_was_s
         if told:
             ledger_port.sent(begun.calls)
             await until(lambda: not front.store.state.episodes.unsent)
-    worker.close()
+    async with ledger_port.enter("m"):
+        worker.close()
+        await until(lambda: not front.gate.in_flight)
     await until(lambda: not front.store.state.episodes.unsent)
     (entry,) = front.store.state.episodes["ep"].calls.values()
     assert (entry.state, entry.doubtful) == ("complete", not told)
+    request = asking(choices=1)
+    async with front.ledger_port.begin(replace(request, sent={**request.sent, "retries": 1}), ignore):
+        pass  # it may repeat one that the worker had read, and had not passed on yet
+    assert entry.reason == (None if told else "retried")
 
 
 async def test_a_begun_call_crosses_as_it_is() -> None:
