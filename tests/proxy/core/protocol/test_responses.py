@@ -109,6 +109,15 @@ def test_what_cannot_be_captured_goes_out_as_it_is(request_: dict[str, Any], rea
     assert bool(ask.fields) == (reason is None)
 
 
+def test_a_document_keeps_every_other_character() -> None:
+    more = {"text": {"format": {"type": "text"}}, "usage": 1.50}
+    body = dump(response([{"type": "reasoning", "content": None}, text(rows(-0.5, -1)), ITEM], **more))
+    seen, outcomes = document(RESPONSES, f" {body}\n".encode())
+    expected = seen_of([{"type": "reasoning", "content": None}, text(None), ITEM], **more)
+    assert seen.decode() == f" {dump(expected)}\n"
+    assert outcomes == (Captured(0, "policy", (1, 2), (5, 6), (-0.5, -1.0), "tool_calls"),)
+
+
 @pytest.mark.parametrize("output", [
     [ITEM], [text(None)], [text([])], [text(rows(-0.5))], [text(rows(-0.5, None))],
 ])  # fmt: skip
