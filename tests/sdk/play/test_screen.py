@@ -91,6 +91,11 @@ def test_what_fails_is_told_and_left_for_the_next_start(ajet: Ajet, stub: Contro
     assert out.startswith("[2/2] sum/2 #0")
 
 
+def test_a_run_of_one_task_fails_if_the_world_failed_all_of_it(ajet: Ajet, stub: ControlStub) -> None:
+    code, out, _ = ajet("run", "--task", "t", "--retries", "0", "--", "sh", "-c", "exit 75")
+    assert code == 1 and out.endswith("1 episode: 1 failure of the world\n")
+
+
 def test_lines_that_cannot_be_used_are_all_named_and_nothing_is_played(
     ajet: Ajet, stub: ControlStub, tmp_path: Path
 ) -> None:
