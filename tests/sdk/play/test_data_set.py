@@ -94,6 +94,20 @@ async def test_what_was_open_as_a_run_was_killed_is_waited_for(stub: ControlStub
         assert sorted(item.task for item in results) == ["a", "b"]
 
 
+async def test_a_run_takes_the_place_of_a_dead_one_before_it_opens_anything(stub: ControlStub) -> None:
+    """What the dead one has open is all that is missing, or fills the lane."""
+    async with aio.Client() as client:
+        played = source(["a"])
+        await played.begin(client)
+        orphan = await opening(client, body_of(await played.take(client, called)))
+    running = asyncio.ensure_future(aio.run(one, ["a"], repeat=1, play="d", client_name="mine"))
+    while stub.count("GET", ":default") < 5:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert [known["name"] for known in stub.clients.values()] == ["mine"] and len(stub.episodes) == 1
+    stub.discard(orphan.id, "client_gone")
+    assert [item.task for item in await running] == ["a"]
+
+
 def source(tasks: Any, **how: Any) -> PlayedRollouts:
     return PlayedRollouts(tasks, RunOptions(**{"play": "d", "repeat": 1, **how}))
 
