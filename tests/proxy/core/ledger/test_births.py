@@ -173,6 +173,20 @@ def test_a_gate_that_opens_says_nothing_of_whose_weights_these_are(rig: LedgerRi
     assert states(rig, play(rig)) == {("ready", None)}
 
 
+def test_until_a_run_is_announced_what_is_sampled_is_nobodys(rig: LedgerRig) -> None:
+    rig.announce(version=0, run="a")
+    for says in ("comes", "begins"):
+        rig.attend(says, "b")
+    name = rig.open(task="t")
+    rig.call(name)  # perhaps by weights that were pushed already
+    rig.at += 100.0
+    for says in ("comes", "begins"):
+        rig.attend(says, "a")
+    rig.announce(version=0, run="a")
+    rig.reward(name)
+    assert states(rig, [name]) == {("discarded", "other_run")}
+
+
 @pytest.mark.parametrize("ends_in_time", [True, False])
 def test_a_frozen_engine_may_have_gone_on_with_weights_that_were_never_announced(ends_in_time: bool) -> None:
     rig = LedgerRig(watch=True)

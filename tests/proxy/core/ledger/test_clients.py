@@ -153,6 +153,15 @@ def test_one_that_is_silent_for_its_time_is_gone(rig: LedgerRig) -> None:
     rig.lose(mine, call)
 
 
+def test_neither_calls_nor_episodes_are_a_sign_of_life(rig: LedgerRig) -> None:
+    client = rig.join(ttl_s=10.0)
+    rig.at += 9.0
+    rig.call(rig.open(client=client))
+    rig.at += 1.0
+    rig.tick()
+    assert rig.state.clients.live == {}
+
+
 def test_they_go_some_at_a_time(rig: LedgerRig) -> None:
     with mock.patch.object(client_commands, "AT_ONCE", 2), mock.patch.object(commands, "AT_ONCE", 3):
         client = rig.join(ttl_s=10.0)
