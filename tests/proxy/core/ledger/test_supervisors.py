@@ -93,6 +93,11 @@ def test_a_report_that_cannot_be_read_changes_nothing(report: Any) -> None:
     assert (made.heard, made.runs) == ({}, {})
 
 
+def test_a_name_that_is_none_is_refused() -> None:
+    with refused(BadRequest, param="name"):
+        said(0.0, name="../s")
+
+
 def test_a_verdict_is_taken_from_the_supervisor_that_was_asked() -> None:
     made = said(0.0)
     made.checks["c"] = ("s", {"run": "r", "config": {}})
