@@ -54,7 +54,7 @@ class Evaluation:
 
     @property
     def whole(self) -> bool:
-        """Whether all that was wanted is played."""
+        """Tell whether all that was wanted is played."""
         return bool(self._wanted <= self._told["done"])
 
     def _look(self) -> bool:
@@ -67,7 +67,7 @@ class Evaluation:
         return not self.whole
 
     def figures(self) -> dict[str, Any]:
-        """What `metrics.jsonl` says of it."""
+        """Return what `metrics.jsonl` says of it."""
         rewards = self._told["rewards"]
         if not rewards:
             return {"eval_episodes": 0}

@@ -177,8 +177,8 @@ class Link:
             self.direct(routes.SetMix(ahead=0))
 
     def knows(self, version: int, upstreams: Sequence[str] | None) -> bool:
-        """Whether the proxy says at once that the model is served at `version`, behind an open gate. If `upstreams` are
-        given, they must be its engines."""
+        """Tell whether the proxy says at once that the model is served at `version`, behind an open gate. If
+        `upstreams` are given, they must be its engines."""
         told: dict[str, Any] = self._glance().get("models", {}).get(self._model, {})
         serves = (told.get("policy_version"), told.get("gate")) == (version, "open")
         return serves and (upstreams is None or told.get("upstreams") == list(upstreams))

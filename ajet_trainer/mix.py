@@ -27,7 +27,7 @@ class Mixture:
 
 
 def read_mix(given: Any, label: str) -> tuple[Mixture, ...]:
-    """What ``mix`` says in a file, which errors call `label`. Raises `ConfigError`."""
+    """Read what ``mix`` says in a file, which errors call `label`. Raises `ConfigError`."""
     tables = [given] if isinstance(given, Mapping) else given
     if not isinstance(tables, Sequence) or not tables or not all(isinstance(table, Mapping) for table in tables):
         raise ConfigError(f"{label}mix must be a table of lanes, or a list of such tables, each with its step")

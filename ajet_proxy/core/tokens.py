@@ -20,7 +20,7 @@ TokenIds = list[Annotated[int, Meta(ge=0, lt=2**31)]]
 
 
 def are_tokens(values: Any) -> bool:
-    """Whether `values` is a list of token ids, which `pack_tokens` takes."""
+    """Tell whether `values` is a list of token ids, which `pack_tokens` takes."""
     try:
         convert(values, TokenIds)
     except NOT_SO:
@@ -43,7 +43,7 @@ def count(text: bytes) -> int:
 
 
 def is_long(text: bytes, length: int) -> bool:
-    """Whether `text` is exactly `length` tokens."""
+    """Tell whether `text` is exactly `length` tokens."""
     return len(text) == length * WIDTH
 
 
@@ -53,7 +53,7 @@ def cut(text: bytes, start: int, end: int) -> bytes:
 
 
 def stands_at(text: bytes, part: bytes, at: int) -> bool:
-    """Whether the tokens `part` stand at position `at` of `text`."""
+    """Tell whether the tokens `part` stand at position `at` of `text`."""
     return text.startswith(part, at * WIDTH)
 
 

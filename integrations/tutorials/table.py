@@ -1,4 +1,4 @@
-"""How many episodes were played and trained, and their mean reward, by lane, task, revision, client or agent.
+"""Count the episodes that were played and trained, with their mean reward, by lane, task, revision, client or agent.
 
     python integrations/tutorials/table.py revision
 

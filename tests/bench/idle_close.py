@@ -47,7 +47,10 @@ class Lane:
                     head, body = await read_request(reader)
                 if not head:
                     break
-                self._answer(body, writer)
+                if b"/chat/completions " in head.partition(b"\r\n")[0]:
+                    self._answer(body, writer)
+                else:  # the proxy looks at its engine
+                    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
                 self.fresh, fresh = fresh, False
         except TimeoutError:
             if number % 2:

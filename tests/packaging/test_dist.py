@@ -113,7 +113,7 @@ def test_the_wheel_alone_is_the_sdk_and_its_command(wheel: Path, tmp_path: Path)
         done = subprocess.run([there / program, "run"], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode != 0
         assert "Traceback" not in done.stderr
-        assert f"{program}: " in done.stderr
+        assert done.stderr.startswith(program)
         assert extra in done.stderr
 
 

@@ -47,7 +47,7 @@ SENT_BADLY: Final = (400, 411, 413, 414, 415, 422, 431)
 
 
 def fate(reason: str, *, status: int = 0, told: bool = False) -> Fate:
-    """What became of an attempt one of whose calls is lost for `reason`: the client was answered although the call
+    """Tell what became of an attempt one of whose calls is lost for `reason`: the client was answered although the call
     cannot be trained, or it or the world failed. `status` is the engine's if it refused; `told` says that the answer
     was whole, as far as the client can tell."""
     if reason == reasons.REFUSED:
@@ -83,7 +83,7 @@ class Attempt:
         return self.agent is None or self.agent == agent
 
     def is_like(self, other: Attempt) -> bool:
-        """Whether both say the same, so that what answers the later one answers the earlier."""
+        """Tell whether both say the same, so that what answers the later one answers the earlier."""
         return (self.agent, self.said) == (other.agent, other.said)
 
     def to_json(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Attempts:
         return self.begun
 
     def open_to(self, agent: str) -> tuple[str, ...]:
-        """What those said that a request of `agent` which begins now may answer."""
+        """Return what those said that a request of `agent` which begins now may answer."""
         return tuple(dict.fromkeys(
             one.said for one in self._all() if one.said and one.is_by(agent) and len(one.answered_by) < SURE
         ))
@@ -153,7 +153,7 @@ class Attempts:
             self.dropped, self.dropped_at = self.dropped + 1, attempt.at
 
     def adds(self, attempt: Attempt) -> bool:
-        """Whether it would change anything to `lose` an attempt that became no call."""
+        """Tell whether it would change anything to `lose` an attempt that became no call."""
         alike = (one for one in self.lost if not one.answered_by and one.is_like(attempt))
         earlier = next(alike, None)
         if earlier is None:
@@ -165,7 +165,7 @@ class Attempts:
         self.running, self.lost = {}, [one for one in self.lost if not one.answered_by]
 
     def unanswered(self) -> list[dict[str, Any]]:
-        """What is shown of those that went unanswered, in the order in which they were lost."""
+        """Show those that went unanswered, in the order in which they were lost."""
         shown = [one.to_json() for one in self.lost if not one.answered_by]
         if self.dropped:
             shown.append({"at": self.dropped_at, "reason": MORE, "detail": f"{self.dropped} or more were not kept"})

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from ajet_proxy.core.ledger.episode import CallEntry
+from ajet_proxy.core.ledger.call_entry import CallEntry
 from ajet_proxy.core.trajectory.timeline import Timeline, Turn
 
 
@@ -54,7 +54,7 @@ class Births:
 
     @property
     def announced(self) -> bool:
-        """Whether the run that has the model has said which version serves."""
+        """Tell whether the run that has the model has said which version serves."""
         return self.branches[-1].run == self.run
 
     def begin(self, run: str, since: int) -> None:
@@ -68,7 +68,7 @@ class Births:
         self.run, self.anew = run, True
 
     def continues(self, version: int) -> bool:
-        """Whether `version` is on the last branch, or goes on from its end."""
+        """Tell whether `version` is on the last branch, or goes on from its end."""
         return self.announced and not self.anew and version >= self.branches[-1].top
 
     def serves(self, version: int, since: int) -> bool:
@@ -94,7 +94,7 @@ class Births:
         return (first, self.last), ahead
 
     def own(self, calls: Iterable[CallEntry]) -> bool:
-        """Whether the run that has the model sampled all of these."""
+        """Tell whether the run that has the model sampled all of these."""
         spans = {call.branches for call in calls}
         return all(self.branches[at].run == self.run for first, last in spans for at in range(first, last + 1))
 
@@ -116,7 +116,7 @@ class Births:
 
 
 class _Told:
-    """How versions are told to who is on the branch `tip`."""
+    """The numbers of versions, as they are told to a run on the branch `tip`."""
 
     def __init__(self, branches: list[Branch], tip: int) -> None:
         way, at, most = dict[int, int | None](), tip, None

@@ -1,4 +1,4 @@
-"""What happens to calls: they begin, end, and their clients are sent the end of the answers.
+"""The events of calls: they begin, they end, and their clients are sent the end of the answers.
 
 Idea: a call ends once, complete or lost. One that is complete is lost after all if its client was not sent the end. The
 attempt that it belongs to ends with it (`ajet_proxy.core.ledger.attempts`).
@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import NOT_SENT, Attempt, Fate, fate
 from ajet_proxy.core.ledger.births import Births
-from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
+from ajet_proxy.core.ledger.call_entry import Asked, CallEntry
+from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.gates import Gates
 from ajet_proxy.core.ledger.life import Life

@@ -1,4 +1,4 @@
-"""What happens to clients: they join, show that they are there, leave, and are taken for gone when they are silent.
+"""The commands of clients: they join, show that they are there, leave, and are taken for gone when they are silent.
 
 Idea: a client's sign of life (a beat) is no event (`ajet_proxy.core.ledger.presence`). Everything that follows of its
 silence is one: that a client is gone, and that what it had open is discarded.
@@ -114,8 +114,8 @@ class ClientCommands:
         return [*gone, *_discards(clients, at, most)]
 
     def _older(self, tenant: str, lane: str | None, revision: str | None, at: float) -> Iterable[ev.Event]:
-        """What waits to be trained in a lane and was played under another `revision`. What is open goes on, and what a
-        trainer has, or has had, stays. So do evaluations, and what names no revision."""
+        """List what waits to be trained in a lane and was played under another `revision`. What is open goes on, and
+        what a trainer has, or has had, stays. So do evaluations, and what names no revision."""
         return () if revision is None else (
             ev.EpisodeDiscarded(at, one.id, "older_revision") for one in self.state.episodes.values()
             if one.state in ("sealed", "ready") and not one.eval and not one.taken and one.tenant == tenant

@@ -59,7 +59,7 @@ class Client:
     """When it sealed its latest episodes."""
 
     def per_minute(self, at: float) -> float:
-        """How many episodes it seals in a minute, as it was shortly before `at`."""
+        """The number of episodes that it seals in a minute, as it was shortly before `at`."""
         since = max(self.joined_at, at - RATE_S)
         if len(self.played) == RATE_EPISODES:
             since = max(since, self.played[0])

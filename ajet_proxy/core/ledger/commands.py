@@ -1,4 +1,4 @@
-"""What happens to episodes, groups, leases and the gate: commands that decide, over a state that only events change.
+"""The commands of episodes, groups, leases and the gate. They decide, over a state that only events change.
 
 Idea: a command checks what is asked against the state and returns the events that make it true, or raises an error of
 `ajet_sdk.errors`; it changes nothing. `State.apply` (`ajet_proxy.core.ledger.state`) takes events as facts and refuses
@@ -23,8 +23,9 @@ from msgspec.structs import asdict, replace
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import Attempt, fate
+from ajet_proxy.core.ledger.call_entry import CallEntry
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
-from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
+from ajet_proxy.core.ledger.episode import Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose, lacking
 from ajet_proxy.core.ledger.mix import Mix
@@ -330,7 +331,7 @@ class Commands:
     # -- the mix
 
     def set_mix(self, body: SetMix, *, at: float) -> Events:
-        """What is given is changed; the same again changes nothing."""
+        """Change what is given; the same again changes nothing."""
         model = self.state.weights.meant(body.model)
         known = self.state.mixes.of(model).mix
         mix = Mix(
@@ -405,9 +406,9 @@ class Commands:
     # -- time
 
     def expire(self, at: float, held: Container[str] = ()) -> Events:
-        """What time alone makes true, for one batch or at most `AT_ONCE` episodes: the caller asks again. An episode is
-        idle only while none of its calls is in flight and no gate holds it. A gate is known to hold those that are
-        `held`."""
+        """Decide what time alone makes true, for one batch or at most `AT_ONCE` episodes: the caller asks again. An
+        episode is idle only while none of its calls is in flight and no gate holds it. A gate is known to hold those
+        that are `held`."""
         at = self._time(at)
         expired = next((batch for batch in self.state.batches.leased.values() if batch.lease_until <= at), None)
         if expired is not None:
@@ -441,8 +442,8 @@ class Commands:
         return tuple(found)
 
     def _is_idle(self, episode: Episode, at: float) -> bool:
-        """Whether an open episode, none of whose calls is in flight, has been silent for too long. It is never while a
-        gate may hold it."""
+        """Tell whether an open episode, none of whose calls is in flight, has been silent for too long. It is never
+        while a gate may hold it."""
         if at - episode.active_at < episode.idle_timeout:
             return False
         gate = self.state.gates.over(episode)

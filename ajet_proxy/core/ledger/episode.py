@@ -22,9 +22,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from msgspec import Struct
-
 from ajet_proxy.core.ledger.attempts import AWAY, Attempt, Attempts
+from ajet_proxy.core.ledger.call_entry import Asked, CallEntry, Chain
 from ajet_proxy.core.ledger.texts import Texts
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
@@ -58,7 +57,7 @@ answer. ``refuse``: 409."""
 
 
 def takes(command: str, episode: Episode) -> bool:
-    """Whether `command` has something to do in this state; `Conflict` if the state refuses it. An episode that a
+    """Tell whether `command` has something to do in this state; `Conflict` if the state refuses it. An episode that a
     trainer has had and may yet acknowledge, or has trained in part, counts as leased."""
     state = "leased" if episode.state == "ready" and episode.taken else episode.state
     verdict = TAKES[command][state]
@@ -91,55 +90,10 @@ def has_room(episode: Episode, note: str | None) -> None:
         raise Conflict(message, code="too_many_notes")
 
 
-class Asked(Struct, frozen=True, eq=False):
-    """A request as it was asked. Its calls, one for each choice, share this one object. So they are recognized as its
-    calls, and many choices cost no more than one."""
-
-    started_at: float
-    model: str
-    agent: str
-    identified_by: str
-    body_hash: str
-    idempotency_key: str | None
-    retries: int = 0
-    said: str = ""
-    number: int = 0
-    """Among those of its episode, from 1."""
-    updates: int = 0
-    """How many events had been by then that may change a policy version."""
-
-
-@dataclass(slots=True)
-class CallEntry:
-    """A call as its episode knows it. ``state`` is running, complete or lost (then with its ``reason``). A complete
-    call has its `turn`. Until its episode is merged it also has the number of its `text`, whose first ``turn.end``
-    tokens are the call's own. A complete call that a retry replaced keeps its `text` alone. It was
-    sampled between the first and the last of `branches` (`ajet_proxy.core.ledger.births`). If its engine may have gone
-    on with weights that nobody had announced, its tokens may be from one version further: it is `ahead`."""
-
-    asked: Asked
-    state: str = "running"
-    reason: str | None = None
-    turn: Turn | None = None
-    text: int | None = None
-    doubtful: bool = False
-    branches: tuple[int, int] = (0, 0)
-    ahead: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """A timeline as its episode keeps it: its tokens are the beginning of a text, up to the end of its last turn."""
-
-    text: int
-    turns: tuple[Turn, ...]
-    broken_by: str | None
-
-
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a record without tokens shows of the timelines of an episode whose calls have these `turns`. So who looks
-    again does not have them merged again."""
+    """The part of a record without tokens that shows the timelines of an episode whose calls have these `turns`. So who
+    looks again does not have them merged again."""
 
     turns: Sequence[Turn | None]
     drift: Mapping[str, Any]
@@ -338,7 +292,7 @@ class Episode:
         return ("ready", None) if self.trains() else ("discarded", "incomplete_call")
 
     def rewarded(self, model: str) -> bool:
-        """Whether a reward concerns anything that `model` sampled in this merged episode."""
+        """Tell whether a reward concerns anything that `model` sampled in this merged episode."""
         turns = [turn for chain in self._sampled(model) for turn in chain.turns]
         known = {(call, agent) for turn in turns for call in (None, turn.call) for agent in (None, turn.agent)}
         return any((one.call, one.agent) in known for one in self.rewards_of(model))
@@ -373,8 +327,8 @@ class Episode:
         return _timelines(self.chains, self.texts)
 
     def distinct(self, chains: Sequence[Chain]) -> int:
-        """How many tokens some of its timelines have together at most, if what they share from their first token on
-        counts once. One that may be joined to another text shares nothing."""
+        """Count the tokens that some of its timelines have together at most, if what they share from their first token
+        on counts once. One that may be joined to another text shares nothing."""
         alone = sum(chain.turns[-1].end for chain in chains if chain.turns[0].same_text is not None)
         return alone + self.texts.distinct(
             (chain.text, chain.turns[-1].end) for chain in chains if chain.turns[0].same_text is None
@@ -427,8 +381,8 @@ class Episode:
         return {entry.asked.model for entry in self.calls.values()} | {model for model in opened if model is not None}
 
     def wants(self, call: str) -> bool:
-        """Whether `call` would be trained if it were whole. It would not in an evaluation, nor if it asks another model
-        than the episode's (`trains`). As long as no model is named, that is the first call's."""
+        """Tell whether `call` would be trained if it were whole. It would not in an evaluation, nor if it asks another
+        model than the episode's (`trains`). As long as no model is named, that is the first call's."""
         taught = self._teaching()
         if self.eval or call not in self.calls or self.calls[call].asked.model in taught:
             return False
@@ -468,7 +422,7 @@ class Episode:
 
     @property
     def awaited(self) -> bool:
-        """Whether a group waits for it, as long as it is open or sealed."""
+        """Tell whether a group waits for it, as long as it is open or sealed."""
         return not (self.eval or self.late)
 
     @property
@@ -482,7 +436,7 @@ class Episode:
         return lane_of(self.named_task) if self.given_lane is None else self.given_lane
 
     def reward(self) -> float | None:
-        """What it earned in total, whatever the scopes of its rewards."""
+        """Sum up what it earned, whatever the scopes of its rewards."""
         return total(self.rewards.values())
 
     def size(self) -> int:
@@ -491,7 +445,7 @@ class Episode:
         return self.texts.size() + logprobs
 
     def head(self) -> Episode:
-        """What a listing shows of it once archived: no calls and no notes."""
+        """Return the part that a listing shows of it once archived: no calls and no notes."""
         model = self.model or next((entry.asked.model for entry in self.calls.values()), None)
         rewards = {name: replace(one, note=None) for name, one in self.rewards.items()}
         return replace(

@@ -79,7 +79,7 @@ class Episodes(dict[str, Episode]):
         return () if history is None else self.lineage.continued(history)
 
     def all_lost(self, episode: str) -> bool:
-        """Whether no call of `episode`, which is in memory, has come to anything."""
+        """Tell whether no call of `episode`, which is in memory, has come to anything."""
         return all(entry.state == "lost" for entry in self[episode].calls.values())
 
     def alerts(self) -> dict[str, str]:

@@ -369,6 +369,6 @@ class ProxyStarted(Event, frozen=True):
 
     @property
     def back(self) -> float:
-        """How far the machine's clock went back meanwhile, in seconds (0 or below). Times that are counted from its
-        old reading move with it."""
+        """The seconds that the machine's clock went back meanwhile (0 or below). Times that are counted from its old
+        reading move with it."""
         return min(self.at - self.stopped_at, 0.0)

@@ -76,8 +76,8 @@ class Gates:
         return {model for model, gate in self.table.items() if gate.shut}
 
     def state(self, *models: str) -> GateState:
-        """How requests for announced `models` find their gates. ``closing``: closed to newcomers while calls are still
-        in flight; ``closed``: nothing is in flight."""
+        """The state of the gates of announced `models`, as their requests find them. ``closing``: closed to newcomers
+        while calls are still in flight; ``closed``: nothing is in flight."""
         shut = [model for model in models if self.of(model).shut]
         return "open" if not shut else "closing" if any(map(self.in_flight, shut)) else "closed"
 
@@ -90,7 +90,8 @@ class Gates:
         return self.stopped_s + self.of(model).stood_at(at)
 
     def in_flight(self, model: str) -> int:
-        """How many calls the gate of `model` waits for, as far as the ledger knows: all, if it is the only one."""
+        """Count the calls that the gate of `model` waits for, as far as the ledger knows: all, if it is the only
+        one."""
         model = self._weights.key(model) or model
         return self.running[model] if self._weights.served.keys() - {model} else self.running.total()
 

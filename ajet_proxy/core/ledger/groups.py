@@ -50,7 +50,8 @@ class Group:
 
     @property
     def free(self) -> int:
-        """How many seats it has left. Those stay taken that others have had with whom the rest is compared."""
+        """The number of seats that it has left. Those stay taken that others have had with whom the rest is
+        compared."""
         return self.size - len(self.members) - len(self.earlier)
 
     @property
@@ -59,7 +60,7 @@ class Group:
 
     @property
     def is_cut(self) -> bool:
-        """Whether nobody is waited for, though not all of its members are ready now."""
+        """Tell whether nobody is waited for, though not all of its members are ready now."""
         return not self.open and 0 < self.ready < self.size and bool(self.late or self.earlier)
 
     def put(self, episode: str, state: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What a lease takes of the ready groups, and what is dropped because no lease will ever take it.
+"""Choosing the ready groups that a lease takes, and dropping episodes because no lease will ever take it.
 
 Idea: the groups that were complete first are looked at. What is in the way is left out, until the first groups fit:
 shares that are stale, too large for a lease, or without a reward. So are groups that teach nothing, if the trainer
@@ -62,8 +62,8 @@ _CHARACTER = 4
 
 
 def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDiscarded], tuple[str, Groups] | None]:
-    """What is dropped at `at`; and a model and its first groups. These are all that are asked for, if one lease takes
-    so many. None if there are fewer, or if `AT_ONCE` were dropped."""
+    """Choose what is dropped at `at`; and a model and its first groups. These are all that are asked for, if one lease
+    takes so many. None if there are fewer, or if `AT_ONCE` were dropped."""
     demand, episodes = _demand(state, body, at), state.episodes
     behind = f"more than {body.max_staleness} versions behind"
     few = f"nobody plays its task any more, and {body.min_group_size or 1} make a group"
@@ -116,7 +116,7 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
 
 
 def _demand(state: State, body: Lease, at: float) -> Demand:
-    """What a lease asks of the queues. Without a ``min_group_size`` only what is flushed has ended."""
+    """Return what a lease asks of the queues. Without a ``min_group_size`` only what is flushed has ended."""
     size = body.group_size or state.settings.group_size
     before = -math.inf if body.min_group_size is None else at - body.group_wait_s
     early = body.min_group_size is not None
@@ -183,15 +183,15 @@ def _active(state: State, name: str, since: float) -> Collection[str]:
 def _short(
     state: State, model: str | None, demand: Demand, fits: Callable[[Share], bool], out: Collection[Share], most: int
 ) -> set[Share]:
-    """What is left of group keys that have ended, and is too little for a group; at most so many."""
+    """Find at most so many shares that are left of group keys that have ended, and are too few for a group."""
     names = state.seats.queues.models() if model is None else (model,)
     left = (share for name in names for share in state.seats.queues.left_over(name, demand, out))
     return {share for share in islice(left, most) if fits(share)}
 
 
 def _fits(episodes: Mapping[str, Episode], idle: set[Share], most: int, share: Share) -> bool:
-    """Whether anything in `share` is rewarded, so that a lease can take it. Otherwise it goes into `idle`, if it can be
-    dropped now. Once `idle` holds `most`, all others fit, since this look ends without a lease."""
+    """Tell whether anything in `share` is rewarded, so that a lease can take it. Otherwise it goes into `idle`, if it
+    can be dropped now. Once `idle` holds `most`, all others fit, since this look ends without a lease."""
     model, name = share
     if len(idle) >= most or episodes[name].rewarded(model):
         return True
@@ -201,7 +201,7 @@ def _fits(episodes: Mapping[str, Episode], idle: set[Share], most: int, share: S
 
 
 def _rewarded(episode: Episode) -> bool:
-    """Whether any of its models may learn from it."""
+    """Tell whether any of its models may learn from it."""
     return any(episode.rewarded(model) for model in episode.shares)
 
 
@@ -213,7 +213,7 @@ def _named(episode: Episode) -> str:
 
 
 def _scope(reward: EpisodeReward) -> str:
-    """What a reward is limited to."""
+    """Name the limits of a reward."""
     if reward.call is not None:
         return f"call {reward.call}"
     limits = {"agent": reward.agent, "model": reward.model}
@@ -223,8 +223,8 @@ def _scope(reward: EpisodeReward) -> str:
 def _teaches(
     state: State, size: int, flat: set[Share], most: int, model: str, names: tuple[str, ...]
 ) -> bool:
-    """Whether rewards differ in a group of at most `size`, so that a lease with `signal` can take it. Otherwise it goes
-    into `flat`. Once that holds `most`, all others do, since this look ends without a lease.
+    """Tell whether rewards differ in a group of at most `size`, so that a lease with `signal` can take it. Otherwise it
+    goes into `flat`. Once that holds `most`, all others do, since this look ends without a lease.
 
     A trainer compares rewards of whole episodes. Where agents have rewards of their own, it compares each agent's with
     those of the same agent, or all of them if an agent is alone. It compares rewards of single calls in several ways,

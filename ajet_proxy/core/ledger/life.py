@@ -30,7 +30,7 @@ STALE, NO_SIGNAL = "stale", "no_signal: all rewards of its group are equal"
 
 
 class Life:
-    """What happens to episodes. It keeps nothing itself."""
+    """The events of episodes. It keeps nothing itself."""
 
     def __init__(
         self, episodes: Episodes, seats: Seats, *, weights: Weights, mixes: Mixes, plays: Plays, tallies: Tallies,

@@ -63,7 +63,7 @@ def choose(
 
 
 def count(queues: ReadyQueues, model: str, demand: Demand) -> Counter[str]:
-    """How many groups as `demand` wants them `model` has of each lane."""
+    """Count the groups of each lane that `model` has, as `demand` wants them."""
     look = Look(queues, model, demand, lambda share: True, lambda *_: True, set(), 0)
     return Counter(one.group_key.lane for one in look.formed())
 

@@ -36,7 +36,8 @@ class Mix(Struct, frozen=True):
     lane_wait_s: float = LANE_WAIT_S
 
     def room(self, lane: str, group_size: int) -> int | None:
-        """How many episodes of `lane` may be open or ready; None: any number. `group_size` is the proxy's own."""
+        """The number of episodes of `lane` that may be open or ready; None: any number. `group_size` is the proxy's
+        own."""
         if self.ahead is None:
             return None
         share = self.shares.get(lane, 0.0) if self.shares else 1.0
@@ -54,7 +55,7 @@ def weights(shares: Mapping[str, float]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class QueueCredit:
-    """What came of the turns since the shares were set, for one model. Each lane was ``dealt`` so many, and so many
+    """The outcome of the turns since the shares were set, for one model. Each lane was ``dealt`` so many, and so many
     groups of it were ``leased``. It is ``owed`` the turns that it has lent; below 0, it has borrowed them. ``ready_at``
     is when an episode of it was last ready anew, and ``discarded`` when a ready one was first and last discarded since
     any of it was leased; in Unix seconds."""
@@ -75,8 +76,8 @@ class QueueCredit:
         return max(least, self.ready_at.get(lane, least)), max(least, first)
 
     def lends(self, lane: str, least: float, wait_s: float, at: float) -> bool:
-        """Whether a lane that has no group at `at` is waited for no longer: it had nothing for `wait_s`, or only what
-        was discarded. One discard among much that becomes ready says nothing."""
+        """Tell whether a lane that has no group at `at` is waited for no longer: it had nothing for `wait_s`, or only
+        what was discarded. One discard among much that becomes ready says nothing."""
         quiet, first = self.since(lane, least)
         _, last = self.discarded.get(lane, (math.inf, math.inf))
         return at - quiet >= wait_s or at - first >= wait_s > at - last
@@ -150,6 +151,6 @@ class Turns:
         return best_lane
 
     def _urgency(self, lane: str) -> tuple[Fraction, str]:
-        """How many turns a lane can still wait for its next group, by the groups that it has had."""
+        """The number of turns that a lane can still wait for its next group, by the groups that it has had."""
         had = self._credit.dealt.get(lane, 0) - self._credit.owed.get(lane, 0)
         return Fraction((had + 1) * self._whole, self._weights[lane]), lane

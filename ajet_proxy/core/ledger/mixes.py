@@ -34,12 +34,12 @@ class LaneMix:
     since: float = 0.0
 
     def room(self, lane: str) -> int | None:
-        """How many more episodes of `lane` may be opened now; None: any number."""
+        """The number of episodes of `lane` that may still be opened now; None: any number."""
         most = self.mix.room(lane, self.counts.size)
         return None if most is None else max(0, most - self.counts.of(lane))
 
     def lends(self, lane: str, at: float) -> bool:
-        """Whether a lane without a group is waited for no longer."""
+        """Tell whether a lane without a group is waited for no longer."""
         return self.credit.lends(lane, self.since, self.mix.lane_wait_s, at)
 
 
@@ -82,21 +82,21 @@ class Mixes:
         return tuple(self.table) if model is None else self.names([model])
 
     def counts_for(self, name: str, episode: Episode) -> bool:
-        """Whether an open episode counts for the mix of that name."""
+        """Tell whether an open episode counts for the mix of that name."""
         return name in self.names(episode.may_train)
 
     def room(self, lane: str, models: Iterable[str] = ()) -> int | None:
-        """How many more episodes of `lane` that may train `models` may be opened now; None: any number. There is room
-        as long as any of them has some: the slower ones of a team hold up nobody."""
+        """The number of episodes of `lane`, to train `models`, that may still be opened now; None: any number. There is
+        room as long as any of them has some: the slower ones of a team hold up nobody."""
         rooms = [one.room(lane) for one in self.several(models)]
         return max(0 if room is None else room for room in rooms) if None not in rooms else None
 
     def paced(self) -> bool:
-        """Whether any lane may be full."""
+        """Tell whether any lane may be full."""
         return any(one.mix.ahead is not None for one in self.table.values())
 
     def lacking(self, group_key: GroupKey, models: Iterable[str] = ()) -> int:
-        """How many episodes the group lacks, of any of `models`, that was begun in a group key."""
+        """The number of episodes that the group lacks, of any of `models`, that was begun in a group key."""
         return max(one.counts.lacking(group_key) for one in self.several(models))
 
     # -- what happens to episodes
@@ -122,7 +122,7 @@ class Mixes:
             known.credit.ready_at[lane] = at
 
     def discarded(self, model: str, lane: str, at: float, why: str) -> None:
-        """What was ready of `lane` for `model` is discarded, for the reason `why`."""
+        """Note that what was ready of `lane` for `model` is discarded, for the reason `why`."""
         if why not in OTHERS_DOING and lane in (known := self.of(model)).mix.shares:
             known.credit.discards(lane, at)
 
@@ -146,7 +146,7 @@ class Mixes:
             self.of(model).counts.waits(GroupKey.of(self._episodes[name]), 1)
 
     def _awaited(self) -> Iterator[Episode]:
-        """What is open or sealed, and waited for by a group."""
+        """List the episodes that are open or sealed, and for which a group waits."""
         return (one for one in self._episodes.values() if one.state in ("open", "sealed") and one.awaited)
 
     def size_groups(self) -> None:

@@ -54,11 +54,11 @@ class Play:
 
     @property
     def missing(self) -> int:
-        """How many places are still to be opened."""
+        """The number of places that are still to be opened."""
         return self.episodes - self.opened
 
     def has_free(self, place: int) -> bool:
-        """Whether `place` can be opened: it is the next one, or was given back."""
+        """Tell whether `place` can be opened: it is the next one, or was given back."""
         return place == self.next < self.episodes or place in self.given_back
 
     def begin(self, place: int) -> None:
@@ -140,8 +140,8 @@ class Plays:
         return found if opened.play is not None else self.evaluation(opened.evaluation)
 
     def wanted(self) -> dict[str, int]:
-        """How many evaluation episodes of each model are still to be opened now, where any are. What another version
-        would play is wanted no more, nor what one would play that was made again."""
+        """Count the evaluation episodes of each model that are still to be opened now, where any are. What another
+        version would play is wanted no more, nor what one would play that was made again."""
         return {
             one.model: one.missing for one in self.evaluations.values()
             if one.missing > 0 and one.policy_version == self._weights.policy_version(one.model)

@@ -1,4 +1,4 @@
-"""What agents still play, and what of it is ready, by the group keys that groups are made from.
+"""Episodes that agents still play, and those that are ready, by the group keys that groups are made from.
 
 Idea: episodes of one task form a group if they are of one lane and were played with one revision of the code. These
 three are a group key. A group key is quiet while none of its episodes is open or sealed. A lease may wait for it for
@@ -21,7 +21,7 @@ from ajet_proxy.core.ledger.episode import Episode
 
 
 class GroupKey(NamedTuple):
-    """What groups are made from: ``revision`` is empty where no client names one."""
+    """The names that groups are made from. ``revision`` is empty where no client names one."""
 
     lane: str
     task: str
@@ -60,7 +60,7 @@ class Progress:
             del self.by_key[group_key]
 
     def flush(self, lane: str | None, task: str | None) -> None:
-        """What is ready now of these group keys (None: of all) is waited for no longer."""
+        """Wait no longer for others of what is ready now of these group keys (None: of all)."""
         for group_key in self.unended(lane, task):
             self.by_key[group_key].flushed = True
 
@@ -93,9 +93,9 @@ class Progress:
 
 @dataclass(slots=True)
 class OpenCounts:
-    """What is open and ready for one model, by lane and by group key, with groups of ``size``. In each lane so many
-    episodes are ``playing`` (open or sealed, and not ``silent``), and so many are ``waiting`` (ready). Lanes without
-    any are left out."""
+    """Counts of the episodes that are open and ready for one model, by lane and by group key, with groups of ``size``.
+    In each lane so many episodes are ``playing`` (open or sealed, and not ``silent``), and so many are ``waiting``
+    (ready). Lanes without any are left out."""
 
     size: int = 1
     ignored: Counter[str] = field(default_factory=Counter)
@@ -118,17 +118,17 @@ class OpenCounts:
         self._change(group_key, self._waiting, self.waiting, change)
 
     def of(self, lane: str) -> int:
-        """How many episodes of a lane are open, or ready for a group that is whole or may still become so. What is left
-        of a task does not count: where it did, nobody could bring what it lacks."""
+        """The number of episodes of a lane that are open, or ready for a group that is whole or may still become so.
+        What is left of a task does not count: where it did, nobody could bring what it lacks."""
         return max(0, self.playing[lane] + self.waiting[lane] - self._loose[lane] - self.ignored[lane])
 
     def ignore(self, lanes: Iterable[str]) -> None:
-        """What there is now of these lanes is not enough for a trainer, and nobody brings more."""
+        """Do not count what is ready now of these lanes: a trainer wants more, and nobody brings it."""
         for lane in lanes:
             self.ignored[lane] += self.of(lane)
 
     def lacking(self, group_key: GroupKey) -> int:
-        """How many episodes the group lacks that was begun in a group key; 0 if none is."""
+        """The number of episodes that the group lacks that was begun in a group key; 0 if none is."""
         return -(self._open[group_key] + self._waiting[group_key]) % self.size
 
     def arrange(self, size: int) -> None:
@@ -144,7 +144,7 @@ class OpenCounts:
         _count(self._loose, group_key.lane, self._left(group_key))
 
     def _left(self, group_key: GroupKey) -> int:
-        """How many ready episodes of a group key no whole group has, if nobody is adding to them."""
+        """The number of ready episodes of a group key that no whole group has, if nobody is adding to them."""
         return 0 if self._open[group_key] else self._waiting[group_key] % self.size
 
 

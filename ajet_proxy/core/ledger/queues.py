@@ -105,7 +105,7 @@ class Seating:
     orders: list[int] = field(default_factory=list)
 
     def spare(self, size: int) -> int:
-        """How many groups of `size` more there are while nothing is open or late."""
+        """The number of further groups of `size`, while nothing is open or late."""
         return 0 if self.open or self.late else self.rest // size
 
 
@@ -151,7 +151,7 @@ class ReadyQueues:
         self.arrange(self.group_size, self.sizes)
 
     def size_of(self, model: str) -> int:
-        """How many seats the groups of `model` have."""
+        """The number of seats in groups of `model`."""
         return self.sizes.get(model, self.group_size)
 
     # -- who sits where
@@ -199,7 +199,7 @@ class ReadyQueues:
         self._put(key, group, episode, None, dropped)
 
     def knows(self, model: str, episode: str) -> bool:
-        """Whether `episode` has a seat for `model`, or had one that it may come back to."""
+        """Tell whether `episode` has a seat for `model`, or had one that it may come back to."""
         return (model, episode) in self._seats
 
     def stood(self, model: str, episode: str) -> float:
@@ -409,7 +409,7 @@ class ReadyQueues:
         return [episode for _, episode in ages[: bisect_left(ages, (version,))]]
 
     def left_over(self, model: str, demand: Demand, out: Collection[Share]) -> Iterator[Share]:
-        """What is left of group keys that have ended, and is too little for a group. `out` is left out."""
+        """Yield what is left of group keys that have ended, and is too little for a group. `out` is left out."""
         gone, size = {episode for name, episode in out if name == model}, self.size_of(model)
         touched = self.touched(model, gone)
         for key in ((model, group_key) for group_key in demand.ended):
@@ -433,7 +433,7 @@ class ReadyQueues:
                     yield episode
 
     def may_have(self, model: str, demand: Demand) -> bool:
-        """Whether `model` may have what is asked for."""
+        """Tell whether `model` may have what is asked for."""
         size = demand.size
         if size != self.size_of(model):
             least = size if not (demand.early or demand.ended) else demand.least
@@ -450,8 +450,8 @@ class ReadyQueues:
     def parts(
         self, key: Key, demand: Demand, out: Collection[str], touched: Collection[int]
     ) -> tuple[list[Formed], list[str]]:
-        """What can be taken of a model and group key besides its whole groups, and what nobody will ever take. Nothing
-        is taken that is `out`. The groups that are `touched` have something that is."""
+        """Find what can be taken of a model and group key besides its whole groups, and what nobody will ever take.
+        Nothing is taken that is `out`. The groups that are `touched` have something that is."""
         (model, group_key), size, known = key, demand.size, self._seatings[key]
         if size == self.size_of(model):
             groups = [known.groups[number] for number in sorted({*known.rests, *touched})]

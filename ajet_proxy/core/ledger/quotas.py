@@ -50,8 +50,8 @@ _LIMITS = Settings(Quota, prefix="")
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a tenant kept at the time ``at``. ``metadata`` are the bytes of its episodes' metadata, which never change:
-    writing them out again for every look would cost more than all the rest."""
+    """The storage of a tenant at the time ``at``. ``metadata`` are the bytes of its episodes' metadata, which never
+    change: writing them out again for every look would cost more than all the rest."""
 
     at: float
     total: int
@@ -67,7 +67,7 @@ class _Bucket:
     at: float
 
     def fill(self, at: float) -> float:
-        """What is left at the time `at`."""
+        """Return what is left at the time `at`."""
         self.left = min(self.limit, self.left + max(0.0, at - self.at) * self.limit / MINUTE_S)
         self.at = max(self.at, at)
         return self.left

@@ -1,4 +1,4 @@
-"""What leaves memory, when the journal is compacted, what leaves the archive, and when the proxy takes no more work.
+"""Rules for what leaves memory and the archive, when the journal is compacted, and when the proxy takes no more work.
 
 Idea: an ended episode is kept in memory while it is among the latest ones, because people look at those and clients
 repeat themselves. It stays no longer than retention allows. Then `EpisodesArchived` takes it and its batches out of the
@@ -50,8 +50,8 @@ def to_archive(state: State, at: float, max_age: float = 0.0) -> tuple[ev.Event,
 
 
 def is_due(sealed: int, snapshot: int) -> bool:
-    """Whether to compact a journal with `sealed` bytes in ended segments after a snapshot of `snapshot` bytes. Then all
-    snapshots together cost no more writing than the journal, and a start reads at most twice the state."""
+    """Tell whether to compact a journal with `sealed` bytes in ended segments after a snapshot of `snapshot` bytes.
+    Then all snapshots together cost no more writing than the journal, and a start reads at most twice the state."""
     return sealed > 0 and sealed >= snapshot
 
 

@@ -1,4 +1,4 @@
-"""What a retry repeats: an earlier request of its episode, or one that the ledger knows nothing of.
+"""The request that a retry repeats: an earlier one of its episode, or one that the ledger knows nothing of.
 
 A retry takes the calls of the request that it repeats out of training. If the client only counts its retries, the
 earlier request may be one that came to nothing here. Then the retry takes no answered call out.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ajet_proxy.core.ledger.episode import CallEntry, Episode
+from ajet_proxy.core.ledger.call_entry import CallEntry
+from ajet_proxy.core.ledger.episode import Episode
 
 MOST_NOTED = 100_000
 """So many refused requests are remembered; some 20 MB."""
@@ -88,7 +89,7 @@ class UnseenRequests:
             self._since.clear()
 
     def explains(self, name: tuple[str, str], episode: Episode | None) -> bool:
-        """Whether the retry `name` may repeat an unseen request, in `episode` if that is known."""
+        """Tell whether the retry `name` may repeat an unseen request, in `episode` if that is known."""
         if name in self._refused or episode is None:
             return name in self._refused
         return episode.opened_at <= max(self.since, self._since.get(episode.tenant, self.since))

@@ -1,4 +1,4 @@
-"""What is wanted of runs: each has a configuration, a supervisor, and should run or be stopped.
+"""The runs that are wanted: each has a configuration, a supervisor, and should run or be stopped.
 
 The daemon starts nothing. It remembers what is wanted, as events, and what supervisors say of it
 (`ajet_proxy.core.ledger.supervisors`), in memory alone.

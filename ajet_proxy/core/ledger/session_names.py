@@ -76,7 +76,7 @@ class SessionNames:
         return session
 
     def goes_on(self, episode: str, history: Beginnings) -> bool:
-        """Whether `history` goes on from a sealed episode of the same name as `episode`."""
+        """Tell whether `history` goes on from a sealed episode of the same name as `episode`."""
         base = _parts(episode)[0]
         return any(_parts(one)[0] == base for one in self._sealed.continued(history))
 

@@ -53,8 +53,8 @@ class SharedNames:
         """For each derived task, an episode and how its second conversation began."""
 
     def shows(self, way: str, known: Episode | None, episode: str, agent: str, request: Asked) -> bool:
-        """Whether `request` of `agent`, which `way` puts into `episode` (`known`, if there is one), shows that its name
-        is that of several runs."""
+        """Tell whether `request` of `agent`, which `way` puts into `episode` (`known`, if there is one), shows that its
+        name is that of several runs."""
         history = request.history
         if history is None or episode in self._continued(history):
             return False
@@ -109,8 +109,8 @@ class SharedNames:
 
 
 def _again(entry: Any, request: Asked) -> bool:
-    """Whether `request` is one that was sent before: by the key that its client gave both, or by what its client counts
-    and the same bytes."""
+    """Tell whether `request` is one that was sent before: by the key that its client gave both, or by what its client
+    counts and the same bytes."""
     key, body = request.sent["idempotency_key"], request.sent["body_hash"]
     if request.sent["retries"] and entry.asked.body_hash == body:
         return True

@@ -35,7 +35,7 @@ Listener = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
-    """What the operator decides. Timeouts are in seconds; `group_size` is for leases that name no size."""
+    """Settings of the operator. Timeouts are in seconds; `group_size` is for leases that name no size."""
 
     idle_timeout: float = 1800.0
     wall_timeout: float = 86400.0
@@ -105,7 +105,7 @@ class State:
         )
 
     def alerts(self) -> dict[str, str]:
-        """What an operator should look at, by subject."""
+        """List what an operator should look at, by subject."""
         served = self.weights.served
         missing = {model for model in self.seats.queues.models() if served and model not in served}
         waits = {

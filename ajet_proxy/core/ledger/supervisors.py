@@ -1,4 +1,4 @@
-"""What supervisors say of their runs, and the ends of what these write. None of it is in the journal.
+"""The word of supervisors on their runs, and the ends of what these write. None of it is in the journal.
 
 A supervisor is told apart by its name. Its ``instance`` is the word of the folder in which it keeps its runs. So two
 that have one name are told apart too, and the second is refused as long as the first is heard.
@@ -49,8 +49,8 @@ class Log(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What a supervisor says of a run. ``starts`` is the number of the start that it is about, ``config`` the digest of
-    the configuration in force. Metrics behind the step ``last`` are no more (-1: all), and ``metrics`` come in their
+    """The word of a supervisor on a run. ``starts`` is the number of the start that it is about, ``config`` the digest
+    of the configuration in force. Metrics behind the step ``last`` are no more (-1: all), and ``metrics`` come in their
     place. The sender thought that our newest line has the digest ``follows``."""
 
     state: Literal["starting", "running", "stopping", "stopped", "waiting", "done", "failed"]
@@ -68,7 +68,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True):
-    """What a supervisor says of a configuration: its ``digest``, or what is wrong with it."""
+    """The word of a supervisor on a configuration: its ``digest``, or what is wrong with it."""
 
     digest: str = ""
     error: str | None = None
@@ -106,7 +106,7 @@ class Tail:
 
 @dataclass(slots=True)
 class Followed:
-    """What is known of a run."""
+    """The state of a run, as far as it is known."""
 
     report: Report | None = None
     log: Tail = field(default_factory=Tail)
@@ -189,7 +189,7 @@ class Supervisors:
         return self.runs.setdefault(run, Followed())
 
     def told(self, name: str, runs: Mapping[str, RunWanted]) -> dict[str, Any]:
-        """What the supervisor `name` is answered: what is wanted of its runs, and what it should check."""
+        """Answer the supervisor `name`: what is wanted of its runs, and what it should check."""
         wanted = {
             run.run: {"desired": run.desired, "config": run.keys, "digest": run.digest, "starts": run.starts}
             for run in runs.values() if run.supervisor == name
@@ -210,11 +210,11 @@ class Supervisors:
         return None
 
     def runs_now(self, run: RunWanted, at: float) -> bool:
-        """Whether there is a trainer of `run`, or may be."""
+        """Tell whether there is a trainer of `run`, or may be."""
         return str(self.actual(run, at)["state"]) in ALIVE
 
     def actual(self, run: RunWanted, at: float) -> dict[str, Any]:
-        """How `run` is, as its supervisor said; ``unknown`` if that is silent."""
+        """Tell how `run` is, as its supervisor said; ``unknown`` if that is silent."""
         report = self.of(run.run).report
         if report is None:
             return {"state": "unknown"}
@@ -226,7 +226,7 @@ class Supervisors:
         return shown if self.silence(run.supervisor, at) is None else shown | {"state": "unknown"}
 
     def show(self, run: RunWanted, at: float) -> dict[str, Any]:
-        """What is wanted of `run`, how it is, and the reason where the two differ."""
+        """Show what is wanted of `run`, how it is, and the reason where the two differ."""
         actual = self.actual(run, at)
         return {
             "run": run.run, "supervisor": run.supervisor, "desired": run.desired, "config": tables(run.keys),

@@ -1,4 +1,4 @@
-"""What is counted over the whole life of the journal: episodes by their state, calls, tokens, drift and rewards.
+"""Counts over the whole life of the journal: episodes by their state, calls, tokens, drift and rewards.
 
 Invariant: after every event, ``opened = open + sealed + ready + leased + trained + recorded + discarded``. All counters
 are kept as the events come, so that reading them costs nothing.

@@ -102,7 +102,7 @@ class Texts:
         return longest
 
     def distinct(self, ends: Iterable[tuple[int, int]]) -> int:
-        """How many distinct tokens the beginnings of texts have together: each is a text's number and a length."""
+        """Count the distinct tokens of the beginnings of texts: each is a text's number and a length."""
         longest = self.reached(ends)
         return sum(
             max(0, min(self.texts[number].end, length) - self.texts[number].start)

@@ -1,4 +1,4 @@
-"""What happens to trainers and runs: a model has one trainer at a time, and a run learns from nothing of another run.
+"""The commands of trainers and runs: a model has one trainer at a time, and a run learns from nothing of another run.
 
 Idea: a trainer says every few seconds that it is at work. While it is heard, no other one of its model is let in. One
 that is silent is taken over, and whatever it says from then on is refused. So it never reaches the engines again. A
@@ -85,7 +85,7 @@ class TrainerCommands:
         return parted(chain(waiting, sealed), began)
 
     def void(self, batch: LeasedBatch) -> bool:
-        """Whether a batch was leased to another run than the one that has its model now."""
+        """Tell whether a batch was leased to another run than the one that has its model now."""
         born = self.state.weights.born(batch.model)
         return born.branches[batch.branch].run != born.run
 

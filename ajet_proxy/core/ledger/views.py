@@ -1,4 +1,4 @@
-"""What is read of the state: the status page, the overview, episode records, and what a lease delivers.
+"""Views of the state: the status page, the overview, episode records, and what a lease delivers.
 
 Reading changes nothing. `status` and `overview` cost the same after ten episodes as after ten thousand; only the
 episodes open now are looked through.
@@ -13,7 +13,8 @@ from functools import cache, partial
 from itertools import chain, dropwhile, islice
 from typing import Any, Literal
 
-from ajet_proxy.core.ledger.episode import CallEntry, Episode, Shown
+from ajet_proxy.core.ledger.call_entry import CallEntry
+from ajet_proxy.core.ledger.episode import Episode, Shown
 from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.teams import slowest
@@ -76,8 +77,8 @@ def _waits(state: State, model: str, leads: Mapping[str, int]) -> dict[str, str]
 
 
 def wanted(state: State) -> dict[str, Any]:
-    """How many episodes each lane wants now that has a share, or any ``other`` lane. Without shares, those are named in
-    which most is open or ready. Nothing where no lane is held back. Of several models, the one that wants most
+    """Count the episodes that each lane with a share wants now, or any ``other`` lane. Without shares, those are named
+    in which most is open or ready. Nothing where no lane is held back. Of several models, the one that wants most
     counts."""
     models = state.weights.may_train(None, None, None)
     other = state.mixes.room("", models)
@@ -101,8 +102,8 @@ def mix(state: State, model: str | None = None) -> dict[str, Any]:
 
 
 def lanes(known: LaneMix) -> list[dict[str, Any]]:
-    """How the lanes of a mix stand. ``leased`` are groups since the shares were set, ``owed`` those that a lane has
-    lent, or borrowed if below 0. ``open`` and ``ready`` are episodes."""
+    """Show how the lanes of a mix stand. ``leased`` are groups since the shares were set, ``owed`` those that a lane
+    has lent, or borrowed if below 0. ``open`` and ``ready`` are episodes."""
     shares, counts, credit = known.mix.shares, known.counts, known.credit
     others = (counts.playing.keys() | counts.waiting.keys()) - shares.keys()
     most = heapq.nsmallest(SHOWN, others, key=lambda lane: (-counts.playing[lane] - counts.waiting[lane], lane))
@@ -124,7 +125,7 @@ def _all_lanes(state: State) -> list[dict[str, Any]]:
 
 
 def overview(state: State, at: float) -> dict[str, Any]:
-    """What an owner asks at time `at` beyond the status: rewards of the whole run and by task, which episodes are
+    """Show what an owner asks at time `at` beyond the status: rewards of the whole run and by task, which episodes are
     quiet, and what is leased."""
     at = max(at, state.now)
     idle = heapq.nsmallest(SHOWN, state.episodes.unsettled.values(), key=lambda episode: episode.active_at)
@@ -165,7 +166,7 @@ def record(state: State, name: str, *, tokens: Tokens = "none") -> dict[str, Any
 
 
 def made(part: Any) -> Any:
-    """What one of `parts` stands for."""
+    """Return what one of `parts` stands for."""
     return list(part) if isinstance(part, Iterator) else part() if callable(part) else part
 
 
@@ -202,7 +203,7 @@ def _later(items: Callable[[], Iterable[Any]]) -> Iterator[Any]:
 
 
 def _shown(episode: Episode, policy: Policy) -> Callable[[], Shown]:
-    """What is shown of its timelines as they are now. They are merged only if a call has come or gone since."""
+    """Show its timelines as they are now. They are merged only if a call has come or gone since."""
     turns, before, merged = [entry.turn for entry in episode.calls.values()], episode.shown, episode.merging(policy)
     if before is not None and before.turns == turns:
         return lambda: before
@@ -360,8 +361,8 @@ def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
 
 
 def batch(state: State, name: str) -> Batch:
-    """What a lease delivers, as the state was when it was leased. Episodes that retention has removed since are left
-    out."""
+    """Build what a lease delivers, as the state was when it was leased. Episodes that retention has removed since are
+    left out."""
     known = state.batches.known(name)
     groups = tuple(
         Group(task, tuple(
@@ -377,7 +378,7 @@ def batch(state: State, name: str) -> Batch:
 
 
 def ready_episodes(state: State) -> Iterator[BatchEpisode]:
-    """What the ready episodes would deliver, for each task the longest ready first."""
+    """Build what the ready episodes would deliver, for each task the longest ready first."""
     for model, episode in state.seats.queues.ready():
         known = state.episodes.known(episode)
         yield delivered(known, model, None, _told(state, known, model, state.weights.born(model).last))
@@ -391,8 +392,8 @@ def _told(state: State, episode: Episode, model: str, branch: int) -> tuple[Time
 def delivered(
     episode: Episode, model: str, rewarded: int | None, timelines: tuple[Timeline, ...] | None = None
 ) -> BatchEpisode:
-    """What `model` learns from the `timelines` (None: as they are) of an episode that had only its first `rewarded`
-    rewards when it was leased. Rewards of other models are left out."""
+    """Build what `model` learns from the `timelines` (None: as they are) of an episode that had only its first
+    `rewarded` rewards when it was leased. Rewards of other models are left out."""
     rewards, timelines = episode.rewards_of(model, rewarded), timelines or episode.timelines
     samples = samples_of(timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
     return BatchEpisode(

@@ -229,7 +229,7 @@ class Archiver:
 
 
 def _check(connection: sqlite3.Connection) -> bool:
-    """Whether there are tables; `sqlite3.DatabaseError` if they are not ours."""
+    """Tell whether there are tables; `sqlite3.DatabaseError` if they are not ours."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in (0, VERSION):
         raise sqlite3.DatabaseError("another version of ajet-proxy wrote it")

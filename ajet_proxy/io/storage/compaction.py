@@ -88,7 +88,8 @@ def _end_with_input() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """What the daemon runs. An error becomes its exit status and one line on stderr, where a warning may stand too."""
+    """Compact, as the daemon's child process. An error becomes its exit status and one line on stderr, where a warning
+    may stand too."""
     data_dir, max_age, limit = Path(arguments[0]), float(arguments[1]), int(arguments[2])
     if arguments[3:] == [TIED]:
         threading.Thread(target=_end_with_input, daemon=True).start()

@@ -51,12 +51,12 @@ def refuse_lost(data_dir: Path) -> None:
 
 
 def has_journal(data_dir: Path) -> bool:
-    """Whether a start finds a journal; `JournalDamaged` if a part of it is missing."""
+    """Tell whether a start finds a journal; `JournalDamaged` if a part of it is missing."""
     return bool(segments(data_dir) or snapshots(data_dir))
 
 
 def _is_blank(data_dir: Path) -> bool:
-    """Whether the only segment does not even begin as it did before anybody wrote to it."""
+    """Tell whether the only segment does not even begin as it did before anybody wrote to it."""
     found = segments(data_dir)
     if snapshots(data_dir) or len(found) != 1:
         return False

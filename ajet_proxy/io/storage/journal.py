@@ -157,8 +157,8 @@ def read_segment(path: Path, *, last: bool) -> Iterator[tuple[bytes, int]]:
 
 
 def _more_follows(data: bytes, end: int) -> bool:
-    """Whether whole records follow the damage at `end`: then it is no torn tail. One may stand right there (behind the
-    damaged beginning of a segment), or where the damaged record says that it ends. If that length is damaged too,
+    """Tell whether whole records follow the damage at `end`: then it is no torn tail. One may stand right there (behind
+    the damaged beginning of a segment), or where the damaged record says that it ends. If that length is damaged too,
     records are looked for by how they begin. They count if they go on to the end of the file. What an agent put into a
     torn record cannot do that."""
     start = max(end, len(MAGIC))
@@ -303,8 +303,8 @@ class Journal:
                 self._on_progress()
 
     def _next_batch(self) -> list[bytes] | None:
-        """What to write together. It is empty if nothing came for so long that the file should be looked at, and None
-        at the end."""
+        """Return what to write together. It is empty if nothing came for so long that the file should be looked at, and
+        None at the end."""
         with self._changed:
             while not (self._due and self._pending) and not self._closing:
                 self._due = False

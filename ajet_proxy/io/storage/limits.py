@@ -1,4 +1,4 @@
-"""How much disk and memory the daemon uses, and what is told to come back later.
+"""Limits on the disk and memory that the daemon uses, and the requests that are told to come back later.
 
 What counts on disk is the journal and the archive; in memory, what the process really holds (its resident set). Both
 are measured on every tick, not on every request. The core then decides which events there is no room for.
@@ -88,7 +88,7 @@ def disk_bytes(data_dir: Path) -> int:
 
 
 def resident_bytes(process: str = "self") -> int:
-    """What a process, this one or another, holds in memory; 0 where the system does not say."""
+    """The bytes that a process, this one or another, holds in memory; 0 where the system does not say."""
     try:
         return int(Path(STATM.format(process)).read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -48,8 +48,8 @@ class Recalled:
         return self._ask(self._file.latest, state, task, before, limit)
 
     async def decide(self, command: Callable[[], T], unknown: Collection[str] = ()) -> T:
-        """What `command` returns, which changes nothing: it is given again for each thing that had to be read, which is
-        done in a thread. Episodes that are `unknown` are in no archive."""
+        """Return what `command` returns, which changes nothing: it is given again for each thing that had to be read,
+        which is done in a thread. Episodes that are `unknown` are in no archive."""
         read: dict[Question, Any] = {(self._file.episode, (name,)): None for name in unknown}
         while True:
             try:

@@ -31,8 +31,9 @@ import msgpack
 from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger.attempts import Attempt, Attempts
 from ajet_proxy.core.ledger.births import Births, Branch
+from ajet_proxy.core.ledger.call_entry import Asked, CallEntry, Chain
 from ajet_proxy.core.ledger.clients import Client
-from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
+from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Archive
 from ajet_proxy.core.ledger.events import RunWanted, TrainerCame
 from ajet_proxy.core.ledger.gates import Gate
@@ -173,7 +174,7 @@ def values(path: Path) -> Iterator[Any]:
 
 
 def unpack(record: bytes) -> Any:
-    """What `pack` has packed."""
+    """Return what `pack` has packed."""
     return _made(_unpacked(record))
 
 
@@ -233,7 +234,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _once(asked: Asked, call: str, first: dict[Asked, str]) -> Any:
-    """What was asked, for the `first` of the calls that share it; for the others, the name of that call."""
+    """Pack what was asked, for the `first` of the calls that share it; for the others, the name of that call."""
     return asked if first.setdefault(asked, call) == call else first[asked]
 
 

@@ -120,7 +120,7 @@ class Store:
 
     @property
     def healthy(self) -> bool:
-        """Whether the journal can write."""
+        """Tell whether the journal can write."""
         return self._journal.error is None
 
     async def commit(self, events: Sequence[Event]) -> None:
@@ -190,7 +190,7 @@ class Store:
         return most in (len(episodes), len(batches))
 
     def alerts(self) -> dict[str, str]:
-        """What an operator should look at, by what it is about."""
+        """List what an operator should look at, by what it is about."""
         error = self._journal.error
         own = {} if error is None else {"journal": f"the journal cannot write, and nothing new is taken in: {error}"}
         return own | self.state.alerts() | self.trouble

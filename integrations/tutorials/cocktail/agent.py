@@ -15,7 +15,7 @@ EXAMPLES = (("6 - 2 = ?", "4"), ("The opposite of up?", "down"), ("Is ice hot?",
 
 
 def ask(question: str) -> str:
-    """What the model says, in at most eight tokens."""
+    """Ask the model for at most eight tokens."""
     messages = [{"role": "system", "content": "Answer with one word."}]
     for asked, answered in EXAMPLES:
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]

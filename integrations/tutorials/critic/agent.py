@@ -23,7 +23,7 @@ client = OpenAI()
 
 
 def ask(agent: str, question: str) -> str:
-    """What the model says in the part of `agent`."""
+    """Ask the model in the part of `agent`."""
     messages: list[ChatCompletionMessageParam] = []
     for asked, answered in EXAMPLES[agent]:
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]

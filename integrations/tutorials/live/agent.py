@@ -8,13 +8,13 @@ import urllib.request
 
 
 def reward(answer: str) -> float:
-    """How good an answer is, from 0 to 1."""
+    """Score an answer, from 0 to 1."""
     words = len(answer.split())
     return min(1.0, words / 20)  # the longer, the better
 
 
 def ask(question: str) -> str:
-    """What the model says, in at most 24 tokens."""
+    """Ask the model for at most 24 tokens."""
     messages = [{"role": "user", "content": question}]
     body = {"model": "policy", "messages": messages, "max_tokens": 24, "temperature": 1.0}
     request = urllib.request.Request(

@@ -24,7 +24,7 @@ DOES = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
 def python(code: str) -> int:
-    """What `code` comes to, if it is a short sum of whole numbers; ValueError for anything else."""
+    """Compute `code`, if it is a short sum of whole numbers; ValueError for anything else."""
 
     def value(node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and type(node.value) is int:

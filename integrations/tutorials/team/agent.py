@@ -12,7 +12,7 @@ import urllib.request
 
 
 def ask(agent: str, word: str) -> bool:
-    """Whether `agent` answers `word` with a letter of the second half of the alphabet."""
+    """Tell whether `agent` answers `word` with a letter of the second half of the alphabet."""
     body = {"model": agent, "messages": [{"role": "user", "content": word}], "max_tokens": 1, "temperature": 1.0}
     request = urllib.request.Request(
         f"{os.environ['OPENAI_BASE_URL']}/chat/completions",

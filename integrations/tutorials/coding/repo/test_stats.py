@@ -1,4 +1,4 @@
-"""What the functions of `stats` must do."""
+"""Tests of what the functions of `stats` must do."""
 
 import unittest
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.episode import NEXT, TAKES, Asked, CallEntry, Episode, takes, timeouts
+from ajet_proxy.core.ledger.call_entry import Asked, CallEntry
+from ajet_proxy.core.ledger.episode import NEXT, TAKES, Episode, takes, timeouts
 from ajet_proxy.core.ledger.events import EpisodeOpened
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.tokens import pack_tokens

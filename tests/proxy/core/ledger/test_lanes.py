@@ -332,6 +332,10 @@ def test_what_agents_have_left_behind_keeps_nobody_out_for_long(rig: LedgerRig) 
     rig.finish(left[0], call)
     rig.run(rig.commands.heartbeat(left[1], at=rig.at))
     assert rig.state.mixes.room("a") == 0
+    rig.at += 40.0
+    assert lacking(rig, **asked) == ("a",)
+    rig.abort(left[1])
+    assert rig.state.mixes.room("a") == 2
 
 
 def test_who_waits_is_not_held_up_by_the_gate_of_a_model_that_is_not_played_there(rig: LedgerRig) -> None:

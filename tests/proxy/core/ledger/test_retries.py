@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ajet_proxy.core.ledger.episode import Asked, CallEntry
+from ajet_proxy.core.ledger.call_entry import Asked, CallEntry
 from ajet_proxy.core.ledger.retries import repeats
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.steps import steps

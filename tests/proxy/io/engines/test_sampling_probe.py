@@ -120,7 +120,7 @@ async def test_a_silent_or_busy_engine_costs_little_and_is_asked_again_later(
         sampling.delay_s, sampling.status = 0.0, 200
         await asyncio.sleep(2.0)
         await ask(front)
-        await asyncio.sleep(0.5)
+        await until(lambda: len(stub.sampling.asked) == 2 * QUESTIONS)
         await ask(front)
         assert len(stub.sampling.asked) == 2 * QUESTIONS
     assert told(front) == [*[UNTOLD | {"logprobs": "unknown"}] * 3, {"logprobs": "raw"}], "nobody waits once more"
