@@ -121,8 +121,9 @@ def test_the_agent_is_edited_while_it_is_played_and_no_group_holds_both_codes(
         agent.write_text(f"{AGENT}\nprint({reward})\n")
 
     def wait_for(reward: float) -> None:
+        """Until one has earned that, and a group is whole, which another code leaves as it is."""
         until = time.monotonic() + 120
-        while not any(one["reward"] == reward for one in had(proxy.url)):
+        while not (rig.status()["groups"]["ready"] and any(one["reward"] == reward for one in had(proxy.url))):
             assert runner.poll() is None and time.monotonic() < until
             time.sleep(0.05)
 
