@@ -149,10 +149,10 @@ class Run:
     def step(self) -> None:
         """Waits for a batch and trains on it. Returns early when asked to stop, or when there is nothing to train."""
         self.progress.timing = {}
-        hand = [(leased, self.admit(leased)) for leased in self.lease()]
+        hand, rule = [(leased, self.admit(leased)) for leased in self.lease()], self.learner.rule
         rows = [
             row for leased, admission in hand
-            for row in to_rows(leased.batch, admission.groups, self.learner.rule.temperature, self.learner.rule.by_turn)
+            for row in to_rows(leased.batch, admission.groups, rule.temperature, rule.by_turn)
         ]
         if not rows:
             self.dismiss(hand)
@@ -166,7 +166,7 @@ class Run:
         except NoUpdate as error:
             self.give_back(hand, str(error))
             return
-        figures = self.figures(hand, rows, metrics) | penalty_figure(hand, self.learner.rule.shaping)
+        figures = self.figures(hand, rows, metrics) | penalty_figure(hand, rule.shaping)
         self.batches.line = line_of(figures | {"timing": self.progress.times(metrics)})
         if self.save_due:
             self.save()

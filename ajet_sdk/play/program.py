@@ -389,7 +389,7 @@ def run_program(
         raise BadRequest("the program names no file of its own, so there is nothing to watch", param="watch")
     if watch:
         how.say(f"watching {code.file}")
-    changes = Changes(code)
+    changes = Changes(code) if watch else None
     with ExitStack() as stack:
         own = client or stack.enter_context(Client(how.proxy_url, how.api_key, deadline=how.deadline))
         revision: Revision = code if how.revision is None else lambda: how.revision
@@ -398,7 +398,7 @@ def run_program(
             return runs.never_steady() or (streak is not None and streak.held())
 
         def begin_anew() -> None:
-            if watch and streak is not None and changes.look():
+            if changes is not None and streak is not None and changes.look():
                 how.say(f"{code.file} has changed: the program begins anew")
                 streak.changed()
                 rollouts.forgive()

@@ -140,6 +140,11 @@ def base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+def as_asked(url: str) -> str:
+    """The base URL `url` as the addresses of its answers begin with it, however it was written."""
+    return str(URL(url, encoded=True)).rstrip("/")
+
+
 @lru_cache
 def _base_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(base_url, urls))

@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from yarl import URL
 
 from ajet_proxy.io.engines.engine import Told
-from ajet_proxy.io.engines.upstream import Engines
+from ajet_proxy.io.engines.upstream import Engines, as_asked
 from ajet_proxy.io.engines.vllm import UNTOLD, over
 
 logger = logging.getLogger(__name__)
@@ -83,13 +82,13 @@ class EngineWatch:
 
     def serves_other(self, route: str) -> bool:
         """Tell whether the engine that has `route` serves what no trainer has given it."""
-        return bool(self._others) and any(route.startswith(f"{url}/") for url in self._others)
+        return any(route.startswith(f"{url}/") for url in self._others)
 
     def spoken(self, model: str) -> None:
         """Take as right what the engines of `model` say from now on, since its trainer has looked. "" is any model."""
         urls = self._engines.of(model) if model else self._engines.all()
         self._due.update(urls)
-        self._others.difference_update(map(_base, urls))
+        self._others.difference_update(map(as_asked, urls))
         self._spoken.set()
 
     async def run(self) -> None:
@@ -125,10 +124,10 @@ class EngineWatch:
             self._due.discard(url)
             self._note(url, now)
         if (said := changed(self._noted.get(url, {}), now)) is None:
-            self._others.discard(_base(url))
+            self._others.discard(as_asked(url))
             self._alerts.pop(_serves(url), None)
         else:
-            self._others.add(_base(url))
+            self._others.add(as_asked(url))
             self._alerts[_serves(url)] = (
                 f"the engine at {url} {said}: what it samples is not the trained model's. Start it with the right "
                 "model, and then the trainer"
@@ -157,16 +156,11 @@ class EngineWatch:
     def _forget(self, urls: set[str]) -> None:
         """Engines that are not `urls` are nobody's any more."""
         for url in self._noted.keys() - urls:
-            self._others.discard(_base(url))
+            self._others.discard(as_asked(url))
             self._alerts.pop(_serves(url), None)
         for url in self._frozen - urls:
             self._alerts.pop(_goes_on(url), None)
             self._frozen.discard(url)
-
-
-def _base(url: str) -> str:
-    """`url` as it stands in the addresses of requests."""
-    return str(URL(url, encoded=True)).rstrip("/")
 
 
 def _serves(url: str) -> str:

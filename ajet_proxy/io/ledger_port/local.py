@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
-from yarl import URL
 
 from ajet_proxy.core.continuity.memory import Known, Memory, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings
@@ -31,7 +30,7 @@ from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
 from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_SILENT, NOT_WRITTEN, OTHER_WEIGHTS
 from ajet_proxy.core.trajectory.timeline import Packed
-from ajet_proxy.io.engines.upstream import Engines
+from ajet_proxy.io.engines.upstream import Engines, as_asked
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.ledger_port.naming import UNSURE, Naming, tenant_of
@@ -317,7 +316,7 @@ class LocalPort:
             elif isinstance(event, (ev.GateOpened, ev.PolicyAnnounced)):
                 self._gate.changed()
                 self._spoken(event.model)
-                self._engine_alerts.keep(str(URL(url, encoded=True)).rstrip("/") for url in self._engines.all())
+                self._engine_alerts.keep(map(as_asked, self._engines.all()))
             if isinstance(event, ev.EpisodeDiscarded) and not event.models:
                 self._discards.discarded(event.episode)
 
