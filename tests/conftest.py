@@ -15,11 +15,13 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.kit.fixtures"]
 
-settings.register_profile("ajet", deadline=None, print_blob=True)  # a busy machine is no failure
+settings.register_profile(  # a busy machine is no failure
+    "ajet", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("ajet")
 
 HERE = Path(__file__).parent

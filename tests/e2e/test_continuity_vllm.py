@@ -221,9 +221,10 @@ def test_an_agent_that_leaves_the_reasoning_out_has_chosen_another_history(famil
     for _ in range(2):
         said = ask(family.on.url, "left-out", messages, **body)
         messages += [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": "again"}]
-    record, _ = sealed(family.on.url, "left-out")
+    record, drift = sealed(family.on.url, "left-out")
     assert [call["continuity"] for call in record["calls"]] == ["first_turn", "reasoning_left_out"]
-    assert len(record["timelines"]) == 2
+    assert [one.get("broken_by") for one in record["timelines"]] == [None, "history_edited"]
+    assert drifted(drift) == 0
 
 
 @pytest.mark.parametrize("family", ["misled"], indirect=True)

@@ -46,7 +46,7 @@ from ajet_proxy.core.tokens import common_prefix, count, cut, find
 
 DRIFTED = ("retokenized", "template")
 """Names that mean: the same text, other tokens."""
-EDITED = ("words_left_out",)
+EDITED = ("words_left_out", "reasoning_left_out")
 """Words of `core.continuity.memory` for a history that its agent has changed, which the engine then cannot have read as
 it was sampled: what looks like drift there is `history_edited`."""
 VAGUE = ("new_chain", "parallel", "compacted")

@@ -182,7 +182,8 @@ def test_what_the_agent_is_known_to_have_left_out_is_its_own_edit() -> None:
     assert set(drift.EDITED) <= set(get_args(Outcome))
     first = make_call("a", FIRST, ANSWERS[0], at=0)
     second = make_call("b", FIRST + ANSWERS[0][3:] + RESULTS[0], [1, STOP], at=1)
-    for word, name in ((None, "template"), ("unknown_history", "template"), ("words_left_out", "history_edited")):
+    edited = [(word, "history_edited") for word in drift.EDITED]
+    for word, name in ((None, "template"), ("unknown_history", "template"), *edited):
         assert [line.broken_by for line in merge([first, replace(second, continuity=word)])] == [None, name]
     fork = replace(make_call("b", [*FIRST, *ANSWERS[0][:5], 900], [1, STOP], at=1), continuity="words_left_out")
     assert [line.broken_by for line in merge([first, fork])] == [None, "history_edited"]
