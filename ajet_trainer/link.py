@@ -259,7 +259,7 @@ class Link:
             failure: AjetError
             try:
                 with self._http.stream(method, path, json=sent, timeout=timeout) as answer:
-                    content = self._read(answer)
+                    content = content_of(answer, self.url)
             except httpx.TransportError as error:
                 hung_up = self._certified and isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
                 hang_ups = hang_ups + 1 if hung_up else 0
@@ -280,17 +280,18 @@ class Link:
             self._sleep(wait)
             pause = min(pause * 2, 5.0)
 
-    def _read(self, answer: httpx.Response) -> bytes:
-        """The body. `TooLarge` if it is more than a batch may have; the rest is then not read."""
-        declared, size, pieces = int(answer.headers.get("Content-Length", "0")), 0, list[bytes]()
-        stream = answer.iter_bytes()
-        while max(declared, size) <= MAX_FRAME_BYTES:
-            if (piece := next(stream, None)) is None:
-                return b"".join(pieces)
-            size += len(piece)
-            pieces.append(piece)
-        said = f"{self.url} answers with more than the {MAX_FRAME_BYTES} bytes that a batch may have; {_RELEASES}"
-        raise TooLarge(said, code="frame_too_large")
+
+def content_of(answer: httpx.Response, url: str) -> bytes:
+    """The body of an answer from `url`. `TooLarge` if it is more than a batch may have; the rest is then not read."""
+    declared, size, pieces = int(answer.headers.get("Content-Length", "0")), 0, list[bytes]()
+    stream = answer.iter_bytes()
+    while max(declared, size) <= MAX_FRAME_BYTES:
+        if (piece := next(stream, None)) is None:
+            return b"".join(pieces)
+        size += len(piece)
+        pieces.append(piece)
+    said = f"{url} answers with more than the {MAX_FRAME_BYTES} bytes that a batch may have; {_RELEASES}"
+    raise TooLarge(said, code="frame_too_large")
 
 
 def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTransport:
