@@ -24,6 +24,11 @@ class Learner(Protocol):
         ...
 
     @property
+    def batches(self) -> Mapping[str, Any]:
+        """The state of `TrainedBatches` in the checkpoint that it started from; empty without one."""
+        ...
+
+    @property
     def rule(self) -> Rule:
         """All that it says of what it can train, and how. The rest of the rule is the run's to say."""
         ...

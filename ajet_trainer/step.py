@@ -63,7 +63,6 @@ class Run:
         config: Config,
         link: Link,
         learner: Learner,
-        batches: TrainedBatches,
         keeper: Keeper,
         progress: Progress,
         *,
@@ -72,7 +71,8 @@ class Run:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.config, self.link, self.learner, self.batches = config, link, learner, batches
+        self.config, self.link, self.learner = config, link, learner
+        self.batches = TrainedBatches.from_state(learner.batches)
         self.keeper, self.progress, self.stopping, self.live = keeper, progress, stopping, live
         self.clock, self.sleep = clock, sleep
         self.attempts = Attempts(progress.run_dir)

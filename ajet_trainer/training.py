@@ -16,17 +16,17 @@ from types import FrameType
 
 from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.backends import Opened, backend
+from ajet_trainer.backends import backend
 from ajet_trainer.config import Config, digest
 from ajet_trainer.engines import same_model
 from ajet_trainer.engines.attached import attached
 from ajet_trainer.keeper import Keeper
+from ajet_trainer.learner import Learner
 from ajet_trainer.link import Link
 from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.run_folder import hold
 from ajet_trainer.step import Run
-from ajet_trainer.trained_batches import TrainedBatches
 
 
 class Stop:
@@ -104,16 +104,15 @@ def assemble(config: Config, progress: Progress, stop: Stop, live: Live = lambda
             same_model.look(config, {})
             with (
                 attached(config, link.check, progress.say) as engines,
-                backend().open(config, engines, progress, stop.install) as opened,
+                backend().open(config, engines, progress, stop.install) as learner,
             ):
-                serve(config, link, opened, progress, stop, live)
+                serve(config, link, learner, progress, stop, live)
 
 
-def serve(config: Config, link: Link, opened: Opened, progress: Progress, stop: Stop, live: Live) -> None:
+def serve(config: Config, link: Link, learner: Learner, progress: Progress, stop: Stop, live: Live) -> None:
     """The run itself, with everything up."""
-    learner, batches = opened.learner, TrainedBatches.from_state(opened.batches)
     with Keeper(link) as keeper:
-        run = Run(config, link, learner, batches, keeper, progress, stopping=lambda: stop.requested, live=live)
+        run = Run(config, link, learner, keeper, progress, stopping=lambda: stop.requested, live=live)
         try:
             run.start()
             progress.phase(f"training from step {learner.version}")

@@ -73,7 +73,7 @@ def test_each_room_knows_those_that_it_may_and_no_others(package: str, rooms: di
     assert done == set(rooms)
 
 
-@pytest.mark.parametrize("package", ["ajet_sdk", "ajet_proxy"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_package_has_an_import_circle(package: str) -> None:
     """Imports in functions count, too, but not the package's own door."""
     names = {name_of(module): module for module in modules(package)}

@@ -27,7 +27,6 @@ from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
-from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.engine_stub import EngineStub
 from tests.kit.source import PACKAGES, ROOT, tree
 from tests.kit.still_learner import StillLearner
@@ -129,9 +128,9 @@ async def test_a_call_enters_the_files_of_the_walk_in_its_order(tmp_path: Path) 
     )
     async with EngineStub(drift=True) as stub, serving(tmp_path / "data", upstream=(stub.url,)) as client:
         with closing(Link(client.app.url)) as link:
-            batches, keeper = TrainedBatches(), Keeper(link, 300.0)
+            keeper = Keeper(link, 300.0)
             progress = Progress(config.run_dir, config.total_steps, lambda line: None)
-            run = Run(config, link, learner, batches, keeper, progress)
+            run = Run(config, link, learner, keeper, progress)
             await in_a_thread(run.start)
             messages = [{"role": "user", "content": "hello"}]
             await turn(client, "ep", messages)

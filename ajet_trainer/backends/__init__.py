@@ -7,10 +7,10 @@ Nothing outside of a backend's folder names it but `backend`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from ajet_trainer.config import Config
 from ajet_trainer.engines.attached import Attached
@@ -18,19 +18,12 @@ from ajet_trainer.learner import Learner
 from ajet_trainer.progress import Progress
 
 
-class Opened(NamedTuple):
-    """A backend at work: its learner, and the state of `TrainedBatches` that its checkpoint held, empty without one."""
-
-    learner: Learner
-    batches: Mapping[str, Any]
-
-
 class Backend(Protocol):
     """All that a run, and the commands that read its folder, ask of a backend."""
 
     def open(
         self, config: Config, engines: Attached | None, progress: Progress, signals: Callable[[], None]
-    ) -> AbstractContextManager[Opened]:
+    ) -> AbstractContextManager[Learner]:
         """Loads the model, from its last checkpoint if there is one, and leaves nothing behind at the end. Launches
         engines of its own if there are no `engines`. `signals` puts our handlers back, which a library has replaced.
         Raises `ConfigError`."""

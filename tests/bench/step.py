@@ -62,10 +62,10 @@ def run(folder: Path, model: Path, rows: Sequence[Row], count: int) -> tuple[lis
     peaks: dict[str, float] = {}
 
     engines, progress = Attached(config, folder), Progress(config.run_dir, count, lambda _: None)
-    with backend().open(config, engines, progress, lambda: None) as opened:
+    with backend().open(config, engines, progress, lambda: None) as learner:
         for number in range(count + 1):
             start = time.perf_counter()
-            figures = opened.learner.train(rows)
+            figures = learner.train(rows)
             took = {"whole": time.perf_counter() - start} | {part: figures[f"timing_s/{part}"] for part in PARTS}
             sys.stderr.write(f"step {number}: {took['whole']:.2f} s\n")
             steps.append(took)

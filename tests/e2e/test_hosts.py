@@ -28,7 +28,6 @@ from ajet_trainer.link import Link, tls_context
 from ajet_trainer.progress import Progress
 from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
-from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.certificates import Authority
 from tests.kit.environment import clean
 from tests.kit.hosts import Hosts, lacking
@@ -165,9 +164,9 @@ class Site:
             closing(self.link(config, patch)) as link, Keeper(link, LEASE_S) as keeper,
         ):
             link.meet()
-            batches, progress = TrainedBatches(), Progress(config.run_dir, config.total_steps, say)
+            progress = Progress(config.run_dir, config.total_steps, say)
             run = Run(
-                config, link, learner, batches, keeper, progress,
+                config, link, learner, keeper, progress,
                 stopping=lambda: done() or time.monotonic() > give_up,
             )  # fmt: skip
             try:
@@ -177,7 +176,7 @@ class Site:
                 run.close()
                 for timer in self.timers:
                     timer.join()
-            assert batches.unacknowledged == (), self.said
+            assert run.batches.unacknowledged == (), self.said
 
     def check(self, learner: Learner, seen: Sequence[tuple[int, ...]]) -> None:
         """Everything that agents saw is trained once, nothing else is, and the daemon knows."""

@@ -30,7 +30,6 @@ from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
-from ajet_trainer.trained_batches import TrainedBatches
 from tests.faults.agent import MODELS
 from tests.faults.notes import Notes
 from tests.faults.player import GROUP
@@ -92,7 +91,7 @@ class Stub(StillLearner):
         self._folder, self._orders = folder, orders
         self.rule = Rule(max_tokens=MOST_TOKENS[model], compares=False)
         self._saved = checkpoint(folder)
-        self.version = self._saved["version"]
+        self.version, self.batches = self._saved["version"], self._saved["history"]
         self._dice = random.Random(self.version)
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -183,10 +182,9 @@ def run(url: str, model: str, folder: Path, notes: Path, stop: Path) -> None:
     )
     link = NotedLink(url, Notes(notes), orders, trainer_of(config))
     link.meet()
-    batches = TrainedBatches.from_state(checkpoint(folder)["history"])
     with Presence(link), Keeper(link, LEASE_S) as keeper:
         training = Run(
-            config, link, learner, batches, keeper, Progress(folder, 0, lambda line: None), stopping=stop.exists
+            config, link, learner, keeper, Progress(folder, 0, lambda line: None), stopping=stop.exists
         )
         training.start()
         try:

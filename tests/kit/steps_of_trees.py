@@ -42,8 +42,8 @@ def main(model: str, folder: str, rows: str, out: str) -> None:
         max_tokens=1024, rows=rows, verl=VERL,
     )  # fmt: skip
     engines, progress = Attached(config, Path(folder)), Progress(config.run_dir, STEPS, lambda _: None)
-    with backend().open(config, engines, progress, lambda: None) as opened:
-        found = [opened.learner.train(batch()) for _ in range(STEPS)]
+    with backend().open(config, engines, progress, lambda: None) as learner:
+        found = [learner.train(batch()) for _ in range(STEPS)]
     Path(out).write_text(json.dumps(found))
 
 

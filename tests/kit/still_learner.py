@@ -16,6 +16,7 @@ class StillLearner:
     colocated = False
     rule = Rule(compares=False)
     version = 0
+    batches: Mapping[str, Any] = {}
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         self.version += 1

@@ -23,7 +23,6 @@ from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
-from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.rig import Rig
 from tests.kit.stub_process import stub_process
@@ -85,11 +84,10 @@ class Trainer:
         plain = httpx.HTTPTransport(verify=False)  # saves the time to read certificates
         link = MortalLink(self.config.proxy_url, model=self.model, transport=plain)
         link.instants = instants
-        batches = TrainedBatches.from_state(self.disk.batches)
         progress = Progress(self.config.run_dir, steps, lambda line: None)
         with closing(link), Keeper(link, LEASE_S) as keeper, suppress(Killed):
             yield Run(
-                self.config, link, learner, batches, keeper, progress,
+                self.config, link, learner, keeper, progress,
                 stopping=lambda: 0 < steps <= learner.version or time.monotonic() > give_up,
             )  # fmt: skip
 

@@ -62,6 +62,10 @@ class ScriptedLearner:
         self.compared: list[int] = []
         self.logged: dict[int, dict[str, float]] = {}
 
+    @property
+    def batches(self) -> Mapping[str, Any]:
+        return self.disk.batches
+
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         self.instants.pass_by("before training")
         self.rows = list(rows)

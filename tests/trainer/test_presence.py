@@ -19,7 +19,6 @@ from ajet_trainer.progress import Progress
 from ajet_trainer.run_folder import run_of
 from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
-from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.rig import Rig
 from tests.kit.stub_process import stub_process
@@ -45,7 +44,7 @@ def trainer(url: str, folder: Path, said: list[str]) -> Iterator[Run]:
     with closing(Link.of(config, trainer=trainer_of(config), deadline_s=10.0)) as link:
         link.meet()
         with Presence(link, 0.2), Keeper(link) as keeper:
-            run = Run(config, link, Attached(Disk(), Instants()), TrainedBatches(), keeper,
+            run = Run(config, link, Attached(Disk(), Instants()), keeper,
                       Progress(folder, 1, said.append))  # fmt: skip
             try:
                 yield run

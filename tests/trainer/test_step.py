@@ -63,7 +63,6 @@ class Setting:
             self.config,
             link,
             self.learner,
-            TrainedBatches.from_state(self.disk.batches),
             Keeper(link, 300.0),
             self.progress(self.config.run_dir, self.config.total_steps, self.said.append),
             stopping=self.stopping,

@@ -20,7 +20,6 @@ from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
-from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.still_learner import StillLearner
 
 TRAIN_S = 0.5
@@ -54,7 +53,7 @@ def main(engines: Mapping[str, str], config_file: str) -> None:
     link.meet()
     with closing(link), Keeper(link) as keeper:
         learner = Learner(engines[config.model_name], config.max_tokens)
-        run = Run(config, link, learner, TrainedBatches(), keeper, progress)
+        run = Run(config, link, learner, keeper, progress)
         try:
             run.start()
             run.loop()

@@ -10,11 +10,11 @@ from importlib import import_module
 from pathlib import Path
 
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.backends import Opened
 from ajet_trainer.backends.verl.checkpoints import prune, repair_marker, whole
 from ajet_trainer.config import DEVICE, Config
 from ajet_trainer.engines.attached import Attached
 from ajet_trainer.forest import VENDOR
+from ajet_trainer.learner import Learner
 from ajet_trainer.progress import Progress
 
 
@@ -24,7 +24,7 @@ class Verl:
     @contextmanager
     def open(
         self, config: Config, engines: Attached | None, progress: Progress, signals: Callable[[], None]
-    ) -> Iterator[Opened]:
+    ) -> Iterator[Learner]:
         progress.phase("importing verl")
         device = choose_device(config.verl.get(DEVICE))
         env = environment(device, progress.run_dir)
@@ -51,7 +51,7 @@ class Verl:
             learner.begin()
             note_processes(progress.run_dir)
             try:
-                yield Opened(learner, learner.batches)
+                yield learner
             finally:
                 learner.finish()
 
