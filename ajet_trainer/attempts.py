@@ -98,7 +98,7 @@ class Attempts:
         if self._in_a_row >= IN_A_ROW:
             raise StepsFail(
                 f"{self._in_a_row} steps in a row have failed, on several batches, so it is not the batches: "
-                f"see verl.log and {self._path}. Delete that file to try again"
+                f"{self._path} has their errors. Delete that file to try again"
             )
         wanted = set(names)
         kept = [(group.task, [one for one in group.episodes if one.episode in wanted]) for group in batch.groups]

@@ -28,8 +28,6 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Mask = Callable[[Any, Any, Any, Any], Any]
-VENDOR = "ajet_forest"
-"""Under which verl's registry has the engines that compute forests: the value of ``VERL_ENGINE_VENDOR``."""
 BLOCK = 128
 """Tokens on each side of a block of flex attention's mask."""
 LAUNCH = 1e7

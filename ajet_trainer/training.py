@@ -48,7 +48,7 @@ class Stop:
 
 
 class TrainingFailed(AjetError):
-    """Something in the engines failed; the message is one line, the whole story is in `verl.log` of the run folder."""
+    """Something in the engines failed; the message is one line, the whole story is in the log of the run folder."""
 
     type = "training_failed"
 
@@ -60,11 +60,11 @@ Live = Callable[[Config], Config]
 def train(config: Config, say: Callable[[str], None], live: Live = lambda config: config) -> None:
     """Trains until the planned number of steps or a signal. What goes wrong is raised as an `AjetError`.
 
-    verl, Ray and vLLM write what they have to say into ``verl.log`` of the run folder.
+    The libraries of the backend write what they have to say into its log in the run folder.
     """
     stop = Stop()
     stop.install()
-    log = Path(config.run_dir) / "verl.log"
+    log = Path(config.run_dir) / backend().log
     try:
         progress = Progress(config.run_dir, config.total_steps, say, digest(config))
         held = hold(progress.run_dir)

@@ -21,6 +21,9 @@ from ajet_trainer.progress import Progress
 class Backend(Protocol):
     """All that a run, and the commands that read its folder, ask of a backend."""
 
+    log: str
+    """The file of the run folder that takes what its libraries print."""
+
     def open(
         self, config: Config, engines: Attached | None, progress: Progress, signals: Callable[[], None]
     ) -> AbstractContextManager[Learner]:

@@ -34,7 +34,7 @@ def verl_here(device: str = "cpu") -> Iterator[None]:
 
 def forest_worker(folder: Path, attention: str = "sdpa", **more: Any) -> Any:
     """The same as `training_worker`, with the engine that computes shared tokens once."""
-    from ajet_trainer.forest import VENDOR
+    from ajet_trainer.backends.verl import VENDOR
 
     with patch.dict(os.environ, VERL_ENGINE_VENDOR=VENDOR):
         return training_worker(folder, attention, **more)

@@ -10,16 +10,18 @@ from importlib import import_module
 from pathlib import Path
 
 from ajet_sdk.settings import ConfigError
+from ajet_trainer.backends.verl import VENDOR
 from ajet_trainer.backends.verl.checkpoints import prune, repair_marker, whole
 from ajet_trainer.config import DEVICE, Config
 from ajet_trainer.engines.attached import Attached
-from ajet_trainer.forest import VENDOR
 from ajet_trainer.learner import Learner
 from ajet_trainer.progress import Progress
 
 
 class Verl:
     """See `ajet_trainer.backends.Backend`."""
+
+    log = "verl.log"
 
     @contextmanager
     def open(

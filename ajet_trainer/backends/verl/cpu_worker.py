@@ -18,9 +18,9 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from ajet_trainer.backends.verl import VENDOR
 from ajet_trainer.backends.verl.forest_engine import ForestRows
 from ajet_trainer.backends.verl.worker import ActorWorker, CountingWorker
-from ajet_trainer.forest import VENDOR
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")

@@ -32,10 +32,10 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from ajet_trainer.backends.verl import VENDOR
 from ajet_trainer.backends.verl.forest_attention import SPANS, block_mask, spans_of
 from ajet_trainer.forest import (
     BLOCK,
-    VENDOR,
     Ints,
     Prices,
     cut,
