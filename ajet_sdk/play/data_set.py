@@ -25,7 +25,7 @@ from ajet_sdk.errors import AjetError, BadRequest, NotFound
 from ajet_sdk.play.episode import aborting, no_proxy
 from ajet_sdk.play.options import RunOptions, said_by
 from ajet_sdk.play.results import Progress, RunResult
-from ajet_sdk.play.schedule import AGAIN_S, LATER, Call, Later, Rollout, Source, Turn, rollouts_at
+from ajet_sdk.play.schedule import AGAIN_S, LATER, Call, Job, Later, Rollout, Source, rollouts_at
 from ajet_sdk.play.tasks import as_part, digest
 
 LOOK_S = 1.0
@@ -101,7 +101,7 @@ class PlayedRollouts(Source):
         all_seen = [lane.seen for lane in self._lanes.values()]
         return Progress(sum(one["done"] for one in all_seen), sum(one["episodes"] for one in all_seen))
 
-    async def take(self, client: Client, call: Call) -> Turn | Later | None:
+    async def take(self, client: Client, call: Call) -> Job | Later | None:
         """The place that is missing first, in the lane that is wanted most. If all such lanes are full, it waits in the
         one in which none has waited for longest. None once all are had, or have failed too often."""
         wanted, later = (await self._wanted(client)), False
@@ -115,13 +115,13 @@ class PlayedRollouts(Source):
                 held += [] if lane.waits else [(lane, place)]
                 place = LATER
             if isinstance(place, int):
-                return self._turn(lane, place)
+                return self._job(lane, place)
             later = later or place is LATER
             self._elsewhere += 0 if lane.over else lane.seen["opened"] - lane.seen["done"]
         if held:
             lane, place = min(held, key=lambda one: one[0].waited)
             lane.waits, lane.waited = True, client.clock()
-            return replace(self._turn(lane, place), episode=lane.asked, waits=True)
+            return replace(self._job(lane, place), episode=lane.asked, waits=True)
         return LATER if later else None
 
     def waits_for(self) -> str | None:
@@ -196,23 +196,23 @@ class PlayedRollouts(Source):
             raise no_proxy(client.target, answer)
         lane.seen, lane.seen_at = answer, client.clock()
 
-    def _turn(self, lane: LanePlay, place: int) -> Turn:
+    def _job(self, lane: LanePlay, place: int) -> Job:
         task, index = divmod(place, self._repeat)
         epoch, task = divmod(task, len(lane.tasks))
         rollout = Rollout(place, lane.tasks[task], index + epoch * self._repeat)
-        return Turn(rollout, place=place, play=lane.play, failures=lane.opens[place])
+        return Job(rollout, place=place, play=lane.play, failures=lane.opens[place])
 
-    def _lane(self, turn: Turn) -> LanePlay:
-        return next(lane for lane in self._lanes.values() if lane.play == turn.play)
+    def _lane(self, job: Job) -> LanePlay:
+        return next(lane for lane in self._lanes.values() if lane.play == job.play)
 
-    def put_back(self, turn: Turn, *, full: bool = False) -> None:
+    def put_back(self, job: Job, *, full: bool = False) -> None:
         """Another runner may have it: look again."""
-        lane = self._lane(turn)
+        lane = self._lane(job)
         lane.seen_at, lane.full, lane.waits = float("-inf"), full, False
-        lane.asked = turn.episode if full else None
+        lane.asked = job.episode if full else None
 
-    def opened(self, turn: Turn) -> None:
-        lane, place = self._lane(turn), turn.place or 0
+    def opened(self, job: Job) -> None:
+        lane, place = self._lane(job), job.place or 0
         seen, lane.waits, lane.asked = lane.seen, False, None
         self._open += 1
         seen["opened"] += 1
@@ -222,8 +222,8 @@ class PlayedRollouts(Source):
             lane.opens[place] += 1
             seen["given_back"] = [other for other in seen["given_back"] if other != place]
 
-    def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
-        lane, place = self._lane(turn), turn.place or 0
+    def ended(self, job: Job, result: RunResult, now: float, *, changed: bool) -> bool:
+        lane, place = self._lane(job), job.place or 0
         self._open -= result.episode is not None
         lane.seen_at = float("-inf")
         if result.kept:

@@ -4,7 +4,7 @@ The rollouts of one task are begun together, so that groups complete early. An a
 exception that would end the others: its episode is aborted with the reason, and the run goes on. Only the caller's own
 mistakes (tasks that cannot be iterated or named) and an interrupt end the run, the latter after aborting what is open.
 
-A source of turns says what is played next (`schedule`, `data_set`). An episode that the proxy holds back for now is no
+A source of jobs says what is played next (`schedule`, `data_set`). An episode that the proxy holds back for now is no
 failure: it is asked for until it opens.
 
 There is one core, and each face has `Hands` by which it calls what the caller gave: in the event loop, or in threads.
@@ -30,7 +30,7 @@ from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Patience
 from ajet_sdk.play.results import Progress, RunResult, RunResults
 from ajet_sdk.play.revision import of_agent
-from ajet_sdk.play.schedule import AT_ONCE, LATER, Later, OnceRollouts, Rollout, Source, Turn, WantedRollouts
+from ajet_sdk.play.schedule import AT_ONCE, LATER, Job, Later, OnceRollouts, Rollout, Source, WantedRollouts
 from ajet_sdk.rewards.blame import Interrupted, WorldFailed, of_the_world, reason_of
 from ajet_sdk.rewards.numbers import finite
 from ajet_sdk.rewards.sources import Returned
@@ -107,9 +107,9 @@ class Hands:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A turn that is being played. Without an `episode`, none could be opened."""
+    """A job that is being played. Without an `episode`, none could be opened."""
 
-    turn: Turn
+    job: Job
     number: int
     task: str
     started: float
@@ -145,7 +145,7 @@ class Rollouts:
         self._client, self._agent, self._options, self._member = client, agent, options, member
         self._hands, self._held = hands, held
         self._numbers = count()
-        self._turn = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self._patience = Patience()
         self._done: dict[int, RunResult] = {}
         self._open = 0
@@ -222,20 +222,20 @@ class Rollouts:
     async def _roll_out(self, hands: Hands) -> Begun | Later | None:
         """Plays the next rollout to its end; None if there is none. If another one must not be opened before this one
         is, that waits for its turn."""
-        async with self._turn:
-            turn = await self._take(hands)
-            if not isinstance(turn, Turn):
-                return turn
+        async with self._opening:
+            job = await self._take(hands)
+            if not isinstance(job, Job):
+                return job
             number = next(self._numbers)
-            begun = await self._begun(hands, turn, number) if self.source.serial and not turn.waits else None
-        begun = begun or await self._begun(hands, turn, number)
+            begun = await self._begun(hands, job, number) if self.source.serial and not job.waits else None
+        begun = begun or await self._begun(hands, job, number)
         if isinstance(begun, Begun):
-            error = begun.error if begun.episode is None else await self._play(hands, begun.turn, begun.episode)
+            error = begun.error if begun.episode is None else await self._play(hands, begun.job, begun.episode)
             await self._end(hands, begun, error)
         return begun
 
-    async def _take(self, hands: Hands) -> Turn | Later | None:
-        """The next turn, unless the run is over. After a look that found nothing, the next one waits."""
+    async def _take(self, hands: Hands) -> Job | Later | None:
+        """The next job, unless the run is over. After a look that found nothing, the next one waits."""
         now = time.monotonic()
         if self._stopped or self._fault is not None:
             return None
@@ -255,30 +255,30 @@ class Rollouts:
         if (line := self._patience.waits(name, why, since)) is not None:
             await hands.call(self._options.say, line)
 
-    async def _begun(self, hands: Hands, turn: Turn, number: int) -> Begun | Later:
-        """`turn` with its episode, or what prevents that, or when it will be asked for again."""
+    async def _begun(self, hands: Hands, job: Job, number: int) -> Begun | Later:
+        """`job` with its episode, or what prevents that, or when it will be asked for again."""
         started, options = time.monotonic(), self._options
-        task = await hands.call(options.name, turn.rollout.task)
-        hold_s = None if not options.paced else HOLD_S if turn.play is None or turn.waits else 0.0
+        task = await hands.call(options.name, job.rollout.task)
+        hold_s = None if not options.paced else HOLD_S if job.play is None or job.waits else 0.0
         body = options.opening(
-            task=task, model=turn.model or options.model, place=turn.place, play=turn.play,
-            id=turn.episode or new_episode_id(), hold_s=hold_s,
+            task=task, model=job.model or options.model, place=job.place, play=job.play,
+            id=job.episode or new_episode_id(), hold_s=hold_s,
         )  # fmt: skip
         try:
             opened = await self._member.open(body)
         except BaseException as caught:
             error = self._theirs(caught)
-            later = await self._later(hands, turn, body, error, started)
-            return later or Begun(turn, number, task, started, error=error)
+            later = await self._later(hands, job, body, error, started)
+            return later or Begun(job, number, task, started, error=error)
         self._patience.ends(options.lane_of(task), None)
-        self.source.opened(turn)
+        self.source.opened(job)
         self._open += 1
         episode = hands.episode(self._client, opened)
         episode.infra = options.infra
-        return Begun(turn, number, task, started, episode)
+        return Begun(job, number, task, started, episode)
 
     async def _later(
-        self, hands: Hands, turn: Turn, body: routes.OpenEpisode, caught: BaseException, started: float
+        self, hands: Hands, job: Job, body: routes.OpenEpisode, caught: BaseException, started: float
     ) -> Later | None:
         """Decides if an episode that could not be opened will be asked for again, and when. Raises what ends the run.
         `started` is when it was asked for."""
@@ -286,31 +286,31 @@ class Rollouts:
         if code == NAME_TAKEN:
             raise caught
         if code == LANE_FULL:
-            self.source.put_back(replace(turn, episode=body.id), full=True)
-            if turn.play is None:
+            self.source.put_back(replace(job, episode=body.id), full=True)
+            if job.play is None:
                 await self._wait_for(hands, lane, no_room([lane]), started)
-            elif turn.waits:
+            elif job.waits:
                 await self._wait_for(hands, None, self.source.waits_for(), started)
             else:
                 return AT_ONCE  # another lane may have room
             return LATER
         if code == NO_ENGINE:
             await self._wait_for(hands, lane, str(caught), started)
-        lost_in_play = turn.play is not None and (isinstance(caught, Conflict) or code == "unknown_play")
+        lost_in_play = job.play is not None and (isinstance(caught, Conflict) or code == "unknown_play")
         if isinstance(caught, NotReady) or code == "place_taken" or lost_in_play:
-            self.source.put_back(turn)
+            self.source.put_back(job)
             return LATER
-        if turn.play is not None:
+        if job.play is not None:
             raise caught
         return None
 
-    async def _play(self, hands: Hands, turn: Turn, episode: EpisodeLife) -> BaseException | None:
+    async def _play(self, hands: Hands, job: Job, episode: EpisodeLife) -> BaseException | None:
         """Has the agent play an open episode, and settles it. Returns what the agent raised."""
         error: BaseException | None = None
         try:
             if self._stopped:
                 raise Interrupted(INTERRUPTED)
-            value, error = await hands.play(self._agent, turn.rollout.task, episode)
+            value, error = await hands.play(self._agent, job.rollout.task, episode)
             if value is not None:
                 await episode.settle(Returned(await hands.call(finite, value)))
         except GeneratorExit:
@@ -334,9 +334,9 @@ class Rollouts:
 
     async def _end(self, hands: Hands, begun: Begun, error: BaseException | None) -> None:
         """Hands on what came of a rollout."""
-        result = result_of(begun.turn.rollout, begun.task, begun.episode, error, time.monotonic() - begun.started)
+        result = result_of(begun.job.rollout, begun.task, begun.episode, error, time.monotonic() - begun.started)
         changed = isinstance(error, ProgramChanged)
-        if self.source.ended(begun.turn, result, time.monotonic(), changed=changed) and not self._stopped:
+        if self.source.ended(begun.job, result, time.monotonic(), changed=changed) and not self._stopped:
             self._quiet_until, result = 0.0, replace(result, again=True)
         self._done[begun.number] = result
         self._open -= begun.episode is not None
@@ -363,7 +363,7 @@ def member_of(client: Client, agent: Callable[..., Any], options: RunOptions) ->
 
 
 def source_of(tasks: Iterable[Any], options: RunOptions) -> Source:
-    """The source of the turns of a run."""
+    """The source of the jobs of a run."""
     if options.wanted:
         learn = [options.model] if options.model else list((options.members or {}).values())
         return WantedRollouts(tasks, options.repeat, learn, never=list((options.teachers or {}).values()))

@@ -1,6 +1,6 @@
-"""The schedule of a run: a source of rollouts is asked for a turn, and hears how each one ended.
+"""The schedule of a run: a source of rollouts is asked for a job, and hears how each one ended.
 
-The caller asks for one at a time. Where `serial`, an episode is opened before the next turn is asked for, unless it
+The caller asks for one at a time. Where `serial`, an episode is opened before the next job is asked for, unless it
 `waits`.
 
 A rollout that the world failed, and not the policy, is played again, but not at once: what failed it may pass.
@@ -32,7 +32,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Job:
     """A rollout to play now: for `model`, at a `place` of an evaluation or of a `play`, after so many `failures` of
     this run. `episode` is the id by which it was asked for before, without success. If it `waits`, its lane is known
     to be full."""
@@ -61,26 +61,26 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class Source:
-    """A source that gives each turn out once."""
+    """A source that gives each job out once."""
 
     serial: ClassVar[bool] = True
 
-    async def take(self, client: Client, call: Call) -> Turn | Later | None:
-        """The next turn; None at the end."""
+    async def take(self, client: Client, call: Call) -> Job | Later | None:
+        """The next job; None at the end."""
         raise NotImplementedError
 
-    def put_back(self, turn: Turn, *, full: bool = False) -> None:
-        """No episode could be opened for `turn` yet; where its lane is `full`, others come first."""
+    def put_back(self, job: Job, *, full: bool = False) -> None:
+        """No episode could be opened for `job` yet; where its lane is `full`, others come first."""
 
     def waits_for(self) -> str | None:
-        """The reason why the last turn that was asked for comes later, if that is nothing of this run's own."""
+        """The reason why the last job that was asked for comes later, if that is nothing of this run's own."""
         return None
 
-    def opened(self, turn: Turn) -> None:
-        """`turn` is being played."""
+    def opened(self, job: Job) -> None:
+        """`job` is being played."""
 
-    def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
-        """`turn` came to `result`; returns True if it is played again. `changed` says that it was ended because its
+    def ended(self, job: Job, result: RunResult, now: float, *, changed: bool) -> bool:
+        """`job` came to `result`; returns True if it is played again. `changed` says that it was ended because its
         program has changed."""
         return False
 
@@ -104,31 +104,31 @@ class OnceRollouts(Source):
 
     def __init__(self, tasks: Iterable[Any], repeat: int, retries: int) -> None:
         self._rollouts, self._retries = rollouts_at(tasks, repeat), retries
-        self._again: list[tuple[float, Turn]] = []
+        self._again: list[tuple[float, Job]] = []
 
-    async def take(self, client: Client, call: Call) -> Turn | Later | None:
+    async def take(self, client: Client, call: Call) -> Job | Later | None:
         due = next((item for item in self._again if item[0] <= client.clock()), None)
         if due is not None:
             self._again.remove(due)
             return due[1]
         one = await call(next, self._rollouts, None)
         if one is not None:
-            return Turn(one)
+            return Job(one)
         return LATER if self._again else None
 
-    def put_back(self, turn: Turn, *, full: bool = False) -> None:
-        self._again.append((0.0, turn))
+    def put_back(self, job: Job, *, full: bool = False) -> None:
+        self._again.append((0.0, job))
 
-    def ended(self, turn: Turn, result: RunResult, now: float, *, changed: bool) -> bool:
-        again = result.infra and result.episode is not None and (changed or turn.failures < self._retries)
+    def ended(self, job: Job, result: RunResult, now: float, *, changed: bool) -> bool:
+        again = result.infra and result.episode is not None and (changed or job.failures < self._retries)
         if again:
-            failures = turn.failures + (not changed)
-            due = now if changed else now + AGAIN_S * 4**turn.failures
-            self._again.append((due, replace(turn, failures=failures, episode=None)))
+            failures = job.failures + (not changed)
+            due = now if changed else now + AGAIN_S * 4**job.failures
+            self._again.append((due, replace(job, failures=failures, episode=None)))
         return again
 
     def forgive(self) -> None:
-        self._again = [(0.0, replace(turn, failures=0)) for _, turn in self._again]
+        self._again = [(0.0, replace(job, failures=0)) for _, job in self._again]
 
 
 class WantedRollouts(Source):
@@ -144,12 +144,12 @@ class WantedRollouts(Source):
         if not self._all:
             raise BadRequest("there is no task to play", param="tasks")
 
-    async def take(self, client: Client, call: Call) -> Turn | Later | None:
+    async def take(self, client: Client, call: Call) -> Job | Later | None:
         found = await wanting(client, self._models, self._never)
         if found is None:
             return LATER
         model, place = found
-        return Turn(self._at(place), model, place)
+        return Job(self._at(place), model, place)
 
     def _at(self, place: int) -> Rollout:
         """The rollout at a place of an evaluation; behind the last task comes the first one again."""
