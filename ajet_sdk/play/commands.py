@@ -15,6 +15,7 @@ import click
 from ajet_sdk.commands import F, client_for, label, proxy_option, text, usage
 from ajet_sdk.errors import NotReady, ProxyUnreachable
 from ajet_sdk.output import OnceCommand, say
+from ajet_sdk.rewards.sources import NAMED
 
 if TYPE_CHECKING:
     from ajet_sdk.blocking import Client
@@ -50,9 +51,9 @@ def program_options(command: F) -> F:
             "in 'score: 0.5'.",
         ),
         click.option(
-            "--reward-from", type=click.Choice(["exit-code", "stdout", "file"]),
-            help="exit-code: 1.0 for 0, else 0.0. stdout: the last line that is a number. file: the same, in the file "
-            "that AJET_REWARD_FILE names.  [default: what the program gives itself, else exit-code]",
+            "--reward-from", type=click.Choice([name for name in NAMED if name]),
+            help=" ".join(f"{name}: {said}." for name, (_, said) in NAMED.items() if name)
+            + f"  [default: {NAMED[None][1]}]",
         ),
         click.option("--agent", "agent_name", metavar="NAME", callback=text, help="The agent's name in the records."),
         click.option(

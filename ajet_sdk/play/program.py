@@ -92,7 +92,7 @@ class Program:
     @property
     def source(self) -> Source:
         """Where its reward comes from."""
-        return sources.NAMED[self.reward_from] if self.reward_cmd is None else sources.Graded()
+        return sources.NAMED[self.reward_from][0] if self.reward_cmd is None else sources.Graded()
 
 
 def _written(env: Mapping[str, str]) -> bytes:

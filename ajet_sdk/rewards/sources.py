@@ -74,10 +74,13 @@ class Graded:
         return NoNumber(f"{failed}{_last(found)}", grader=True, hint=hint)
 
 
-NAMED: dict[str | None, Source] = {
-    None: ExitCode(), "exit-code": ExitCode(asked=True), "stdout": Printed(), "file": Written(),
-}  # fmt: skip
-"""The sources by the names under which a program's user asks for them."""
+NAMED: dict[str | None, tuple[Source, str]] = {
+    None: (ExitCode(), "what the program gives itself, else exit-code"),
+    "exit-code": (ExitCode(asked=True), "1.0 for 0, else 0.0"),
+    "stdout": (Printed(), "the last line that is a number"),
+    "file": (Written(), "the same, in the file that AJET_REWARD_FILE names"),
+}
+"""The sources, each with a description, by the names under which a program's user asks for them."""
 
 
 def _line(found: LastNumber, code: int | None, lacking: str) -> Said:
