@@ -27,8 +27,9 @@ from tests.kit.source import FOLDERS, ROOT, modules
 from tests.test_arrows import CORE, IO
 
 COMMANDS: dict[str, click.Command] = {"ajet": sdk_command, "ajet-proxy": proxy_command, "ajet-trainer": trainer_command}
-NAMED = r"(ajet_\w+|core|io|tests(?!/api)|docs|integrations|\.ci)(/[\w.-]+)+/?"
-"""A path of the repository, and not of a project whose API tests are run."""
+NAMED = r"(ajet_\w+|core|io|tests(?!/api)|docs|integrations|\.ci)(/[\w.-]+)+/?|(?!beta/)[\w./-]+\.py"
+"""A path of the repository, or the end of one of a module; not of a project whose tests are run."""
+MODULES = modules(*FOLDERS)
 ABOUT_CITATIONS = ("tests/test_docs.py", "tests/test_contract.py", "tests/test_contract_wire.py", "tests/kit/pages.py")
 
 
@@ -64,9 +65,11 @@ def test_each_name_of_a_break_is_explained_and_says_whether_it_is_drift() -> Non
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    """Some pages leave out the package of a room."""
+    """Some pages leave out the package of a room, or the folders of a module."""
     named = [word for word in words(page.read_text()) if re.fullmatch(NAMED, word)]
-    assert [path for path in named if not ((ROOT / path).exists() or (ROOT / "ajet_proxy" / path).exists())] == []
+    ends = {"/".join(module.parts[place:]) for module in MODULES for place in range(len(module.parts))}
+    there = (ROOT, ROOT / "ajet_proxy")
+    assert [path for path in named if path not in ends and not any((root / path).exists() for root in there)] == []
 
 
 def test_the_tests_that_contributors_are_told_of_are_there() -> None:
@@ -118,7 +121,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in found] == wrong
 
 
-@pytest.mark.parametrize("module", [path for path in modules(*FOLDERS) if str(path) not in ABOUT_CITATIONS], ids=str)
+@pytest.mark.parametrize("module", [path for path in MODULES if str(path) not in ABOUT_CITATIONS], ids=str)
 def test_every_citation_of_the_contract_names_a_section_that_is_there(module: Path) -> None:
     assert bad_citations((ROOT / module).read_text(), set(contract())) == []
 
