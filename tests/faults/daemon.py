@@ -29,8 +29,8 @@ from ajet_proxy import cli
 from ajet_proxy.core.ledger import retention
 from ajet_proxy.core.ledger.events import BatchLeased, EpisodeDiscarded, Event, GateOpened
 from ajet_proxy.core.ledger.looks import count
+from ajet_proxy.core.ledger.model_queue import Demand
 from ajet_proxy.core.ledger.progress import GroupKey
-from ajet_proxy.core.ledger.queues import Demand
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.storage import compaction, compactor
@@ -84,11 +84,12 @@ def noting(real: Listener, path: Path) -> Listener:
             real(state, event)
             return
         size = state.mixes.of(event.model).mix.group_size or state.settings.group_size
-        had = count(state.seats.queues, event.model, Demand(1, size))
+        queue = state.seats.queues.of(event.model)
+        had = count(queue, event.model, Demand(1, size))
         groups = []
         for _, names in event.groups:
             keys = sorted({GroupKey.of(state.episodes[name]) for name in names})
-            compared = len(names) + len(state.seats.queues.compared(event.model, keys[0], names))
+            compared = len(names) + len(queue.compared(names))
             groups.append((keys, max(len(names), min(size, compared))))
         number = state.batches.leases
         real(state, event)

@@ -47,8 +47,8 @@ SETTINGS = LedgerSettings(idle_timeout=100.0, wall_timeout=1000.0, group_size=2)
 def picture(state: State) -> str:
     """Everything that anyone can see of `state`."""
     queues = {
-        f"{model}/{group_key}": [asdict(groups[number]) for number in sorted(groups)]
-        for (model, group_key), groups in state.seats.queues._groups.items()
+        model: [asdict(queue.groups[number]) for number in sorted(queue.groups)]
+        for model, queue in state.seats.queues.table.items()
     }
     batches = [
         (batch.id, batch.model, batch.groups, batch.state, batch.lease_until, batch.policy_version, batch.earlier)
@@ -125,7 +125,7 @@ def check(state: State) -> None:
     assert sorted(state.seats.queues.ready()) == ready
     for model in ("m", "n"):
         aged = [(state.weights.oldest(state.episodes[name], model), name) for shown, name in ready if shown == model]
-        assert state.seats.queues.older(model, 2) == [name for oldest, name in sorted(aged) if oldest < 2]
+        assert state.seats.queues.of(model).older(2) == [name for oldest, name in sorted(aged) if oldest < 2]
     check_seats(state, episodes)
     assert sum(state.tallies.discarded.values()) == shown["discarded"]
     check_progress(state, episodes)
@@ -145,19 +145,19 @@ def check_seats(state: State, episodes: Sequence[Episode]) -> None:
     """Who has a seat, and all that is counted of groups, against a slow count."""
     queues = state.seats.queues
     members = {
-        (model, name, of, group_key): number for (model, group_key), groups in queues._groups.items()
-        for number, group in groups.items() for name, of in group.members.items()
+        (model, name, of, group.group_key): number for model, queue in queues.table.items()
+        for number, group in queue.groups.items() for name, of in group.members.items()
     }
     playing = [one for one in episodes if one.state in ("open", "sealed") and not one.eval]
     assert members.keys() == {
         (model, one.id, "late" if one.late else "open", GroupKey.of(one)) for one in playing for model in one.may_train
     } | {(model, name, "ready", GroupKey.of(state.episodes[name])) for model, name in queues.ready()}
-    assert all(queues._seats[model, name].group == number for (model, name, _, _), number in members.items())
-    assert all(group.members for groups in queues._groups.values() for group in groups.values())
+    assert all(queues.table[model].seats[name].group == number for (model, name, _, _), number in members.items())
+    assert all(queue.seats for queue in queues.table.values())
+    assert all(group.members for queue in queues.table.values() for group in queue.groups.values())
     anew = copy.deepcopy(queues)
     anew.arrange(queues.group_size, queues.sizes)
-    for name in queues.__slots__:
-        assert getattr(anew, name) == getattr(queues, name), name
+    assert anew == queues
 
 
 def check_progress(state: State, episodes: Sequence[Episode]) -> None:

@@ -432,10 +432,10 @@ class Commands:
         waited for in vain."""
         state, factor = self.state, self.state.settings.member_wait
         found = dict[str, None]()
-        for model in state.seats.queues.begun():
-            if not state.gates.of(model).shut:
-                late = state.seats.queues.overdue(
-                    model, lambda slowest: max(LEAST_WAIT_S, factor * slowest),
+        for model, queue in state.seats.queues.table.items():
+            if queue.begun and not state.gates.of(model).shut:
+                late = queue.overdue(
+                    lambda slowest: max(LEAST_WAIT_S, factor * slowest),
                     lambda name: state.seats.played(state.episodes[name], model, at),  # noqa: B023
                 )
                 found |= dict.fromkeys(islice((name for name in late if name not in ended), AT_ONCE))

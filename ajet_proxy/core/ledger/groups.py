@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ajet_proxy.core.ledger.progress import GroupKey
+
 OPEN, LATE, READY = "open", "late", "ready"
 """What a member of a group is: it is played, it is played and waited for no longer, or it can be leased."""
 Share = tuple[str, str]
@@ -39,6 +41,7 @@ class Group:
     """``members`` have seats in it; it has ``size`` of them. ``slowest`` is for how many seconds the slowest of
     those that were ready had been open."""
 
+    group_key: GroupKey
     number: int
     size: int
     members: dict[str, str] = field(default_factory=dict)
@@ -77,25 +80,23 @@ class Group:
         self.earlier = [*self.earlier, episode][-self.size :]
 
 
-def in_order(model: str, group: Group, seats: Mapping[Share, Seat]) -> list[str]:
-    """The members of a group of `model` as they were opened."""
-    return sorted(group.members, key=lambda episode: seats[model, episode].order)
+def in_order(group: Group, seats: Mapping[str, Seat]) -> list[str]:
+    """The members of a group as they were opened, by the `seats` of its model."""
+    return sorted(group.members, key=lambda episode: seats[episode].order)
 
 
-def dealt(
-    model: str, groups: Sequence[Group], size: int, seats: Mapping[Share, Seat], first: int
-) -> Iterator[Group]:
+def dealt(groups: Sequence[Group], size: int, seats: Mapping[str, Seat], first: int) -> Iterator[Group]:
     """The same members in groups of another `size`, numbered from `first`. A free seat stays between those that it is
     between."""
     line = list[tuple[str | None, Group]]()
     for group in groups:
-        line += ((episode, group) for episode in in_order(model, group, seats))
+        line += ((episode, group) for episode in in_order(group, seats))
         line += [(None, group)] * (group.free if group is not groups[-1] else 0)
     for at in range(0, len(line), size):
         part = line[at : at + size]
         whence = {id(group): group for _, group in part}.values()
         made = Group(
-            first + at // size, size, earlier=[one for group in whence for one in group.earlier],
+            groups[0].group_key, first + at // size, size, earlier=[one for group in whence for one in group.earlier],
             slowest=max(group.slowest for group in whence),
         )
         for episode, group in part:

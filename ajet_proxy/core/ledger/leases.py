@@ -3,8 +3,8 @@
 Idea: the groups that were complete first are looked at. What is in the way is left out, until the first groups fit:
 shares that are stale, too large for a lease, or without a reward. So are groups that teach nothing, if the trainer
 wants none. Until then a reward can be corrected. With a ``max_staleness``, groups that are more than half of it behind
-come last, freshest first (`ReadyQueues`). With a ``min_group_size``, a task that nobody plays any more gives what is
-left of it as a group, or it is dropped.
+come last, freshest first (`ajet_proxy.core.ledger.looks`). With a ``min_group_size``, a task that nobody plays any more
+gives what is left of it as a group, or it is dropped.
 
 How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs next to
 nothing. What the timelines of an episode share counts once, as it is sent once. A lease takes groups until the next one
@@ -31,8 +31,9 @@ from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.groups import Share
 from ajet_proxy.core.ledger.life import NO_SIGNAL
 from ajet_proxy.core.ledger.mix import Turns
+from ajet_proxy.core.ledger.model_queue import Demand
 from ajet_proxy.core.ledger.parts import AT_ONCE
-from ajet_proxy.core.ledger.queues import Demand, Groups
+from ajet_proxy.core.ledger.queues import Groups
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk.rounding import differ, magnitude, slack
@@ -156,7 +157,7 @@ def _lanes_lacking(state: State, body: Lease, name: str, at: float) -> tuple[str
     demand = _demand(state, body, at)
     for model in state.seats.queues.models() if body.model is None else (body.model,):
         if state.mixes.name(model) == name:
-            turns, left = _turns(state, demand, at, model), looks.count(state.seats.queues, model, demand)
+            turns, left = _turns(state, demand, at, model), looks.count(state.seats.queues.of(model), model, demand)
             assert turns is not None
             while (lane := turns.next(lambda lane: left[lane] > 0)) is not None:  # noqa: B023
                 turns.take(lane)
@@ -184,8 +185,11 @@ def _short(
     state: State, model: str | None, demand: Demand, fits: Callable[[Share], bool], out: Collection[Share], most: int
 ) -> set[Share]:
     """Find at most so many shares that are left of group keys that have ended, and are too few for a group."""
-    names = state.seats.queues.models() if model is None else (model,)
-    left = (share for name in names for share in state.seats.queues.left_over(name, demand, out))
+    queues = state.seats.queues
+    left = (
+        (name, episode) for name in (queues.models() if model is None else (model,))
+        for episode in queues.of(name).left_over(demand, {episode for of, episode in out if of == name})
+    )
     return {share for share in islice(left, most) if fits(share)}
 
 
@@ -257,7 +261,7 @@ def _stale(state: State, body: Lease) -> Iterator[Share]:
         return
     for model in state.seats.queues.models() if body.model is None else (body.model,):
         last = state.weights.policy_version(model) - body.max_staleness
-        yield from ((model, episode) for episode in state.seats.queues.older(model, last))
+        yield from ((model, episode) for episode in state.seats.queues.of(model).older(last))
 
 
 def _dropped(

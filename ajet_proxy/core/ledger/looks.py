@@ -20,7 +20,8 @@ from heapq import merge
 
 from ajet_proxy.core.ledger.groups import Share
 from ajet_proxy.core.ledger.mix import Turns
-from ajet_proxy.core.ledger.queues import Demand, Formed, Groups, ReadyQueues
+from ajet_proxy.core.ledger.model_queue import Demand, Formed, ModelQueue
+from ajet_proxy.core.ledger.queues import Groups, ReadyQueues
 
 Rank = tuple[int, int]
 """By which groups are taken: how many versions its oldest token is older than what is fresh, and when the last of its
@@ -50,9 +51,9 @@ def choose(
     """
     chosen: list[tuple[Rank, str, Groups]] = []
     for name in queues.models():
-        if model in (None, name) and queues.may_have(name, demand):
+        if model in (None, name) and (queue := queues.of(name)).may_have(demand):
             since = 0 if fresh is None else fresh(name)
-            look = Look(queues, name, demand, fits, teaches, {one for other, one in out if other == name}, since)
+            look = Look(queue, name, demand, fits, teaches, {one for other, one in out if other == name}, since)
             found = look.groups(partial(order, name))
             if found:
                 chosen.append((found[-1][0], name, tuple(group for _, group in found)))
@@ -62,9 +63,9 @@ def choose(
     return name, groups
 
 
-def count(queues: ReadyQueues, model: str, demand: Demand) -> Counter[str]:
+def count(queue: ModelQueue, model: str, demand: Demand) -> Counter[str]:
     """Count the groups of each lane that `model` has, as `demand` wants them."""
-    look = Look(queues, model, demand, lambda share: True, lambda *_: True, set(), 0)
+    look = Look(queue, model, demand, lambda share: True, lambda *_: True, set(), 0)
     return Counter(one.group_key.lane for one in look.formed())
 
 
@@ -72,14 +73,14 @@ class Look:
     """One look through the groups of a model, for what a lease may take."""
 
     def __init__(
-        self, queues: ReadyQueues, model: str, demand: Demand, fits: Callable[[Share], bool], teaches: Teaches,
+        self, queue: ModelQueue, model: str, demand: Demand, fits: Callable[[Share], bool], teaches: Teaches,
         out: set[str], since: int,
     ) -> None:
         """`out` are episodes that no group may have, and what is older than `since` comes last."""
-        self._queues, self._model, self._demand, self._fits, self._teaches = queues, model, demand, fits, teaches
+        self._queue, self._model, self._demand, self._fits, self._teaches = queue, model, demand, fits, teaches
         self._out, self._since = out, since
-        self._whole = queues.whole(model) if demand.size == queues.size_of(model) else {}
-        self._late = bool(queues.older(model, since))
+        self._whole = queue.whole if demand.size == queue.size else {}
+        self._late = bool(queue.older(since))
         self._refused: set[str] = set()
         self._touched: set[int] = set()
 
@@ -156,8 +157,8 @@ class Look:
     def _apart(self) -> Apart:
         """By lane, what can be taken besides whole groups. Of those that have something that is out, what else they
         have is left."""
-        found, apart = dict[str, list[Formed]](), self._queues.apart(self._model, self._demand, self._out)
+        found, apart = dict[str, list[Formed]](), self._queue.apart(self._demand, self._out)
         self._touched = {number for groups in apart.values() for number in groups}
         for key, touched in apart.items():
-            found.setdefault(key[1].lane, []).extend(self._queues.parts(key, self._demand, self._out, touched)[0])
+            found.setdefault(key.lane, []).extend(self._queue.parts(key, self._demand, self._out, touched)[0])
         return found

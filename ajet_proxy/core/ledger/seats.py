@@ -22,14 +22,15 @@ from ajet_proxy.core.ledger.weights import Weights
 class Seats:
     """The ``queues`` of each model, and the ``progress`` of each group key."""
 
-    KEPT = ("progress", "flushes")
+    KEPT = ("progress", "changes", "flushes")
 
     def __init__(
         self, episodes: Mapping[str, Episode], queues: ReadyQueues, weights: Weights, gates: Gates, mixes: Mixes
     ) -> None:
         self._episodes, self._weights, self._gates, self._mixes = episodes, weights, gates, mixes
         self.queues, self.progress = queues, Progress()
-        self.flushes = 0
+        self.changes = self.flushes = 0
+        """How often a share that is ready, or is waited for, came or went; and how often groups were flushed."""
 
     def opens(self, episode: Episode, at: float) -> None:
         """`episode`, which no evaluation is, takes a seat for each model that it may train."""
@@ -48,7 +49,7 @@ class Seats:
             self._mixes.opens(episode, -1)
         for model in episode.may_train:
             if model not in but:
-                self.queues.leave(model, GroupKey.of(episode), episode.id)
+                self.queues.of(model).leave(episode.id)
                 self.queues.forget(model, episode.id)
 
     def late(self, episode: Episode) -> None:
@@ -56,15 +57,17 @@ class Seats:
         self.progress.change(GroupKey.of(episode), open=-1)
         self._mixes.opens(episode, -1)
         for model in episode.may_train:
-            self.queues.late(model, GroupKey.of(episode), episode.id)
+            self.changes += 1
+            self.queues.of(model).late(episode.id)
 
     def ready(self, episode: Episode, model: str, at: float) -> None:
         """The share of `model` is ready."""
         key = GroupKey.of(episode)
-        if not self.queues.knows(model, episode.id):
+        if episode.id not in self.queues.of(model).seats:
             self.queues.sit(model, key, episode.id, episode.number, self._gates.stood(model, at))
         lasted = 0.0 if model in episode.taken else self.played(episode, model, at)
-        self.queues.add(model, key, episode.id, self._weights.oldest(episode, model), lasted)
+        self.changes += 1
+        self.queues.of(model).add(key, episode.id, self.changes, self._weights.oldest(episode, model), lasted)
         self.progress.change(key, ready=1)
         self._mixes.of(model).counts.waits(key, 1)
 
@@ -72,21 +75,21 @@ class Seats:
         """The share of `model` is ready no more. The others of its group are still compared with it if that is
         `cut`. Otherwise its seat goes to another."""
         key = GroupKey.of(episode)
-        self.queues.leave(model, key, episode.id, dropped=cut)
+        self.changes += 1
+        self.queues.of(model).leave(episode.id, dropped=cut)
         self.progress.change(key, ready=-1)
         self._mixes.of(model).counts.waits(key, -1)
 
     def played(self, episode: Episode, model: str, at: float) -> float:
         """For how many seconds an episode could play `model` until `at`."""
-        return at - episode.opened_at - (self._gates.stood(model, at) - self.queues.stood(model, episode.id))
+        return at - episode.opened_at - (self._gates.stood(model, at) - self.queues.of(model).seats[episode.id].stood)
 
     def earlier(self, model: str, names: Sequence[str], size: int) -> tuple[str, ...]:
         """The episodes with which a group of less than `size` is compared besides, if it is leased to `model`. They
         were ready before in the same group, and are rewarded."""
         if len(names) >= size:
             return ()
-        found = self.queues.compared(model, GroupKey.of(self._episodes[names[0]]), names)
-        known = (self._episodes.get(name) for name in found)
+        known = (self._episodes.get(name) for name in self.queues.of(model).compared(names))
         return tuple(one.id for one in known if one is not None and one.rewarded(model))
 
     def _started(self, event: ev.ProxyStarted) -> None:

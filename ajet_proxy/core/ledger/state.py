@@ -100,7 +100,7 @@ class State:
     def leasable(self) -> object:
         """A value that stays equal as long as no lease can find anything new."""
         return (
-            self.seats.queues.changes, self.seats.flushes, self.episodes.changes, self.weights.policy_updates,
+            self.seats.changes, self.seats.flushes, self.episodes.changes, self.weights.policy_updates,
             self.mixes.orders,
         )
 

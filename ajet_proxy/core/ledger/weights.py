@@ -137,13 +137,13 @@ class Weights(Serving):
         born = self.births.setdefault(model, Births())
         moved(self.teams, model, before, served.version, anew=not born.announced)
         if born.serves(served.version, self.policy_updates):
-            self._queues.age(model, lambda name: self.oldest(self._episodes[name], model))
+            self._queues.of(model).age(lambda name: self.oldest(self._episodes[name], model))
 
     def _run_began(self, event: ev.RunBegan) -> None:
         self.policy_updates += 1
         births = self.births.setdefault(event.model, Births())
         if births.run not in ("", event.run):
-            self._queues.part(event.model)
+            self._queues.of(event.model).part()
         births.begin(event.run, self.policy_updates)
         if (trainer := self.trainers.get(event.model)) is not None:
             trainer.begun = trainer.came.run == event.run

@@ -40,6 +40,7 @@ from ajet_proxy.core.ledger.gates import Gate
 from ajet_proxy.core.ledger.groups import Group, Seat
 from ajet_proxy.core.ledger.mix import Mix, QueueCredit
 from ajet_proxy.core.ledger.mixes import LaneMix
+from ajet_proxy.core.ledger.model_queue import ModelQueue
 from ajet_proxy.core.ledger.plays import Evaluation, Play
 from ajet_proxy.core.ledger.progress import GroupProgress, OpenCounts, Progress
 from ajet_proxy.core.ledger.queues import LeasedBatch
@@ -58,8 +59,8 @@ KINDS: dict[str, Any] = {
     "CallEntry": CallEntry, "Chain": Chain, "Client": Client, "Curve": Curve,
     "LaneMix": LaneMix, "Drift": Drift, "Episode": Episode, "EpisodeReward": EpisodeReward,
     "Evaluation": Evaluation, "Gate": Gate, "GroupProgress": GroupProgress, "Group": Group, "LeasedBatch": LeasedBatch,
-    "Lineage": Lineage, "OpenCounts": OpenCounts, "Mix": Mix, "Play": Play, "Point": Point, "Progress": Progress,
-    "QueueCredit": QueueCredit, "RewardCurves": RewardCurves, "Seat": Seat,
+    "Lineage": Lineage, "OpenCounts": OpenCounts, "Mix": Mix, "ModelQueue": ModelQueue, "Play": Play, "Point": Point,
+    "Progress": Progress, "QueueCredit": QueueCredit, "RewardCurves": RewardCurves, "Seat": Seat,
     "Served": Served, "TaskRewards": TaskRewards, "Text": Text, "Texts": Texts, "Trainer": Trainer, "Turn": Turn,
     "RunWanted": RunWanted, "TrainerCame": TrainerCame,
 }

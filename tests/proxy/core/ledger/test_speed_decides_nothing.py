@@ -115,5 +115,5 @@ def test_the_time_of_a_lease_is_no_time_of_play() -> None:
     batch = rig.batch(groups=1, min_group_size=2, lease_s=300.0)
     rig.at += 300.0
     rig.run([ev.BatchReturned(rig.at, batch, "expired")])
-    known = rig.state.seats.queues._groups.values()
-    assert [group.slowest for groups in known for group in groups.values()] == [QUICK_S]
+    known = rig.state.seats.queues.table.values()
+    assert [group.slowest for queue in known for group in queue.groups.values()] == [QUICK_S]
