@@ -77,7 +77,7 @@ def _trees(state: State, episodes: Iterable[Episode], choice: Choice, by: By) ->
     if by == "group":
         tasks: dict[str, list[str]] = {}
         for episode in episodes:
-            tasks.setdefault(episode.named_task, []).append(episode.id)
+            tasks.setdefault(episode.group_key.task, []).append(episode.id)
         parts: Iterable[Iterable[Episode | None]] = (map(state.episodes.find, names) for names in tasks.values())
     else:
         parts = ((episode,) for episode in episodes)
@@ -96,7 +96,7 @@ def _episodes(
     for episode in chain(archived, live.values()):
         if episode.state in choice.states:
             gone -= episode.stored is not None
-            if choice.task in (None, episode.task):
+            if choice.task in (None, episode.opening.task):
                 yield episode
     removed(gone)
 
@@ -106,7 +106,7 @@ def _of(episode: Episode | None) -> tuple[Sample, ...]:
     if episode is None:
         return ()
     samples = samples_of(
-        episode.timelines, episode=episode.id, task=episode.named_task, rewards=episode.rewards.values()
+        episode.timelines, episode=episode.id, task=episode.group_key.task, rewards=episode.rewards.values()
     )
     return tuple(sample for sample in samples if not episode.shares or sample.model in episode.shares)
 

@@ -30,7 +30,6 @@ from ajet_proxy.core.ledger import retention
 from ajet_proxy.core.ledger.events import BatchLeased, EpisodeDiscarded, Event, GateOpened
 from ajet_proxy.core.ledger.looks import count
 from ajet_proxy.core.ledger.model_queue import Demand
-from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.storage import compaction, compactor
@@ -88,7 +87,7 @@ def noting(real: Listener, path: Path) -> Listener:
         had = count(queue, event.model, Demand(1, size))
         groups = []
         for _, names in event.groups:
-            keys = sorted({GroupKey.of(state.episodes[name]) for name in names})
+            keys = sorted({state.episodes[name].group_key for name in names})
             compared = len(names) + len(queue.compared(names))
             groups.append((keys, max(len(names), min(size, compared))))
         number = state.batches.leases

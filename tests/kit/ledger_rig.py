@@ -16,13 +16,13 @@ from msgspec import structs
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import retention, views
+from ajet_proxy.core.ledger.call_entry import CallEntry
 from ajet_proxy.core.ledger.commands import CallAsked, Commands
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Archive
-from ajet_proxy.core.ledger.events import CallStarted, Event
+from ajet_proxy.core.ledger.events import CallStarted, EpisodeOpened, Event
 from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.parts import Part
-from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.trajectory.timeline import pack
@@ -42,6 +42,13 @@ from ajet_sdk.routes import (
 from tests.kit.strategies import make_call
 
 SETTINGS = LedgerSettings(idle_timeout=100.0, wall_timeout=1000.0, group_size=2)
+
+
+def blank(calls: Mapping[str, CallEntry] | None = None, *, state: str = "open", **fields: Any) -> Episode:
+    """An episode in `state`, with these `calls`, that was opened with these fields of an `EpisodeOpened`."""
+    bare: dict[str, Any] = dict.fromkeys(("task", "model", "agent"))
+    bare |= {"at": 0.0, "episode": "e", "eval": False, "idle_timeout": 1.0, "wall_timeout": 1.0}
+    return Episode(EpisodeOpened(**bare | fields), state=state, calls={**(calls or {})})
 
 
 def picture(state: State) -> str:
@@ -113,8 +120,8 @@ def check(state: State) -> None:
     assert state.tallies.captures.total() - state.tallies.captures["complete"] == state.tallies.calls["lost"]
     assert state.tallies.captures["complete"] >= state.tallies.calls["complete"]
     for episode in episodes:
-        assert episode.members or episode.may_train == (episode.named_to_train() or episode.may_train)
-        assert not set(episode.may_train) & set((episode.teachers or {}).values())
+        assert episode.opening.members or episode.may_train == (episode.named_to_train() or episode.may_train)
+        assert not set(episode.may_train) & set(episode.opening.teaching)
         assert episode.running == sum(entry.state == "running" for entry in episode.calls.values())
         assert (episode.id in state.episodes.unsettled) == (episode.state in ("open", "sealed"))
         assert not (episode.state == "sealed" and not episode.running)
@@ -134,10 +141,10 @@ def check(state: State) -> None:
         check_counts(state, name)
     check_clients(state, episodes)
     for model, evaluation in state.plays.evaluations.items():
-        own = [one for one in episodes if one.evaluation and one.play_number == evaluation.number]
-        assert all(episode.eval and episode.model in (model, None) for episode in own)
+        own = [one for one in episodes if one.opening.evaluation and one.play_number == evaluation.number]
+        assert all(episode.opening.eval and episode.opening.model in (model, None) for episode in own)
         assert evaluation.opened - evaluation.done == sum(one.state in ("open", "sealed") for one in own)
-        assert evaluation.rewards == {one.place: one.reward() for one in own if one.state == "recorded"}
+        assert evaluation.rewards == {one.opening.place: one.reward() for one in own if one.state == "recorded"}
         assert 0 <= evaluation.missing <= evaluation.episodes
 
 
@@ -148,10 +155,10 @@ def check_seats(state: State, episodes: Sequence[Episode]) -> None:
         (model, name, of, group.group_key): number for model, queue in queues.table.items()
         for number, group in queue.groups.items() for name, of in group.members.items()
     }
-    playing = [one for one in episodes if one.state in ("open", "sealed") and not one.eval]
+    playing = [one for one in episodes if one.state in ("open", "sealed") and not one.opening.eval]
     assert members.keys() == {
-        (model, one.id, "late" if one.late else "open", GroupKey.of(one)) for one in playing for model in one.may_train
-    } | {(model, name, "ready", GroupKey.of(state.episodes[name])) for model, name in queues.ready()}
+        (model, one.id, "late" if one.late else "open", one.group_key) for one in playing for model in one.may_train
+    } | {(model, name, "ready", state.episodes[name].group_key) for model, name in queues.ready()}
     assert all(queues.table[model].seats[name].group == number for (model, name, _, _), number in members.items())
     assert all(queue.seats for queue in queues.table.values())
     assert all(group.members for queue in queues.table.values() for group in queue.groups.values())
@@ -163,8 +170,8 @@ def check_seats(state: State, episodes: Sequence[Episode]) -> None:
 def check_progress(state: State, episodes: Sequence[Episode]) -> None:
     """What is open and ready of each group key and lane, against a slow count."""
     progress = state.seats.progress
-    opened = Counter(GroupKey.of(one) for one in episodes if one.state in ("open", "sealed") and one.awaited)
-    ready = Counter(GroupKey.of(state.episodes[name]) for _, name in state.seats.queues.ready())
+    opened = Counter(one.group_key for one in episodes if one.state in ("open", "sealed") and one.awaited)
+    ready = Counter(state.episodes[name].group_key for _, name in state.seats.queues.ready())
     assert {group_key: (one.open, one.ready) for group_key, one in progress.by_key.items()} == {
         group_key: (opened[group_key], ready[group_key]) for group_key in opened.keys() | ready.keys()
     }
@@ -183,9 +190,9 @@ def check_counts(state: State, name: str) -> None:
     ]
     assert all(state.episodes[one].state in ("open", "sealed") for one in counts.silent)
     mine = [state.episodes[one] for model, one in state.seats.queues.ready() if state.mixes.name(model) == name]
-    playing, waiting = Counter(map(GroupKey.of, open_now)), Counter(map(GroupKey.of, mine))
-    assert counts.playing == Counter(one.lane for one in open_now)
-    assert counts.waiting == Counter(one.lane for one in mine)
+    playing, waiting = Counter(one.group_key for one in open_now), Counter(one.group_key for one in mine)
+    assert counts.playing == Counter(one.group_key.lane for one in open_now)
+    assert counts.waiting == Counter(one.group_key.lane for one in mine)
     size = mix.group_size or state.settings.group_size
     for lane in counts.playing.keys() | counts.waiting.keys():
         left = sum(number % size for key, number in waiting.items() if key.lane == lane and not playing[key])
@@ -198,7 +205,7 @@ def check_clients(state: State, episodes: Sequence[Episode]) -> None:
     """What is counted for each client, against a slow count over all `episodes`."""
     clients = state.clients
     for client in (*clients.live.values(), *clients.gone.values()):
-        own = [episode for episode in episodes if episode.client == client.id]
+        own = [episode for episode in episodes if episode.opening.client == client.id]
         assert (client.reason is None) == (client.id in clients.live)
         assert list(client.open) == [episode.id for episode in own if episode.state == "open"]
         assert +client.counts == Counter(episode.state for episode in own)
@@ -233,7 +240,7 @@ class Shelf:
         names = list(self.episodes)
         names = names[: names.index(before)] if before is not None else names
         found = [self.episodes[name] for name in reversed(names)]
-        return [item for item in found if state in (None, item.state) and task in (None, item.task)][:limit]
+        return [item for item in found if state in (None, item.state) and task in (None, item.opening.task)][:limit]
 
 
 class LedgerRig:

@@ -87,7 +87,7 @@ def _own(asked: Asked) -> str:
     claims, episode = asked.claims, asked.id
     if claims.episode not in (None, episode):
         raise Forbidden(f"this key is for episode {claims.episode} alone", code="foreign_episode")
-    if claims.tenant != asked.state.episodes.known(episode).tenant and claims.scope != "admin":
+    if claims.tenant != asked.state.episodes.known(episode).opening.tenant and claims.scope != "admin":
         raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
     return episode
 

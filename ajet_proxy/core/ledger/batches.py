@@ -46,7 +46,7 @@ class Batches(dict[str, LeasedBatch]):
             branch=self._weights.born(event.model).last,
         )
         self.leases += 1
-        self._mixes.leased(event.model, [self._episodes[names[0]].lane for _, names in event.groups])
+        self._mixes.leased(event.model, [self._episodes[names[0]].group_key.lane for _, names in event.groups])
         for _, names in event.groups:
             if earlier := self._seats.earlier(event.model, names, event.size):
                 batch.earlier[names[0]] = earlier

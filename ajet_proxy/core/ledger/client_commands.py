@@ -118,8 +118,8 @@ class ClientCommands:
         what a trainer has, or has had, stays. So do evaluations, and what names no revision."""
         return () if revision is None else (
             ev.EpisodeDiscarded(at, one.id, "older_revision") for one in self.state.episodes.values()
-            if one.state in ("sealed", "ready") and not one.eval and not one.taken and one.tenant == tenant
-            and one.lane == lane and one.revision not in (None, revision)
+            if one.state in ("sealed", "ready") and not one.opening.eval and one.opening.tenant == tenant
+            and one.group_key.lane == lane and one.opening.revision not in (None, revision) and not one.taken
         )
 
 

@@ -108,14 +108,14 @@ class Clients:
         for name in [one.id for one in self.gone.values() if not one.open][: max(surplus, 0)]:
             del self.gone[name]
 
-    def opened(self, name: str, episode: Episode) -> None:
+    def opened(self, name: str, opening: ev.EpisodeOpened) -> None:
         """A client has opened this."""
         client = self.live[name]
-        client.open[episode.id] = None
+        client.open[opening.episode] = None
         client.counts["open"] += 1
-        if episode.revision is not None:
-            client.latest = episode.revision
-            client.revisions[episode.revision] = client.revisions.pop(episode.revision, 0) + 1
+        if opening.revision is not None:
+            client.latest = opening.revision
+            client.revisions[opening.revision] = client.revisions.pop(opening.revision, 0) + 1
             if len(client.revisions) > KEPT_REVISIONS:
                 del client.revisions[next(iter(client.revisions))]
 

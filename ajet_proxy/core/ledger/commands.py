@@ -7,7 +7,7 @@ none that a command returned. The store applies and journals the events of one c
 Invariant: a replay of the events is the live state. No clock and no randomness: times and ids come in as arguments.
 Commands see time never running backwards, whatever the caller's clock does.
 
-Next: ajet_proxy/io/storage/store.py
+Next: ajet_proxy/core/ledger/episode.py
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ from ajet_sdk.routes import (
     Policy,
     Reward,
     SetMix,
-    lane_of,
 )
 
 Events = tuple[Event, ...]
@@ -96,9 +95,10 @@ class Commands:
         """`plays` is the model of its first call, if it opens with one. It tells the evaluation, and no more. An
         episode that was opened by this very request before, and is open, stays as it is."""
         if (known := self.state.episodes.find(episode)) is not None:
-            ours = (body.id, known.state, known.tenant) == (episode, "open", tenant)
-            same = (known.task, known.play) == (body.task or None, body.play)
-            if ours and same and body.place in (None, known.place):
+            was = known.opening
+            ours = (body.id, known.state, was.tenant) == (episode, "open", tenant)
+            same = (was.task, was.play) == (body.task or None, body.play)
+            if ours and same and body.place in (None, was.place):
                 return ()
             raise Conflict(f"episode {episode} exists already", code="episode_exists")
         evaluation = self._evaluation(body, plays) if body.play is None else None
@@ -149,7 +149,7 @@ class Commands:
                 plays=started.model or None,
             )
             return (*opened, *titled, started)
-        if known.tenant != asked.tenant:
+        if known.opening.tenant != asked.tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
         takes("call", known)
         again: tuple[str, ...] = ()
@@ -159,15 +159,15 @@ class Commands:
                 unseen=asked.unseen,
             )
         labels = self.label(known, task=asked.task, eval=asked.eval, at=at)
-        titles = titled if known.task is None else ()
+        titles = titled if known.opening.task is None else ()
         return (*labels, *titles, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
     def label(self, known: Episode, *, task: str | None, eval: bool, at: float) -> Events:
         """A request names the task, or says that this is an evaluation. That holds for the whole of an open episode."""
         at, out = self._time(at), list[Event]()
-        if known.state == "open" and task is not None and (known.task is None or known.task_derived):
+        if known.state == "open" and task is not None and (known.opening.task is None or known.task_derived):
             out.append(ev.TaskNamed(at, known.id, task, derived=False))
-        if known.state == "open" and eval and not known.eval:
+        if known.state == "open" and eval and not known.opening.eval:
             out.append(ev.EpisodeMarkedEval(at, known.id))
         return tuple(out)
 
@@ -187,7 +187,7 @@ class Commands:
 
     def _named(self, known: Episode, call: Packed | None, at: float) -> Events:
         """An episode that is sealed, and whose requests name no task, is named by the prompt of its first call."""
-        if known.task is not None or call is None:
+        if known.opening.task is not None or call is None:
             return ()
         return (ev.TaskNamed(at, known.id, prompt_hash(call.prompt_token_ids)),)
 
@@ -420,7 +420,7 @@ class Commands:
                 break
             if episode.id in ended:
                 continue
-            if at - episode.opened_at >= episode.wall_timeout:
+            if at - episode.opening.at >= episode.opening.wall_timeout:
                 out.append(ev.EpisodeDiscarded(at, episode.id, "wall_timeout"))
             elif episode.state == "open" and not (episode.running or episode.id in held) and self._is_idle(episode, at):
                 out.append(ev.EpisodeDiscarded(at, episode.id, "idle_timeout"))
@@ -444,10 +444,11 @@ class Commands:
     def _is_idle(self, episode: Episode, at: float) -> bool:
         """Tell whether an open episode, none of whose calls is in flight, has been silent for too long. It is never
         while a gate may hold it."""
-        if at - episode.active_at < episode.idle_timeout:
+        timeout = episode.opening.idle_timeout
+        if at - episode.active_at < timeout:
             return False
         gate = self.state.gates.over(episode)
-        return not gate.shut and at - gate.since >= episode.idle_timeout
+        return not gate.shut and at - gate.since >= timeout
 
     def restarted(self, at: float) -> Events:
         """At start, after the replay: calls in flight are gone."""
@@ -474,11 +475,7 @@ def paced(state: State, events: Sequence[Event]) -> tuple[GroupKey, tuple[str, .
     """The group key in which `events` open an episode that needs room in its lane, and the models that it may train;
     None if they open none, or an evaluation."""
     opened = (event for event in events if isinstance(event, ev.EpisodeOpened) and not event.eval)
-    found = (
-        (GroupKey(one.lane or lane_of(one.task or ""), one.task or "", one.revision or ""),
-         state.weights.may_train(one.model, one.members, one.teachers)) for one in opened
-    )  # fmt: skip
-    return next(found, None)
+    return next(((GroupKey.of(one), state.weights.may_train(one.to_train, one.teaching)) for one in opened), None)
 
 
 def _late(episode: Episode, call: str, entry: CallEntry, marks: tuple[Mark, ...], at: float) -> Events:

@@ -9,7 +9,7 @@ Invariant: an episode is in exactly one state. ``running`` is the number of its 
 ``open`` and ``sealed``, its calls are known by their timelines, from which each can be read back. A beginning that
 several calls or timelines have in common is kept once (`ajet_proxy.core.ledger.texts`).
 
-Next: ajet_proxy/core/ledger/commands.py
+Next: ajet_proxy/io/storage/store.py
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from msgspec import structs
+
 from ajet_proxy.core.ledger.attempts import AWAY, Attempt, Attempts
 from ajet_proxy.core.ledger.call_entry import Asked, CallEntry, Chain
+from ajet_proxy.core.ledger.events import EpisodeOpened
+from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.texts import Texts
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
 from ajet_sdk.errors import BadRequest, Conflict
-from ajet_sdk.routes import OpenEpisode, lane_of
+from ajet_sdk.routes import OpenEpisode
 
 NEXT: Mapping[str, frozenset[str]] = {
     "open": frozenset({"sealed", "discarded"}),
@@ -104,25 +108,9 @@ class Shown:
 class Episode:
     """The mutable state of one episode. Only `State.apply` changes it, through the methods below."""
 
-    id: str
-    task: str | None
-    model: str | None
-    agent: str | None
-    eval: bool
-    opened_at: float
-    idle_timeout: float
-    wall_timeout: float
-    tenant: str
-    identified_by: str
-    metadata: Mapping[str, Any]
-    members: Mapping[str, str] | None
-    evaluation: str | None = None
-    client: str | None = None
-    revision: str | None = None
-    given_lane: str | None = None
-    play: str | None = None
-    place: int | None = None
-    teachers: Mapping[str, str] | None = None
+    opening: EpisodeOpened
+    """As it was opened, by the clock that runs now; with the task that it got later, and as an evaluation if it turned
+    out to be one."""
     play_number: int | None = None
     state: str = "open"
     reason: str | None = None
@@ -157,6 +145,10 @@ class Episode:
     shown: Shown | None = field(default=None, init=False, compare=False)
     """How its timelines were shown last."""
 
+    @property
+    def id(self) -> str:
+        return self.opening.episode
+
     def move(
         self, state: str, at: float, reason: str | None = None, detail: str | None = None, cause: str | None = None
     ) -> None:
@@ -175,17 +167,17 @@ class Episode:
     def restart(self, at: float, back: float, stopped_at: float) -> None:
         """The proxy runs again since `at`, by a clock that went `back` so many seconds (0 or below). Nobody knows who
         has asked since it `stopped_at`."""
-        self.active_at, self.opened_at = at, self.opened_at + back
+        self.active_at, self.opening = at, structs.replace(self.opening, at=self.opening.at + back)
         if self.state == "open":
             self.attempts.lose(Attempt(None, "", self.attempts.begun, at, reason=AWAY, since=stopped_at))
 
     def name_task(self, task: str, derived: bool) -> None:
         """It is of this task; ``derived`` says that nobody has named that."""
-        self.task, self.task_derived = task, derived
+        self.opening, self.task_derived = structs.replace(self.opening, task=task), derived
 
     def mark_eval(self) -> None:
         """It will not be trained."""
-        self.eval = True
+        self.opening = structs.replace(self.opening, eval=True)
 
     def train_else(self, models: tuple[str, ...]) -> None:
         """It may train these models, which nothing had said before."""
@@ -285,7 +277,7 @@ class Episode:
 
     def outcome(self) -> tuple[str, str | None]:
         """The state after ``sealed``, and the reason if it is ``discarded``."""
-        if self.eval:
+        if self.opening.eval:
             return "recorded", None
         if not self.rewards:
             return "discarded", "no_reward"
@@ -359,54 +351,32 @@ class Episode:
         """The models whose samples are leased: those of all members, or the episode's own. That is its first call's,
         unless it was named. Other models that a plain episode asks, such as a judge, are nobody's policy. So are those
         of teachers."""
-        taught = self._teaching()
+        taught, named = self.opening.teaching, self.opening.to_train
         turns = (turn for turn in self.turns() if turn.start < turn.end)
         models = list(dict.fromkeys(turn.model for turn in turns if turn.model not in taught))
-        if self.members:
-            return [model for model in models if model in self.members.values()]
-        if self.model is not None:
-            return [self.model] if self.model in models else []
-        return models[:1]
+        return [model for model in models if model in named] if named else models[:1]
 
     def named_to_train(self) -> tuple[str, ...]:
         """The models that it may train, by what was said when it was opened, or by its first call."""
-        taught = self._teaching()
-        first = next((one.asked.model for one in self.calls.values() if one.asked.model not in taught), None)
-        named = self.members.values() if self.members else [self.model or first]
-        return tuple(dict.fromkeys(model for model in named if model is not None))
+        first = None if (named := self.opening.to_train) else self.first_model(self.opening.teaching)
+        return named if first is None else (first,)
+
+    def first_model(self, but: Collection[str] = ()) -> str | None:
+        """The model of its first call to none of the models `but`."""
+        return next((one.asked.model for one in self.calls.values() if one.asked.model not in but), None)
 
     def plays_models(self) -> set[str]:
         """The models that it was opened for, and those that it has asked."""
-        opened = {self.model, *(self.members or {}).values(), *self._teaching()}
-        return {entry.asked.model for entry in self.calls.values()} | {model for model in opened if model is not None}
+        named = {*filter(None, (self.opening.model,)), *self.opening.to_train, *self.opening.teaching}
+        return {entry.asked.model for entry in self.calls.values()} | named
 
     def wants(self, call: str) -> bool:
         """Tell whether `call` would be trained if it were whole. It would not in an evaluation, nor if it asks another
         model than the episode's (`trains`). As long as no model is named, that is the first call's."""
-        taught = self._teaching()
-        if self.eval or call not in self.calls or self.calls[call].asked.model in taught:
+        if self.opening.eval or call not in self.calls:
             return False
-        first = next(one.asked.model for one in self.calls.values() if one.asked.model not in taught)
-        return self.calls[call].asked.model in (self.members.values() if self.members else (self.model or first,))
-
-    def _teaching(self) -> Collection[str]:
-        """The models that are never trained from it."""
-        return (self.teachers or {}).values()
-
-    def agent_of(self, said: str | None, asked: str) -> str:
-        """Whose call it is: as it says itself, else by its model's name, if that is a member's or a teacher's."""
-        return said or (asked if asked in self._given() else self.agent) or ""
-
-    def _given(self) -> Mapping[str, str]:
-        """The models of members and teachers."""
-        return {**(self.members or {}), **(self.teachers or {})}
-
-    def model_for(self, agent: str, asked: str, served: Collection[str]) -> str | None:
-        """The model that `agent` was given when the episode opened, or that is meant by the name of another agent. An
-        agent that was not given its own may ask for any model that is `served` by name, such as a judge."""
-        given = self._given()
-        member = given.get(agent, given.get(asked))
-        return member if member is not None or (asked and asked in served) else self.model
+        model = self.calls[call].asked.model
+        return model not in self.opening.teaching and model in self.named_to_train()
 
     def losses(self) -> str | None:
         """Why its calls were lost, the most frequent reason first; None if none was."""
@@ -423,17 +393,12 @@ class Episode:
     @property
     def awaited(self) -> bool:
         """Tell whether a group waits for it, as long as it is open or sealed."""
-        return not (self.eval or self.late)
+        return not (self.opening.eval or self.late)
 
     @property
-    def named_task(self) -> str:
-        """Its task; an episode with a complete call has one."""
-        return self.task or ""
-
-    @property
-    def lane(self) -> str:
-        """The kind of its task: as its client gave it, else what its task's name has before its first ``/``."""
-        return lane_of(self.named_task) if self.given_lane is None else self.given_lane
+    def group_key(self) -> GroupKey:
+        """The group key of its seats. An episode with a complete call has a task there."""
+        return GroupKey.of(self.opening)
 
     def reward(self) -> float | None:
         """Sum up what it earned, whatever the scopes of its rewards."""
@@ -446,10 +411,10 @@ class Episode:
 
     def head(self) -> Episode:
         """Return the part that a listing shows of it once archived: no calls and no notes."""
-        model = self.model or next((entry.asked.model for entry in self.calls.values()), None)
+        opening = structs.replace(self.opening, model=self.opening.model or self.first_model())
         rewards = {name: replace(one, note=None) for name, one in self.rewards.items()}
         return replace(
-            self, model=model, calls={}, texts=Texts(), chains=(), attempts=Attempts(), rewards=rewards,
+            self, opening=opening, calls={}, texts=Texts(), chains=(), attempts=Attempts(), rewards=rewards,
             stored="archive",
         )
 

@@ -109,7 +109,7 @@ class Episodes(dict[str, Episode]):
     def moved(self, episode: Episode) -> None:
         """`episode` has come to another state."""
         self.changes += 1
-        if episode.state == "sealed" and episode.identified_by == "body":
+        if episode.state == "sealed" and episode.opening.identified_by == "body":
             self.lineage.hand_over(episode.id, self.sealed_lineage, MOST_SEALED)
         self.lineage.drop(episode.id)
         if episode.state not in ("open", "sealed"):

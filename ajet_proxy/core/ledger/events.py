@@ -11,7 +11,7 @@ default may change, since the journal leaves defaults out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -56,6 +56,32 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     place: int | None = None
     teachers: Mapping[str, str] | None = None
     """As `members`, and never trained."""
+
+    @property
+    def to_train(self) -> tuple[str, ...]:
+        """The models that it trains, if any was named: those of all members, or its own."""
+        return tuple(dict.fromkeys(self.members.values() if self.members else filter(None, (self.model,))))
+
+    @property
+    def teaching(self) -> Collection[str]:
+        """The models that are never trained from it."""
+        return (self.teachers or {}).values()
+
+    @property
+    def given(self) -> Mapping[str, str]:
+        """The models of members and teachers."""
+        return {**(self.members or {}), **(self.teachers or {})}
+
+    def agent_of(self, said: str | None, asked: str) -> str:
+        """Whose call it is: as it says itself, else by its model's name, if that is a member's or a teacher's."""
+        return said or (asked if asked in self.given else self.agent) or ""
+
+    def model_for(self, agent: str, asked: str, served: Collection[str]) -> str | None:
+        """The model that `agent` was given when the episode opened, or that is meant by the name of another agent. An
+        agent that was not given its own may ask for any model that is `served` by name, such as a judge."""
+        given = self.given
+        member = given.get(agent, given.get(asked))
+        return member if member is not None or (asked and asked in served) else self.model
 
 
 class TaskNamed(EpisodeEvent, frozen=True):

@@ -177,8 +177,8 @@ def _active(state: State, name: str, since: float) -> Collection[str]:
             return True
         return bool(episode.running) and elsewhere.isdisjoint(episode.may_train)
 
-    mine = (one for one in state.episodes.unsettled.values() if not one.eval and state.mixes.counts_for(name, one))
-    return {one.lane for one in mine if active(one)}
+    trained = (one for one in state.episodes.unsettled.values() if not one.opening.eval)
+    return {one.group_key.lane for one in trained if state.mixes.counts_for(name, one) and active(one)}
 
 
 def _short(
@@ -285,7 +285,7 @@ def most_bytes(episode: Episode, model: str) -> int:
     chains = [chain for chain in episode.chains if chain.turns[0].model == model]
     turns = [turn for chain in chains for turn in chain.turns]
     sent = (
-        _EPISODE + _text(episode.id, episode.named_task, episode.named_task, model)
+        _EPISODE + _text(episode.id, episode.group_key.task, episode.group_key.task, model)
         + sum(
             _REWARD + _text(one.id, one.call, one.agent, one.note, one.state, one.model)
             for one in episode.rewards_of(model)

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec.structs import asdict
-
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Clients
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.mixes import Mixes
 from ajet_proxy.core.ledger.plays import Plays
-from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.seats import Seats
 from ajet_proxy.core.ledger.tallies import Tallies
 from ajet_proxy.core.ledger.teams import join
@@ -45,15 +42,15 @@ class Life:
     ) -> None:
         """`episode` comes to another state, and the counters with it."""
         before = episode.state
-        if not episode.eval and before in ("open", "sealed") and state not in ("open", "sealed"):
+        if not episode.opening.eval and before in ("open", "sealed") and state not in ("open", "sealed"):
             self._seats.closes(episode, but=episode.shares)
             for model in episode.shares if state == "ready" else ():
-                self._mixes.ready_anew(model, episode.lane, at)
+                self._mixes.ready_anew(model, episode.group_key.lane, at)
         episode.move(state, at, reason, detail, cause)
         self._tallies.moved(before, state, reason)
         self._episodes.moved(episode)
-        if episode.client is not None:
-            self._clients.moved(episode.client, episode, before, at)
+        if (client := episode.opening.client) is not None:
+            self._clients.moved(client, episode, before, at)
         self._plays.moved(episode, before)
         if episode.ended_at is not None:
             for model in episode.shares:
@@ -101,47 +98,46 @@ class Life:
     def _unready(self, episode: Episode, model: str, why: str, at: float, cut: bool) -> None:
         """The ready share of `model` is discarded, for the reason `why`."""
         self._seats.leave(episode, model, cut)
-        self._mixes.discarded(model, episode.lane, at, why)
+        self._mixes.discarded(model, episode.group_key.lane, at, why)
 
     def _count(self, episode: Episode, before: float | None, at: float) -> None:
         """A settled episode has earned something, if it is rewarded, and `before` that another sum."""
         if (reward := episode.reward()) is not None:
-            if episode.client is not None:
-                self._clients.rewarded(episode.client, reward, before)
+            if (client := episode.opening.client) is not None:
+                self._clients.rewarded(client, reward, before)
             self._tallies.rewarded(episode, reward, before, at)
 
     # -- events
 
     def _opened(self, event: ev.EpisodeOpened) -> None:
-        opening, play = asdict(event), self._plays.of(event)
+        play = self._plays.of(event)
         episode = Episode(
-            id=opening.pop("episode"), opened_at=opening.pop("at"), active_at=event.at, given_lane=opening.pop("lane"),
-            number=self._tallies.opened, play_number=None if play is None else play.number,
-            may_train=self._weights.may_train(event.model, event.members, event.teachers), **opening,
+            event, active_at=event.at, number=self._tallies.opened, play_number=None if play is None else play.number,
+            may_train=self._weights.may_train(event.to_train, event.teaching),
         )
-        if not episode.eval:
+        if not event.eval:
             self._seats.opens(episode, event.at)
         self._episodes.open(episode)
-        if episode.client is not None:
-            self._clients.opened(episode.client, episode)
+        if event.client is not None:
+            self._clients.opened(event.client, event)
         self._tallies.moved(None, "open")
 
     def _task_named(self, event: ev.TaskNamed) -> None:
         episode = self._episodes[event.episode]
-        if not event.derived or episode.task is None:
+        if not event.derived or episode.opening.task is None:
             self.become(episode, lambda: episode.name_task(event.task, event.derived), event.at)
 
     def become(self, episode: Episode, change: Callable[[], None], at: float) -> None:
         """An open episode turns out to be of another task, or to train another model: it takes other seats. When its
         group key had its latest episode is not forgotten in between."""
-        if episode.eval:
+        if episode.opening.eval:
             change()
             return
-        group_key, progress = GroupKey.of(episode), self._seats.progress
-        progress.change(group_key, open=1, at=episode.opened_at)
+        group_key, progress = episode.group_key, self._seats.progress
+        progress.change(group_key, open=1, at=episode.opening.at)
         self._seats.closes(episode)
         change()
-        if not episode.eval:
+        if not episode.opening.eval:
             self._seats.opens(episode, at)
         progress.change(group_key, open=-1)
 

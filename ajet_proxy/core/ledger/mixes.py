@@ -105,7 +105,7 @@ class Mixes:
         """`episode`, which a group waits for, is open or sealed (1), or no more (-1)."""
         for one in self.several(episode.may_train):
             if episode.id not in one.counts.silent:
-                one.counts.plays(GroupKey.of(episode), change)
+                one.counts.plays(episode.group_key, change)
             elif change < 0:
                 one.counts.silent.remove(episode.id)
 
@@ -114,7 +114,7 @@ class Mixes:
         for one in self.table.values():
             if episode.id in one.counts.silent:
                 one.counts.silent.remove(episode.id)
-                one.counts.plays(GroupKey.of(episode), 1)
+                one.counts.plays(episode.group_key, 1)
 
     def ready_anew(self, model: str, lane: str, at: float) -> None:
         """An episode of `lane` has become ready for `model`."""
@@ -143,7 +143,7 @@ class Mixes:
         for episode in self._awaited():
             self.opens(episode, 1)
         for model, name in self._queues.ready():
-            self.of(model).counts.waits(GroupKey.of(self._episodes[name]), 1)
+            self.of(model).counts.waits(self._episodes[name].group_key, 1)
 
     def _awaited(self) -> Iterator[Episode]:
         """List the episodes that are open or sealed, and for which a group waits."""
@@ -188,8 +188,8 @@ class Mixes:
         counts = self.table[event.model].counts
         for episode in self._awaited():
             counted = episode.id not in counts.silent and self.counts_for(event.model, episode)
-            if counted and episode.lane in event.lanes:
-                counts.plays(GroupKey.of(episode), -1)
+            if counted and episode.group_key.lane in event.lanes:
+                counts.plays(episode.group_key, -1)
                 counts.silent.add(episode.id)
         counts.ignore(event.lanes)
 

@@ -134,7 +134,7 @@ class Plays:
         """The evaluation called `name`, as long as it is the latest of its model."""
         return next((one for one in self.evaluations.values() if one.name == name), None)
 
-    def of(self, opened: ev.EpisodeOpened | Episode) -> Play | None:
+    def of(self, opened: ev.EpisodeOpened) -> Play | None:
         """The play or the evaluation of an episode, if it has one that is still known."""
         found = self.table.get((opened.tenant, opened.play or ""))
         return found if opened.play is not None else self.evaluation(opened.evaluation)
@@ -150,19 +150,19 @@ class Plays:
 
     def moved(self, episode: Episode, before: str) -> None:
         """`episode` came from the state `before` to the one that it is in."""
-        if (play := self._its(episode)) is not None and episode.place is not None:
-            play.moved(episode.place, before, episode.state, episode.reason)
+        if (play := self._its(episode)) is not None and episode.opening.place is not None:
+            play.moved(episode.opening.place, before, episode.state, episode.reason)
             self.rewarded(episode)
 
     def rewarded(self, episode: Episode) -> None:
         """Tells the evaluation of `episode`, if it has one, what it earned in the end."""
         play = self._its(episode)
-        if isinstance(play, Evaluation) and episode.place is not None and episode.state == "recorded":
-            play.rewards[episode.place] = episode.reward()
+        if isinstance(play, Evaluation) and episode.opening.place is not None and episode.state == "recorded":
+            play.rewards[episode.opening.place] = episode.reward()
 
     def _its(self, episode: Episode) -> Play | None:
         """The play or the evaluation in which `episode` was opened, and no later one of that name."""
-        play = self.of(episode)
+        play = self.of(episode.opening)
         return None if play is None or play.number != episode.play_number else play
 
     def _begun(self, event: ev.PlayBegun) -> None:

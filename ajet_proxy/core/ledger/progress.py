@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.events import EpisodeOpened
+from ajet_sdk.routes import lane_of
 
 
 class GroupKey(NamedTuple):
@@ -28,9 +29,11 @@ class GroupKey(NamedTuple):
     revision: str
 
     @classmethod
-    def of(cls, episode: Episode) -> GroupKey:
-        """The group key of an episode, whose task may still be unknown."""
-        return cls(episode.lane, episode.named_task, episode.revision or "")
+    def of(cls, opening: EpisodeOpened) -> GroupKey:
+        """The group key of an episode, whose task may still be unknown. Its lane is as its client gave it, else what
+        its task's name has before its first ``/``."""
+        task = opening.task or ""
+        return cls(lane_of(task) if opening.lane is None else opening.lane, task, opening.revision or "")
 
 
 @dataclass(slots=True)

@@ -165,16 +165,18 @@ class Quotas:
 
     def _tenant(self, episode: str) -> str:
         known = self._state.episodes.find(episode)
-        return "" if known is None else known.tenant
+        return "" if known is None else known.opening.tenant
 
     def _open(self, tenant: str) -> int:
-        return sum(one.state == "open" and one.tenant == tenant for one in self._state.episodes.unsettled.values())
+        mine = (one for one in self._state.episodes.unsettled.values() if one.opening.tenant == tenant)
+        return sum(one.state == "open" for one in mine)
 
     def _keeps(self, tenant: str, at: float) -> int:
         seen = self._kept.get(tenant)
         if seen is None or at - seen.at >= BYTES_FRESH_S:
             known: Mapping[str, int] = {} if seen is None else seen.metadata
-            mine = [one for one in self._state.episodes.values() if one.tenant == tenant and one.ended_at is None]
+            live = (one for one in self._state.episodes.values() if one.ended_at is None)
+            mine = [one for one in live if one.opening.tenant == tenant]
             metadata = {one.id: known[one.id] if one.id in known else _written(one) for one in mine}
             seen = self._kept[tenant] = _Kept(at, sum(map(_size, mine)) + sum(metadata.values()), metadata)
         return seen.total
@@ -203,4 +205,4 @@ def _size(episode: Episode) -> int:
 
 def _written(episode: Episode) -> int:
     """Bytes of its metadata as JSON."""
-    return len(json.dumps(episode.metadata)) if episode.metadata else 0
+    return len(json.dumps(episode.opening.metadata)) if episode.opening.metadata else 0

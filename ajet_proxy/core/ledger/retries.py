@@ -92,4 +92,4 @@ class UnseenRequests:
         """Tell whether the retry `name` may repeat an unseen request, in `episode` if that is known."""
         if name in self._refused or episode is None:
             return name in self._refused
-        return episode.opened_at <= max(self.since, self._since.get(episode.tenant, self.since))
+        return episode.opening.at <= max(self.since, self._since.get(episode.opening.tenant, self.since))

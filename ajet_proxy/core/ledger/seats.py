@@ -14,7 +14,7 @@ from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.gates import Gates
 from ajet_proxy.core.ledger.groups import LATE, OPEN
 from ajet_proxy.core.ledger.mixes import Mixes
-from ajet_proxy.core.ledger.progress import GroupKey, Progress
+from ajet_proxy.core.ledger.progress import Progress
 from ajet_proxy.core.ledger.queues import ReadyQueues
 from ajet_proxy.core.ledger.weights import Weights
 
@@ -35,17 +35,17 @@ class Seats:
     def opens(self, episode: Episode, at: float) -> None:
         """`episode`, which no evaluation is, takes a seat for each model that it may train."""
         if episode.awaited:
-            self.progress.change(GroupKey.of(episode), open=1, at=episode.opened_at)
+            self.progress.change(episode.group_key, open=1, at=episode.opening.at)
             self._mixes.opens(episode, 1)
         state, stood = LATE if episode.late else OPEN, self._gates.stood
         for model in episode.may_train:
-            self.queues.sit(model, GroupKey.of(episode), episode.id, episode.number, stood(model, at), state)
+            self.queues.sit(model, episode.group_key, episode.id, episode.number, stood(model, at), state)
 
     def closes(self, episode: Episode, but: Collection[str] = ()) -> None:
         """An episode that is no longer open or sealed, or turns out to be another, gives up the seats that it has never
         been ready on, except for some models."""
         if episode.awaited:
-            self.progress.change(GroupKey.of(episode), open=-1)
+            self.progress.change(episode.group_key, open=-1)
             self._mixes.opens(episode, -1)
         for model in episode.may_train:
             if model not in but:
@@ -54,7 +54,7 @@ class Seats:
 
     def late(self, episode: Episode) -> None:
         """`episode` is waited for no longer from now on."""
-        self.progress.change(GroupKey.of(episode), open=-1)
+        self.progress.change(episode.group_key, open=-1)
         self._mixes.opens(episode, -1)
         for model in episode.may_train:
             self.changes += 1
@@ -62,7 +62,7 @@ class Seats:
 
     def ready(self, episode: Episode, model: str, at: float) -> None:
         """The share of `model` is ready."""
-        key = GroupKey.of(episode)
+        key = episode.group_key
         if episode.id not in self.queues.of(model).seats:
             self.queues.sit(model, key, episode.id, episode.number, self._gates.stood(model, at))
         lasted = 0.0 if model in episode.taken else self.played(episode, model, at)
@@ -74,7 +74,7 @@ class Seats:
     def leave(self, episode: Episode, model: str, cut: bool) -> None:
         """The share of `model` is ready no more. The others of its group are still compared with it if that is
         `cut`. Otherwise its seat goes to another."""
-        key = GroupKey.of(episode)
+        key = episode.group_key
         self.changes += 1
         self.queues.of(model).leave(episode.id, dropped=cut)
         self.progress.change(key, ready=-1)
@@ -82,7 +82,7 @@ class Seats:
 
     def played(self, episode: Episode, model: str, at: float) -> float:
         """For how many seconds an episode could play `model` until `at`."""
-        return at - episode.opened_at - (self._gates.stood(model, at) - self.queues.of(model).seats[episode.id].stood)
+        return at - episode.opening.at - (self._gates.stood(model, at) - self.queues.of(model).seats[episode.id].stood)
 
     def earlier(self, model: str, names: Sequence[str], size: int) -> tuple[str, ...]:
         """The episodes with which a group of less than `size` is compared besides, if it is leased to `model`. They

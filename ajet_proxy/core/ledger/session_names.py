@@ -48,7 +48,7 @@ class SessionNames:
         self._parents: dict[tuple[str, str], str] = {}
         self._sealed = sealed or Lineage()
         for episode in episodes:
-            if episode.identified_by in RUNGS:
+            if episode.opening.identified_by in RUNGS:
                 self.opened(episode.id)
 
     def opened(self, episode: str) -> None:
@@ -88,7 +88,7 @@ class SessionNames:
 
         def usable(number: int) -> bool:
             known = find(_id(base, number)) if number else None
-            return known is not None and known.tenant == tenant and (for_reward or known.state == "open")
+            return known is not None and known.opening.tenant == tenant and (for_reward or known.state == "open")
 
         base = base_of(name, tenant)
         taken, step = self._latest.get(base, 0), 1

@@ -83,16 +83,17 @@ class SharedNames:
 
     def derived(self, known: Episode | None, request: Asked) -> None:
         """A request comes in an episode whose task may be derived."""
-        if known is None or not known.task_derived or not known.task or not request.begins or not request.prompt:
+        task = known.opening.task if known is not None and known.task_derived else None
+        if known is None or not task or not request.begins or not request.prompt:
             return
-        if request.probe or known.task == f"prompt-{request.prompt}":
+        if request.probe or task == f"prompt-{request.prompt}":
             return
-        episode, prompt = self._second.setdefault(known.task, (known.id, request.prompt))
+        episode, prompt = self._second.setdefault(task, (known.id, request.prompt))
         if len(self._second) > MOST_TASKS:
             del self._second[next(iter(self._second))]
         if episode != known.id and prompt != request.prompt:
             self._alerts[TASKS] = (
-                f"task {known.task} is derived from a first prompt, after which {episode} and {known.id} differ: give "
+                f"task {task} is derived from a first prompt, after which {episode} and {known.id} differ: give "
                 "each episode its task (X-AJet-Task, or task= as it is opened), or what differs makes one group"
             )
 

@@ -72,14 +72,14 @@ class Tallies:
 
     def rewarded(self, episode: Episode, reward: float, before: float | None, at: float) -> None:
         """A settled episode earned `reward`. It counts once; if it had earned something `before`, that is corrected."""
-        kind = "eval" if episode.eval else "train"
+        kind = "eval" if episode.opening.eval else "train"
         if episode.reward_number is None or before is None:
             version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
             episode.count_reward(self.reward_curves.add(
-                kind, episode.id, episode.named_task, reward, at=at, version=version
+                kind, episode.id, episode.group_key.task, reward, at=at, version=version
             ))
         else:
-            self.reward_curves.correct(kind, episode.reward_number, episode.id, episode.named_task, reward, before)
+            self.reward_curves.correct(kind, episode.reward_number, episode.id, episode.group_key.task, reward, before)
 
     def _call_started(self, event: ev.CallStarted) -> None:
         self.calls["running"] += len(event.calls)

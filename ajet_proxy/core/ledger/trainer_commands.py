@@ -80,7 +80,7 @@ class TrainerCommands:
         )
         sealed = (
             ev.EpisodeDiscarded(at, one.id, "other_run", OTHER_RUN) for one in state.episodes.unsettled.values()
-            if one.state == "sealed" and not one.eval and one.named_to_train() == (model,)
+            if one.state == "sealed" and not one.opening.eval and one.named_to_train() == (model,)
         )
         return parted(chain(waiting, sealed), began)
 

@@ -80,7 +80,7 @@ def wanted(state: State) -> dict[str, Any]:
     """Count the episodes that each lane with a share wants now, or any ``other`` lane. Without shares, those are named
     in which most is open or ready. Nothing where no lane is held back. Of several models, the one that wants most
     counts."""
-    models = state.weights.may_train(None, None, None)
+    models = state.weights.may_train()
     other = state.mixes.room("", models)
     if other is None:
         return {}
@@ -153,9 +153,9 @@ def _idle(episode: Episode, at: float) -> dict[str, Any]:
     """An open or sealed episode, with how long nothing was heard of it. While the model is at work, ``in_flight`` is
     not 0."""
     return {
-        "episode": episode.id, "task": episode.task, "agent": episode.agent, "state": episode.state,
-        "age_s": at - episode.opened_at, "quiet_s": at - episode.active_at, "in_flight": episode.running,
-        "calls": len(episode.calls), "idle_timeout": episode.idle_timeout,
+        "episode": episode.id, "task": episode.opening.task, "agent": episode.opening.agent, "state": episode.state,
+        "age_s": at - episode.opening.at, "quiet_s": at - episode.active_at, "in_flight": episode.running,
+        "calls": len(episode.calls), "idle_timeout": episode.opening.idle_timeout,
     }
 
 
@@ -185,7 +185,7 @@ def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
         drift, timelines = lambda: shown().drift, _later(lambda: shown().timelines)
     else:
         merged = cache(episode.merging(state.weights.merge_policy))
-        told = partial(samples_of, episode=episode.id, task=episode.named_task, rewards=rewards)
+        told = partial(samples_of, episode=episode.id, task=episode.group_key.task, rewards=rewards)
         drift, timelines = lambda: _drift(merged()), _later(lambda: (one.to_json() for one in told(merged())))
         if tokens == "all":
             text = cache(lambda: {turn.call: timeline.tokens for timeline in merged() for turn in timeline.turns})
@@ -226,28 +226,27 @@ def _drift(timelines: Sequence[Timeline]) -> dict[str, Any]:
 
 def summary(episode: Episode) -> dict[str, Any]:
     """One episode without its calls."""
+    opening = episode.opening
     out: dict[str, Any] = {
         "episode": episode.id,
-        "task": episode.task,
+        "task": opening.task,
         "state": episode.state,
-        "model": episode.model or next((entry.asked.model for entry in episode.calls.values()), None),
-        "agent": episode.agent,
-        "lane": episode.lane,
-        "eval": episode.eval,
+        "model": opening.model or episode.first_model(),
+        "agent": opening.agent,
+        "lane": episode.group_key.lane,
+        "eval": opening.eval,
         "reward": episode.reward(),
-        "identified_by": episode.identified_by,
-        "opened_at": episode.opened_at,
+        "identified_by": opening.identified_by,
+        "opened_at": opening.at,
         "active_at": episode.active_at,
         "in_flight": episode.running,
     }
     extra = {
         "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
-        "ended_at": episode.ended_at, "members": episode.members, "teachers": episode.teachers,
-        "metadata": episode.metadata or None, "tenant": episode.tenant or None, "shares": _shares(episode),
-        "stored": episode.stored,
-        "evaluation": episode.evaluation, "cause": episode.cause, "client": episode.client,
-        "revision": episode.revision, "play": episode.play,
-        "place": None if episode.play is None else episode.place,
+        "ended_at": episode.ended_at, "members": opening.members, "teachers": opening.teachers,
+        "metadata": opening.metadata or None, "tenant": opening.tenant or None, "shares": _shares(episode),
+        "stored": episode.stored, "evaluation": opening.evaluation, "cause": episode.cause, "client": opening.client,
+        "revision": opening.revision, "play": opening.play, "place": None if opening.play is None else opening.place,
     }
     return out | {name: value for name, value in extra.items() if value is not None}
 
@@ -271,7 +270,7 @@ def records(state: State, wanted: Wanted) -> dict[str, Any]:
         raise BadRequest(f"no episode {wanted.before}", param="before")
     fitting = (
         episode for episode in _newest_first(state, wanted)
-        if wanted.state in (None, episode.state) and wanted.task in (None, episode.task)
+        if wanted.state in (None, episode.state) and wanted.task in (None, episode.opening.task)
     )
     shown = [summary(episode) for episode in islice(fitting, wanted.limit)]
     more = next(fitting, None) is not None
@@ -296,7 +295,7 @@ def _newest_first(state: State, wanted: Wanted) -> Iterator[Episode]:
 
 def _shares(episode: Episode) -> dict[str, str] | None:
     """For each of several models, the state of its share; None for an episode without members."""
-    if not episode.members:
+    if not episode.opening.members:
         return None
     return {model: _share(share) for model, share in episode.shares.items()}
 
@@ -395,10 +394,10 @@ def delivered(
     """Build what `model` learns from the `timelines` (None: as they are) of an episode that had only its first
     `rewarded` rewards when it was leased. Rewards of other models are left out."""
     rewards, timelines = episode.rewards_of(model, rewarded), timelines or episode.timelines
-    samples = samples_of(timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
+    samples = samples_of(timelines, episode=episode.id, task=episode.group_key.task, rewards=rewards)
     return BatchEpisode(
         episode=episode.id,
-        task=episode.named_task,
+        task=episode.group_key.task,
         model=model,
         reward=total(rewards) or 0.0,
         rewards=tuple(reward.to_json() for reward in rewards),

@@ -7,7 +7,7 @@ model was announced is kept for the first that is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -104,15 +104,11 @@ class Weights(Serving):
         """The oldest version, as it is counted now, that sampled a token of what `model` learns from the episode."""
         return self.born(model).oldest(episode.sampled_by(model).values())
 
-    def may_train(
-        self, model: str | None, members: Mapping[str, str] | None, teachers: Mapping[str, str] | None
-    ) -> tuple[str, ...]:
-        """The models that an episode may train which is opened so: those that are announced of its members, if any is;
-        its own; else whichever is announced. A teacher's it does not train."""
-        named = tuple(dict.fromkeys(members.values() if members else filter(None, (model,))))
-        return tuple(one for one in named if one in self.served) or named or tuple(
-            one for one in self.served if one not in (teachers or {}).values()
-        )
+    def may_train(self, named: tuple[str, ...] = (), teaching: Collection[str] = ()) -> tuple[str, ...]:
+        """The models that an episode may train: of those that were `named` those that are announced, or all if none is;
+        else whichever is announced and not `teaching`."""
+        announced = tuple(one for one in self.served if one not in teaching)
+        return tuple(one for one in named if one in self.served) or named or announced
 
     def _announced(self, event: ev.PolicyAnnounced) -> None:
         known = self.served.get(event.model, Served(event.version, ()))

@@ -2,7 +2,7 @@
 
 Its answers are the ledger's, and what it is told becomes events, which `Store` puts on disk.
 
-Next: ajet_proxy/core/ledger/episode.py
+Next: ajet_proxy/core/ledger/commands.py
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class LocalPort:
         known = await self._naming.find(identity.episode)
         if known is None:
             return None
-        return known.model_for(known.agent_of(identity.labels.agent, asked), asked, self._engines.names())
+        agent = known.opening.agent_of(identity.labels.agent, asked)
+        return known.opening.model_for(agent, asked, self._engines.names())
 
     async def admit(self, identity: Identity) -> None:
         episode = identity.claims.episode
@@ -167,8 +168,8 @@ class LocalPort:
             episode = identity.episode or spare
             unknown = (spare,) if known is not None else (spare, episode)
             said = identity.labels.agent
-            agent = said or "" if known is None else known.agent_of(said, request.model)
-            chosen = None if known is None else known.model_for(agent, request.model, self._engines.names())
+            agent = said or "" if known is None else known.opening.agent_of(said, request.model)
+            chosen = None if known is None else known.opening.model_for(agent, request.model, self._engines.names())
             model = chosen or request.model or self._state.weights.only_model()
             started = ev.CallStarted(
                 self._clock.now(), episode, (), model, agent, identity.identified_by, route=request.route,
@@ -263,8 +264,8 @@ class LocalPort:
         except Unread:  # then no open episode has the name
             return
         known = None if episode is None else self._state.episodes.get(episode)
-        if known is not None and known.tenant == identity.claims.tenant:
-            agent = known.agent_of(agent, model) if agent or model else None
+        if known is not None and known.opening.tenant == identity.claims.tenant:
+            agent = known.opening.agent_of(agent, model) if agent or model else None
             self._store.post(self._commands.lose_request(
                 known.id, UNSERVED, at=self._clock.now(), agent=agent, model=model, detail=code
             ))
@@ -350,7 +351,7 @@ class LocalPort:
                     ending.episode, ending.call, at=at, marks=ending.marks, begins=ending.begins
                 )
                 if not any(isinstance(event, ev.CallFinished) for event in events):  # too late, but used
-                    self.used(self._state.episodes.known(ending.episode).tenant, ending.call.turn.end)
+                    self.used(self._state.episodes.known(ending.episode).opening.tenant, ending.call.turn.end)
                 return events
             return self._commands.lose_call(
                 ending.episode, ending.call, ending.reason, at=at, marks=ending.marks, taken_back=ending.taken_back,

@@ -91,7 +91,7 @@ class Naming:
         """`current`, without its episode if the request shows that the name is that of several runs."""
         assert current.episode is not None
         agent = current.labels.agent or ""
-        agent = agent if known is None else known.agent_of(agent, request.model)
+        agent = agent if known is None else known.opening.agent_of(agent, request.model)
         if not self._shared.shows(named.identified_by, known, current.episode, agent, request):
             return current
         base = base_of(self._names.root(named.episode or "", None, named.claims.tenant), named.claims.tenant)
@@ -133,7 +133,7 @@ def tenant_of(identity: Identity, episode: str, known: Episode | None) -> str:
     if known is None and identity.issued:
         raise NotFound(f"no episode {episode!r}, although its key is good", param="episode")
     if known is not None and identity.claims.scope == "admin":
-        return known.tenant
-    if known is not None and known.tenant != identity.claims.tenant:
+        return known.opening.tenant
+    if known is not None and known.opening.tenant != identity.claims.tenant:
         raise Forbidden(f"episode {episode!r} is another tenant's", code="wrong_episode")
     return identity.claims.tenant

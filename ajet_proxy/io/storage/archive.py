@@ -262,7 +262,7 @@ def _row(episode: Episode) -> tuple[Any, ...]:
         logger.warning("episode %s has more than %d bytes: it is archived without its calls", episode.id, MAX_BODY)
         body = pack(replace(episode.head(), rewards=episode.rewards, stored="removed"))
     head = pack(episode.head())
-    return episode.id, episode.state, episode.task, episode.ended_at, len(head) + len(body), head, body
+    return episode.id, episode.state, episode.opening.task, episode.ended_at, len(head) + len(body), head, body
 
 
 def _episode(record: bytes) -> Episode:

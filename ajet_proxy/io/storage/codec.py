@@ -86,8 +86,6 @@ def encode(event: ev.Event, episodes: Mapping[str, Episode] = NONE) -> bytes:
     fields = fields_of(event)
     if isinstance(event, ev.CallFinished):
         fields["call"] = _pack_call(event.call, episodes.get(event.episode))
-    elif isinstance(event, ev.EpisodeOpened):
-        fields["metadata"] = json.dumps(event.metadata)
     record = [_NAMES[type(event)], fields]
     try:
         return _packed(record)
@@ -102,7 +100,7 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
         kind = EVENTS[name]
         if kind is ev.CallFinished:
             fields["call"] = _unpack_call(fields["call"], fields["episode"], episodes)
-        elif kind is ev.EpisodeOpened:
+        if "metadata" in fields:
             fields["metadata"] = json.loads(fields["metadata"])
         if "marks" in fields:
             fields["marks"] = tuple(Mark(*mark) for mark in fields["marks"])
@@ -115,10 +113,12 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a record by name, without those that follow from others or get their default in reading anyway."""
+    """The fields of a record by name, without those that follow from others or get their default in reading anyway.
+    Metadata is JSON."""
     defaults = _defaults(value.__class__)
     items = structs.astuple(value) if isinstance(value, Struct) else (getattr(value, name) for name in defaults)
-    return {name: item for (name, default), item in zip(defaults.items(), items, strict=True) if item is not default}
+    known = {name: item for (name, default), item in zip(defaults.items(), items, strict=True) if item is not default}
+    return known | {"metadata": json.dumps(known["metadata"])} if "metadata" in known else known
 
 
 @cache

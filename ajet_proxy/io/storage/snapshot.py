@@ -35,7 +35,7 @@ from ajet_proxy.core.ledger.call_entry import Asked, CallEntry, Chain
 from ajet_proxy.core.ledger.clients import Client
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Archive
-from ajet_proxy.core.ledger.events import RunWanted, TrainerCame
+from ajet_proxy.core.ledger.events import EpisodeOpened, RunWanted, TrainerCame
 from ajet_proxy.core.ledger.gates import Gate
 from ajet_proxy.core.ledger.groups import Group, Seat
 from ajet_proxy.core.ledger.mix import Mix, QueueCredit
@@ -57,7 +57,8 @@ from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, fram
 KINDS: dict[str, Any] = {
     "Asked": Asked, "Attempt": Attempt, "Attempts": Attempts, "Births": Births, "Branch": Branch,
     "CallEntry": CallEntry, "Chain": Chain, "Client": Client, "Curve": Curve,
-    "LaneMix": LaneMix, "Drift": Drift, "Episode": Episode, "EpisodeReward": EpisodeReward,
+    "LaneMix": LaneMix, "Drift": Drift,
+    "Episode": Episode, "EpisodeOpened": EpisodeOpened, "EpisodeReward": EpisodeReward,
     "Evaluation": Evaluation, "Gate": Gate, "GroupProgress": GroupProgress, "Group": Group, "LeasedBatch": LeasedBatch,
     "Lineage": Lineage, "OpenCounts": OpenCounts, "Mix": Mix, "ModelQueue": ModelQueue, "Play": Play, "Point": Point,
     "Progress": Progress, "QueueCredit": QueueCredit, "RewardCurves": RewardCurves, "Seat": Seat,
@@ -221,7 +222,6 @@ def _fields(value: Any) -> dict[str, Any]:
         return dict(vars(value))
     fields = fields_of(value)
     if isinstance(value, Episode):
-        fields["metadata"] = json.dumps(value.metadata)
         first: dict[Asked, str] = {}
         fields["calls"] = {
             name: dataclasses.replace(entry, asked=_once(entry.asked, name, first))
@@ -253,6 +253,8 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
             for name, marks in vars(value)["_marks"].items():
                 vars(value)["_marks"][name] = [Mark(*mark) for mark in marks]
         return value
+    if "metadata" in fields:
+        fields = fields | {"metadata": json.loads(fields["metadata"])}
     made = {name: field.default_factory() for name, field in known.items() if callable(field.default_factory)}
     value = kind(**{name: _like(made.get(name), item) for name, item in fields.items() if name in known})
     if kind is Episode:
@@ -269,7 +271,6 @@ def _like(new: Any, value: Any) -> Any:
 
 def _join(episode: Episode) -> None:
     """Let calls and timelines share again what they shared."""
-    episode.metadata = json.loads(str(episode.metadata))
     for entry in episode.calls.values():
         if isinstance(entry.asked, str):
             entry.asked = episode.calls[entry.asked].asked

@@ -49,7 +49,7 @@ def test_opening_an_episode(caller: Caller) -> None:
             "AJET_TASK": "gsm8k/17",
         },
     }
-    assert caller.rig.state.episodes.known(episode).tenant == "acme"
+    assert caller.rig.state.episodes.known(episode).opening.tenant == "acme"
 
 
 def test_opening_an_episode_over_several_models(caller: Caller) -> None:
@@ -67,7 +67,7 @@ def test_opening_an_episode_with_a_teacher(caller: Caller) -> None:
     caller.rig.announce("m", 7)
     answer = caller.post("/episodes", {"members": {"solver": "m"}, "teachers": {"tutor": "t"}})
     assert answer["teachers"] == {"tutor": {"model": "t", "policy_version": 0}}
-    assert caller.rig.state.episodes[answer["episode"]].teachers == {"tutor": "t"}
+    assert caller.rig.state.episodes[answer["episode"]].opening.teachers == {"tutor": "t"}
 
 
 @pytest.mark.parametrize(("method", "path", "body"), [
@@ -158,7 +158,7 @@ def test_an_episode_without_a_whole_call_says_why_its_calls_were_lost(caller: Ca
 def test_an_empty_name_is_none(caller: Caller) -> None:
     episode = caller.post("/episodes", {"task": "", "model": ""})["episode"]
     opened = caller.rig.state.episodes[episode]
-    assert (opened.task, opened.model) == (None, None)
+    assert (opened.opening.task, opened.opening.model) == (None, None)
 
 
 def test_reading_an_episode(caller: Caller) -> None:

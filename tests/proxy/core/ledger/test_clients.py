@@ -74,9 +74,10 @@ def test_an_episode_has_its_clients_revision_and_lane_unless_it_names_its_own(ri
     client = rig.join(revision="r1", lane="math")
     first, second = rig.open(client=client, task="code/1"), rig.open(client=client, revision="r2")
     alone, empty = rig.open(revision="r3", task="code/1"), rig.open(client="", revision="")
-    assert [
-        (one.client, one.revision, one.lane) for one in map(rig.state.episodes.known, (first, second, alone, empty))
-    ] == [(client, "r1", "math"), (client, "r2", "math"), (None, "r3", "code"), (None, None, "default")]
+    opened = map(rig.state.episodes.known, (first, second, alone, empty))
+    assert [(one.opening.client, one.opening.revision, one.group_key.lane) for one in opened] == [
+        (client, "r1", "math"), (client, "r2", "math"), (None, "r3", "code"), (None, None, "default"),
+    ]
     record = views.record(rig.state, second)
     assert (record["client"], record["revision"], record["lane"]) == (client, "r2", "math")
     assert {"client", "revision"}.isdisjoint(views.record(rig.state, empty))
@@ -86,7 +87,8 @@ def test_an_episode_has_its_clients_revision_and_lane_unless_it_names_its_own(ri
 def test_a_call_opens_an_episode_of_its_client(rig: LedgerRig) -> None:
     client = rig.join(revision="r1")
     rig.begin("seen", client=client)
-    assert (rig.state.episodes.known("seen").client, rig.state.episodes.known("seen").revision) == (client, "r1")
+    opening = rig.state.episodes.known("seen").opening
+    assert (opening.client, opening.revision) == (client, "r1")
     rig.begin("seen", client="no client at all")
     with pytest.raises(NotFound):
         rig.begin("new", client="no client at all")
@@ -189,7 +191,7 @@ def test_only_the_latest_that_are_gone_are_remembered_and_those_with_something_o
         rig.tick()
         rig.leave(rig.join())
         assert first not in rig.state.clients.gone
-    assert rig.state.episodes.known(mine).client == first
+    assert rig.state.episodes.known(mine).opening.client == first
     batch = rig.batch(group_size=1)
     rig.nack(batch)
     rig.reward(done, 1.0)

@@ -27,8 +27,8 @@ from tests.kit.strategies import packed_call
 
 def test_a_call_opens_an_unknown_episode(rig: LedgerRig) -> None:
     rig.begin("new", task="t", eval=True, tenant="acme")
-    episode = rig.state.episodes["new"]
-    assert (episode.task, episode.eval, episode.tenant, episode.identified_by) == ("t", True, "acme", "path")
+    opening = rig.state.episodes["new"].opening
+    assert (opening.task, opening.eval, opening.tenant, opening.identified_by) == ("t", True, "acme", "path")
     assert rig.state.tallies.calls["running"] == 1
 
 
@@ -42,11 +42,11 @@ def test_a_call_of_another_tenant_is_refused(rig: LedgerRig) -> None:
 def test_labels_on_a_later_call_count(rig: LedgerRig) -> None:
     episode = rig.open()
     rig.begin(episode, prompt="0" * 24)
-    assert rig.state.episodes[episode].task == f"prompt-{'0' * 24}"
+    assert rig.state.episodes[episode].opening.task == f"prompt-{'0' * 24}"
     rig.begin(episode, task="named", eval=True)
-    assert (rig.state.episodes[episode].task, rig.state.episodes[episode].eval) == ("named", True)
+    assert (rig.state.episodes[episode].opening.task, rig.state.episodes[episode].opening.eval) == ("named", True)
     rig.begin(episode, task="too late", eval=True, prompt="1" * 24)
-    assert rig.state.episodes[episode].task == "named"
+    assert rig.state.episodes[episode].opening.task == "named"
 
 
 def test_the_task_is_the_first_requests_prompt_whoever_ends_first(rig: LedgerRig) -> None:
@@ -55,10 +55,10 @@ def test_the_task_is_the_first_requests_prompt_whoever_ends_first(rig: LedgerRig
         episode = rig.open()
         rig.begin(episode)  # a probe has no prompt
         calls = [rig.begin(episode, prompt=digit * 24)[0] for digit in "56"]
-        assert rig.state.episodes[episode].task == f"prompt-{'5' * 24}"
+        assert rig.state.episodes[episode].opening.task == f"prompt-{'5' * 24}"
         for index in order:
             rig.finish(episode, calls[index])
-        assert rig.state.episodes[episode].task == f"prompt-{'5' * 24}"
+        assert rig.state.episodes[episode].opening.task == f"prompt-{'5' * 24}"
 
 
 @pytest.mark.parametrize("end", ["reward", "seal"])
@@ -68,9 +68,9 @@ def test_an_episode_of_probes_alone_is_named_by_the_first_when_it_seals(rig: Led
     rig.at += 1
     rig.call(episode, (6,))
     rig.finish(episode, late, (5,))
-    assert rig.state.episodes[episode].task is None
+    assert rig.state.episodes[episode].opening.task is None
     getattr(rig, end)(episode)
-    assert rig.state.episodes[episode].task == prompt_hash([5])
+    assert rig.state.episodes[episode].opening.task == prompt_hash([5])
 
 
 def test_a_call_that_ends_after_the_seal_names_an_episode_too(rig: LedgerRig) -> None:
@@ -78,7 +78,7 @@ def test_a_call_that_ends_after_the_seal_names_an_episode_too(rig: LedgerRig) ->
     (late,) = rig.begin(episode)
     rig.reward(episode)
     rig.finish(episode, late, (5,))
-    assert (rig.state.episodes[episode].task, rig.state_of(episode)) == (prompt_hash([5]), "ready")
+    assert (rig.state.episodes[episode].opening.task, rig.state_of(episode)) == (prompt_hash([5]), "ready")
 
 
 def test_a_call_ends_once(rig: LedgerRig) -> None:
@@ -213,8 +213,8 @@ def test_what_is_asked_about_unknown_episodes(rig: LedgerRig) -> None:
 def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
     episode = rig.open(model="m", agent="a", tenant="acme")
     (call,), known = rig.begin(episode, tenant="acme"), rig.state.episodes.known(episode)
-    assert (known.tenant, known.agent) == ("acme", "a")
-    assert [known.model_for("b", asked, ("", "x")) for asked in ("y", "m", "", "x")] == ["m", "m", "m", None]
+    assert (known.opening.tenant, known.opening.agent) == ("acme", "a")
+    assert [known.opening.model_for("b", asked, ("", "x")) for asked in ("y", "m", "", "x")] == ["m", "m", "m", None]
     assert rig.state.episodes.by_call[call] == episode
     assert known.packed(call) is None
     rig.finish(episode, call, (1, 2), (3,))

@@ -243,7 +243,7 @@ def test_an_evaluation_never_enters_a_batch(rig: LedgerRig) -> None:
 
 def test_an_episode_of_several_models_is_trained_when_all_are(rig: LedgerRig) -> None:
     episode = rig.open(task="t", members={"solver": "m", "critic": "n"})
-    assert rig.state.episodes.known(episode).model_for("critic", "m", ("m", "n")) == "n"
+    assert rig.state.episodes.known(episode).opening.model_for("critic", "m", ("m", "n")) == "n"
     rig.call(episode, model="m", agent="solver")
     rig.call(episode, model="n", agent="critic")
     rig.call(episode, model="judge")

@@ -131,7 +131,7 @@ def test_a_clock_that_was_set_back_over_a_restart(rig: LedgerRig) -> None:
     episode = rig.open()
     rig.at -= 900
     rig.restart()
-    assert (rig.state.batches[batch].lease_until, rig.state.episodes[episode].opened_at) == (rig.at + 60.0, rig.at)
+    assert (rig.state.batches[batch].lease_until, rig.state.episodes[episode].opening.at) == (rig.at + 60.0, rig.at)
     rig.at += 59
     assert rig.expire() == ()
     rig.at += 41
@@ -149,7 +149,7 @@ def test_an_hour_back_on_the_clock_keeps_no_silent_episode_open(rig: LedgerRig, 
     rig.run(rig.commands.gate_close(GateClose(model=model), at=rig.at))
     rig.run(rig.commands.gate_open(GateOpen(2, model), at=rig.at))
     episode = rig.open()
-    timeout = rig.state.episodes[episode].idle_timeout
+    timeout = rig.state.episodes[episode].opening.idle_timeout
     rig.at -= back
     rig.restart()
     rig.at += timeout - 1

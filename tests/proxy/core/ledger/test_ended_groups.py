@@ -413,9 +413,9 @@ class Groups(RuleBasedStateMachine):
     def a_trainer_asks(self) -> None:
         while groups := leased(self.rig):
             assert all(2 <= len(names) <= 4 for names in groups)
-        playing = {self.rig.state.episodes.known(name).task for name in self.open}
+        playing = {self.rig.state.episodes.known(name).opening.task for name in self.open}
         for _, name in self.rig.state.seats.queues.ready():
-            task = self.rig.state.episodes.known(name).task or ""
+            task = self.rig.state.episodes.known(name).opening.task or ""
             assert task in playing or self.rig.at - self.last[task] < 60.0
 
     @rule(seconds=st.sampled_from([0.0, 3600.0, -3600.0]))

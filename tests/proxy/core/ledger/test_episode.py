@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger.call_entry import Asked, CallEntry
 from ajet_proxy.core.ledger.episode import NEXT, TAKES, Episode, takes, timeouts
-from ajet_proxy.core.ledger.events import EpisodeOpened
-from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.timeline import merge, pack
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import DEFAULT_LANE, DISCARD_REASONS, EPISODE_STATES, OpenEpisode
 from ajet_sdk.sample import Call
-from tests.kit.ledger_rig import LedgerRig
+from tests.kit.ledger_rig import LedgerRig, blank
 from tests.kit.refused import refused
 from tests.kit.strategies import conversations, make_call, tangled_calls
 
@@ -143,14 +141,6 @@ def told(episode: Episode, call: Call) -> None:
     episode.finish(entry, pack(call), (0, 0), ahead=False)
 
 
-def blank(**fields: object) -> Episode:
-    base: dict[str, object] = {
-        "id": "e", "task": None, "model": None, "agent": None, "eval": False, "opened_at": 0.0, "idle_timeout": 1.0,
-        "wall_timeout": 1.0, "tenant": "", "identified_by": "key", "metadata": {}, "members": None,
-    }
-    return Episode(**(base | fields))  # type: ignore[arg-type]
-
-
 def test_which_models_an_episode_trains() -> None:
     assert models(blank(), "a", "b") == ["a"]
     assert models(blank(model="b"), "a", "b") == ["b"]
@@ -171,9 +161,9 @@ def test_whose_call_it_is_and_to_which_model() -> None:
         (None, "judge", "all", None), ("codes", "gpt-4o", "codes", "c"), ("codes", "plans", "codes", "c"),
         ("other", "plans", "other", "p"), ("other", "", "other", "m"),
     ):
-        assert (found := episode.agent_of(said, asked)) == agent
-        assert episode.model_for(found, asked, ("", "judge", "p", "c", "t")) == model
-    assert blank().agent_of(None, "x") == ""
+        assert (found := episode.opening.agent_of(said, asked)) == agent
+        assert episode.opening.model_for(found, asked, ("", "judge", "p", "c", "t")) == model
+    assert blank().opening.agent_of(None, "x") == ""
     assert episode.plays_models() == {"p", "c", "t", "m"}
 
 
@@ -182,7 +172,9 @@ def test_shares_add_up_to_a_state() -> None:
         ({"a": None, "b": None}, "ready"), ({"a": "batch", "b": None}, "leased"), ({"a": "", "b": None}, "ready"),
         ({"a": "", "b": "batch"}, "leased"), ({"a": "", "b": ""}, "trained"),
     ]:
-        assert blank(shares=shares).share_state() == state
+        episode = blank()
+        episode.shares = dict(shares)
+        assert episode.share_state() == state
 
 
 def test_text_is_kept_as_timelines_and_a_head_has_none() -> None:
@@ -197,14 +189,12 @@ def test_text_is_kept_as_timelines_and_a_head_has_none() -> None:
     assert [turn.call for turn in episode.turns()] == ["c0", "c1"]
     assert [len(timeline) for timeline in before] == [2, 2]
     assert episode.size() == 4 * 2 + 8 * 2
-    episode.model = "named"
-    assert episode.head().model == "named"
-    episode.model = None
+    assert blank(model="named").head().opening.model == "named"
     head = episode.head()
-    assert (head.calls, head.timelines, head.stored, head.model, head.size()) == ({}, (), "archive", "m", 0)
+    assert (head.calls, head.timelines, head.stored, head.opening.model, head.size()) == ({}, (), "archive", "m", 0)
     head.state = "trained"
     assert head.merged("strict") == ()
-    assert episode.named_task == ""
+    assert episode.group_key.task == ""
 
 
 @given(st.one_of(tangled_calls(), conversations()))
@@ -289,14 +279,14 @@ def asking(model: str, reason: str | None = None) -> CallEntry:
     ({"teachers": {"x": "a"}}, ["b"]), ({"teachers": {"x": "a", "y": "b", "z": "c"}}, []),
 ])  # fmt: skip
 def test_which_calls_would_be_trained_if_they_were_whole(fields: dict[str, object], wanted: list[str]) -> None:
-    episode = blank(**fields, calls={name: asking(name) for name in "abc"})
+    episode = blank({name: asking(name) for name in "abc"}, **fields)
     assert [name for name in "abcd" if episode.wants(name)] == wanted
 
 
 def test_why_calls_were_lost_what_was_most_often_first() -> None:
     reasons = ["disconnected", "no_token_ids", None, "retried", "no_token_ids"]
     calls = {f"c{number}": asking("m", reason) for number, reason in enumerate(reasons)}
-    assert blank(calls=calls).losses() == "no_token_ids, disconnected"
+    assert blank(calls).losses() == "no_token_ids, disconnected"
     assert blank().losses() is None
 
 
@@ -308,6 +298,4 @@ def test_why_calls_were_lost_what_was_most_often_first() -> None:
     ],
 )  # fmt: skip
 def test_the_lane_of_a_task(task: str | None, given: str | None, lane: str) -> None:
-    state = State(LedgerSettings())
-    state.apply(EpisodeOpened(1.0, "ep", task, None, None, False, 10.0, 10.0, lane=given))
-    assert state.episodes.known("ep").lane == lane
+    assert blank(task=task, lane=given).group_key.lane == lane

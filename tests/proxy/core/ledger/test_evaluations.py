@@ -38,7 +38,7 @@ def plays(rig: LedgerRig, reward: float | None = 1.0, **how: Any) -> str:
 def test_nothing_is_wanted_unless_somebody_wants_it(rig: LedgerRig) -> None:
     assert rig.state.plays.wanted() == {}
     assert rig.state.plays.evaluation(None) is None
-    assert rig.state.episodes[plays(rig)].evaluation is None
+    assert rig.state.episodes[plays(rig)].opening.evaluation is None
 
 
 def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRig) -> None:
@@ -52,7 +52,7 @@ def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRi
     assert (rig.state.plays.wanted(), told(rig, name)["opened"]) == ({"m": 1}, 1)
     second, third = plays(rig, 0.5), plays(rig, 0.0)
     assert rig.state.plays.wanted() == {}
-    assert [rig.state.episodes[one].evaluation for one in (first, second, third)] == [name, name, None]
+    assert [rig.state.episodes[one].opening.evaluation for one in (first, second, third)] == [name, name, None]
     assert (told(rig, name)["done"], told(rig, name)["rewards"]) == (1, [0.5])
     rig.call(first)
     rig.reward(first, 1.0)
@@ -77,7 +77,7 @@ def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRi
 def test_only_an_evaluation_of_its_one_model_belongs_to_it(rig: LedgerRig, how: Any, belongs: bool) -> None:
     """An episode that names no model asks the only one that there is."""
     name = rig.evaluate("m", 2)
-    assert rig.state.episodes[rig.open(**how)].evaluation == (name if belongs else None)
+    assert rig.state.episodes[rig.open(**how)].opening.evaluation == (name if belongs else None)
 
 
 def test_an_episode_that_a_header_makes_an_evaluation_as_it_opens_belongs_to_it(rig: LedgerRig) -> None:
@@ -85,8 +85,8 @@ def test_an_episode_that_a_header_makes_an_evaluation_as_it_opens_belongs_to_it(
     rig.begin("by-header", eval=True)
     rig.begin("later")
     rig.begin("later", eval=True)
-    assert rig.state.episodes["by-header"].evaluation == name
-    assert (rig.state.episodes["later"].eval, rig.state.episodes["later"].evaluation) == (True, None)
+    assert rig.state.episodes["by-header"].opening.evaluation == name
+    assert (rig.state.episodes["later"].opening.eval, rig.state.episodes["later"].opening.evaluation) == (True, None)
 
 
 def test_a_discarded_one_is_wanted_again(rig: LedgerRig) -> None:
@@ -156,7 +156,7 @@ def test_what_another_version_would_play_is_wanted_no_more(rig: LedgerRig) -> No
     assert rig.state.plays.wanted() == {"m": 1}, "calls wait at the gate"
     rig.run(rig.commands.gate_open(GateOpen(4), at=rig.at))
     assert rig.state.plays.wanted() == {}
-    assert rig.state.episodes[plays(rig)].evaluation is None
+    assert rig.state.episodes[plays(rig)].opening.evaluation is None
     rig.call(begun)
     rig.reward(begun)
     assert (told(rig, name)["opened"], told(rig, name)["done"]) == (1, 1)
@@ -178,9 +178,9 @@ def test_the_first_call_of_an_episode_says_whose_evaluation_it_plays(rig: Ledger
     rig.announce("judge", 1)
     for episode, model in (("by-judge", "judge"), ("by-m", "m")):
         rig.begin(episode, model=model, eval=True)
-    assert rig.state.episodes["by-judge"].evaluation is None
-    assert rig.state.episodes["by-m"].evaluation == name
-    assert rig.state.episodes["by-m"].model is None
+    assert rig.state.episodes["by-judge"].opening.evaluation is None
+    assert rig.state.episodes["by-m"].opening.evaluation == name
+    assert rig.state.episodes["by-m"].opening.model is None
 
 
 def test_one_name_is_one_evaluation(rig: LedgerRig) -> None:

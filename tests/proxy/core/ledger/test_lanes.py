@@ -16,7 +16,6 @@ from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import paced
 from ajet_proxy.core.ledger.events import LanesLacking
 from ajet_proxy.core.ledger.mix import QueueCredit
-from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_sdk.routes import GateClose, GateOpen, Join, Lease, OpenEpisode, SetMix
 from tests.kit.ledger_rig import LedgerRig, check
 
@@ -202,7 +201,7 @@ def test_a_group_that_was_begun_lacks_episodes_until_it_is_whole(rig: LedgerRig)
     for _ in range(3):
         opened = rig.open(task="math/1", revision="r")
         lacking.append(rig.state.mixes.lacking(group_key))
-    assert group_key == GroupKey.of(rig.state.episodes.known(opened))
+    assert group_key == rig.state.episodes.known(opened).group_key
     rig.ready("math/1"), rig.abort(opened)
     lacking.append(rig.state.mixes.lacking(group_key))
     assert lacking == [0, 2, 1, 0, 1]
@@ -439,7 +438,7 @@ class Lanes(RuleBasedStateMachine):
 
     def whole(self, lane: str) -> int:
         ready = (self.rig.state.episodes.known(name) for _, name in self.rig.state.seats.queues.ready())
-        return sum(episode.lane == lane for episode in ready) // 2
+        return sum(episode.group_key.lane == lane for episode in ready) // 2
 
     @rule(groups=st.integers(1, 4))
     def leases(self, groups: int) -> None:

@@ -67,7 +67,7 @@ def test_a_play_from_its_beginning_to_its_end(rig: LedgerRig) -> None:
 
 def test_the_record_of_an_episode_says_what_it_plays(rig: LedgerRig) -> None:
     known = rig.state.episodes[opens(rig, 0)]
-    assert (known.play, known.place, known.evaluation) == ("d", 0, None)
+    assert (known.opening.play, known.opening.place, known.opening.evaluation) == ("d", 0, None)
 
 
 @pytest.mark.parametrize("place", [0, 2, 5, routes.MAX_PLAY - 1])
@@ -147,7 +147,7 @@ def test_a_trial_is_recorded_and_belongs_to_nothing() -> None:
     rig.announce("m", 1)
     rig.evaluate("m", 2)
     known = rig.state.episodes[rig.open(trial=True, model="m")]
-    assert (known.eval, known.evaluation, rig.state.plays.wanted()) == (True, None, {"m": 2})
+    assert (known.opening.eval, known.opening.evaluation, rig.state.plays.wanted()) == (True, None, {"m": 2})
 
 
 def test_an_episode_that_is_opened_twice_is_one(rig: LedgerRig) -> None:
@@ -217,7 +217,7 @@ class Played(RuleBasedStateMachine):
     def placed(self, *states: str) -> dict[str, int]:
         """The episodes of the play in these states, with their places."""
         episodes = {**self.rig.state.episodes, **self.rig.state.episodes.leaving}.values()
-        return {one.id: one.place for one in episodes if one.place is not None and one.state in states}
+        return {one.id: one.opening.place for one in episodes if one.opening.place is not None and one.state in states}
 
     @rule(data=st.data())
     def a_free_place_is_opened(self, data: st.DataObject) -> None:
@@ -278,8 +278,8 @@ class Played(RuleBasedStateMachine):
         known, seen = self.rig.state.episodes, told(self.rig)
         had = list(self.placed("open", "sealed", "ready", "leased", "trained", "recorded").values())
         had += [
-            one.place for one in {**known, **known.leaving}.values()
-            if one.place is not None and one.reason == "filtered"
+            one.opening.place for one in {**known, **known.leaving}.values()
+            if one.opening.place is not None and one.reason == "filtered"
         ]  # fmt: skip
         assert sorted(set(had)) == sorted(had)
         assert seen["opened"] == len(had) and seen["missing"] == EPISODES - len(had)

@@ -8,9 +8,8 @@ import pytest
 
 from ajet_proxy.core.ledger.call_entry import Asked, CallEntry
 from ajet_proxy.core.ledger.retries import repeats
-from tests.kit.ledger_rig import LedgerRig
+from tests.kit.ledger_rig import LedgerRig, blank
 from tests.kit.steps import steps
-from tests.proxy.core.ledger.test_episode import blank
 
 
 def attempt(name: str, body: str, key: str | None = None, *, state: str = "complete", reason: str | None = None,
@@ -39,7 +38,7 @@ def attempt(name: str, body: str, key: str | None = None, *, state: str = "compl
     ("several", "o", 0, "late"),       # then the latest
 ])  # fmt: skip
 def test_which_attempt_a_request_repeats(body: str, key: str | None, retries: int, first: str | None) -> None:
-    episode = blank(calls=dict([
+    episode = blank(dict([
         attempt("whole", "one"), attempt("lost", "one", state="lost", reason="disconnected"),
         attempt("running", "two", state="running"), attempt("done", "two", at=9.0), attempt("alone", "three"),
         attempt("asked", "answering", state="running"),
@@ -77,7 +76,7 @@ def test_another_agent_s_request_is_another_one(rig: LedgerRig) -> None:
 
 @pytest.mark.parametrize(("state", "first"), [("lost", ("one",)), ("running", ()), ("complete", ())])
 def test_where_an_attempt_may_have_been_missed_only_a_lost_one_is_repeated(state: str, first: tuple[str, ...]) -> None:
-    episode = blank(calls=dict([attempt("one", "same", state=state)]))
+    episode = blank(dict([attempt("one", "same", state=state)]))
     assert repeats(episode, "same", None, 1, unseen=True) == first
     assert repeats(episode, "same", None, 1) == ("one",)
 

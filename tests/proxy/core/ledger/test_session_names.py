@@ -12,8 +12,7 @@ from ajet_proxy.core.ledger import session_names
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.session_names import SessionNames
 from ajet_sdk.routes import check_id
-from tests.kit.ledger_rig import LedgerRig
-from tests.proxy.core.ledger.test_episode import blank
+from tests.kit.ledger_rig import LedgerRig, blank
 
 
 def name_of(rig: LedgerRig, name: str = "s", tenant: str = "", *, for_reward: bool = False) -> str:
@@ -80,13 +79,13 @@ def test_a_name_that_is_no_id_stands_for_one_all_the_same(rig: LedgerRig, name: 
     assert first != second and first.startswith("name-") and second.startswith("name-")
 
 
-def ended(name: str, **fields: object) -> Episode:
-    return blank(id=name, identified_by="body", state="discarded", **fields)
+def ended(name: str) -> Episode:
+    return blank(episode=name, identified_by="body", state="discarded")
 
 
 def test_a_name_is_found_again_when_its_first_episodes_are_gone_from_the_archive() -> None:
     archived = {name: ended(name) for name in ("s.5", "s.6", "s.7")}
-    last = blank(id="s.8", identified_by="body")
+    last = blank(episode="s.8", identified_by="body")
     names, known = SessionNames([archived["s.7"], last]), archived | {"s.8": last}
     for for_reward in (False, True):
         assert names.current("s", "", known.get, for_reward=for_reward) == "s.8"
@@ -97,22 +96,22 @@ def test_a_name_is_found_again_when_its_first_episodes_are_gone_from_the_archive
     assert names.current("s", "", known.get, for_reward=True) == "s.8"
     names.left("s.8")
     assert names.current("s", "", known.get, for_reward=False) == "s", "whatever is archived of it is over"
-    known["s"] = blank(id="s", identified_by="body")
+    known["s"] = blank(episode="s", identified_by="body")
     names.opened("s")
     known["s.2"] = ended("s.2")
     assert names.current("s", "", known.get, for_reward=False) == "s"
 
 
 def test_only_names_of_sessions_are_followed() -> None:
-    known = {"s.3": blank(id="s.3")}
+    known = {"s.3": blank(episode="s.3")}
     for way, episode in (("path", "s"), ("harness", "s.3")):
-        names = SessionNames([blank(id="s.3", identified_by=way)])
+        names = SessionNames([blank(episode="s.3", identified_by=way)])
         assert names.current("s", "", known.get, for_reward=False) == episode
 
 
 def test_a_name_that_looks_like_the_second_episode_of_another_is_its_own(rig: LedgerRig) -> None:
     one, other = name_of(rig, "v1.2"), name_of(rig, "v1")
-    known = {name: blank(id=name, identified_by="body") for name in (one, other)}
+    known = {name: blank(episode=name, identified_by="body") for name in (one, other)}
     names = SessionNames(known.values())
     assert names.current("v1.2", "", known.get, for_reward=False) == one
     assert names.current("v1", "", known.get, for_reward=False) == other == "v1"

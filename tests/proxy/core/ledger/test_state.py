@@ -363,4 +363,4 @@ def test_the_gate_is_closing_while_calls_are_in_flight(rig: LedgerRig) -> None:
 def test_a_derived_task_takes_the_place_of_no_other(rig: LedgerRig) -> None:
     episode = rig.open(task="given")
     rig.run([ev.TaskNamed(rig.at, episode, "prompt-0")])
-    assert rig.state.episodes[episode].task == "given"
+    assert rig.state.episodes[episode].opening.task == "given"

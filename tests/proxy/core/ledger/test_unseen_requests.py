@@ -6,11 +6,12 @@ import pytest
 
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.retries import UnseenRequests
+from tests.kit.ledger_rig import blank
 
 
 def opened(at: float) -> Episode:
     """An episode that opened then."""
-    return Episode("e", None, None, None, False, at, 1.0, 1.0, "", "path", {}, None)
+    return blank(at=at)
 
 
 ONE, OTHER = ("ep", "one"), ("ep", "other")

@@ -61,7 +61,7 @@ def test_a_record_has_calls_and_timelines_at_any_time(rig: LedgerRig) -> None:
     assert {name: record[name] for name in ("task", "state", "model", "eval", "reward", "in_flight", "tenant")} == {
         "task": "t", "state": "open", "model": "m", "eval": False, "reward": 0.5, "in_flight": 1, "tenant": "acme",
     }
-    assert (record["opened_at"], record["identified_by"]) == (1000.0, rig.state.episodes[episode].identified_by)
+    assert (record["opened_at"], record["identified_by"]) == (1000.0, rig.state.episodes[episode].opening.identified_by)
     assert (record["metadata"], record["members"], record["shares"]) == ({"k": [1]}, {"a": "m"}, {})
     assert record["rewards"][0] | {"id": ""} == {"id": "", "value": 0.5, "final": False, "at": 1000.0, "note": "half"}
     first, _, third, fourth = record["calls"]

@@ -54,7 +54,7 @@ async def test_equal_prompts_at_once_are_episodes_of_their_own() -> None:
         for answer in answers:
             again = await send(front.url + CHAT, body=body("hi", told(answer), "more"))
             assert episode_of(again) == episode_of(answer)
-    assert len({event.task for event in front.store.state.episodes.values()}) == 1  # they are one group
+    assert len({event.opening.task for event in front.store.state.episodes.values()}) == 1  # they are one group
 
 
 async def test_twins_that_were_told_the_same_are_never_mixed(front: Front) -> None:

@@ -137,7 +137,7 @@ async def test_a_probe_names_no_task_and_differing_episodes_of_one_derived_task_
         for text, most in said:
             body = {"model": "stub", "messages": [says(text)], "max_tokens": most}
             assert (await send(f"{front.url}/e/{episode}{CHAT}", body=body)).status == 200
-        return front.store.state.episodes[episode].task
+        return front.store.state.episodes[episode].opening.task
 
     tasks = [await play(f"e{n}", ("quota", 1), (text, 50)) for n, text in enumerate("aab")]
     assert tasks[0] == tasks[1] != tasks[2] and all(task and len(task) == 31 for task in tasks)
@@ -155,5 +155,5 @@ async def test_the_task_of_an_episode_is_known_before_its_first_answer() -> None
         for key in keys:
             await send(front.url + CHAT, body={"model": "stub", "messages": [says("hello")]},
                        headers={"authorization": f"Bearer {key}"})  # fmt: skip
-        one, two = (front.store.state.episodes[name].task for name in ("one", "two"))
+        one, two = (front.store.state.episodes[name].opening.task for name in ("one", "two"))
         assert one is not None and one == two

@@ -28,7 +28,7 @@ def test_an_archived_episode_is_found_by_its_task_whatever_its_signs(tmp_path: P
     write_segments(tmp_path, encoded(rig.events), [len(rig.events)])
     compact(tmp_path)
     archive = ArchiveFile(tmp_path)
-    assert [episode.task for episode in archive.latest(None, task, None, 9)] == [task]
+    assert [episode.opening.task for episode in archive.latest(None, task, None, 9)] == [task]
     assert list(archive.latest(None, "\ud800", None, 9)) == []
     archive.close()
 

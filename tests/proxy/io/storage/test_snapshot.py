@@ -76,7 +76,7 @@ def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
     known = loaded.episodes[episode]
     assert len(known.texts.texts) == 1
     assert {entry.text for entry in known.calls.values()} == {0}
-    assert known.metadata == {"list": [1, {"a": None}], "text": "é"}
+    assert known.opening.metadata == {"list": [1, {"a": None}], "text": "é"}
     rig.reward(episode)
     loaded = stored(tmp_path, rig.state)
     known = loaded.episodes[episode]
