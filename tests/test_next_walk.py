@@ -33,7 +33,7 @@ from tests.kit.still_learner import StillLearner
 from tests.proxy.serving import Client, serving
 
 FIRST, LAST = "ajet_proxy/io/capture/front.py", "ajet_trainer/backends/verl/trainer.py"
-MOST_FILES = 64
+MOST_FILES = 66
 """Which the plainest streamed call touches; a dozen are the rooms of the ledger that listen to what it makes true."""
 SENT_S = 0.4
 """After this long it is noted that the client was sent the end, which belongs to a call."""
