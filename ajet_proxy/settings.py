@@ -34,8 +34,6 @@ OTHERS = ("AJET_TRAINER_", MARK)
 HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?|[0-9a-f:]+:[0-9a-f.]*", re.ASCII | re.IGNORECASE)
 """A name or an address."""
 LISTENING_MODES = ("regular", "socks5", "transparent")
-LLM_ROUTE = re.compile(r"(/v1/(completions|responses|messages|models)|(/v1)?/chat/completions)/?$")
-"""A route that may stand behind a base URL that was copied from a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +308,10 @@ def split_upstream(text: str) -> tuple[str, str]:
         raise ConfigError("upstream must be an address without a name and password: set AJET_UPSTREAM_KEY")
     if server(url) is None:
         raise ConfigError(f"upstream must be [NAME=]http://HOST:PORT, not {text!r}")
-    if (route := LLM_ROUTE.search(url)) is not None:
-        base = text.removesuffix(route[0])
+    from ajet_proxy.core.protocol.routes import COPIED
+
+    if (route := next(filter(url.rstrip("/").endswith, COPIED), None)) is not None:
+        base = text.rstrip("/").removesuffix(route)
         raise ConfigError(f"upstream must be a base URL, without a route: {base!r}, not {text!r}")
     return name, url
 

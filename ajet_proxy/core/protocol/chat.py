@@ -54,6 +54,7 @@ class Chat(OpenAIDialect):
     )
     silence = '"delta":{}'
     limits = ("max_completion_tokens", "max_tokens")
+    words, entries = ("messages",), "messages"
     past, takes_ids = ChatHistory, True
 
     def __init__(self, *, withholds: bool = True) -> None:

@@ -43,7 +43,7 @@ class Completions(OpenAIDialect):
         + rb'\[(' + ID + rb')\]((?:,"weight_versions":null)?\}\]\}\n\n)'
     )
     silence = '"text":""'
-    limits = ("max_tokens",)
+    limits, words = ("max_tokens",), ("prompt",)
     past = PromptHistory.of
 
     def reader(self, ask: Ask) -> Reading:

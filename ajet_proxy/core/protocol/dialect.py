@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +29,8 @@ COMMENT = b": waiting for the engine\n"
 follows: for some readers that would end an event, an empty one."""
 VERSIONS = "return_weight_versions"
 """Asks vLLM, from 0.33 on, which weights sampled each token."""
+PROBE: Final = 4
+"""Tokens of an answer to a probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,10 @@ class Dialect(Protocol):
     """The engine's route that answers it."""
     limits: tuple[str, ...]
     """The fields that may limit an answer's tokens on the engine's route; the first that is there counts."""
+    words: tuple[str, ...]
+    """The fields that hold what the client's request says."""
+    entries: str = ""
+    """The one of them that lists messages or items, if one does."""
     past: Kind
     """Reads the history in a (translated) request."""
     takes_ids: bool = False
@@ -107,6 +113,21 @@ class Dialect(Protocol):
     ) -> Outline | None:
         """The outline of a turn that may continue a call, if the engine `takes_ids`; None if it cannot."""
         return None
+
+    def is_first(self, request: Mapping[str, Any]) -> bool:
+        """Tell whether there is no answer in the client's `request`, so that a conversation begins with it."""
+        said = request.get(self.entries)
+        return not (isinstance(said, list) and any(isinstance(one, Mapping) and self.is_answer(one) for one in said))
+
+    def is_answer(self, entry: Mapping[str, Any]) -> bool:
+        """Tell whether `entry` is of the model."""
+        return entry.get("role") == "assistant"
+
+    def is_probe(self, request: Mapping[str, Any]) -> bool:
+        """Tell whether the (translated) `request` may ask for something else before a task begins, as whether the model
+        is there: it offers no tools and allows few tokens of an answer."""
+        limit = next((limit for name in self.limits if isinstance(limit := request.get(name), int)), None)
+        return limit is not None and limit <= PROBE and not request.get("tools")
 
     def choices(self, request: Mapping[str, Any]) -> int:
         """The number of answers that the (translated) `request` asks for."""

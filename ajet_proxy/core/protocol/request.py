@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ajet_proxy.core.identity.headers import is_text
@@ -55,14 +55,14 @@ class JsonBody:
         model = self.fields.get("model")
         self.model = model if isinstance(model, str) and len(model) <= MAX_LABEL and is_text(model) else ""
 
-    def check_size(self) -> None:
-        """`TooLarge` also for too many messages or items, and for what the arguments of calls are made of."""
+    def check_size(self, entries: str) -> None:
+        """`TooLarge` also for too many messages or items, which `entries` lists, and for what the arguments of calls
+        are made of."""
         text, most, made_of = self._text, self._most, self._made_of
         if most is None:
             return
-        for name in _LISTS:
-            if isinstance(told := self.fields.get(name), list) and len(told) > most:
-                raise too_large(f"{name} has {len(told)} entries, and may have {most}", name)
+        if isinstance(told := self.fields.get(entries), list) and len(told) > most:
+            raise too_large(f"{entries} has {len(told)} entries, and may have {most}", entries)
         if made_of is None and (escaped := text.count("\\u00")) and _may_be_over(text, most, escaped):
             made_of = _count((text,), most)
         if made_of is not None:
@@ -85,7 +85,6 @@ NAMES = 30
 """So many names."""
 VALUES = 200
 """So many values: entries of lists, and what stands under names."""
-_LISTS = ("messages", "input")
 _OPEN = "[{"
 _PIECE = 1 << 20
 """Characters that are looked at together."""
@@ -197,23 +196,22 @@ def choices_of(request: Mapping[str, Any]) -> int:
     """``n``; one if it is left out or if the engine will refuse it."""
     return max(1, integer(request, "n") or 1)
 
-_TEXT = (
-    "text", "input_text", "output_text", "refusal", "thinking", "tool_reference", "reasoning_text", "summary_text"
-)  # fmt: skip
+TEXTS: Collection[str] = ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
+"""The types of parts that every route takes for text."""
 
 
-def beyond_text(entries: Any, *names: str) -> bool:
+def beyond_text(entries: Any, *names: str, texts: Collection[str] = TEXTS) -> bool:
     """Tell whether a message or item in the list `entries` holds more than text, such as an image or a sound, under one
     of `names`. Ids do not tell such things: they hold a placeholder, and a sample would teach an answer to something
-    that is not there. What is not known to be text is taken to be more. vLLM finds an image also by its key alone, if
-    the part has no type, and by its ``uuid``."""
+    that is not there. Parts of the types `texts` are text, and what is not known to be text is taken to be more. vLLM
+    finds an image also by its key alone, if the part has no type, and by its ``uuid``."""
     if not isinstance(entries, list):
         return False
     contents = [entry.get(name) for entry in entries if isinstance(entry, dict) for name in names]
-    return not all(_is_text(part) for content in contents if isinstance(content, list) for part in content)
+    return not all(_is_text(part, texts) for content in contents if isinstance(content, list) for part in content)
 
 
-def _is_text(part: Any) -> bool:
+def _is_text(part: Any, texts: Collection[str]) -> bool:
     if not isinstance(part, dict) or part.keys() == {"text"}:
         return True
-    return part.get("type") in _TEXT and part.get("uuid") is None
+    return part.get("type") in texts and part.get("uuid") is None

@@ -46,7 +46,7 @@ from ajet_proxy.core.protocol.json_edits import (
     splice,
 )
 from ajet_proxy.core.protocol.reading import UNREADABLE, hide, logprobs_of
-from ajet_proxy.core.protocol.request import beyond_text
+from ajet_proxy.core.protocol.request import TEXTS, beyond_text
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
 from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import (
@@ -64,6 +64,7 @@ from ajet_proxy.core.trajectory.call import (
 )
 
 LOGPROBS = "message.output_text.logprobs"
+_TEXTS = (*TEXTS, "reasoning_text", "summary_text")
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 _LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}
@@ -102,10 +103,17 @@ class Responses(Dialect):
     path = "/v1/responses"
     target = path
     limits = ("max_output_tokens",)
+    words, entries = ("instructions", "input", "previous_response_id"), "input"
     past, takes_ids = ResponseHistory, True
 
     def outline(self, request: Mapping[str, Any], history: History, **whose: str) -> responses.Responding | None:
         return responses.outline(request, history, **whose) if isinstance(history, ResponseHistory) else None
+
+    def is_first(self, request: Mapping[str, Any]) -> bool:
+        return request.get("previous_response_id") is None and super().is_first(request)
+
+    def is_answer(self, entry: Mapping[str, Any]) -> bool:
+        return super().is_answer(entry) or entry.get("type") in ("function_call", "reasoning")
 
     def reader(self, ask: Ask) -> ResponseReading:
         return ResponseReading(ask)
@@ -113,7 +121,7 @@ class Responses(Dialect):
     def ask(self, request: Mapping[str, Any]) -> Ask:
         if request.get("background"):
             return Ask(skip="background")
-        if beyond_text(request.get("input"), "content", "output"):
+        if beyond_text(request.get("input"), "content", "output", texts=_TEXTS):
             return Ask(skip="multimodal")
         fields = {}
         hide_ids = request.get("enable_response_messages", False) is False

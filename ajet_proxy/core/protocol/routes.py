@@ -14,6 +14,8 @@ from ajet_proxy.core.protocol.responses import RESPONSES
 
 CAPTURED: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES, RESPONSES)}
 """The routes whose POST requests are captured."""
+COPIED = (*CAPTURED, "/v1/models", "/chat/completions")
+"""The routes that may stand behind a base URL that was copied from a request."""
 RENAMED = frozenset((
     "/tokenize", "/detokenize", MESSAGES.path + "/count_tokens", RESPONSES.path + "/input_tokens",
     CHAT.path + "/render", COMPLETIONS.path + "/render",

@@ -166,7 +166,7 @@ class Pipeline:
         rewards = identity.labels.reward is not None
         if rewards and identity.episode is not None:
             identity = await self.reward(caller, identity, received.sent, call=True)
-        body.check_size()
+        body.check_size(dialect.entries)
         asked, history, ask = await self._carried(received), None, PASSED_BY
         if asked is not None:
             history = dialect.history(asked.fields, identity.scope, exact=self._continuity is not None)
@@ -177,7 +177,7 @@ class Pipeline:
         if asked is not None:
             ask = question(dialect, asked, MAX_CHOICES)
         asked = asked or body
-        said = Said(history, asked.fields, identity.scope)
+        said = Said(history, {name: body.fields.get(name) for name in dialect.words}, identity.scope)
         return Identified(received, identity, asked, ask, history, said, retry)
 
     async def reward(
@@ -228,10 +228,12 @@ class Pipeline:
 
     def _begin(self, identified: Identified, call_off: CallOff) -> AbstractAsyncContextManager[Begun]:
         identity, said, received = identified.identity, identified.said, identified.received
+        dialect = received.dialect
         request = CallRequest(
             identity, identified.history if _untold(identity) else None, identified.retry, received.body.model,
-            identified.ask.choices, received.dialect.path, said.key,
-            said.prompt if identity.labels.task is None else "", said.is_first, said.is_probe,
+            identified.ask.choices, dialect.path, said.key,
+            said.prompt if identity.labels.task is None else "",
+            dialect.is_first(received.body.fields), dialect.is_probe(identified.asked.fields),
         )
         return self._ledger_port.begin(request, call_off.now)
 

@@ -34,7 +34,7 @@ class CallRequest(Struct, frozen=True):
     names an episode, or a name that may be shared. ``sent`` has its retry keys (`core.identity.headers`); ``model`` is
     the one that it asks for. ``said`` is what it says (`core.ledger.attempts`). ``prompt`` is a digest of that which is
     the same for everybody, where an episode may need it; else it is empty. ``begins`` says that it has no answer in its
-    history, and ``probe`` that it is one (`core.conversation.prompts`)."""
+    history, and ``probe`` that it is one (`core.protocol.dialect`)."""
 
     identity: Identity
     history: Beginnings | None

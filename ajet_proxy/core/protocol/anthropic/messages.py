@@ -27,6 +27,7 @@ class Messages(Dialect):
     name = "messages"
     path = "/v1/messages"
     target = CHAT.path
+    words, entries = ("system", "messages"), "messages"
     limits, past, takes_ids, outline = CHAT.limits, CHAT.past, CHAT.takes_ids, CHAT.outline
 
     def __init__(self, template: Template | None = None) -> None:

@@ -25,10 +25,10 @@ json_values = st.recursive(
 )
 
 
-def told(text: str, most: int = MOST) -> str | None:
+def told(text: str, most: int = MOST, entries: str = "messages") -> str | None:
     """Tell what is said of a request `text`, if it is refused."""
     try:
-        extent.JsonBody(text.encode("utf-8", "surrogatepass"), most).check_size()
+        extent.JsonBody(text.encode("utf-8", "surrogatepass"), most).check_size(entries)
     except TooLarge as error:
         return f"{error.status} {error.code}: {error.message}"
     return None
@@ -41,8 +41,8 @@ def refused(fields: dict[str, Any], *, ascii_only: bool = True) -> str | None:
 
 @pytest.mark.parametrize("name", ["messages", "input"])
 def test_so_many_messages_or_items_and_no_more(name: str) -> None:
-    assert refused({name: [USER] * MOST}) is None
-    said = refused({name: [USER] * (MOST + 1)})
+    assert told(json.dumps({name: [USER] * MOST}), entries=name) is None
+    said = told(json.dumps({name: [USER] * (MOST + 1)}), entries=name)
     assert said is not None and said.startswith("413 too_many_messages: ")
     assert f"{name} has 11 entries, and may have 10" in said
 
@@ -253,4 +253,4 @@ def test_a_request_that_was_read_within_limits_knows_whether_it_keeps_to_all_of_
     for fields in ({"messages": [USER] * (MOST + 1)}, {"messages": [{"role": "assistant", "tool_calls": [call]}]}):
         text = json.dumps(fields)
         assert told(text) is not None and told(text, 100) is None
-        extent.JsonBody(text.encode()).check_size()
+        extent.JsonBody(text.encode()).check_size("messages")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ajet_proxy.core.protocol.dialect import PROBE
 from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED, CONTROL_ROUTES, described, open_route
 
@@ -65,3 +66,27 @@ def test_what_an_engine_does_with_messages_depends_on_its_template() -> None:
     assert doubt is not None and doubt.questions("m")
     answers = [{"input_tokens": 9}, {"input_tokens": 9}, *({"tokens": [n]} for n in range(6))]
     assert doubt.settled([None] * 8) is None and doubt.settled(answers) is not None
+
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+USER, MODEL = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
+
+
+@pytest.mark.parametrize(("path", "fields", "probe"), [
+    (CHAT, {}, False), (CHAT, {"max_tokens": PROBE}, True), (CHAT, {"max_tokens": PROBE + 1}, False),
+    (RESPONSES, {"max_output_tokens": 1}, True), (CHAT, {"max_completion_tokens": 500, "max_tokens": 1}, False),
+    (CHAT, {"max_tokens": 1, "tools": [{}]}, False), (COMPLETIONS, {"max_tokens": "1"}, False),
+])  # fmt: skip
+def test_a_probe_allows_few_tokens_and_no_tools(path: str, fields: dict[str, Any], probe: bool) -> None:
+    assert CAPTURED[path].is_probe(fields) == probe
+
+
+@pytest.mark.parametrize(("path", "fields", "first"), [
+    (CHAT, {"messages": [USER]}, True), (CHAT, {"messages": [USER, MODEL, USER]}, False),
+    (MESSAGES, {"messages": [USER, MODEL, USER]}, False), (COMPLETIONS, {"prompt": "hello"}, True),
+    (RESPONSES, {"input": "hello"}, True), (RESPONSES, {"input": [USER, {"type": "reasoning"}]}, False),
+    (RESPONSES, {"input": [USER, MODEL, USER]}, False), (CHAT, {"messages": ["odd"]}, True),
+    (RESPONSES, {"input": "more", "previous_response_id": "resp"}, False), (CHAT, {"messages": 7}, True),
+])  # fmt: skip
+def test_a_conversation_begins_without_an_answer(path: str, fields: dict[str, Any], first: bool) -> None:
+    assert CAPTURED[path].is_first(fields) == first
