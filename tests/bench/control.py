@@ -80,7 +80,7 @@ def swarm(lanes: Sequence[str], behind: int = 0) -> LedgerRig:
     rig = LedgerRig()
     rig.announce(version=behind)
     shares = dict.fromkeys(LANES, 1 / len(LANES))
-    rig.run(rig.commands.set_mix(SetMix(shares, ahead=len(LANES) * 40, group_size=GROUP), at=rig.at))
+    rig.run(rig.commands.leases.set_mix(SetMix(shares, ahead=len(LANES) * 40, group_size=GROUP), at=rig.at))
     clients = [
         rig.join(f"host-{number}", id=f"c{number}", lane=lanes[number % len(lanes)], revision="r", ttl_s=3600.0)
         for number in range(CLIENTS)
@@ -99,7 +99,7 @@ def swarm(lanes: Sequence[str], behind: int = 0) -> LedgerRig:
 
 def lease(of: LedgerRig, groups: int, **more: Any) -> bytes:
     """What a trainer is told that asks for so many groups. Nothing comes of it."""
-    return repr(of.commands.lease(Lease(groups=groups, group_size=GROUP, **more), batch="b", at=of.at)).encode()
+    return repr(of.commands.leases.lease(Lease(groups=groups, group_size=GROUP, **more), batch="b", at=of.at)).encode()
 
 
 def asked(rig: LedgerRig, path: str, **query: str) -> bytes:

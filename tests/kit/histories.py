@@ -86,16 +86,16 @@ def _weights(rig: LedgerRig, draw: Any) -> None:
     rig.announce(draw(st.sampled_from(["m", "m", "n"])), version)
     shut, model = draw(st.booleans()), draw(st.sampled_from([None, "m", "n"]))
     if shut:
-        rig.run(commands.gate_close(GateClose(model=model), at=rig.at))
+        rig.run(commands.trainers.gate_close(GateClose(model=model), at=rig.at))
     else:
-        rig.run(commands.gate_open(GateOpen(version, model), at=rig.at))
+        rig.run(commands.trainers.gate_open(GateOpen(version, model), at=rig.at))
 
 
 def _mix(rig: LedgerRig, draw: Any) -> None:
     ahead, size = draw(st.sampled_from([0, 1, 2])), draw(st.sampled_from([None, 1, 3]))
     shares = draw(st.sampled_from([None, {"default": 1.0}, {"default": 0.5, "lane": 0.5}]))
     body = SetMix(shares, ahead, size, model=draw(st.sampled_from([None, "m", "n"])))
-    rig.run(rig.commands.set_mix(body, at=rig.at))
+    rig.run(rig.commands.leases.set_mix(body, at=rig.at))
 
 
 def _time(rig: LedgerRig, draw: Any) -> None:

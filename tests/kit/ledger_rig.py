@@ -359,7 +359,7 @@ class LedgerRig:
         """The batch, or None if nothing is ready."""
         batch = self.id("batch")
         body = Lease(**fields)
-        self.run(self.commands.lease(body, batch=batch, at=self.at))
+        self.run(self.commands.leases.lease(body, batch=batch, at=self.at))
         self.commands.presence.lead(body.model, body.max_lead)
         return batch if batch in self.state.batches else None
 
@@ -370,18 +370,18 @@ class LedgerRig:
         return batch
 
     def ack(self, batch: str, version: int = 1, **filtered: str) -> Sequence[Event]:
-        return self.run(self.commands.ack(batch, Ack(version, filtered), at=self.at))
+        return self.run(self.commands.leases.ack(batch, Ack(version, filtered), at=self.at))
 
     def nack(self, batch: str) -> Sequence[Event]:
-        return self.run(self.commands.nack(batch, at=self.at))
+        return self.run(self.commands.leases.nack(batch, at=self.at))
 
     def extend(self, batch: str, lease_s: float = 300.0) -> Sequence[Event]:
-        return self.run(self.commands.extend(batch, Extend(lease_s), at=self.at))
+        return self.run(self.commands.leases.extend(batch, Extend(lease_s), at=self.at))
 
     def announce(
         self, model: str = "m", version: int = 1, upstreams: tuple[str, ...] | None = None, run: str | None = None
     ) -> Sequence[Event]:
-        return self.whole(self.commands.announce, Policy(model, version, upstreams, run), at=self.at)
+        return self.whole(self.commands.trainers.announce, Policy(model, version, upstreams, run), at=self.at)
 
     def attend(self, says: str = "beats", run: str = "a", instance: str = "", model: str = "m") -> Sequence[Event]:
         """A trainer says how it is; its folder is named as its run, as is its process unless `instance` names it."""
@@ -394,7 +394,7 @@ class LedgerRig:
         """The evaluation that is wanted now."""
         body = Evaluate(model, episodes, name)
         name = name or self.id("eval")
-        self.run(self.commands.evaluate(body, evaluation=name, at=self.at))
+        self.run(self.commands.trainers.evaluate(body, evaluation=name, at=self.at))
         return name
 
     def expire(self) -> Sequence[Event]:

@@ -58,13 +58,13 @@ def join(asked: Asked) -> Answer:
 def clients(asked: Asked) -> Answer:
     own = asked.whole_tenant("it sees no clients")
     tenant = None if asked.claims.scope == "admin" else own
-    at = max(asked.at, asked.state.now)
+    at = asked.state.time(asked.at)
     return Answer(lambda: {"now": at, "clients": asked.commands.clients.shown(tenant, at)})
 
 
 def beat(asked: Asked) -> Answer:
     client = asked.commands.clients.live(_own_client(asked))
-    asked.commands.presence.client_beats(client, max(asked.at, asked.state.now))
+    asked.commands.presence.client_beats(client, asked.state.time(asked.at))
     return Answer(partial(_client, asked, asked.id))
 
 

@@ -93,7 +93,7 @@ def granted(asked: Asked, wish: Wish, verdict: Verdict | None) -> Answer:
 def _events(asked: Asked, wish: Wish, digest: str) -> tuple[Event, ...]:
     return want(
         asked.state.runs, wish.run, supervisor=wish.supervisor, desired=wish.desired, config=wish.config,
-        digest=digest, restart=wish.restart, at=max(asked.at, asked.state.now),
+        digest=digest, restart=wish.restart, at=asked.state.time(asked.at),
     )
 
 
@@ -141,7 +141,7 @@ def forget_run(asked: Asked) -> Answer:
     known = known_run(asked.state.runs, asked.id)
     silent = asked.supervisors.silence(known.supervisor, asked.at) is not None
     runs_now = asked.supervisors.runs_now(known, asked.at) and not (silent and asked.claims.scope == "admin")
-    events = forget(asked.state.runs, asked.id, runs_now=runs_now, at=max(asked.at, asked.state.now))
+    events = forget(asked.state.runs, asked.id, runs_now=runs_now, at=asked.state.time(asked.at))
     return Answer(lambda: {"run": asked.id}, events)
 
 

@@ -17,7 +17,7 @@ from ajet_sdk.errors import NotFound
 def lease(asked: Asked) -> Answer:
     asked.check_trainer(asked.body.model)
     batch = asked.new_id("batch")
-    events = asked.commands.lease(asked.body, batch=batch, at=asked.at)
+    events = asked.commands.leases.lease(asked.body, batch=batch, at=asked.at)
     asked.commands.presence.lead(asked.body.model, asked.body.max_lead)
     if not any(isinstance(event, ev.BatchLeased) for event in events):
         return Answer(lambda: None, events, 204)
@@ -25,15 +25,15 @@ def lease(asked: Asked) -> Answer:
 
 
 def ack(asked: Asked) -> Answer:
-    return Answer(partial(_batch, asked), asked.commands.ack(_own_batch(asked), asked.body, at=asked.at))
+    return Answer(partial(_batch, asked), asked.commands.leases.ack(_own_batch(asked), asked.body, at=asked.at))
 
 
 def nack(asked: Asked) -> Answer:
-    return Answer(partial(_batch, asked), asked.commands.nack(_own_batch(asked), at=asked.at))
+    return Answer(partial(_batch, asked), asked.commands.leases.nack(_own_batch(asked), at=asked.at))
 
 
 def extend(asked: Asked) -> Answer:
-    return Answer(partial(_batch, asked), asked.commands.extend(_own_batch(asked), asked.body, at=asked.at))
+    return Answer(partial(_batch, asked), asked.commands.leases.extend(_own_batch(asked), asked.body, at=asked.at))
 
 
 def _own_batch(asked: Asked) -> str:
@@ -51,7 +51,7 @@ def _batch(asked: Asked) -> Body:
 
 def flush(asked: Asked) -> Answer:
     ended = len(asked.state.seats.progress.unended(asked.body.lane, asked.body.task))
-    return Answer(lambda: {"tasks": ended}, asked.commands.flush(asked.body, at=asked.at))
+    return Answer(lambda: {"tasks": ended}, asked.commands.leases.flush(asked.body, at=asked.at))
 
 
 # -- the mix
@@ -63,12 +63,12 @@ def mix(asked: Asked) -> Answer:
 
 def set_mix(asked: Asked) -> Answer:
     asked.check_trainer(asked.body.model)
-    return _mix(asked, asked.body.model, asked.commands.set_mix(asked.body, at=asked.at))
+    return _mix(asked, asked.body.model, asked.commands.leases.set_mix(asked.body, at=asked.at))
 
 
 def drop_mix(asked: Asked) -> Answer:
     model = asked.asked_model()
-    return _mix(asked, model, asked.commands.drop_mix(model, at=asked.at))
+    return _mix(asked, model, asked.commands.leases.drop_mix(model, at=asked.at))
 
 
 def _mix(asked: Asked, model: str | None, events: tuple[Event, ...] = ()) -> Answer:
@@ -80,12 +80,12 @@ def _mix(asked: Asked, model: str | None, events: tuple[Event, ...] = ()) -> Ans
 
 def gate_close(asked: Asked) -> Answer:
     asked.check_trainer(asked.body.model)
-    return Answer(partial(_gate, asked), asked.commands.gate_close(asked.body, at=asked.at))
+    return Answer(partial(_gate, asked), asked.commands.trainers.gate_close(asked.body, at=asked.at))
 
 
 def gate_open(asked: Asked) -> Answer:
     asked.check_trainer(asked.body.model)
-    return Answer(partial(_gate, asked), asked.commands.gate_open(asked.body, at=asked.at))
+    return Answer(partial(_gate, asked), asked.commands.trainers.gate_open(asked.body, at=asked.at))
 
 
 def _gate(asked: Asked) -> Body:
@@ -95,7 +95,7 @@ def _gate(asked: Asked) -> Body:
 
 def policy(asked: Asked) -> Answer:
     asked.check_trainer(asked.body.model)
-    model, events = asked.body.model, asked.commands.announce(asked.body, at=asked.at)
+    model, events = asked.body.model, asked.commands.trainers.announce(asked.body, at=asked.at)
 
     def show() -> Body:
         version, upstreams = asked.state.weights.policy_version(model), asked.state.weights.upstreams(model)
@@ -107,7 +107,7 @@ def policy(asked: Asked) -> Answer:
 
 def trainers(asked: Asked) -> Answer:
     events = asked.commands.trainers.attend(asked.body, at=asked.at)
-    asked.commands.presence.trainer_beats(asked.body.model, max(asked.at, asked.state.now))
+    asked.commands.presence.trainer_beats(asked.body.model, asked.state.time(asked.at))
     return Answer(lambda: {"model": asked.body.model} | _run(asked, events), events)
 
 
@@ -125,7 +125,7 @@ def _run(asked: Asked, events: tuple[Event, ...]) -> dict[str, Any]:
 def evaluate(asked: Asked) -> Answer:
     name, model = asked.name("eval"), asked.body.model
     asked.check_trainer(model)
-    events = asked.commands.evaluate(asked.body, evaluation=name, at=asked.at)
+    events = asked.commands.trainers.evaluate(asked.body, evaluation=name, at=asked.at)
     known = asked.state.plays.evaluation(name)
     version = asked.state.weights.policy_version(model) if known is None else known.policy_version
     return Answer(lambda: {"evaluation": name, "policy_version": version}, events)

@@ -49,7 +49,7 @@ class ClientCommands:
 
     def join(self, body: Join, *, client: str, tenant: str, at: float) -> tuple[ev.Event, ...]:
         """`client` is `body.id`, or a new one if that is None. One that has joined stays as it is."""
-        at = max(at, self.state.now)
+        at = self.state.time(at)
         if "/" in (body.lane or ""):
             raise BadRequest("a lane has no '/': that is what ends it in a task's name", param="lane")
         if (known := self.state.clients.find(client)) is not None:
@@ -79,7 +79,7 @@ class ClientCommands:
         known = self.known(client)
         if known.reason is not None:
             return ()
-        return tuple(self._gone([known], "left", max(at, self.state.now), AT_ONCE))
+        return tuple(self._gone([known], "left", self.state.time(at), AT_ONCE))
 
     def plays(self, client: str, revision: str | None, *, tenant: str, at: float) -> Played:
         """`client` opens an episode, under `revision` or its own. Raises as `live` does, and `Forbidden` for another

@@ -1,4 +1,4 @@
-"""The commands of episodes, groups, leases and the gate. They decide, over a state that only events change.
+"""The commands of episodes, calls, plays and time. They decide, over a state that only events change.
 
 Idea: a command checks what is asked against the state and returns the events that make it true, or raises an error of
 `ajet_sdk.errors`; it changes nothing. `State.apply` (`ajet_proxy.core.ledger.state`) takes events as facts and refuses
@@ -12,13 +12,12 @@ Next: ajet_proxy/core/ledger/episode.py
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
@@ -26,37 +25,20 @@ from ajet_proxy.core.ledger.attempts import Attempt, fate
 from ajet_proxy.core.ledger.call_entry import CallEntry
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import Episode, has_room, takes, timeouts
-from ajet_proxy.core.ledger.events import Event
-from ajet_proxy.core.ledger.leases import choose, lacking
-from ajet_proxy.core.ledger.mix import Mix
-from ajet_proxy.core.ledger.parts import AT_ONCE, Part, parted
+from ajet_proxy.core.ledger.events import Event, Events
+from ajet_proxy.core.ledger.lease_commands import LeaseCommands
+from ajet_proxy.core.ledger.parts import AT_ONCE, parted
 from ajet_proxy.core.ledger.plays import Evaluation
 from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
-from ajet_proxy.core.ledger.teams import slowest
 from ajet_proxy.core.ledger.trainer_commands import TrainerCommands
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
-from ajet_sdk.routes import (
-    Abort,
-    Ack,
-    Evaluate,
-    Extend,
-    Flush,
-    GateClose,
-    GateOpen,
-    Lease,
-    OpenEpisode,
-    Play,
-    Policy,
-    Reward,
-    SetMix,
-)
+from ajet_sdk.routes import Abort, OpenEpisode, Play, Reward
 
-Events = tuple[Event, ...]
 MAX_PLAYS = 1000
 """Plays of a tenant. Beyond it, the one that began first has been left, and ends."""
 LEAST_WAIT_S = 60.0
@@ -79,12 +61,14 @@ class CallAsked(Struct, frozen=True):
 
 
 class Commands:
-    """The daemon's decisions over `state`. Every command returns the events to apply; none if nothing must change."""
+    """The daemon's decisions over `state`: those about ``clients``, ``trainers`` and ``leases``, and all others. Every
+    command returns the events to apply; none if nothing must change."""
 
     def __init__(self, state: State) -> None:
         self.state, self.presence = state, Presence()
         self.clients = ClientCommands(state, self.presence)
         self.trainers = TrainerCommands(state, self.presence)
+        self.leases = LeaseCommands(state)
 
     # -- episodes
 
@@ -107,9 +91,9 @@ class Commands:
         idle, wall = timeouts(body, self.state.settings.idle_timeout, self.state.settings.wall_timeout)
         played = Played(revision=body.revision or None)
         if body.client:
-            played = self.clients.plays(body.client, played.revision, tenant=tenant, at=self._time(at))
+            played = self.clients.plays(body.client, played.revision, tenant=tenant, at=self.state.time(at))
         opened = ev.EpisodeOpened(
-            at=self._time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
+            at=self.state.time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
             eval=body.eval or body.trial, idle_timeout=idle, wall_timeout=wall, tenant=tenant,
             metadata=body.metadata, identified_by=identified_by, members=body.members,
             evaluation=None if evaluation is None else evaluation.name, client=played.client,
@@ -139,7 +123,7 @@ class Commands:
 
     def begin_call(self, asked: CallAsked, known: Episode | None) -> Events:
         """A request goes to the engine. `known` is its episode, which opens on first sight."""
-        at, episode = self._time(asked.started.at), asked.started.episode
+        at, episode = self.state.time(asked.started.at), asked.started.episode
         started = asked.started if asked.started.at == at else replace(asked.started, at=at)
         titled = (ev.TaskNamed(at, episode, f"prompt-{asked.prompt}"),) if asked.prompt and asked.task is None else ()
         if known is None:
@@ -164,7 +148,7 @@ class Commands:
 
     def label(self, known: Episode, *, task: str | None, eval: bool, at: float) -> Events:
         """A request names the task, or says that this is an evaluation. That holds for the whole of an open episode."""
-        at, out = self._time(at), list[Event]()
+        at, out = self.state.time(at), list[Event]()
         if known.state == "open" and task is not None and (known.opening.task is None or known.task_derived):
             out.append(ev.TaskNamed(at, known.id, task, derived=False))
         if known.state == "open" and eval and not known.opening.eval:
@@ -177,7 +161,7 @@ class Commands:
         """`call` is whole, and its client's history ends in `marks`. Its request begins with what earlier ones said
         that `begins` has. Nothing happens if it was lost or finished before. If its episode has ended, it is lost."""
         turn = call.turn
-        known, entry, at = self.state.episodes.known(episode), self._entry(episode, turn.call), self._time(at)
+        known, entry, at = self.state.episodes.known(episode), self._entry(episode, turn.call), self.state.time(at)
         if entry.state != "running":
             return _late(known, turn.call, entry, marks, at)
         if known.state not in ("open", "sealed"):
@@ -199,7 +183,7 @@ class Commands:
         engine refused it, and `begins` is as of `finish_call`. A call that ended before stays as it is, unless its
         client was answered and it is `taken_back`: the client was not sent the end, or the engine contradicted itself.
         A settled episode keeps even such a call: what may be delivered, or was, does not change."""
-        known, entry, at = self.state.episodes.known(episode), self._entry(episode, call), self._time(at)
+        known, entry, at = self.state.episodes.known(episode), self._entry(episode, call), self.state.time(at)
         unsettled = known.state in ("open", "sealed")
         answered = entry.state == "complete" or (entry.reason is not None and fate(entry.reason) == "answered")
         if entry.state != "running" and not (taken_back and answered and unsettled):
@@ -214,7 +198,7 @@ class Commands:
     ) -> Events:
         """A request of an open `episode` became no call, and the world failed it. Nothing happens if that tells nothing
         new."""
-        known, at = self.state.episodes.find(episode), self._time(at)
+        known, at = self.state.episodes.find(episode), self.state.time(at)
         if known is None or known.state != "open" or not known.attempts.adds(Attempt(agent, said, 0, at)):
             return ()
         return (ev.RequestLost(at, episode, reason, agent, said, model, detail),)
@@ -222,11 +206,11 @@ class Commands:
     def answers_sent(self, calls: Collection[str], unknown: Collection[str] = (), *, at: float) -> Events:
         """The clients of `calls` have been sent the end of their answers; for `unknown` calls nobody will know."""
         sent, doubtful = (tuple(sorted(self.state.episodes.unsent.intersection(some))) for some in (calls, unknown))
-        return (ev.AnswersSent(self._time(at), sent, doubtful),) if sent or doubtful else ()
+        return (ev.AnswersSent(self.state.time(at), sent, doubtful),) if sent or doubtful else ()
 
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
         """A final reward seals an open episode. `reward_id` is `body.id`, or a new one if that is None."""
-        known, at = self.state.episodes.known(episode), self._time(at)
+        known, at = self.state.episodes.known(episode), self.state.time(at)
         recorded = known.rewards.get(reward_id)
         if recorded is not None:
             if recorded.value != body.value:
@@ -243,7 +227,7 @@ class Commands:
 
     def seal(self, episode: str, *, at: float) -> Events:
         known = self.state.episodes.known(episode)
-        return self._sealed(known, self._time(at)) if takes("seal", known) else ()
+        return self._sealed(known, self.state.time(at)) if takes("seal", known) else ()
 
     def _sealed(self, known: Episode, at: float) -> Events:
         """`known` takes no more calls. If no request named its task, its first whole call does."""
@@ -254,124 +238,13 @@ class Commands:
     def abort(self, episode: str, body: Abort, *, at: float) -> Events:
         if not takes("abort", self.state.episodes.known(episode)):
             return ()
-        return (ev.EpisodeDiscarded(self._time(at), episode, "aborted", body.reason, cause=body.cause),)
+        return (ev.EpisodeDiscarded(self.state.time(at), episode, "aborted", body.reason, cause=body.cause),)
 
     def heartbeat(self, episode: str, *, at: float) -> Events:
         touches = takes("heartbeat", self.state.episodes.known(episode))
-        return (ev.EpisodeTouched(self._time(at), episode),) if touches else ()
+        return (ev.EpisodeTouched(self.state.time(at), episode),) if touches else ()
 
-    # -- batches
-
-    def lease(self, body: Lease, *, batch: str, at: float) -> Events:
-        """The groups that were complete first, as `batch`: all that are asked for, if they fit into one frame. If there
-        are too few, only the events of what is dropped, or of lanes that may be played further
-        (`ajet_proxy.core.ledger.leases`)."""
-        at = self._time(at)
-        if (body.min_group_size or 0) > (body.group_size or self.state.settings.group_size):
-            raise BadRequest("min_group_size may be at most group_size", param="min_group_size")
-        if body.max_lead is not None and slowest(self.state.weights.teams, body.model or "")[1] > body.max_lead:
-            return ()
-        dropped, chosen = choose(self.state, body, at=at)
-        if chosen is None:
-            return tuple(dropped or lacking(self.state, body, at=at))
-        model, groups = chosen
-        size, version = body.group_size or self.state.settings.group_size, self.state.weights.policy_version(model)
-        return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, version, groups, model, size))
-
-    def ack(self, batch: str, body: Ack, *, at: float) -> Events:
-        """The batch is trained. A returned one can be acknowledged too, while its episodes are as it had them."""
-        known = self.state.batches.known(batch)
-        if not body.filtered.keys() <= set(known.episodes()):
-            raise BadRequest(f"filtered names an episode that batch {batch} does not have", param="filtered")
-        if known.state == "trained":
-            return ()
-        if self.trainers.void(known):
-            raise Conflict(f"batch {batch} was leased to another run, which has ended: it is void", code="batch_void")
-        if known.state == "returned" and any(
-            one is None or one.state == "discarded" or one.shares.get(known.model, "") is not None
-            or len(one.rewards) != known.rewards_at_lease[one.id]
-            for one in map(self.state.episodes.find, known.episodes())
-        ):
-            raise Conflict(f"batch {batch} was returned and its episodes went elsewhere", code="lease_expired")
-        return (ev.BatchTrained(self._time(at), batch, body.policy_version, body.filtered),)
-
-    def nack(self, batch: str, *, at: float) -> Events:
-        """The batch comes back untrained."""
-        known = self.state.batches.known(batch)
-        if known.state == "trained":
-            raise Conflict(f"batch {batch} is trained", code="batch_trained")
-        return (ev.BatchReturned(self._time(at), batch, "nack"),) if known.state == "leased" else ()
-
-    def extend(self, batch: str, body: Extend, *, at: float) -> Events:
-        known, at = self.state.batches.known(batch), self._time(at)
-        if known.state != "leased":
-            raise Conflict(f"batch {batch} is {known.state}: there is no lease to extend", code=f"batch_{known.state}")
-        return (ev.LeaseExtended(at, batch, at + body.lease_s),)
-
-    def next_end(self, body: Lease, *, at: float) -> float:
-        """In how many seconds a lease may find more though nothing happens: a group key ends, or a lane lends its
-        turns."""
-        at, state = self._time(at), self.state
-        quiet = None if body.min_group_size is None else state.seats.progress.next_end(at - body.group_wait_s)
-        models = state.seats.queues.models() if body.model is None else (body.model,)
-        lending = [
-            since + one.mix.lane_wait_s for one in map(state.mixes.of, models) for lane in one.mix.shares
-            for since in one.credit.since(lane, one.since)
-        ]
-        ends = [] if quiet is None else [quiet + body.group_wait_s]
-        mixes = [state.mixes.table[name].mix for name in state.mixes.waited_for(body.model)]
-        if any(mix.ahead is not None for mix in mixes):  # agents may hang, or have died
-            ends.append(at + body.group_wait_s)
-        return min((end - at for end in (*ends, *lending) if end > at), default=math.inf)
-
-    def flush(self, body: Flush, *, at: float) -> Events:
-        progress = self.state.seats.progress.unended(body.lane, body.task)
-        return (ev.GroupsFlushed(self._time(at), body.lane, body.task),) if progress else ()
-
-    # -- the mix
-
-    def set_mix(self, body: SetMix, *, at: float) -> Events:
-        """Change what is given; the same again changes nothing."""
-        model = self.state.weights.meant(body.model)
-        known = self.state.mixes.of(model).mix
-        mix = Mix(
-            known.shares if body.shares is None else body.shares,
-            known.ahead if body.ahead is None else body.ahead or None,
-            known.group_size if body.group_size is None else body.group_size or None,
-            known.lane_wait_s if body.lane_wait_s is None else body.lane_wait_s,
-        )
-        same = mix == known and (not model or model in self.state.mixes.table)
-        return () if same else (ev.MixSet(self._time(at), model=model, **asdict(mix)),)
-
-    def drop_mix(self, model: str | None = None, *, at: float) -> Events:
-        """No lane has a share any more: groups are leased as they were complete."""
-        model = self.state.weights.meant(model)
-        known = self.state.mixes.of(model).mix
-        mix = replace(known, shares={})
-        return () if mix == known else (ev.MixSet(self._time(at), model=model, **asdict(mix)),)
-
-    # -- weights
-
-    def announce(self, body: Policy, *, at: float) -> Events:
-        at, begun, born = self._time(at), tuple[Event, ...](), self.state.weights.born(body.model)
-        if body.run is not None:
-            self.trainers.check_run(body.model, body.run, at)
-            begun = self.trainers.begin(body.model, body.run, at) if born.run != body.run else ()
-        known = self.state.weights.served.get(body.model)
-        same = known is not None and known.version == body.version and body.upstreams in (None, known.upstreams)
-        if not begun and same and born.continues(body.version):
-            return ()
-        announced = ev.PolicyAnnounced(at, body.model, body.version, body.upstreams)
-        return begun if isinstance(begun, Part) else (*begun, announced)
-
-    def evaluate(self, body: Evaluate, *, evaluation: str, at: float) -> Events:
-        """`evaluation` is `body.id`, or a new one if that is None. One that was asked for before stays as it is."""
-        if (known := self.state.plays.evaluation(evaluation)) is not None:
-            if (known.model, known.episodes) != (body.model, body.episodes):
-                raise BadRequest(f"evaluation {evaluation} is of another model or number of episodes", param="id")
-            return ()
-        version = self.state.weights.policy_version(body.model)
-        return (ev.EvaluationWanted(self._time(at), evaluation, body.model, version, body.episodes),)
+    # -- plays
 
     def play(self, body: Play, *, tenant: str, at: float) -> Events:
         """A data set is played. One that is being played goes on where it is."""
@@ -380,28 +253,14 @@ class Commands:
                 message = f"play {body.name} has {known.episodes} episodes, not {body.episodes}: end it, or name one"
                 raise Conflict(message, code="play_exists", param="episodes")
             return ()
-        at = self._time(at)
+        at = self.state.time(at)
         own = [name for owner, name in self.state.plays.table if owner == tenant]
         left = (ev.PlayEnded(at, name, tenant) for name in own[: max(0, len(own) + 1 - MAX_PLAYS)])
         return (*left, ev.PlayBegun(at, body.name, tenant, body.episodes))
 
     def end_play(self, play: str, *, tenant: str, at: float) -> Events:
         """It is whole, or given up."""
-        return (ev.PlayEnded(self._time(at), self.state.plays.play(tenant, play).name, tenant),)
-
-    def gate_close(self, body: GateClose, *, at: float) -> Events:
-        model = self.state.weights.meant(body.model)
-        known = self.state.gates.table.get(model)
-        closed = known is not None and known.shut
-        return () if closed else (ev.GateClosed(self._time(at), body.reason, model),)
-
-    def gate_open(self, body: GateOpen, *, at: float) -> Events:
-        weights, gates, version = self.state.weights, self.state.gates, body.policy_version
-        model = weights.meant(body.model)
-        goes_on = not model or weights.born(model).continues(version)
-        if gates.shut().isdisjoint(gates.opened_by(model)) and weights.policy_version(model) == version and goes_on:
-            return ()
-        return (ev.GateOpened(self._time(at), version, model),)
+        return (ev.PlayEnded(self.state.time(at), self.state.plays.play(tenant, play).name, tenant),)
 
     # -- time
 
@@ -409,7 +268,7 @@ class Commands:
         """Decide what time alone makes true, for one batch or at most `AT_ONCE` episodes: the caller asks again. An
         episode is idle only while none of its calls is in flight and no gate holds it. A gate is known to hold those
         that are `held`."""
-        at = self._time(at)
+        at = self.state.time(at)
         expired = next((batch for batch in self.state.batches.leased.values() if batch.lease_until <= at), None)
         if expired is not None:
             return (ev.BatchReturned(at, expired.id, "expired"),)
@@ -460,9 +319,6 @@ class Commands:
         lost = (ev.CallLost(at, episode, call, RESTARTED) for episode, call in running)
         settings = self.state.settings
         return (ev.ProxyStarted(at, settings.merge_policy, settings.group_size, self.state.now), *lost)
-
-    def _time(self, at: float) -> float:
-        return max(at, self.state.now)
 
     def _entry(self, episode: str, call: str) -> CallEntry:
         entry = self.state.episodes.known(episode).calls.get(call)

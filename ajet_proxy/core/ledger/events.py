@@ -27,6 +27,9 @@ class Event(Struct, frozen=True):
     at: float
 
 
+Events = tuple[Event, ...]
+
+
 class EpisodeEvent(Event, frozen=True):
     """Something that happened to one episode."""
 

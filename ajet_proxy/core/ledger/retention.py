@@ -46,7 +46,7 @@ def to_archive(state: State, at: float, max_age: float = 0.0) -> tuple[ev.Event,
         batch.id for batch in state.batches.values()
         if batch.state != "leased" and staying.isdisjoint(batch.episodes())
     ]
-    return (ev.EpisodesArchived(max(at, state.now), tuple(chosen), tuple(batches)),)
+    return (ev.EpisodesArchived(state.time(at), tuple(chosen), tuple(batches)),)
 
 
 def is_due(sealed: int, snapshot: int) -> bool:

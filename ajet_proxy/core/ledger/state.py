@@ -79,6 +79,10 @@ class State:
             "seats": self.seats, "episodes": self.episodes, "batches": self.batches,
         }
 
+    def time(self, at: float) -> float:
+        """The time `at`, or that of the latest event if that is later."""
+        return max(at, self.now)
+
     def apply(self, event: ev.Event) -> None:
         """Take `event` as having happened."""
         for listener in self._listeners[type(event)]:

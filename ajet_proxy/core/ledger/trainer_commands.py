@@ -1,4 +1,4 @@
-"""The commands of trainers and runs: a model has one trainer at a time, and a run learns from nothing of another run.
+"""The commands of trainers: who trains a model, with which weights, and which run begins.
 
 Idea: a trainer says every few seconds that it is at work. While it is heard, no other one of its model is let in. One
 that is silent is taken over, and whatever it says from then on is refused. So it never reaches the engines again. A
@@ -14,30 +14,30 @@ from __future__ import annotations
 from itertools import chain
 
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.events import Events
 from ajet_proxy.core.ledger.life import OTHER_RUN
 from ajet_proxy.core.ledger.parts import Part, parted
 from ajet_proxy.core.ledger.presence import Presence
-from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.weights import Trainer
-from ajet_sdk.errors import Conflict
-from ajet_sdk.routes import Attend
+from ajet_sdk.errors import BadRequest, Conflict
+from ajet_sdk.routes import Attend, Evaluate, GateClose, GateOpen, Policy
 
 HEARD_S = 30.0
 """So long is a trainer heard after a beat, and after a start of the proxy."""
 
 
 class TrainerCommands:
-    """The decisions about trainers, over `state`. They return events, as all commands do."""
+    """The decisions about trainers and weights, over `state`. They return events, as all commands do."""
 
     def __init__(self, state: State, presence: Presence) -> None:
         self.state, self.presence = state, presence
 
-    def attend(self, body: Attend, *, at: float) -> tuple[ev.Event, ...]:
+    def attend(self, body: Attend, *, at: float) -> Events:
         """A trainer says how it is. Raises `Conflict` if another one is at work, or has taken its place."""
-        at = max(at, self.state.now)
+        at = self.state.time(at)
         known = self.state.weights.trainers.get(body.model)
-        came: tuple[ev.Event, ...] = ()
+        came: Events = ()
         if known is None or (body.says == "comes" and known.came.instance != body.instance):
             self._let_in(body, at)
             came = (ev.TrainerCame(at, body.model, body.run, body.instance, body.host, body.folder),)
@@ -48,7 +48,7 @@ class TrainerCommands:
         begins = body.says == "begins" and (known is None or not known.begun)
         if not begins:
             return came
-        begun = self.begin(body.model, body.run, at)
+        begun = self._begin(body.model, body.run, at)
         return Part((*came, *begun)) if isinstance(begun, Part) else (*came, *begun)
 
     def check(self, model: str, instance: str) -> None:
@@ -57,13 +57,46 @@ class TrainerCommands:
         if instance and known is not None and known.came.instance != instance:
             raise Conflict(f"{_who(known)} has taken the place of this trainer", code="other_trainer")
 
-    def check_run(self, model: str, run: str, at: float) -> None:
-        """`Conflict` while the trainer of another run is heard."""
-        known = self.state.weights.trainers.get(model)
-        if known is not None and known.came.run != run and self._heard(known, at):
-            raise Conflict(f"{_who(known)} is at work", code="other_trainer")
+    def announce(self, body: Policy, *, at: float) -> Events:
+        """These weights serve, of that `run` if one is named. Raises `Conflict` while the trainer of another run is
+        heard."""
+        at, begun, born = self.state.time(at), Events(), self.state.weights.born(body.model)
+        if body.run is not None:
+            trainer = self.state.weights.trainers.get(body.model)
+            if trainer is not None and trainer.came.run != body.run and self._heard(trainer, at):
+                raise Conflict(f"{_who(trainer)} is at work", code="other_trainer")
+            begun = self._begin(body.model, body.run, at) if born.run != body.run else ()
+        known = self.state.weights.served.get(body.model)
+        same = known is not None and known.version == body.version and body.upstreams in (None, known.upstreams)
+        if not begun and same and born.continues(body.version):
+            return ()
+        announced = ev.PolicyAnnounced(at, body.model, body.version, body.upstreams)
+        return begun if isinstance(begun, Part) else (*begun, announced)
 
-    def begin(self, model: str, run: str, at: float) -> tuple[ev.Event, ...]:
+    def evaluate(self, body: Evaluate, *, evaluation: str, at: float) -> Events:
+        """`evaluation` is `body.id`, or a new one if that is None. One that was asked for before stays as it is."""
+        if (known := self.state.plays.evaluation(evaluation)) is not None:
+            if (known.model, known.episodes) != (body.model, body.episodes):
+                raise BadRequest(f"evaluation {evaluation} is of another model or number of episodes", param="id")
+            return ()
+        version = self.state.weights.policy_version(body.model)
+        return (ev.EvaluationWanted(self.state.time(at), evaluation, body.model, version, body.episodes),)
+
+    def gate_close(self, body: GateClose, *, at: float) -> Events:
+        model = self.state.weights.meant(body.model)
+        known = self.state.gates.table.get(model)
+        closed = known is not None and known.shut
+        return () if closed else (ev.GateClosed(self.state.time(at), body.reason, model),)
+
+    def gate_open(self, body: GateOpen, *, at: float) -> Events:
+        weights, gates, version = self.state.weights, self.state.gates, body.policy_version
+        model = weights.meant(body.model)
+        goes_on = not model or weights.born(model).continues(version)
+        if gates.shut().isdisjoint(gates.opened_by(model)) and weights.policy_version(model) == version and goes_on:
+            return ()
+        return (ev.GateOpened(self.state.time(at), version, model),)
+
+    def _begin(self, model: str, run: str, at: float) -> Events:
         """`run` has the model from now on. What is leased to another's comes back, and what is sealed or ready for that
         is discarded."""
         state, began = self.state, ev.RunBegan(at, model, run)
@@ -83,11 +116,6 @@ class TrainerCommands:
             if one.state == "sealed" and not one.opening.eval and one.named_to_train() == (model,)
         )
         return parted(chain(waiting, sealed), began)
-
-    def void(self, batch: LeasedBatch) -> bool:
-        """Tell whether a batch was leased to another run than the one that has its model now."""
-        born = self.state.weights.born(batch.model)
-        return born.branches[batch.branch].run != born.run
 
     def _let_in(self, body: Attend, at: float) -> None:
         known = self.state.weights.trainers.get(body.model)

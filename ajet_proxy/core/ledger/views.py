@@ -127,7 +127,7 @@ def _all_lanes(state: State) -> list[dict[str, Any]]:
 def overview(state: State, at: float) -> dict[str, Any]:
     """Show what an owner asks at time `at` beyond the status: rewards of the whole run and by task, which episodes are
     quiet, and what is leased."""
-    at = max(at, state.now)
+    at = state.time(at)
     idle = heapq.nsmallest(SHOWN, state.episodes.unsettled.values(), key=lambda episode: episode.active_at)
     return {
         "now": at,

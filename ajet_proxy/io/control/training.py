@@ -48,7 +48,7 @@ async def lease(desk: Desk, http: web.Request, asked: Asked) -> web.Response:
         left = deadline - clock.now()
         if left <= 0 or stopping.is_set():
             return web.Response(status=204)
-        again = store.commands.next_end(asked.body, at=clock.now())
+        again = store.commands.leases.next_end(asked.body, at=clock.now())
         await desk.until_stop(store.leasable(seen, min(left, again)))
         await asyncio.sleep(min(left, PAUSE * took))
     batch = http[SUBJECT] = str((await desk.shown(answer))["batch"])

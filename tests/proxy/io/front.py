@@ -17,7 +17,7 @@ from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Claims, Keys
 from ajet_proxy.core.ledger.commands import Commands
-from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event, RequestLost
+from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event, Events, RequestLost
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.capture.front import HttpFront
 from ajet_proxy.io.engines.upstream import Engines
@@ -57,19 +57,19 @@ class MemoryStore:
         self.quotas: Any = None
         self.trouble: dict[str, str] = {}
         self.tell: Callable[[], None] = lambda: None
-        self._listeners: list[Callable[[tuple[Event, ...]], None]] = []
+        self._listeners: list[Callable[[Events], None]] = []
 
-    def listen(self, listener: Callable[[tuple[Event, ...]], None]) -> None:
+    def listen(self, listener: Callable[[Events], None]) -> None:
         self._listeners.append(listener)
 
     async def decide(self, command: Callable[[], Any], unknown: Collection[str] = ()) -> Any:
         return command()
 
-    def check(self, events: tuple[Event, ...]) -> None:
+    def check(self, events: Events) -> None:
         if self.full and not all(isinstance(event, RequestLost) for event in events):
             raise NotReady("the disk is full", code="journal", retry_after=5.0)
 
-    def post(self, events: tuple[Event, ...]) -> None:
+    def post(self, events: Events) -> None:
         self.check(events)
         for event in events:
             self.state.apply(event)
@@ -78,7 +78,7 @@ class MemoryStore:
             listener(events)
         self.tell()
 
-    async def commit(self, events: tuple[Event, ...]) -> None:
+    async def commit(self, events: Events) -> None:
         self.post(events)
         await self.slow.wait()
 
@@ -195,24 +195,24 @@ class Front:
 
     def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:
         """An episode, opened by hand; its key."""
-        self.do("open_episode", OpenEpisode(**body), episode=episode, tenant=tenant)
+        self.do(self.store.commands.open_episode, OpenEpisode(**body), episode=episode, tenant=tenant)
         return self.keys.issue(Claims("agent", tenant, episode))
 
-    def do(self, command: str, *given: Any, **more: Any) -> None:
+    def do(self, command: Callable[..., Events], *given: Any, **more: Any) -> None:
         """Have a command of the ledger happen."""
-        self.store.post(getattr(self.store.commands, command)(*given, at=self.clock.now(), **more))
+        self.store.post(command(*given, at=self.clock.now(), **more))
 
     def announce(self, model: str, version: int, *upstreams: str) -> None:
-        self.do("announce", Policy(model, version, upstreams))
+        self.do(self.store.commands.trainers.announce, Policy(model, version, upstreams))
 
     def close_gate(self, model: str | None = None) -> None:
-        self.do("gate_close", GateClose(model=model))
+        self.do(self.store.commands.trainers.gate_close, GateClose(model=model))
 
     def open_gate(self, policy_version: int, model: str | None = None) -> None:
-        self.do("gate_open", GateOpen(policy_version, model))
+        self.do(self.store.commands.trainers.gate_open, GateOpen(policy_version, model))
 
     def reward(self, episode: str) -> None:
-        self.do("reward", episode, Reward(1.0), reward_id=f"rew-{self.clock.now()}")
+        self.do(self.store.commands.reward, episode, Reward(1.0), reward_id=f"rew-{self.clock.now()}")
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.store.durable if isinstance(event, kind)]

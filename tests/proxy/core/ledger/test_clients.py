@@ -140,7 +140,7 @@ def test_one_that_is_silent_for_its_time_is_gone(rig: LedgerRig) -> None:
     client, other = rig.join("one", ttl_s=10.0), rig.join("two", ttl_s=30.0)
     mine = rig.open(client=client)
     (call,) = rig.begin(mine)
-    rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
+    rig.run(rig.commands.trainers.gate_close(GateClose(), at=rig.at))
     rig.at += 6.0
     rig.beat(client)
     beaten = rig.at

@@ -230,7 +230,7 @@ def test_every_refusal_leaves_the_ledger_as_it_was(rig: LedgerRig) -> None:
         with pytest.raises(AjetError):
             command()
     assert rig.pictures[-1] == before
-    assert rig.run(rig.commands.lease(Lease(), batch="none", at=rig.at)) == ()
+    assert rig.run(rig.commands.leases.lease(Lease(), batch="none", at=rig.at)) == ()
 
 
 class Said:

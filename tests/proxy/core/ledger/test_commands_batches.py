@@ -80,7 +80,7 @@ def test_what_is_half_of_max_staleness_behind_comes_last_and_the_freshest_of_it_
     for limit, order in orders.items():
         body = Lease(groups=6, group_size=1, max_staleness=limit)
         for one in (rig, replayed):
-            (event,) = one.commands.lease(body, batch="b", at=rig.at)
+            (event,) = one.commands.leases.lease(body, batch="b", at=rig.at)
             assert isinstance(event, BatchLeased)
             assert [name for _, (name,) in event.groups] == [names[at] for at in order], limit
 
@@ -103,14 +103,14 @@ def test_a_look_reads_no_turns_and_finds_the_stale_alone(rig: LedgerRig) -> None
         rig.ready(f"b{number}", version=4)
     with mock.patch.object(Episode, "turns", side_effect=AssertionError), \
             mock.patch.object(rig.state, "episodes", Counted(rig.state.episodes)) as looked_at:
-        events = rig.commands.lease(Lease(group_size=2, max_staleness=2), batch="b", at=rig.at)
+        events = rig.commands.leases.lease(Lease(group_size=2, max_staleness=2), batch="b", at=rig.at)
         assert [event.episode for event in events if isinstance(event, EpisodeDiscarded)] == stale
         assert looked_at.names <= set(stale)
         looked_at.names.clear()
-        assert rig.commands.lease(Lease(group_size=2, max_staleness=4), batch="b", at=rig.at) != ()
+        assert rig.commands.leases.lease(Lease(group_size=2, max_staleness=4), batch="b", at=rig.at) != ()
         assert looked_at.names == set(stale)
         looked_at.names.clear()
-        assert rig.commands.lease(Lease(group_size=3, max_staleness=4), batch="b", at=rig.at) == ()
+        assert rig.commands.leases.lease(Lease(group_size=3, max_staleness=4), batch="b", at=rig.at) == ()
         assert looked_at.names == set()
 
 

@@ -33,11 +33,11 @@ def test_announcing_a_policy(rig: LedgerRig) -> None:
 
 
 def close(rig: LedgerRig) -> None:
-    rig.run(rig.commands.gate_close(GateClose("weights"), at=rig.at))
+    rig.run(rig.commands.trainers.gate_close(GateClose("weights"), at=rig.at))
 
 
 def unlock(rig: LedgerRig, version: int) -> object:
-    return rig.run(rig.commands.gate_open(GateOpen(version), at=rig.at))
+    return rig.run(rig.commands.trainers.gate_open(GateOpen(version), at=rig.at))
 
 
 def test_the_version_at_the_gate_is_that_of_the_one_model(rig: LedgerRig) -> None:
@@ -146,8 +146,8 @@ def test_an_hour_back_on_the_clock_keeps_no_silent_episode_open(rig: LedgerRig, 
     """Although a gate was opened by the old clock just before the stop."""
     rig.at = 1e6
     rig.announce("m", 1)
-    rig.run(rig.commands.gate_close(GateClose(model=model), at=rig.at))
-    rig.run(rig.commands.gate_open(GateOpen(2, model), at=rig.at))
+    rig.run(rig.commands.trainers.gate_close(GateClose(model=model), at=rig.at))
+    rig.run(rig.commands.trainers.gate_open(GateOpen(2, model), at=rig.at))
     episode = rig.open()
     timeout = rig.state.episodes[episode].opening.idle_timeout
     rig.at -= back
@@ -206,7 +206,7 @@ def test_whose_clients_were_sent_their_answers(rig: LedgerRig) -> None:
 
 @pytest.mark.parametrize("version", [0, 1, MAX_VERSION])
 def test_versions_are_what_a_batch_can_say(version: int) -> None:
-    opened = LedgerRig().commands.gate_open(GateOpen(version), at=1.0)
+    opened = LedgerRig().commands.trainers.gate_open(GateOpen(version), at=1.0)
     assert opened == ((ev.GateOpened(1.0, version),) if version else ())
     assert spans_of([[version, 1]], 1) == ((version, 1),)
     with pytest.raises(BadRequest):

@@ -85,10 +85,10 @@ def test_the_wait_begins_with_the_last_opening(rig: LedgerRig) -> None:
     rig.abort(rig.open(task="t"))
     rig.at += 50.0
     assert leased(rig) == []
-    assert rig.commands.next_end(Lease(**ASK), at=rig.at) == 10.0
+    assert rig.commands.leases.next_end(Lease(**ASK), at=rig.at) == 10.0
     rig.at += 10.0
     assert leased(rig) == [tuple(names)]
-    assert rig.commands.next_end(Lease(**ASK), at=rig.at) == float("inf")
+    assert rig.commands.leases.next_end(Lease(**ASK), at=rig.at) == float("inf")
 
 
 def test_an_evaluation_holds_up_no_group(rig: LedgerRig) -> None:
@@ -137,18 +137,18 @@ def played(rig: LedgerRig, *, task: str = "t", reward: float = 1.0, **how: Any) 
 def test_after_a_flush_nothing_more_is_waited_for(rig: LedgerRig) -> None:
     ready = {task: (rig.ready(task), rig.ready(task)) for task in ("math/1", "math/2", "code/1")}
     rig.open(task="math/1")
-    rig.run(rig.commands.flush(Flush(lane="math", task="math/1"), at=rig.at))
+    rig.run(rig.commands.leases.flush(Flush(lane="math", task="math/1"), at=rig.at))
     assert leased(rig) == [ready["math/1"]]
     assert leased(rig) == []
-    rig.run(rig.commands.flush(Flush(lane="math"), at=rig.at))
+    rig.run(rig.commands.leases.flush(Flush(lane="math"), at=rig.at))
     assert leased(rig, min_group_size=None) == [ready["math/2"]]
-    rig.run(rig.commands.flush(Flush(), at=rig.at))
+    rig.run(rig.commands.leases.flush(Flush(), at=rig.at))
     assert leased(rig) == [ready["code/1"]]
 
 
 def test_what_comes_after_a_flush_is_waited_for_again(rig: LedgerRig) -> None:
     rig.ready(), rig.ready()
-    rig.run(rig.commands.flush(Flush(), at=rig.at))
+    rig.run(rig.commands.leases.flush(Flush(), at=rig.at))
     assert len(leased(rig)) == 1
     rig.ready(), rig.ready()
     assert leased(rig) == []
@@ -258,7 +258,7 @@ def test_what_is_discarded_keeps_or_gives_up_its_seat_whatever_it_has_earned() -
 
 def test_a_group_waits_for_a_member_four_times_as_long_as_for_the_slowest_other() -> None:
     rig = of_eight()
-    rig.run(rig.commands.set_mix(SetMix(ahead=1), at=rig.at))
+    rig.run(rig.commands.leases.set_mix(SetMix(ahead=1), at=rig.at))
     names = [rig.open(task="t", model="m") for _ in range(8)]
     rig.at += 20.0
     for name in names[:6]:
@@ -286,10 +286,10 @@ def test_nobody_is_waited_for_in_vain_while_a_gate_is_shut_or_the_daemon_is_away
     quick, slow = (rig.open(task="t", model="m") for _ in range(2))
     rig.at += 10.0
     ends(rig, quick)
-    rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
+    rig.run(rig.commands.trainers.gate_close(GateClose(), at=rig.at))
     rig.at += 500.0
     assert rig.commands.expire(rig.at) == ()
-    rig.run(rig.commands.gate_open(GateOpen(1), at=rig.at))
+    rig.run(rig.commands.trainers.gate_open(GateOpen(1), at=rig.at))
     rig.at += 30.0
     rig.state.apply(ev.EpisodeTouched(rig.at, slow))
     rig.at += 500.0

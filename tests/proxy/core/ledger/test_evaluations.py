@@ -152,9 +152,9 @@ def test_a_newer_one_takes_its_place(rig: LedgerRig) -> None:
 def test_what_another_version_would_play_is_wanted_no_more(rig: LedgerRig) -> None:
     name = rig.evaluate("m", 2)
     begun = rig.open(eval=True, model="m")
-    rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
+    rig.run(rig.commands.trainers.gate_close(GateClose(), at=rig.at))
     assert rig.state.plays.wanted() == {"m": 1}, "calls wait at the gate"
-    rig.run(rig.commands.gate_open(GateOpen(4), at=rig.at))
+    rig.run(rig.commands.trainers.gate_open(GateOpen(4), at=rig.at))
     assert rig.state.plays.wanted() == {}
     assert rig.state.episodes[plays(rig)].opening.evaluation is None
     rig.call(begun)
@@ -184,11 +184,11 @@ def test_the_first_call_of_an_episode_says_whose_evaluation_it_plays(rig: Ledger
 
 
 def test_one_name_is_one_evaluation(rig: LedgerRig) -> None:
-    rig.run(rig.commands.evaluate(Evaluate("m", 2), evaluation="e", at=rig.at))
+    rig.run(rig.commands.trainers.evaluate(Evaluate("m", 2), evaluation="e", at=rig.at))
     for other in (Evaluate("n", 2), Evaluate("m", 3)):
         with refused(BadRequest, param="id", match="of another model or number"):
-            rig.commands.evaluate(other, evaluation="e", at=rig.at)
-    assert rig.commands.evaluate(Evaluate("m", 2), evaluation="e", at=rig.at) == ()
+            rig.commands.trainers.evaluate(other, evaluation="e", at=rig.at)
+    assert rig.commands.trainers.evaluate(Evaluate("m", 2), evaluation="e", at=rig.at) == ()
 
 
 def test_a_place_is_taken_in_its_turn_or_not_at_all(rig: LedgerRig) -> None:

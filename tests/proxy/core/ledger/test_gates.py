@@ -18,13 +18,13 @@ from tests.kit.refused import refused
 
 
 def close(rig: LedgerRig, model: str | None = None) -> tuple[Event, ...]:
-    events = rig.commands.gate_close(GateClose("weights", model=model), at=rig.at)
+    events = rig.commands.trainers.gate_close(GateClose("weights", model=model), at=rig.at)
     rig.run(events)
     return events
 
 
 def unlock(rig: LedgerRig, version: int, model: str | None = None) -> tuple[Event, ...]:
-    events = rig.commands.gate_open(GateOpen(version, model), at=rig.at)
+    events = rig.commands.trainers.gate_open(GateOpen(version, model), at=rig.at)
     rig.run(events)
     return events
 

@@ -22,7 +22,7 @@ from tests.kit.ledger_rig import LedgerRig, check
 
 def mix(rig: LedgerRig, shares: dict[str, float] | None = None, **more: Any) -> int:
     """How many events it makes."""
-    return len(rig.run(rig.commands.set_mix(SetMix(shares, **more), at=rig.at)))
+    return len(rig.run(rig.commands.leases.set_mix(SetMix(shares, **more), at=rig.at)))
 
 
 def ready(rig: LedgerRig, lane: str, groups: int) -> None:
@@ -52,7 +52,7 @@ def test_a_lane_is_waited_for_and_then_lends_its_turns(rig: LedgerRig) -> None:
     mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     ready(rig, "math", 9)
     assert (leased(rig, 2), leased(rig, 1)) == ("", "")
-    assert rig.commands.next_end(Lease(), at=rig.at) == 30.0
+    assert rig.commands.leases.next_end(Lease(), at=rig.at) == 30.0
     rig.at += 29.0
     assert leased(rig, 2) == ""
     rig.at += 1.0
@@ -80,8 +80,8 @@ def test_a_lane_without_a_share_is_not_leased_until_shares_are_dropped(rig: Ledg
     assert leased(rig) == ""
     ready(rig, "math", 1)
     assert leased(rig) == "m"
-    assert len(rig.run(rig.commands.drop_mix(at=rig.at))) == 1
-    assert rig.run(rig.commands.drop_mix(at=rig.at)) == ()
+    assert len(rig.run(rig.commands.leases.drop_mix(at=rig.at))) == 1
+    assert rig.run(rig.commands.leases.drop_mix(at=rig.at)) == ()
     assert leased(rig, 3) == "cct"
 
 
@@ -221,7 +221,7 @@ def test_a_lane_of_which_every_group_is_discarded_lends_its_turns(rig: LedgerRig
         rig.ready("code/1", reward=1.0), rig.ready("code/1", reward=1.0), rig.ready("code/2")
         assert leased(rig, 2, signal=True) == ""
         rig.at += 1.0
-    assert rig.commands.next_end(Lease(model="m"), at=rig.at) == 1.0
+    assert rig.commands.leases.next_end(Lease(model="m"), at=rig.at) == 1.0
     rig.at += 1.0
     for _ in range(4):
         rig.ready("math/new", reward=0.0), rig.ready("math/new", reward=1.0)
@@ -253,7 +253,7 @@ def test_a_lane_of_which_one_went_stale_is_waited_for_while_others_become_ready(
         rig.at += 1.0
         rig.ready(f"code/{number}")
     assert rig.state.tallies.discarded == {"stale": 1}
-    assert rig.commands.next_end(Lease(model="m"), at=rig.at) == 30.0
+    assert rig.commands.leases.next_end(Lease(model="m"), at=rig.at) == 30.0
     rig.at += 30.0
     assert leased(rig, 2, max_staleness=0) == "mm"
 
@@ -273,7 +273,7 @@ def test_a_restart_grants_a_lane_its_whole_wait(rig: LedgerRig) -> None:
 
 def lacking(rig: LedgerRig, **asked: Any) -> tuple[str, ...]:
     """The lanes that a lease finds too little of, and lets in."""
-    events = rig.run(rig.commands.lease(Lease(**asked), batch="none", at=rig.at))
+    events = rig.run(rig.commands.leases.lease(Lease(**asked), batch="none", at=rig.at))
     assert {type(event) for event in events} <= {LanesLacking}
     return events[0].lanes if events else ()
 
@@ -305,17 +305,17 @@ def test_what_agents_have_left_behind_keeps_nobody_out_for_long(rig: LedgerRig) 
     rig.at += 19.0
     asked: dict[str, Any] = {"group_wait_s": 20.0}
     assert lacking(rig, **asked) == ()
-    assert rig.commands.next_end(Lease(group_wait_s=20.0), at=rig.at) == 20.0
+    assert rig.commands.leases.next_end(Lease(group_wait_s=20.0), at=rig.at) == 20.0
     rig.at += 1.0
     (call,) = rig.begin(left[0])
     rig.open(task="a/1", eval=True)
     assert lacking(rig, **asked) == ()
     rig.finish(left[0], call)
     rig.at += 20.0
-    rig.run(rig.commands.gate_close(GateClose("weights"), at=rig.at))
+    rig.run(rig.commands.trainers.gate_close(GateClose("weights"), at=rig.at))
     rig.at += 20.0
     assert lacking(rig, **asked) == ()
-    rig.run(rig.commands.gate_open(GateOpen(1), at=rig.at))
+    rig.run(rig.commands.trainers.gate_open(GateOpen(1), at=rig.at))
     assert lacking(rig, **asked) == ()
     rig.at += 20.0
     assert lacking(rig, **asked) == ("a",)
@@ -344,12 +344,12 @@ def test_who_waits_is_not_held_up_by_the_gate_of_a_model_that_is_not_played_ther
     rig.open(task="a/1", model="n"), rig.open(task="a/1", model="n")
     asked: dict[str, Any] = {"group_wait_s": 20.0, "model": "n"}
     rig.at += 20.0
-    rig.run(rig.commands.gate_close(GateClose("weights", model="n"), at=rig.at))
+    rig.run(rig.commands.trainers.gate_close(GateClose("weights", model="n"), at=rig.at))
     rig.at += 20.0
     assert lacking(rig, **asked) == ()
-    rig.run(rig.commands.gate_open(GateOpen(1, model="n"), at=rig.at))
+    rig.run(rig.commands.trainers.gate_open(GateOpen(1, model="n"), at=rig.at))
     rig.at += 20.0
-    rig.run(rig.commands.gate_close(GateClose("weights", model="m"), at=rig.at))
+    rig.run(rig.commands.trainers.gate_close(GateClose("weights", model="m"), at=rig.at))
     assert lacking(rig, **asked) == ("a",)
 
 
@@ -404,7 +404,7 @@ def test_whoever_goes_on_asking_is_served(data: st.DataObject) -> None:
             rig.at += 5.0
             while True:  # as the route looks again
                 batch = rig.id("batch")
-                events = rig.run(rig.commands.lease(trainer, batch=batch, at=rig.at))
+                events = rig.run(rig.commands.leases.lease(trainer, batch=batch, at=rig.at))
                 if not events or batch in rig.state.batches:
                     break
             if events:

@@ -39,7 +39,7 @@ class Training:
         if self.trains[model]:
             self.trains[model] = False
             self.versions[model] += 1
-            self.rig.run(self.rig.commands.gate_open(GateOpen(self.versions[model], model), at=self.rig.at))
+            self.rig.run(self.rig.commands.trainers.gate_open(GateOpen(self.versions[model], model), at=self.rig.at))
             if self.versions[model] % SAVE_FREQ == 0:
                 for batch in self.held[model]:
                     self.rig.ack(batch, self.versions[model])

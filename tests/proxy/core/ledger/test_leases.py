@@ -150,7 +150,7 @@ def looks(rig: LedgerRig) -> list[int]:
     while not rig.state.batches:
         events: list[object] = []
         look = Lease(groups=1, group_size=2)
-        made.append(steps(lambda: events.extend(rig.commands.lease(look, batch="b", at=rig.at))))  # noqa: B023
+        made.append(steps(lambda: events.extend(rig.commands.leases.lease(look, batch="b", at=rig.at))))  # noqa: B023
         rig.run(events)  # type: ignore[arg-type]
     return made
 
@@ -178,7 +178,7 @@ def away(episodes: int) -> LedgerRig:
 def test_a_look_at_what_cannot_be_dropped_now_costs_what_it_numbers() -> None:
     made = []
     for rig in (away(600), away(2400)):
-        made.append(steps(lambda: rig.commands.lease(Lease(group_size=2, model="m"), batch="b", at=rig.at)))  # noqa: B023
+        made.append(steps(lambda: rig.commands.leases.lease(Lease(group_size=2, model="m"), batch="b", at=rig.at)))  # noqa: B023
         assert rig.lease(group_size=2, model="m") is None
     assert made[1] < 5 * made[0]
 
@@ -190,8 +190,8 @@ def test_thousands_of_stale_episodes_are_dropped_at_their_number() -> None:
         for number in range(episodes):
             rig.ready(f"t{number}", version=1)
         rig.announce(version=9)
-        while (events := rig.commands.lease(look := Lease(max_staleness=2), batch="b", at=rig.at)):
-            total += steps(lambda: rig.commands.lease(look, batch="b", at=rig.at))  # noqa: B023
+        while (events := rig.commands.leases.lease(look := Lease(max_staleness=2), batch="b", at=rig.at)):
+            total += steps(lambda: rig.commands.leases.lease(look, batch="b", at=rig.at))  # noqa: B023
             rig.run(events)
         made.append(total)
     assert made[1] < 5 * made[0]

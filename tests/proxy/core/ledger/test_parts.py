@@ -46,7 +46,7 @@ def begins(rig: LedgerRig) -> Sequence[Event]:
 
 
 def announces(rig: LedgerRig) -> Sequence[Event]:
-    return rig.commands.announce(Policy("m", 0, run="new"), at=rig.at)
+    return rig.commands.trainers.announce(Policy("m", 0, run="new"), at=rig.at)
 
 
 @pytest.mark.parametrize(("command", "end"), [

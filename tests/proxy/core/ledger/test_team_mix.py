@@ -28,7 +28,7 @@ def two(*, watch: bool = True) -> LedgerRig:
 
 
 def mix(rig: LedgerRig, model: str | None, **fields: Any) -> int:
-    return len(rig.run(rig.commands.set_mix(SetMix(model=model, **fields), at=rig.at)))
+    return len(rig.run(rig.commands.leases.set_mix(SetMix(model=model, **fields), at=rig.at)))
 
 
 def full(rig: LedgerRig, **body: Any) -> bool:
@@ -56,8 +56,8 @@ def test_each_model_has_a_mix_of_its_own_and_the_first_that_of_before(rig: Ledge
     assert [(one["shares"], one["ahead"], one["group_size"]) for one in shown] == [
         ({"a": 1.0}, 4, 3), ({"b": 1.0}, 0, 2), ({}, 0, 2),
     ]  # fmt: skip
-    rig.run(rig.commands.drop_mix("n", at=rig.at))
-    assert rig.commands.drop_mix("n", at=rig.at) == ()
+    rig.run(rig.commands.leases.drop_mix("n", at=rig.at))
+    assert rig.commands.leases.drop_mix("n", at=rig.at) == ()
     assert (views.mix(rig.state, "n")["shares"], views.mix(rig.state, "m")["shares"]) == ({}, {"a": 1.0})
 
 
@@ -68,7 +68,7 @@ def test_who_names_no_model_means_the_only_one_or_is_told_to(rig: LedgerRig) -> 
     assert [views.mix(rig.state, model)["shares"] for model in ("m", None, "n")] == [{"a": 1.0}, {"a": 1.0}, {}]
     rig.announce("n", 1)
     for ask in (
-        lambda: mix(rig, None, ahead=1), lambda: rig.commands.drop_mix(at=rig.at), lambda: views.mix(rig.state)
+        lambda: mix(rig, None, ahead=1), lambda: rig.commands.leases.drop_mix(at=rig.at), lambda: views.mix(rig.state)
     ):
         with refused(Conflict, "several_models"):
             ask()
@@ -188,8 +188,8 @@ def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
     assert rig.lease(model="m", groups=2, group_size=1) is None
     rig.at += 29.0
     rig.ready("b/1", model="n")
-    assert rig.commands.next_end(Lease(model="m"), at=rig.at) == 1.0
-    assert rig.commands.next_end(Lease(), at=rig.at) == 1.0
+    assert rig.commands.leases.next_end(Lease(model="m"), at=rig.at) == 1.0
+    assert rig.commands.leases.next_end(Lease(), at=rig.at) == 1.0
     rig.at += 1.0
     assert rig.lease(model="m", groups=2, group_size=1) is not None
     rig.restart()
@@ -197,7 +197,7 @@ def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
 
 
 def lacking(rig: LedgerRig, **asked: Any) -> list[tuple[str, tuple[str, ...]]]:
-    events = rig.run(rig.commands.lease(Lease(**asked), batch="none", at=rig.at))
+    events = rig.run(rig.commands.leases.lease(Lease(**asked), batch="none", at=rig.at))
     return [(event.model, event.lanes) for event in events if isinstance(event, LanesLacking)]
 
 
@@ -208,12 +208,12 @@ def test_who_is_held_at_another_models_gate_holds_up_nobody_for_long() -> None:
     episodes = [rig.open(task="t", members=BOTH) for _ in range(2)]
     for episode in episodes:
         rig.begin(episode, model="n", agent="codes")
-    rig.run(rig.commands.gate_close(GateClose(model="n"), at=rig.at))
+    rig.run(rig.commands.trainers.gate_close(GateClose(model="n"), at=rig.at))
     rig.at += 60.0
     assert lacking(rig, model="n") == []
     assert (lacking(rig, model="m"), lacking(rig, model="m")) == ([("m", ("default",))], [])
     assert (full(rig, model="m"), full(rig, model="n")) == (False, True)
-    assert rig.commands.next_end(Lease(model="m", group_wait_s=7.0), at=rig.at) == 7.0
+    assert rig.commands.leases.next_end(Lease(model="m", group_wait_s=7.0), at=rig.at) == 7.0
     rig.restart()
     assert not full(rig, model="m")
     train_of = rig.ready(model="m"), rig.ready(model="m")
@@ -300,7 +300,7 @@ def test_a_trainer_that_never_comes_holds_up_nobody_elses(data: st.DataObject) -
         play()
         batch = rig.id("batch")
         asked = Lease(groups=1, group_size=size, model="m", min_group_size=1, group_wait_s=0.0)
-        events = rig.run(rig.commands.lease(asked, batch=batch, at=rig.at))
+        events = rig.run(rig.commands.leases.lease(asked, batch=batch, at=rig.at))
         assert batch in rig.state.batches and not any(isinstance(event, LanesLacking) for event in events)
         if chance.random() < 0.8:
             rig.ack(batch)

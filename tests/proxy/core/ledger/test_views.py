@@ -33,7 +33,7 @@ def test_the_status_of_something(rig: LedgerRig) -> None:
     for state in ("trained", "leased", *(set(EPISODE_STATES) - {"trained", "leased"})):
         rig.in_state(state)
     rig.announce("m", 3, ("http://engine",))
-    rig.run(rig.commands.gate_close(GateClose("weights"), at=rig.at))
+    rig.run(rig.commands.trainers.gate_close(GateClose("weights"), at=rig.at))
     status = json.loads(json.dumps(views.status(rig.state)))
     assert status["episodes"] == {"opened": 7, **dict.fromkeys(EPISODE_STATES, 1)}
     assert status["models"] == {"m": {"policy_version": 3, "gate": "closing", "upstreams": ["http://engine"]}}

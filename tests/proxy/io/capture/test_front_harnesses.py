@@ -148,7 +148,7 @@ async def test_a_session_outlives_its_episode(front: Front, headers: dict[str, s
             answer = await send(front.url + CHAT, body=HELLO | asked | body, headers=headers)
             assert answer.status == 200
             opened.append(answer.headers["x-ajet-episode"])
-        front.do("abort", opened[-1], Abort())
+        front.do(front.store.commands.abort, opened[-1], Abort())
     assert opened == [SESSION] * 2 + [f"{SESSION}.2"] * 2 + [f"{SESSION}.3"] * 2
     assert not front.lost
 
@@ -159,7 +159,7 @@ async def test_a_session_whose_episode_ends_while_a_request_waits_goes_on_in_the
     waiting = asyncio.create_task(send(front.url + CHAT, body=HELLO, headers=CODEX))
     await asyncio.wait([waiting], timeout=0.2)
     assert front.gate.waiting == 1
-    front.do("abort", SESSION, Abort())
+    front.do(front.store.commands.abort, SESSION, Abort())
     front.open_gate(1)
     assert (await waiting).headers["x-ajet-episode"] == f"{SESSION}.2"
 

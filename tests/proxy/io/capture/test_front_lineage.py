@@ -129,7 +129,7 @@ async def test_an_episode_that_ends_while_its_call_is_held_leaves_the_call_to_a_
     front.close_gate()
     asking = asyncio.create_task(send(front.url + CHAT, body=body("hi", told(first), "more")))
     await until(lambda: front.gate.waiting == 1)
-    front.do("seal", episode_of(first))
+    front.do(front.store.commands.seal, episode_of(first))
     front.open_gate(1)
     again = await asking
     assert again.status == 200 and episode_of(again) != episode_of(first)

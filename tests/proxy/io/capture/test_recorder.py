@@ -55,7 +55,7 @@ class Scene:
         """Nobody asks."""
 
     def announce(self, version: int) -> None:
-        self.store.post(self.store.commands.announce(Policy("m", version), at=2.0))
+        self.store.post(self.store.commands.trainers.announce(Policy("m", version), at=2.0))
 
     @property
     def ends(self) -> list[str]:

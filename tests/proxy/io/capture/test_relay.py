@@ -331,7 +331,7 @@ async def test_an_episode_that_is_sealed_meanwhile_does_not_disturb_the_answer()
     async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front:
         asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=True)))
         await until(lambda: front.running == 1)
-        front.do("seal", "x")
+        front.do(front.store.commands.seal, "x")
         answer = await asking
     assert answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
     assert len(front.calls) == 1

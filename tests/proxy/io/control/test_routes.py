@@ -16,7 +16,7 @@ from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.ledger import leases as leasing
-from ajet_proxy.core.ledger.commands import Commands
+from ajet_proxy.core.ledger.lease_commands import LeaseCommands
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.frame import decode_batch
@@ -205,7 +205,7 @@ async def test_a_lease_waits_until_a_group_is_ready(client: Client) -> None:
 
 
 async def test_a_lease_that_waits_looks_again_only_when_it_may_find_more(client: Client) -> None:
-    with mock.patch.object(Commands, "lease", autospec=True, side_effect=Commands.lease) as looks:
+    with mock.patch.object(LeaseCommands, "lease", autospec=True, side_effect=LeaseCommands.lease) as looks:
         asked = {"group_size": 2, "wait_s": 30, "max_staleness": 4}
         waiting = asyncio.create_task(client.control("POST", "/batches/lease", asked))
         for turn in range(10):

@@ -60,7 +60,7 @@ async def test_an_engine_that_serves_no_more_is_not_spoken_of() -> None:
     async with EngineStub() as stub, EngineStub() as better, Front() as front:
         for engine in (stub, better):
             announced = Policy(model="stub", version=1, upstreams=(engine.url,))
-            front.store.post(front.store.commands.announce(announced, at=front.clock.now()))
+            front.store.post(front.store.commands.trainers.announce(announced, at=front.clock.now()))
             assert front.store.trouble == {}
             engine.faults = [Fault("no_token_ids")]
             await send(front.url + CHAT, body=BODY)

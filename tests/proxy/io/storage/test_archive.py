@@ -54,7 +54,7 @@ def test_what_retention_removes_is_gone_whole_and_its_sums_stay(tmp_path: Path) 
     with pytest.raises(NotFound, match=f"no episode {trained.id}"):
         commands.reward(trained.id, Reward(value=1.0, id="given"), reward_id="given", at=0.0)
     with pytest.raises(NotFound, match="no batch"):
-        commands.ack(next(iter(batches)), Ack(policy_version=1), at=0.0)
+        commands.leases.ack(next(iter(batches)), Ack(policy_version=1), at=0.0)
     assert commands.open_episode(OpenEpisode(), episode=trained.id, at=0.0, tenant="another")
     assert run(tmp_path, "5.0", "0").stdout == "0\n"
 
