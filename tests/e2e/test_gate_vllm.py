@@ -30,7 +30,6 @@ def restored(vllm: Engine) -> Iterator[None]:
     httpx.post(f"{vllm.url}/resume", timeout=60, trust_env=False).raise_for_status()
 
 
-@pytest.mark.timeout(600)
 async def test_a_stream_freezes_while_the_gate_is_closed_and_ends_whole(
     vllm: Engine, restored: None, tmp_path: Path
 ) -> None:
@@ -64,7 +63,6 @@ def computed_again(engine: Engine) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in told if line.startswith("vllm:num_preemptions_total{"))
 
 
-@pytest.mark.timeout(600)
 async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefix_cache(
     vllm: Engine, restored: None, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import FLOAT32, RATE, TrainerProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 STEPS, GROUPS, SIZE = 3, 2, 4
 LORA = {"actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_alpha": 16, RATE: 2e-2, **FLOAT32}
 

@@ -15,7 +15,6 @@ STEPS, GROUPS, SIZE = 4, 2, 4
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # verl, imported to restore the engine, warns of engines it lacks
 def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, shaped: Engine) -> None:
     """With a learning rate that moves the policy far, trainer and engine still agree: the weights did arrive. So they

@@ -17,7 +17,7 @@ from tests.kit.tiny_model import build
 from tests.kit.trainer_process import FLOAT32, TrainerProcess
 from tests.kit.vllm_process import vllm_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def ended(folder: Path, model: Path, engine: str) -> str:

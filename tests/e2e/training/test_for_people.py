@@ -19,7 +19,7 @@ from tests.kit.tiny_model import build
 from tests.kit.trainer_process import FLOAT32, PYTHON, RATE, TRAINER, TrainerProcess
 from tests.kit.vllm_process import vllm_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 STEPS, GROUPS, SIZE, EVALUATED = 2, 2, 4, 3
 AGENT = """
 import json, os, urllib.request
@@ -127,17 +127,15 @@ def test_rows_are_what_the_engine_sampled_and_the_trainer_computed(trained: Trai
             assert line["step"] > 1 or max(differences) < 0.1, "both have the weights that the run began with"
 
 
-def exported(trained: Trained, folder: Path, step: int) -> Path:
-    words = [str(TRAINER), "export", str(trained.run), str(folder / "model"), "--step", str(step)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stderr == "" and done.stdout.splitlines()[-1] == f"exported to {folder / 'model'}"
-    return folder / "model"
-
-
-def test_vllm_serves_the_exported_model_with_the_trainers_logprobs(trained: Trained, tmp_path: Path) -> None:
+def test_the_exported_model_is_served_with_the_trainers_logprobs_and_trained_on(
+    trained: Trained, tmp_path: Path
+) -> None:
     """The trainer's logprobs in step 2 are those of the weights after step 1."""
-    model = exported(trained, tmp_path, 1)
-    with vllm_server(model, tmp_path / "vllm.log") as url:
+    model = tmp_path / "model"
+    words = [str(TRAINER), "export", str(trained.run), str(model), "--step", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stderr == "" and done.stdout.splitlines()[-1] == f"exported to {model}"
+    with vllm_server(model, tmp_path / "vllm.log", options=("--logprobs-mode", "processed_logprobs")) as url:
         for row in rows(trained.run, 2)[:4]:
             body = {"model": "tiny", "prompt": row["ids"], "max_tokens": 1, "prompt_logprobs": 0, "temperature": 0}
             told = httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status().json()
@@ -148,15 +146,12 @@ def test_vllm_serves_the_exported_model_with_the_trainers_logprobs(trained: Trai
                     assert known == pytest.approx(row["trainer"][place], abs=1e-3)
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
         assert httpx.post(f"{url}/v1/chat/completions", json=chat, timeout=60).status_code == 200, "with its template"
-
-
-def test_a_run_begins_with_an_exported_model(trained: Trained, tmp_path: Path) -> None:
-    model = exported(trained, tmp_path, 2)
-    with (
-        ProxyProcess(None, tmp_path / "proxy") as proxy,
-        TrainerProcess(tmp_path, settings(model, proxy.url, total_steps=1), FLOAT32) as trainer,
-        Players(proxy.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE),
-    ):
-        (line,) = trainer.finish(600)
+        ours = {"model_name": "tiny", "engine_urls": [url], "total_steps": 1}
+        with (
+            ProxyProcess(f"tiny={url}", tmp_path / "proxy") as proxy,
+            TrainerProcess(tmp_path, settings(model, proxy.url, **ours), FLOAT32) as trainer,
+            Players(proxy.url, model="tiny", group_size=SIZE, parallel=GROUPS * SIZE),
+        ):
+            (line,) = trainer.finish(600)
     assert (line["step"], line["min_policy_version"], line["max_policy_version"]) == (1, 0, 0)
     assert line["rollout_probs_diff_max"] < 0.3 and line["grad_norm"] > 0

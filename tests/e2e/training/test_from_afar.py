@@ -27,9 +27,7 @@ from tests.kit.tiny_model import build
 from tests.kit.trainer_process import TRAINER, end_all
 
 LACKING = lacking()
-pytestmark = [
-    pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
-]  # fmt: skip
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(LACKING is not None, reason=str(LACKING))]
 GROUPS, SIZE = 2, 4
 FIRST, SECOND = 1e-4, 3e-4
 CONFIG = {

@@ -16,7 +16,6 @@ STEPS, GROUPS, SIZE = 20, 2, 8
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_tiny_model_learns_through_proxy_vllm_and_verl(tmp_path: Path) -> None:
     model = build(tmp_path / "tiny")
     with ProxyProcess(None, tmp_path / "proxy") as proxy:

@@ -46,7 +46,6 @@ def go_on(url: str, over: threading.Event) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_two_models_learn_in_one_episode(tmp_path: Path) -> None:
     over = threading.Event()
     with ProxyProcess(None, tmp_path / "proxy") as proxy:
@@ -82,7 +81,6 @@ HOLDS_TWO = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # what PEFT warns of is not ours
 def test_two_models_are_two_adapters_of_one_engine(tmp_path: Path) -> None:
     """Each trainer changes its own adapter alone. What the engine says with it is what the trainer computes, at each

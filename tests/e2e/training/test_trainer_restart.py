@@ -84,7 +84,6 @@ def loses_its_daemon(trainer: TrainerProcess, daemon: ProxyProcess) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_trainer_and_what_it_needs_may_die_at_any_time(tmp_path: Path) -> None:
     model = build(tmp_path / "tiny")
     with ProxyProcess(None, tmp_path / "data") as daemon:

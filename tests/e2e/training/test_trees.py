@@ -14,7 +14,7 @@ import pytest
 from tests.kit.source import ROOT
 from tests.kit.tiny_model import build
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 COUNTS = ("tokens", "operations")
 """What a step over trees tells of an update besides: how much its rows have, and how much was computed."""
 

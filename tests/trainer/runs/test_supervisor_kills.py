@@ -26,7 +26,7 @@ from ajet_trainer.runs import held
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 KILLS = 12
 RATES = (1e-5, 1e-4, 1e-3)
 
