@@ -87,6 +87,8 @@ class ChatHistory:
     def _begin(
         self, request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], scope: bytes, exact: bool
     ) -> None:
+        if not isinstance(messages, list):
+            raise TypeError("no list of messages")
         self.request, self.messages, self.exact = request, messages, exact
         self.answer: int | None = None
         self.answer_text: bytes | None = None
@@ -172,6 +174,8 @@ class ResponseHistory(ChatHistory):
     def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
         said, instructions = request["input"], request.get("instructions")
         self.items = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        if not isinstance(self.items, list):
+            raise TypeError("no list of items")
         self.previous = request.get("previous_response_id")
         both = [messages_of(item) for item in self.items]
         found = merged(text for _, text in both) if exact else None

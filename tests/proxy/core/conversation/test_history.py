@@ -170,6 +170,13 @@ def test_what_is_malformed_has_no_history(kind: Any, body: dict[str, Any]) -> No
     assert not known_by_words(kind, body)
 
 
+@pytest.mark.parametrize("said", [{}, {"role": "user"}, True, 7, None])
+def test_only_a_list_is_a_list_of_messages_or_items(said: Any) -> None:
+    """Also behind a response that is named: what follows it is read too."""
+    assert read(CHAT, {"messages": said}, SCOPE) is None
+    assert read(RESPONSES, {"input": said, "previous_response_id": "r1"}, SCOPE) is None
+
+
 def known_by_words(kind: Any, body: dict[str, Any]) -> bool:
     """Tell whether a later request could continue it."""
     for exact in (True, False):
