@@ -109,7 +109,7 @@ class Disk:
         """What it holds stays, beside it."""
         if self.own:
             try:
-                shutil.copytree(self.folder, self.folder.with_suffix(".copy"))
+                shutil.copytree(self.folder, self.folder.with_suffix(".copy"), ignore=shutil.ignore_patterns("*.sock"))
             finally:
                 subprocess.run(["umount", "-l", str(self.folder)], check=False, capture_output=True)
 
