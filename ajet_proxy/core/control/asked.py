@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.ledger.commands import Commands
-from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.events import Events
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.supervisors import Supervisors
 from ajet_sdk.bodies import check_length, parse
@@ -36,7 +36,7 @@ class Answer:
     that found nothing. If ``events`` are a `Part`, they are committed, and the same is asked again."""
 
     body: Callable[[], Body]
-    events: tuple[Event, ...] = ()
+    events: Events = ()
     status: int = 200
 
 
@@ -58,7 +58,7 @@ class Asked:
     body: Any = None
     trainer: str = ""
     base: str = ""
-    before: tuple[Event, ...] = ()
+    before: Events = ()
 
     @property
     def state(self) -> State:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ajet_proxy.core.control.asked import Answer, Asked
 from ajet_proxy.core.identity.keys import masked
-from ajet_proxy.core.ledger.events import Event, RunWanted
+from ajet_proxy.core.ledger.events import Events, RunWanted
 from ajet_proxy.core.ledger.runs import forget, known_run, want
 from ajet_proxy.core.ledger.supervisors import Verdict
 from ajet_sdk.errors import BadRequest, Conflict, NotReady
@@ -90,7 +90,7 @@ def granted(asked: Asked, wish: Wish, verdict: Verdict | None) -> Answer:
     return Answer(lambda: _show(asked, wish.run), _events(asked, wish, digest))
 
 
-def _events(asked: Asked, wish: Wish, digest: str) -> tuple[Event, ...]:
+def _events(asked: Asked, wish: Wish, digest: str) -> Events:
     return want(
         asked.state.runs, wish.run, supervisor=wish.supervisor, desired=wish.desired, config=wish.config,
         digest=digest, restart=wish.restart, at=asked.state.time(asked.at),

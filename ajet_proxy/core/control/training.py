@@ -8,7 +8,7 @@ from typing import Any
 from ajet_proxy.core.control.asked import Answer, Asked, Body
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.events import Events
 from ajet_sdk.errors import NotFound
 
 # -- batches
@@ -71,7 +71,7 @@ def drop_mix(asked: Asked) -> Answer:
     return _mix(asked, model, asked.commands.leases.drop_mix(model, at=asked.at))
 
 
-def _mix(asked: Asked, model: str | None, events: tuple[Event, ...] = ()) -> Answer:
+def _mix(asked: Asked, model: str | None, events: Events = ()) -> Answer:
     return Answer(lambda: views.mix(asked.state, model), events)
 
 
@@ -111,7 +111,7 @@ def trainers(asked: Asked) -> Answer:
     return Answer(lambda: {"model": asked.body.model} | _run(asked, events), events)
 
 
-def _run(asked: Asked, events: tuple[Event, ...]) -> dict[str, Any]:
+def _run(asked: Asked, events: Events) -> dict[str, Any]:
     """Which run has the model, and what of another one goes with `events`."""
     all_events = *asked.before, *events
     discarded = sum(isinstance(event, ev.EpisodeDiscarded) for event in all_events)

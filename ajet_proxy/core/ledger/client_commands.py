@@ -47,7 +47,7 @@ class ClientCommands:
             raise NotFound(f"no client {client}: join again", code="unknown_client")
         return known
 
-    def join(self, body: Join, *, client: str, tenant: str, at: float) -> tuple[ev.Event, ...]:
+    def join(self, body: Join, *, client: str, tenant: str, at: float) -> ev.Events:
         """`client` is `body.id`, or a new one if that is None. One that has joined stays as it is."""
         at = self.state.time(at)
         if "/" in (body.lane or ""):
@@ -75,7 +75,7 @@ class ClientCommands:
         _check_live(known)
         return known
 
-    def leave(self, client: str, *, at: float) -> tuple[ev.Event, ...]:
+    def leave(self, client: str, *, at: float) -> ev.Events:
         known = self.known(client)
         if known.reason is not None:
             return ()

@@ -24,7 +24,7 @@ however many end."""
 NEARLY = 0.9
 
 
-def to_archive(state: State, at: float, max_age: float = 0.0) -> tuple[ev.Event, ...]:
+def to_archive(state: State, at: float, max_age: float = 0.0) -> ev.Events:
     """The episodes whose time in memory is over, and the batches that have no episode left in memory. No episode goes
     with which others may still be compared. One that ended more than `max_age` seconds ago is not kept, however few
     there are; 0 means no limit."""

@@ -44,7 +44,7 @@ def known_run(runs: Mapping[str, ev.RunWanted], run: str) -> ev.RunWanted:
 def want(
     runs: Mapping[str, ev.RunWanted], run: str, *, supervisor: str, desired: str, config: Mapping[str, Any],
     digest: str, restart: bool, at: float,
-) -> tuple[ev.Event, ...]:
+) -> ev.Events:
     """`run` is wanted like this, with a flat `config`. Raises `Conflict` if that takes a `restart` of a run that is
     wanted to run, and for one run too many."""
     known = runs.get(run)
@@ -61,7 +61,7 @@ def want(
     return () if known is not None and replace(wanted, at=known.at) == known else (wanted,)
 
 
-def forget(runs: Mapping[str, ev.RunWanted], run: str, *, runs_now: bool, at: float) -> tuple[ev.Event, ...]:
+def forget(runs: Mapping[str, ev.RunWanted], run: str, *, runs_now: bool, at: float) -> ev.Events:
     """`run` is forgotten. Raises `Conflict` as long as it is wanted, or `runs_now`."""
     known = known_run(runs, run)
     if known.desired != "stopped" or runs_now:

@@ -331,7 +331,7 @@ class LocalPort:
         entry = episode.calls.get(call) if self._pauses else None
         return entry is not None and not self._gate.is_open(self._engines.home(entry.asked.model))
 
-    def _decide(self, ending: Ending) -> tuple[ev.Event, ...]:
+    def _decide(self, ending: Ending) -> ev.Events:
         """The events of one call's end. The ending also shows whether the engine tells what it sampled."""
         at, known = self._clock.now(), self._state.episodes.get(ending.episode)
         if isinstance(ending, Gone) and ending.reason == DISCONNECTED and known and self._is_frozen(known, ending.call):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.events import Events
 from ajet_proxy.core.ledger.gates import Gate
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import GateClose, GateOpen
@@ -17,13 +17,13 @@ from tests.kit.ledger_rig import LedgerRig, picture
 from tests.kit.refused import refused
 
 
-def close(rig: LedgerRig, model: str | None = None) -> tuple[Event, ...]:
+def close(rig: LedgerRig, model: str | None = None) -> Events:
     events = rig.commands.trainers.gate_close(GateClose("weights", model=model), at=rig.at)
     rig.run(events)
     return events
 
 
-def unlock(rig: LedgerRig, version: int, model: str | None = None) -> tuple[Event, ...]:
+def unlock(rig: LedgerRig, version: int, model: str | None = None) -> Events:
     events = rig.commands.trainers.gate_open(GateOpen(version, model), at=rig.at)
     rig.run(events)
     return events

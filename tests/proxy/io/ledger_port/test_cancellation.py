@@ -13,7 +13,7 @@ import pytest
 from aiohttp import test_utils, web
 from aiohttp.test_utils import make_mocked_request
 
-from ajet_proxy.core.ledger.events import EpisodeDiscarded, Event
+from ajet_proxy.core.ledger.events import EpisodeDiscarded, Events
 from ajet_proxy.io.ledger_port.cancellation import CallOff, DiscardWatch, called_off
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import Abort, OpenEpisode
@@ -47,7 +47,7 @@ def over(front: Front, how: str) -> None:
     """Discard the episode."""
     commands, now = front.store.commands, front.clock.now()
     if how == "abort":
-        events: tuple[Event, ...] = commands.abort("ep", Abort(), at=now)
+        events: Events = commands.abort("ep", Abort(), at=now)
     else:
         events = (EpisodeDiscarded(now, "ep", how),)
     front.store.post(events)
