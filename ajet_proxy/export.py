@@ -106,9 +106,9 @@ def _of(episode: Episode | None) -> tuple[Sample, ...]:
     if episode is None:
         return ()
     samples = samples_of(
-        episode.timelines, episode=episode.id, task=episode.group_key.task, rewards=episode.rewards.values()
+        episode.transcript.timelines, episode=episode.id, task=episode.group_key.task, rewards=episode.rewards.values()
     )
-    return tuple(sample for sample in samples if not episode.shares or sample.model in episode.shares)
+    return tuple(sample for sample in samples if not episode.shares.by_model or sample.model in episode.shares.by_model)
 
 
 def write_jsonl(found: Iterable[Mapping[str, Any]], out: BinaryIO) -> None:

@@ -67,7 +67,7 @@ def _answer(rig: LedgerRig, draw: Any) -> None:
 def _lose(rig: LedgerRig, draw: Any) -> None:
     running = [
         (episode.id, call) for episode in rig.state.episodes.values()
-        for call, entry in episode.calls.items() if entry.state == "running"
+        for call, entry in episode.transcript.calls.items() if entry.state == "running"
     ]
     if running:
         rig.lose(*draw(st.sampled_from(running)))

@@ -16,7 +16,6 @@ from msgspec import structs
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import retention, views
-from ajet_proxy.core.ledger.call_entry import CallEntry
 from ajet_proxy.core.ledger.commands import CallAsked, Commands
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Archive
@@ -25,6 +24,7 @@ from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.parts import Part
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import LedgerSettings, State
+from ajet_proxy.core.ledger.transcript import CallEntry, Transcript
 from ajet_proxy.core.trajectory.timeline import pack
 from ajet_sdk.routes import (
     EPISODE_STATES,
@@ -48,7 +48,7 @@ def blank(calls: Mapping[str, CallEntry] | None = None, *, state: str = "open", 
     """An episode in `state`, with these `calls`, that was opened with these fields of an `EpisodeOpened`."""
     bare: dict[str, Any] = dict.fromkeys(("task", "model", "agent"))
     bare |= {"at": 0.0, "episode": "e", "eval": False, "idle_timeout": 1.0, "wall_timeout": 1.0}
-    return Episode(EpisodeOpened(**bare | fields), state=state, calls={**(calls or {})})
+    return Episode(EpisodeOpened(**bare | fields), state=state, transcript=Transcript({**(calls or {})}))
 
 
 def picture(state: State) -> str:
@@ -108,12 +108,12 @@ def check(state: State) -> None:
     assert sum(shown.values()) == len(episodes) == state.tallies.opened
     assert {episode.stored for episode in live} <= {None}
     assert {episode.stored for episode in gone} <= {"archive"}
-    assert state.episodes.finished == {episode.id: episode.size() for episode in live if episode.ended_at is not None}
+    assert state.episodes.finished == {one.id: one.transcript.size() for one in live if one.ended_at is not None}
     assert len(state.batches) + len(state.batches.leaving) == state.batches.leases
-    assert state.episodes.by_call == {call: episode.id for episode in live for call in episode.calls}
+    assert state.episodes.by_call == {call: episode.id for episode in live for call in episode.transcript.calls}
     owners = {call: state.episodes[state.episodes.by_call[call]] for call in state.episodes.unsent}
-    assert all(episode.calls[call].state == "complete" for call, episode in owners.items())
-    entries = [entry for episode in episodes for entry in episode.calls.values()]
+    assert all(episode.transcript.calls[call].state == "complete" for call, episode in owners.items())
+    entries = [entry for episode in episodes for entry in episode.transcript.calls.values()]
     for name in ("running", "complete", "lost"):
         assert state.tallies.calls[name] == sum(entry.state == name for entry in entries)
     assert dict(state.gates.running) == Counter(entry.asked.model for entry in entries if entry.state == "running")
@@ -122,13 +122,15 @@ def check(state: State) -> None:
     for episode in episodes:
         assert episode.opening.members or episode.may_train == (episode.named_to_train() or episode.may_train)
         assert not set(episode.may_train) & set(episode.opening.teaching)
-        assert episode.running == sum(entry.state == "running" for entry in episode.calls.values())
+        mine = episode.transcript.calls.values()
+        assert episode.transcript.running == sum(entry.state == "running" for entry in mine)
         assert (episode.id in state.episodes.unsettled) == (episode.state in ("open", "sealed"))
-        assert not (episode.state == "sealed" and not episode.running)
+        assert not (episode.state == "sealed" and not episode.transcript.running)
         assert (episode.reason is not None) == (episode.state == "discarded")
         if episode.state in ("ready", "leased", "trained"):
-            assert episode.state == episode.share_state()
-    ready = sorted((m, e.id) for e in episodes if e.state != "discarded" for m, s in e.shares.items() if s is None)
+            assert episode.state == episode.shares.state
+    shared = [(one.id, one.shares.by_model) for one in episodes if one.state != "discarded"]
+    ready = sorted((model, name) for name, own in shared for model, share in own.items() if share is None)
     assert sorted(state.seats.queues.ready()) == ready
     for model in ("m", "n"):
         aged = [(state.weights.oldest(state.episodes[name], model), name) for shown, name in ready if shown == model]
@@ -211,7 +213,7 @@ def check_clients(state: State, episodes: Sequence[Episode]) -> None:
         assert +client.counts == Counter(episode.state for episode in own)
         assert client.discarded == Counter(episode.reason for episode in own if episode.reason is not None)
         assert client.failures == Counter(episode.cause for episode in own if episode.cause is not None)
-        settled = [one.reward() for one in own if one.chains and one.reward_number is not None]
+        settled = [one.reward() for one in own if one.transcript.chains and one.reward_number is not None]
         assert client.rewarded == len(settled)
         assert math.isclose(client.reward_sum, sum(filter(None, settled)), abs_tol=1e-9)
         assert sum(client.revisions.values()) <= len(own)
@@ -304,7 +306,7 @@ class LedgerRig:
     ) -> Sequence[Event]:
         known = self.state.episodes.find(episode)
         assert known is not None
-        entry = known.calls[call]
+        entry = known.transcript.calls[call]
         version = self.state.weights.policy_version(entry.asked.model) if version is None else version
         done = make_call(
             call, prompt, sampled, at=entry.asked.started_at, model=entry.asked.model, agent=entry.asked.agent,

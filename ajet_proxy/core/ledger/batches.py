@@ -63,25 +63,25 @@ class Batches(dict[str, LeasedBatch]):
         for episode in map(self._episodes.__getitem__, batch.episodes()):
             self._share(episode, batch.model, None, event.at)
             if event.reason == "nack":
-                episode.untake(batch.model)
+                episode.shares.untake(batch.model)
 
     def _trained(self, event: ev.BatchTrained) -> None:
         batch = self[event.batch]
         for episode in map(self._episodes.__getitem__, batch.episodes()):
             if (why := event.filtered.get(episode.id)) is None:
-                episode.learn(batch.model, event.policy_version)
+                episode.shares.learn(batch.model, event.policy_version)
                 self._share(episode, batch.model, "", event.at)
             else:
-                episode.learn(batch.model, f"filtered: {why}")
+                episode.shares.learn(batch.model, f"filtered: {why}")
                 self._life.drop(episode, batch.model, why, event.at)
         batch.state = "trained"
         self.leased.pop(batch.id, None)
 
     def _share(self, episode: Episode, model: str, share: str | None, at: float) -> None:
         """If the share is ready, it stands in its queue. Otherwise its trainer has had it."""
-        if episode.shares[model] is None:
+        if episode.shares.by_model[model] is None:
             self._seats.leave(episode, model, cut=True)
-        episode.set_share(model, share)
+        episode.shares.set(model, share)
         if share is None:
             self._seats.ready(episode, model, at)
         self._life.add_up(episode, at)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from ajet_proxy.core.ledger.call_entry import CallEntry
+from ajet_proxy.core.ledger.transcript import CallEntry
 from ajet_proxy.core.trajectory.timeline import Timeline, Turn
 
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import NOT_SENT, Attempt, Fate, fate
 from ajet_proxy.core.ledger.births import Births
-from ajet_proxy.core.ledger.call_entry import Asked, CallEntry
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.gates import Gates
 from ajet_proxy.core.ledger.life import Life
 from ajet_proxy.core.ledger.mixes import Mixes
 from ajet_proxy.core.ledger.tallies import Tallies
+from ajet_proxy.core.ledger.transcript import Asked, CallEntry
 from ajet_proxy.core.ledger.weights import Weights
 
 
@@ -35,7 +35,8 @@ class Calls:
         self._mixes.stirs(episode)
         known = episode.named_to_train()
         number = episode.attempts.begin(event.said, event.agent, event.model, len(event.calls), event.at)
-        episode.begin(event.calls, Asked(
+        episode.touch(event.at)
+        episode.transcript.begin(event.calls, Asked(
             event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
             event.retries, event.said, number, self._weights.policy_updates,
         ))
@@ -48,26 +49,25 @@ class Calls:
 
     def _finished(self, event: ev.CallFinished) -> None:
         episode, turn = self._episodes[event.episode], event.call.turn
-        entry = episode.calls[turn.call]
+        entry = episode.transcript.calls[turn.call]
         self._mixes.stirs(episode)
         born, shut = self._weights.births.setdefault(turn.model, Births()), self._gates.of(turn.model).shut
-        episode.finish(entry, event.call, *born.sampled(turn, entry.asked.updates, shut=shut))
+        episode.transcript.finish(entry, event.call, *born.sampled(turn, entry.asked.updates, shut=shut))
         if episode.state == "open":
             self._episodes.lineage.add(episode.id, event.marks)
         self._attempt_ended(episode, entry, "answered", event)
         self._episodes.unsent.add(turn.call)
-        self._ended(episode, entry, "complete", event.at)
+        self._ended(episode, entry, None, event.at)
 
     def _lost(self, event: ev.CallLost) -> None:
         episode = self._episodes[event.episode]
-        entry = episode.calls[event.call]
+        entry = episode.transcript.calls[event.call]
         self._episodes.unsent.discard(event.call)
         came = fate(event.reason, status=event.status, told=bool(event.marks))
         self._attempt_ended(episode, entry, came, event)
-        episode.lose(entry, event.reason)
         if episode.state == "open":
             self._episodes.lineage.add(episode.id, event.marks)
-        self._ended(episode, entry, "lost", event.at)
+        self._ended(episode, entry, event.reason, event.at)
 
     def _attempt_ended(
         self, episode: Episode, entry: CallEntry, came: Fate, end: ev.CallFinished | ev.CallLost
@@ -91,14 +91,15 @@ class Calls:
                 answered_by=[] if known is None else [*known.answered_by],
             ))
 
-    def _ended(self, episode: Episode, entry: CallEntry, state: str, at: float) -> None:
-        """A call came to `state`."""
-        self._tallies.call_ended(entry.state, state, entry.reason)
+    def _ended(self, episode: Episode, entry: CallEntry, reason: str | None, at: float) -> None:
+        """A call is complete, or lost for a `reason`."""
+        self._tallies.call_ended(entry.state, reason)
         if entry.state == "running":
             self._gates.running[entry.asked.model] -= 1
             if not self._gates.running[entry.asked.model]:
                 del self._gates.running[entry.asked.model]
-        episode.end(entry, state, at)
+        episode.transcript.end(entry, reason)
+        episode.touch(at)
         self._life.settle(episode, at)
 
     def _request_lost(self, event: ev.RequestLost) -> None:
@@ -117,5 +118,5 @@ class Calls:
     def _doubt(self, calls: Iterable[str]) -> None:
         """Nobody can know whether the clients of `calls` were sent the end of their answers."""
         for call in calls:
-            self._episodes[self._episodes.by_call[call]].calls[call].doubtful = True
+            self._episodes[self._episodes.by_call[call]].transcript.calls[call].doubtful = True
             self._episodes.unsent.discard(call)

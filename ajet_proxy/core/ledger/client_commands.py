@@ -119,7 +119,7 @@ class ClientCommands:
         return () if revision is None else (
             ev.EpisodeDiscarded(at, one.id, "older_revision") for one in self.state.episodes.values()
             if one.state in ("sealed", "ready") and not one.opening.eval and one.opening.tenant == tenant
-            and one.group_key.lane == lane and one.opening.revision not in (None, revision) and not one.taken
+            and one.group_key.lane == lane and one.opening.revision not in (None, revision) and not one.shares.taken
         )
 
 

@@ -65,6 +65,16 @@ class Client:
             since = max(since, self.played[0])
         return 60.0 * sum(one >= since for one in self.played) / max(at - since, 1.0)
 
+    def opened(self, opening: ev.EpisodeOpened) -> None:
+        """It has opened this episode."""
+        self.open[opening.episode] = None
+        self.counts["open"] += 1
+        if opening.revision is not None:
+            self.latest = opening.revision
+            self.revisions[opening.revision] = self.revisions.pop(opening.revision, 0) + 1
+            if len(self.revisions) > KEPT_REVISIONS:
+                del self.revisions[next(iter(self.revisions))]
+
     def to_json(self, at: float, heard_at: float) -> dict[str, Any]:
         """The client as it is shown at the time `at`; it last gave a sign of life at `heard_at`."""
         out: dict[str, Any] = {
@@ -90,9 +100,9 @@ class Clients:
         self.gone: dict[str, Client] = {}
         """In the order in which they went."""
 
-    def find(self, client: str) -> Client | None:
+    def find(self, client: str | None) -> Client | None:
         """The client with this id, as long as it is known."""
-        return self.live.get(client) or self.gone.get(client)
+        return self.live.get(client or "") or self.gone.get(client or "")
 
     def _joined(self, event: ev.ClientJoined) -> None:
         self.live[event.client] = Client(
@@ -108,20 +118,9 @@ class Clients:
         for name in [one.id for one in self.gone.values() if not one.open][: max(surplus, 0)]:
             del self.gone[name]
 
-    def opened(self, name: str, opening: ev.EpisodeOpened) -> None:
-        """A client has opened this."""
-        client = self.live[name]
-        client.open[opening.episode] = None
-        client.counts["open"] += 1
-        if opening.revision is not None:
-            client.latest = opening.revision
-            client.revisions[opening.revision] = client.revisions.pop(opening.revision, 0) + 1
-            if len(client.revisions) > KEPT_REVISIONS:
-                del client.revisions[next(iter(client.revisions))]
-
-    def moved(self, name: str, episode: Episode, before: str, at: float) -> None:
-        """A client's episode came from the state `before` to the one that it is in."""
-        if (client := self.find(name)) is None:
+    def moved(self, episode: Episode, before: str, at: float) -> None:
+        """An episode, perhaps a client's, came from the state `before` to the one that it is in."""
+        if (client := self.find(episode.opening.client)) is None:
             return
         client.counts.update({before: -1, episode.state: 1})
         if before == "open":
@@ -133,9 +132,9 @@ class Clients:
         if episode.cause is not None:
             client.failures[episode.cause] += 1
 
-    def rewarded(self, name: str, reward: float, before: float | None) -> None:
-        """A client's settled episode earned `reward`, and `before` that another one, if it had one."""
-        if (client := self.find(name)) is None:
+    def rewarded(self, episode: Episode, reward: float, before: float | None) -> None:
+        """A settled episode earned `reward`, and `before` that another one, if it had one."""
+        if (client := self.find(episode.opening.client)) is None:
             return
         client.rewarded += before is None
         client.reward_sum += reward - (before or 0.0)

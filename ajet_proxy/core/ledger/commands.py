@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import Attempt, fate
-from ajet_proxy.core.ledger.call_entry import CallEntry
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event, Events
@@ -34,6 +33,7 @@ from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.trainer_commands import TrainerCommands
+from ajet_proxy.core.ledger.transcript import CallEntry
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
@@ -139,7 +139,7 @@ class Commands:
         again: tuple[str, ...] = ()
         if started.idempotency_key is not None or started.retries:
             again = repeats(
-                known, started.body_hash, started.idempotency_key, started.retries, agent=started.agent,
+                known.transcript, started.body_hash, started.idempotency_key, started.retries, agent=started.agent,
                 unseen=asked.unseen,
             )
         labels = self.label(known, task=asked.task, eval=asked.eval, at=at)
@@ -218,7 +218,7 @@ class Commands:
             return ()
         takes("reward", known)
         has_room(known, body.note)
-        if body.call is not None and body.call not in known.calls:
+        if body.call is not None and body.call not in known.transcript.calls:
             raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call", param="call")
         rewarded = ev.RewardGiven(
             at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note, body.state, body.model
@@ -231,8 +231,8 @@ class Commands:
 
     def _sealed(self, known: Episode, at: float) -> Events:
         """`known` takes no more calls. If no request named its task, its first whole call does."""
-        first = next(iter(known.turns()), None)
-        named = () if first is None else self._named(known, known.packed(first.call), at)
+        first = next(iter(known.transcript.turns()), None)
+        named = () if first is None else self._named(known, known.transcript.packed(first.call), at)
         return (*named, ev.EpisodeSealed(at, known.id))
 
     def abort(self, episode: str, body: Abort, *, at: float) -> Events:
@@ -281,7 +281,7 @@ class Commands:
                 continue
             if at - episode.opening.at >= episode.opening.wall_timeout:
                 out.append(ev.EpisodeDiscarded(at, episode.id, "wall_timeout"))
-            elif episode.state == "open" and not (episode.running or episode.id in held) and self._is_idle(episode, at):
+            elif episode.state == "open" and episode.id not in held and self._is_idle(episode, at):
                 out.append(ev.EpisodeDiscarded(at, episode.id, "idle_timeout"))
         late = self._late(at, {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)})
         return (*out, ev.EpisodesLate(at, late)) if late else tuple(out)
@@ -301,27 +301,26 @@ class Commands:
         return tuple(found)
 
     def _is_idle(self, episode: Episode, at: float) -> bool:
-        """Tell whether an open episode, none of whose calls is in flight, has been silent for too long. It is never
-        while a gate may hold it."""
-        timeout = episode.opening.idle_timeout
-        if at - episode.active_at < timeout:
+        """Tell whether an open episode has been silent for too long. It is never while one of its calls is in flight,
+        or a gate may hold it."""
+        if episode.transcript.running or at - episode.active_at < episode.opening.idle_timeout:
             return False
         gate = self.state.gates.over(episode)
-        return not gate.shut and at - gate.since >= timeout
+        return not gate.shut and at - gate.since >= episode.opening.idle_timeout
 
     def restarted(self, at: float) -> Events:
         """At start, after the replay: calls in flight are gone."""
         running = [
             (episode.id, call)
-            for episode in self.state.episodes.values() if episode.running
-            for call, entry in episode.calls.items() if entry.state == "running"
+            for episode in self.state.episodes.values() if episode.transcript.running
+            for call, entry in episode.transcript.calls.items() if entry.state == "running"
         ]
         lost = (ev.CallLost(at, episode, call, RESTARTED) for episode, call in running)
         settings = self.state.settings
         return (ev.ProxyStarted(at, settings.merge_policy, settings.group_size, self.state.now), *lost)
 
     def _entry(self, episode: str, call: str) -> CallEntry:
-        entry = self.state.episodes.known(episode).calls.get(call)
+        entry = self.state.episodes.known(episode).transcript.calls.get(call)
         if entry is None:
             raise NotFound(f"episode {episode} has no call {call}", code="unknown_call")
         return entry

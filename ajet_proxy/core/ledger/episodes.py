@@ -80,7 +80,7 @@ class Episodes(dict[str, Episode]):
 
     def all_lost(self, episode: str) -> bool:
         """Tell whether no call of `episode`, which is in memory, has come to anything."""
-        return all(entry.state == "lost" for entry in self[episode].calls.values())
+        return all(entry.state == "lost" for entry in self[episode].transcript.calls.values())
 
     def alerts(self) -> dict[str, str]:
         """The line for an operator about names that are those of several runs."""
@@ -101,7 +101,7 @@ class Episodes(dict[str, Episode]):
         episode = self.leaving[name] = self.pop(name)
         self.archived[episode.state] += 1
         del self.finished[name]
-        for call in episode.calls:
+        for call in episode.transcript.calls:
             del self.by_call[call]
             self.unsent.discard(call)
         return episode
@@ -115,11 +115,11 @@ class Episodes(dict[str, Episode]):
         if episode.state not in ("open", "sealed"):
             self.unsettled.pop(episode.id, None)
         if episode.ended_at is not None:
-            self.finished[episode.id] = episode.size()
+            self.finished[episode.id] = episode.transcript.size()
 
     def derive(self) -> None:
         """Rebuild whatever follows from the episodes."""
-        self.by_call = {call: episode.id for episode in self.values() for call in episode.calls}
+        self.by_call = {call: episode.id for episode in self.values() for call in episode.transcript.calls}
         self.unsettled = {name: episode for name, episode in self.items() if episode.state in ("open", "sealed")}
 
     def _name_shared(self, event: ev.NameShared) -> None:

@@ -53,7 +53,7 @@ class LeaseCommands:
         if born.branches[known.branch].run != born.run:
             raise Conflict(f"batch {batch} was leased to another run, which has ended: it is void", code="batch_void")
         if known.state == "returned" and any(
-            one is None or one.state == "discarded" or one.shares.get(known.model, "") is not None
+            one is None or one.state == "discarded" or one.shares.by_model.get(known.model, "") is not None
             or len(one.rewards) != known.rewards_at_lease[one.id]
             for one in map(self.state.episodes.find, known.episodes())
         ):

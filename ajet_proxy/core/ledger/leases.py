@@ -81,7 +81,7 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     unusable |= stale
     while len(dropped) < AT_ONCE:
         gone = {event.episode for event in dropped if not event.models}
-        unusable.update((model, name) for name in gone for model in episodes[name].shares)
+        unusable.update((model, name) for name in gone for model in episodes[name].shares.by_model)
         idle, flat, most = set[Share](), set[Share](), AT_ONCE - len(dropped)
         fits = partial(_fits, episodes, idle, most)
         teaches = partial(_teaches, state, demand.size, flat, most if body.signal else 0)
@@ -175,7 +175,7 @@ def _active(state: State, name: str, since: float) -> Collection[str]:
         gate = state.gates.of(name) if name else state.gates.over(episode)
         if gate.shut or max(episode.active_at, gate.since) > since:
             return True
-        return bool(episode.running) and elsewhere.isdisjoint(episode.may_train)
+        return bool(episode.transcript.running) and elsewhere.isdisjoint(episode.may_train)
 
     trained = (one for one in state.episodes.unsettled.values() if not one.opening.eval)
     return {one.group_key.lane for one in trained if state.mixes.counts_for(name, one) and active(one)}
@@ -206,7 +206,7 @@ def _fits(episodes: Mapping[str, Episode], idle: set[Share], most: int, share: S
 
 def _rewarded(episode: Episode) -> bool:
     """Tell whether any of its models may learn from it."""
-    return any(episode.rewarded(model) for model in episode.shares)
+    return any(episode.rewarded(model) for model in episode.shares.by_model)
 
 
 def _named(episode: Episode) -> str:
@@ -273,16 +273,16 @@ def _dropped(
     for name in sorted({name for _, name in shares}):
         episode = episodes[name]
         if episode.state == "ready":
-            mine = sorted(model for model in episode.shares if (model, name) in shares)
-            some = "" in episode.shares.values() or (len(mine) < len(episode.shares) and apart(episode))
-            models = mine if some else ()
-            yield ev.EpisodeDiscarded(at, name, reason, why(episode), tuple(models))
+            own = episode.shares.by_model
+            mine = sorted(model for model in own if (model, name) in shares)
+            some = "" in own.values() or (len(mine) < len(own) and apart(episode))
+            yield ev.EpisodeDiscarded(at, name, reason, why(episode), tuple(mine if some else ()))
 
 
 def most_bytes(episode: Episode, model: str) -> int:
     """The most bytes that what `model` learns from a merged episode can take in a frame; more if that is little for all
     the tokens that are laid out."""
-    chains = [chain for chain in episode.chains if chain.turns[0].model == model]
+    chains = [chain for chain in episode.transcript.chains if chain.turns[0].model == model]
     turns = [turn for chain in chains for turn in chain.turns]
     sent = (
         _EPISODE + _text(episode.id, episode.group_key.task, episode.group_key.task, model)
@@ -290,7 +290,7 @@ def most_bytes(episode: Episode, model: str) -> int:
             _REWARD + _text(one.id, one.call, one.agent, one.note, one.state, one.model)
             for one in episode.rewards_of(model)
         )
-        + _TOKEN * episode.distinct(chains) + _LOGPROB * sum(turn.sampled for turn in turns)
+        + _TOKEN * episode.transcript.distinct(chains) + _LOGPROB * sum(turn.sampled for turn in turns)
         + sum(_SAMPLE + _text(episode.id, chain.turns[0].agent) for chain in chains)
         + sum(_TURN + _SPAN * len(turn.policy_versions) + _text(turn.call, turn.call) for turn in turns)
         + sum(_text(turn.finish_reason) + _VALUE * _text(turn.sampling) for turn in turns)

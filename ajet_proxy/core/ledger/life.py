@@ -43,30 +43,29 @@ class Life:
         """`episode` comes to another state, and the counters with it."""
         before = episode.state
         if not episode.opening.eval and before in ("open", "sealed") and state not in ("open", "sealed"):
-            self._seats.closes(episode, but=episode.shares)
-            for model in episode.shares if state == "ready" else ():
+            self._seats.closes(episode, but=episode.shares.by_model)
+            for model in episode.shares.by_model if state == "ready" else ():
                 self._mixes.ready_anew(model, episode.group_key.lane, at)
         episode.move(state, at, reason, detail, cause)
         self._tallies.moved(before, state, reason)
         self._episodes.moved(episode)
-        if (client := episode.opening.client) is not None:
-            self._clients.moved(client, episode, before, at)
+        self._clients.moved(episode, before, at)
         self._plays.moved(episode, before)
         if episode.ended_at is not None:
-            for model in episode.shares:
+            for model in episode.shares.by_model:
                 self._seats.queues.forget(model, episode.id)
 
     def settle(self, episode: Episode, at: float) -> None:
         """A sealed episode with nothing in flight takes its next state by itself."""
-        if episode.state != "sealed" or episode.running:
+        if episode.state != "sealed" or episode.transcript.running:
             return
-        self._tallies.merged(episode.keep_timelines(self._weights.merge_policy))
+        self._tallies.merged(episode.transcript.keep_timelines(self._weights.merge_policy))
         state, reason = episode.outcome()
-        detail = episode.losses() if reason == "incomplete_call" else None
+        detail = episode.transcript.losses() if reason == "incomplete_call" else None
         if state == "ready":
-            models = episode.trains()
-            own = [model for model in models if self._weights.born(model).own(episode.sampled_by(model).values())]
-            episode.share_among(own, {model: f"other_run: {OTHER_RUN}" for model in models if model not in own})
+            models, sampled_by = episode.trains(), episode.transcript.sampled_by
+            own = [model for model in models if self._weights.born(model).own(sampled_by(model).values())]
+            episode.shares.share_among(own, {model: f"other_run: {OTHER_RUN}" for model in models if model not in own})
             for model in own:
                 self._seats.ready(episode, model, at)
             join(self._weights.teams, own)
@@ -80,17 +79,17 @@ class Life:
 
     def add_up(self, episode: Episode, at: float) -> None:
         """The shares of an episode have changed, and so may its state."""
-        if (state := episode.share_state()) != episode.state:
+        if (state := episode.shares.state) != episode.state:
             self.move(episode, state, at)
 
     def drop(self, episode: Episode, model: str, why: str, at: float, *, cut: bool = False) -> None:
         """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does. If it
         was ready, others may still be compared with it (`cut`)."""
-        if episode.shares[model] is None:
+        if episode.shares.by_model[model] is None:
             self._unready(episode, model, why, at, cut)
-        episode.drop_share(model)
+        episode.shares.drop(model)
         self._seats.queues.forget(model, episode.id)
-        if episode.shares:
+        if episode.shares.by_model:
             self.add_up(episode, at)
         else:
             self.move(episode, "discarded", at, "filtered", why)
@@ -103,8 +102,7 @@ class Life:
     def _count(self, episode: Episode, before: float | None, at: float) -> None:
         """A settled episode has earned something, if it is rewarded, and `before` that another sum."""
         if (reward := episode.reward()) is not None:
-            if (client := episode.opening.client) is not None:
-                self._clients.rewarded(client, reward, before)
+            self._clients.rewarded(episode, reward, before)
             self._tallies.rewarded(episode, reward, before, at)
 
     # -- events
@@ -119,7 +117,7 @@ class Life:
             self._seats.opens(episode, event.at)
         self._episodes.open(episode)
         if event.client is not None:
-            self._clients.opened(event.client, event)
+            self._clients.live[event.client].opened(event)
         self._tallies.moved(None, "open")
 
     def _task_named(self, event: ev.TaskNamed) -> None:
@@ -170,12 +168,12 @@ class Life:
     def _discarded(self, event: ev.EpisodeDiscarded) -> None:
         episode, cut = self._episodes[event.episode], event.reason == STALE or event.detail == NO_SIGNAL
         for model in event.models:
-            episode.learn(model, f"{event.reason}: {event.detail}")
+            episode.shares.learn(model, f"{event.reason}: {event.detail}")
             self.drop(episode, model, event.reason, event.at, cut=cut)
         if not event.models:
-            for model in [model for model, share in episode.shares.items() if share is None]:
+            for model in [model for model, share in episode.shares.by_model.items() if share is None]:
                 self._unready(episode, model, event.reason, event.at, cut)
-            episode.keep_timelines(self._weights.merge_policy)
+            episode.transcript.keep_timelines(self._weights.merge_policy)
             episode.attempts.settle()
             self.move(episode, "discarded", event.at, event.reason, event.detail, event.cause)
 

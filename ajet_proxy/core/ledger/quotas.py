@@ -200,7 +200,7 @@ def parse(table: Any) -> dict[str, Quota]:
 def _size(episode: Episode) -> int:
     """Bytes of token ids, logprobs and notes."""
     notes = sum(len(one.note.encode("utf-8", "surrogatepass")) for one in episode.rewards.values() if one.note)
-    return notes + episode.size()
+    return notes + episode.transcript.size()
 
 
 def _written(episode: Episode) -> int:

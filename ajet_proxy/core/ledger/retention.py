@@ -37,7 +37,7 @@ def to_archive(state: State, at: float, max_age: float = 0.0) -> ev.Events:
         if latest or len(chosen) == most:
             break
         surplus, held = surplus - 1, held - size
-        if not episode.running and name not in needed:
+        if not episode.transcript.running and name not in needed:
             chosen.append(name)
     if not chosen:
         return ()

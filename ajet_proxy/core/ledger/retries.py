@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ajet_proxy.core.ledger.call_entry import CallEntry
 from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.transcript import CallEntry, Transcript
 
 MOST_NOTED = 100_000
 """So many refused requests are remembered; some 20 MB."""
 
 
 def repeats(
-    episode: Episode, body_hash: str, key: str | None, retries: int, *, agent: str = "", unseen: bool = False
+    transcript: Transcript, body_hash: str, key: str | None, retries: int, *, agent: str = "", unseen: bool = False
 ) -> tuple[str, ...]:
     """The calls of the earlier request that a new one of `agent` repeats.
 
@@ -29,28 +29,28 @@ def repeats(
     with fewer retries and whose answer no later call continues. If a request of that body may be `unseen`, it must also
     be doubtful whether this one's client got the answer.
     """
-    entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
+    entries = [entry for entry in transcript.calls.values() if entry.reason != "retried"]
     if key is not None:
         earlier = [entry for entry in entries if entry.asked.idempotency_key == key]
     else:
         same = [entry for entry in entries if (entry.asked.body_hash, entry.asked.agent) == (body_hash, agent)]
         before = [entry for entry in same if entry.asked.retries < retries and (entry.doubtful or not unseen)]
-        earlier = [entry for entry in same if entry.state == "lost"] or _only(episode, before)
+        earlier = [entry for entry in same if entry.state == "lost"] or _only(transcript, before)
     order = ("complete", "running", "lost")
     latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)
-    return tuple(name for name, entry in episode.calls.items() if latest is not None and entry.asked is latest.asked)
+    return tuple(name for name, entry in transcript.calls.items() if latest is not None and entry.asked is latest.asked)
 
 
-def _only(episode: Episode, entries: Sequence[CallEntry]) -> list[CallEntry]:
+def _only(transcript: Transcript, entries: Sequence[CallEntry]) -> list[CallEntry]:
     """The `entries` of requests whose answers may not have been received; none if those are several requests."""
-    reached = episode.texts.reached(
-        (entry.text, entry.turn.start) for entry in episode.calls.values()
+    reached = transcript.texts.reached(
+        (entry.text, entry.turn.start) for entry in transcript.calls.values()
         if entry.turn is not None and entry.text is not None
     ) if entries else {}
     received = {
         entry.asked for entry in entries
         if entry.turn is not None and entry.text is not None and entry.turn.sampled
-        and reached[episode.texts.holder(entry.text, entry.turn.end)] >= entry.turn.end
+        and reached[transcript.texts.holder(entry.text, entry.turn.end)] >= entry.turn.end
     }  # the prompt of another request begins with this call, so that its client must have had the answer
     open_ones = [entry for entry in entries if entry.asked not in received]
     return open_ones if len({entry.asked for entry in open_ones}) == 1 else []

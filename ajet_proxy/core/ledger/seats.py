@@ -65,7 +65,7 @@ class Seats:
         key = episode.group_key
         if episode.id not in self.queues.of(model).seats:
             self.queues.sit(model, key, episode.id, episode.number, self._gates.stood(model, at))
-        lasted = 0.0 if model in episode.taken else self.played(episode, model, at)
+        lasted = 0.0 if model in episode.shares.taken else self.played(episode, model, at)
         self.changes += 1
         self.queues.of(model).add(key, episode.id, self.changes, self._weights.oldest(episode, model), lasted)
         self.progress.change(key, ready=1)

@@ -62,9 +62,8 @@ class SharedNames:
             return True
         if known is None or known.state != "open" or request.probe:
             return False
-        entries = [
-            entry for entry in known.calls.values() if (entry.asked.identified_by, entry.asked.agent) == (way, agent)
-        ]
+        calls = known.transcript.calls.values()
+        entries = [entry for entry in calls if (entry.asked.identified_by, entry.asked.agent) == (way, agent)]
         if any(entry.asked.said == request.said and entry.state != "lost" and not _again(entry, request)
                for entry in entries):  # fmt: skip
             return True

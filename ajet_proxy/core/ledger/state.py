@@ -94,8 +94,8 @@ class State:
         self.episodes.derive()
         self.batches.derive()
         self.gates.running = Counter(
-            entry.asked.model for episode in self.episodes.values() if episode.running
-            for entry in episode.calls.values() if entry.state == "running"
+            entry.asked.model for episode in self.episodes.values() if episode.transcript.running
+            for entry in episode.transcript.calls.values() if entry.state == "running"
         )
         self.seats.queues.derive()
         self.seats.progress.derive()

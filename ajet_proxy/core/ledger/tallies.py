@@ -52,8 +52,9 @@ class Tallies:
         if reason is not None:
             self.discarded[reason] += 1
 
-    def call_ended(self, before: str, state: str, reason: str | None) -> None:
-        """A call came from the state `before` to `state`; `reason` is why it is lost."""
+    def call_ended(self, before: str, reason: str | None) -> None:
+        """A call came from the state `before` to its end; `reason` is why it is lost, if it is."""
+        state = "lost" if reason else "complete"
         if before != state:
             self.captures[reason or state] += 1
         self.calls[before] -= 1
@@ -74,9 +75,9 @@ class Tallies:
         """A settled episode earned `reward`. It counts once; if it had earned something `before`, that is corrected."""
         kind = "eval" if episode.opening.eval else "train"
         if episode.reward_number is None or before is None:
-            version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
+            versions = (version for turn in episode.transcript.turns() for version, _ in turn.policy_versions)
             episode.count_reward(self.reward_curves.add(
-                kind, episode.id, episode.group_key.task, reward, at=at, version=version
+                kind, episode.id, episode.group_key.task, reward, at=at, version=max(versions, default=0)
             ))
         else:
             self.reward_curves.correct(kind, episode.reward_number, episode.id, episode.group_key.task, reward, before)

@@ -105,11 +105,10 @@ class TrainerCommands:
             return (began,)
         if (batch := next((one for one in state.batches.leased.values() if one.model == model), None)) is not None:
             return Part((ev.BatchReturned(at, batch.id, "other_run"),))
+        ready = ((state.episodes[name], name) for of, name in state.seats.queues.ready() if of == model)
         waiting = (
-            ev.EpisodeDiscarded(
-                at, name, "other_run", OTHER_RUN, () if set(state.episodes[name].shares) == {model} else (model,)
-            )
-            for of, name in state.seats.queues.ready() if of == model
+            ev.EpisodeDiscarded(at, name, "other_run", OTHER_RUN, () if {*one.shares.by_model} == {model} else (model,))
+            for one, name in ready
         )
         sealed = (
             ev.EpisodeDiscarded(at, one.id, "other_run", OTHER_RUN) for one in state.episodes.unsettled.values()

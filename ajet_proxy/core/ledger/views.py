@@ -13,11 +13,11 @@ from functools import cache, partial
 from itertools import chain, dropwhile, islice
 from typing import Any, Literal
 
-from ajet_proxy.core.ledger.call_entry import CallEntry
-from ajet_proxy.core.ledger.episode import Episode, Shown
+from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.teams import slowest
+from ajet_proxy.core.ledger.transcript import CallEntry, Shown, Transcript
 from ajet_proxy.core.trajectory.drift_rate import by_model
 from ajet_proxy.core.trajectory.repair import join
 from ajet_proxy.core.trajectory.rewards import total
@@ -154,8 +154,8 @@ def _idle(episode: Episode, at: float) -> dict[str, Any]:
     not 0."""
     return {
         "episode": episode.id, "task": episode.opening.task, "agent": episode.opening.agent, "state": episode.state,
-        "age_s": at - episode.opening.at, "quiet_s": at - episode.active_at, "in_flight": episode.running,
-        "calls": len(episode.calls), "idle_timeout": episode.opening.idle_timeout,
+        "age_s": at - episode.opening.at, "quiet_s": at - episode.active_at, "in_flight": episode.transcript.running,
+        "calls": len(episode.transcript.calls), "idle_timeout": episode.opening.idle_timeout,
     }
 
 
@@ -177,14 +177,15 @@ def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
     episode = state.episodes.known(name)
     rewards = tuple(episode.rewards.values())
     entries = [
-        (call, CallEntry(entry.asked, entry.state, entry.reason, entry.turn)) for call, entry in episode.calls.items()
+        (call, CallEntry(entry.asked, entry.state, entry.reason, entry.turn))
+        for call, entry in episode.transcript.calls.items()
     ]
     text: Callable[[], Mapping[str, bytes]] = dict
     if tokens == "none":
-        shown = _shown(episode, state.weights.merge_policy)
+        shown = _shown(name, episode.transcript, state.weights.merge_policy)
         drift, timelines = lambda: shown().drift, _later(lambda: shown().timelines)
     else:
-        merged = cache(episode.merging(state.weights.merge_policy))
+        merged = cache(episode.transcript.merging(state.weights.merge_policy))
         told = partial(samples_of, episode=episode.id, task=episode.group_key.task, rewards=rewards)
         drift, timelines = lambda: _drift(merged()), _later(lambda: (one.to_json() for one in told(merged())))
         if tokens == "all":
@@ -202,17 +203,18 @@ def _later(items: Callable[[], Iterable[Any]]) -> Iterator[Any]:
     yield from items()
 
 
-def _shown(episode: Episode, policy: Policy) -> Callable[[], Shown]:
-    """Show its timelines as they are now. They are merged only if a call has come or gone since."""
-    turns, before, merged = [entry.turn for entry in episode.calls.values()], episode.shown, episode.merging(policy)
+def _shown(name: str, known: Transcript, policy: Policy) -> Callable[[], Shown]:
+    """Show the timelines of the episode `name` as they are now. They are merged only if a call has come or gone since.
+    """
+    turns, before, merged = [entry.turn for entry in known.calls.values()], known.shown, known.merging(policy)
     if before is not None and before.turns == turns:
         return lambda: before
 
     @cache
     def show() -> Shown:
         timelines = merged()
-        rows = [_timeline(f"{episode.id}/{index}", item) for index, item in enumerate(join(timelines))]
-        episode.shown = shown = Shown(turns, _drift(timelines), rows)
+        rows = [_timeline(f"{name}/{index}", item) for index, item in enumerate(join(timelines))]
+        known.shown = shown = Shown(turns, _drift(timelines), rows)
         return shown
 
     return show
@@ -231,7 +233,7 @@ def summary(episode: Episode) -> dict[str, Any]:
         "episode": episode.id,
         "task": opening.task,
         "state": episode.state,
-        "model": opening.model or episode.first_model(),
+        "model": opening.model or episode.transcript.first_model(),
         "agent": opening.agent,
         "lane": episode.group_key.lane,
         "eval": opening.eval,
@@ -239,7 +241,7 @@ def summary(episode: Episode) -> dict[str, Any]:
         "identified_by": opening.identified_by,
         "opened_at": opening.at,
         "active_at": episode.active_at,
-        "in_flight": episode.running,
+        "in_flight": episode.transcript.running,
     }
     extra = {
         "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
@@ -297,7 +299,7 @@ def _shares(episode: Episode) -> dict[str, str] | None:
     """For each of several models, the state of its share; None for an episode without members."""
     if not episode.opening.members:
         return None
-    return {model: _share(share) for model, share in episode.shares.items()}
+    return {model: _share(share) for model, share in episode.shares.by_model.items()}
 
 
 def _share(share: str | None) -> str:
@@ -306,18 +308,18 @@ def _share(share: str | None) -> str:
 
 def _models(episode: Episode) -> dict[str, dict[str, Any]]:
     """For each model, what it sampled in the episode, and what came of that: the sum of who learned what from it."""
-    turns = episode.turns()
-    asked = (*(entry.asked.model for entry in episode.calls.values()), *(turn.model for turn in turns))
+    turns = episode.transcript.turns()
+    asked = (*(entry.asked.model for entry in episode.transcript.calls.values()), *(turn.model for turn in turns))
     out: dict[str, dict[str, Any]] = {
         model: {"calls": 0, "sampled_tokens": 0, "reward": total(episode.rewards_of(model))}
-        for model in dict.fromkeys((*asked, *episode.shares, *episode.learned))
+        for model in dict.fromkeys((*asked, *episode.shares.by_model, *episode.shares.learned))
     }
     for turn in turns:
         out[turn.model]["calls"] += 1
         out[turn.model]["sampled_tokens"] += turn.sampled
-    for model, share in episode.shares.items() if episode.state != "discarded" else ():
+    for model, share in episode.shares.by_model.items() if episode.state != "discarded" else ():
         out[model]["share"] = _share(share)
-    for model, came in episode.learned.items():
+    for model, came in episode.shares.learned.items():
         if isinstance(came, str):
             out[model].update(share="filtered", reason=came)
         else:
@@ -368,8 +370,8 @@ def batch(state: State, name: str) -> Batch:
             delivered(one, known.model, known.rewards_at_lease[one.id], _told(state, one, known.model, known.branch))
             for one in map(state.episodes.find, names) if one is not None
         ), tuple(
-            delivered(one, known.model, None)
-            for one in map(state.episodes.find, known.earlier.get(names[0], ())) if one is not None and one.chains
+            delivered(one, known.model, None) for one in map(state.episodes.find, known.earlier.get(names[0], ()))
+            if one is not None and one.transcript.chains
         ))
         for task, names in known.groups
     )  # fmt: skip
@@ -385,7 +387,7 @@ def ready_episodes(state: State) -> Iterator[BatchEpisode]:
 
 def _told(state: State, episode: Episode, model: str, branch: int) -> tuple[Timeline, ...]:
     """The timelines of an episode, with the versions of `model` as they are told to who is on `branch`."""
-    return state.weights.born(model).told(episode.timelines, episode.sampled_by(model), branch)
+    return state.weights.born(model).told(episode.transcript.timelines, episode.transcript.sampled_by(model), branch)
 
 
 def delivered(
@@ -393,7 +395,7 @@ def delivered(
 ) -> BatchEpisode:
     """Build what `model` learns from the `timelines` (None: as they are) of an episode that had only its first
     `rewarded` rewards when it was leased. Rewards of other models are left out."""
-    rewards, timelines = episode.rewards_of(model, rewarded), timelines or episode.timelines
+    rewards, timelines = episode.rewards_of(model, rewarded), timelines or episode.transcript.timelines
     samples = samples_of(timelines, episode=episode.id, task=episode.group_key.task, rewards=rewards)
     return BatchEpisode(
         episode=episode.id,

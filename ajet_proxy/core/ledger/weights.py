@@ -102,7 +102,7 @@ class Weights(Serving):
 
     def oldest(self, episode: Episode, model: str) -> int:
         """The oldest version, as it is counted now, that sampled a token of what `model` learns from the episode."""
-        return self.born(model).oldest(episode.sampled_by(model).values())
+        return self.born(model).oldest(episode.transcript.sampled_by(model).values())
 
     def may_train(self, named: tuple[str, ...] = (), teaching: Collection[str] = ()) -> tuple[str, ...]:
         """The models that an episode may train: of those that were `named` those that are announced, or all if none is;

@@ -255,7 +255,7 @@ class LocalPort:
         finally:
             self._discards.remove(begun.episode, on_discard)
             known = self._state.episodes.get(begun.episode)
-            if known is not None and known.running:
+            if known is not None and known.transcript.running:
                 self.lose([Gone(begun.episode, call, reason, status=status) for call in begun.calls])
 
     def unserved(self, identity: Identity, model: str, code: str) -> None:
@@ -292,7 +292,7 @@ class LocalPort:
         if isinstance(known, str):
             return known
         found = self._state.episodes.get(episode)
-        before = None if found is None else found.packed(known.call)
+        before = None if found is None else found.transcript.packed(known.call)
         return "unknown_history" if before is None else (known, before)
 
     def remember(self, ends: Sequence[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
@@ -305,7 +305,7 @@ class LocalPort:
 
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
         known = self._state.episodes.get(episode)
-        return () if known is None else known.complete(model, agent)
+        return () if known is None else known.transcript.complete(model, agent)
 
     def _heard(self, events: Sequence[ev.Event]) -> None:
         """Act on events. Nothing goes on in an episode that has ended; what runs in one that is discarded ends with it.
@@ -313,7 +313,7 @@ class LocalPort:
         for event in events:
             self._naming.heard(event)
             if isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
-                self._memory.forget(self._state.episodes[event.episode].calls)
+                self._memory.forget(self._state.episodes[event.episode].transcript.calls)
             elif isinstance(event, (ev.GateOpened, ev.PolicyAnnounced)):
                 self._gate.changed()
                 self._spoken(event.model)
@@ -328,7 +328,7 @@ class LocalPort:
 
     def _is_frozen(self, episode: Episode, call: str) -> bool:
         """True if no engine could go on with a call."""
-        entry = episode.calls.get(call) if self._pauses else None
+        entry = episode.transcript.calls.get(call) if self._pauses else None
         return entry is not None and not self._gate.is_open(self._engines.home(entry.asked.model))
 
     def _decide(self, ending: Ending) -> ev.Events:

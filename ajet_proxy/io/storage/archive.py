@@ -257,7 +257,7 @@ def _connected(path: Path) -> sqlite3.Connection | None:
 
 
 def _row(episode: Episode) -> tuple[Any, ...]:
-    body = pack(episode) if episode.size() <= MAX_BODY else b""
+    body = pack(episode) if episode.transcript.size() <= MAX_BODY else b""
     if not 0 < len(body) <= MAX_BODY:
         logger.warning("episode %s has more than %d bytes: it is archived without its calls", episode.id, MAX_BODY)
         body = pack(replace(episode.head(), rewards=episode.rewards, stored="removed"))

@@ -147,7 +147,7 @@ def _pack_call(call: Packed, episode: Episode | None) -> dict[str, Any]:
     fields = fields_of(call.turn)
     shared = 0
     if episode is not None:
-        before, shared = episode.texts.nearest(call.text)
+        before, shared = episode.transcript.texts.nearest(call.text)
     if shared:
         fields["history"] = (before, shared)
     fields["text"] = cut(call.text, shared, count(call.text))
@@ -158,7 +158,7 @@ def _unpack_call(fields: dict[str, Any], episode: str, episodes: Mapping[str, Ep
     text, fields["logprobs"] = (_little(kind, bytes(memoryview(fields[name]))) for kind, name in _ARRAYS)
     if (history := fields.get("history")) is not None:
         before, shared = history
-        text = episodes[episode].beginning(before, shared) + text
+        text = episodes[episode].transcript.beginning(before, shared) + text
     call = Packed(_build(Turn, fields), text)
     if not call.is_whole:
         raise ValueError(f"call {call.turn.call} is not as long as it says")

@@ -31,7 +31,6 @@ import msgpack
 from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger.attempts import Attempt, Attempts
 from ajet_proxy.core.ledger.births import Births, Branch
-from ajet_proxy.core.ledger.call_entry import Asked, CallEntry, Chain
 from ajet_proxy.core.ledger.clients import Client
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Archive
@@ -45,8 +44,10 @@ from ajet_proxy.core.ledger.plays import Evaluation, Play
 from ajet_proxy.core.ledger.progress import GroupProgress, OpenCounts, Progress
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
+from ajet_proxy.core.ledger.shares import Shares
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.ledger.texts import Text, Texts
+from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Chain, Transcript
 from ajet_proxy.core.ledger.weights import Served, Trainer
 from ajet_proxy.core.trajectory.drift_rate import Drift
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
@@ -61,7 +62,7 @@ KINDS: dict[str, Any] = {
     "Episode": Episode, "EpisodeOpened": EpisodeOpened, "EpisodeReward": EpisodeReward,
     "Evaluation": Evaluation, "Gate": Gate, "GroupProgress": GroupProgress, "Group": Group, "LeasedBatch": LeasedBatch,
     "Lineage": Lineage, "OpenCounts": OpenCounts, "Mix": Mix, "ModelQueue": ModelQueue, "Play": Play, "Point": Point,
-    "Progress": Progress, "QueueCredit": QueueCredit, "RewardCurves": RewardCurves, "Seat": Seat,
+    "Progress": Progress, "QueueCredit": QueueCredit, "RewardCurves": RewardCurves, "Seat": Seat, "Shares": Shares,
     "Served": Served, "TaskRewards": TaskRewards, "Text": Text, "Texts": Texts, "Trainer": Trainer, "Turn": Turn,
     "RunWanted": RunWanted, "TrainerCame": TrainerCame,
 }
@@ -222,6 +223,8 @@ def _fields(value: Any) -> dict[str, Any]:
         return dict(vars(value))
     fields = fields_of(value)
     if isinstance(value, Episode):
+        fields["transcript"] = _fields(value.transcript)  # no extension, which ends at 4 GiB
+    if isinstance(value, Transcript):
         first: dict[Asked, str] = {}
         fields["calls"] = {
             name: dataclasses.replace(entry, asked=_once(entry.asked, name, first))
@@ -239,9 +242,9 @@ def _once(asked: Asked, call: str, first: dict[Asked, str]) -> Any:
     return asked if first.setdefault(asked, call) == call else first[asked]
 
 
-def _named(turn: Turn, episode: Episode) -> Any:
+def _named(turn: Turn, known: Transcript) -> Any:
     """The name of the call whose turn this is. A turn that a merge has changed is written as it is."""
-    return turn.call if episode.calls[turn.call].turn == turn else turn
+    return turn.call if known.calls[turn.call].turn == turn else turn
 
 
 def _built(kind: Any, fields: dict[str, Any]) -> Any:
@@ -255,9 +258,11 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
         return value
     if "metadata" in fields:
         fields = fields | {"metadata": json.loads(fields["metadata"])}
+    if kind is Episode:
+        fields = fields | {"transcript": _built(Transcript, fields["transcript"])}
     made = {name: field.default_factory() for name, field in known.items() if callable(field.default_factory)}
     value = kind(**{name: _like(made.get(name), item) for name, item in fields.items() if name in known})
-    if kind is Episode:
+    if kind is Transcript:
         _join(value)
     return value
 
@@ -269,13 +274,13 @@ def _like(new: Any, value: Any) -> Any:
     return type(new)(value) if isinstance(new, (list, Counter)) else value
 
 
-def _join(episode: Episode) -> None:
+def _join(known: Transcript) -> None:
     """Let calls and timelines share again what they shared."""
-    for entry in episode.calls.values():
+    for entry in known.calls.values():
         if isinstance(entry.asked, str):
-            entry.asked = episode.calls[entry.asked].asked
-    own: Mapping[Any, Any] = {name: entry.turn for name, entry in episode.calls.items()}
-    episode.chains = tuple(
+            entry.asked = known.calls[entry.asked].asked
+    own: Mapping[Any, Any] = {name: entry.turn for name, entry in known.calls.items()}
+    known.chains = tuple(
         dataclasses.replace(chain, turns=tuple(own[turn] if isinstance(turn, str) else turn for turn in chain.turns))
-        for chain in episode.chains
+        for chain in known.chains
     )

@@ -114,7 +114,7 @@ def test_a_set_of_names_is_no_object(tmp_path: Path) -> None:
     """Whatever agents call their models."""
     rig = LedgerRig()
     name = rig.in_state("ready")
-    rig.state.episodes[name].taken = {"Text", "m"}
+    rig.state.episodes[name].shares.taken = {"Text", "m"}
     (tmp_path / "journal").mkdir()
     snapshot.save(tmp_path, 1, rig.state)
     assert everything(snapshot.load(tmp_path, SETTINGS)) == everything(rig.state)

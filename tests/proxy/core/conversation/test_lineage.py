@@ -142,7 +142,7 @@ def test_an_idempotency_key_is_the_same_request() -> None:
     rig = Nameless()
     first = rig.turn([USER], said("five"), key="k")
     assert rig.turn([USER], said("six"), key="k") == first
-    assert [entry.reason for entry in rig.state.episodes[first].calls.values()] == ["retried", None]
+    assert [entry.reason for entry in rig.state.episodes[first].transcript.calls.values()] == ["retried", None]
     assert rig.turn([USER], said("six"), key="other") != first
 
 
@@ -198,7 +198,7 @@ def test_no_episode_ever_holds_the_tokens_of_two_runs(tools: bool) -> None:
             word = dice.choice(("yes", " yes", "no"))
             answer = said(word, f"call-{run}" if tools else "")
             rig.tell(episode, call, asked, answer)
-            if rig.state.episodes[episode].calls[call].state == "complete":
+            if rig.state.episodes[episode].transcript.calls[call].state == "complete":
                 whole.setdefault(episode, []).append(run)
             histories[run].append([*asked, {**answer, "content": word.strip()}, USER])
         assert all(len(set(runs)) == 1 for runs in whole.values()), (seed, whole)

@@ -116,7 +116,7 @@ def test_shares_of_other_models_stay(rig: LedgerRig) -> None:
     rig.announce("m", 0, run="b")
     rig.reward(names[4])
     assert [rig.state.episodes.known(name).state for name in names] == ["leased", "leased", *["ready"] * 3]
-    assert all(set(rig.state.episodes.known(name).shares) == {"n"} for name in names)
+    assert all(set(rig.state.episodes.known(name).shares.by_model) == {"n"} for name in names)
     rig.ack(batch)
     assert states(rig, names[:2]) == {("trained", None)}
     shown = views.record(rig.state, names[4])["models"]["m"]

@@ -106,7 +106,7 @@ def test_a_call_that_ends_after_its_episode_is_lost(rig: LedgerRig) -> None:
     (one,), (other,) = rig.begin(episode), rig.begin(episode)
     rig.abort(episode)
     _ = rig.finish(episode, one), rig.lose(episode, other, "disconnected")
-    assert {entry.reason for entry in rig.state.episodes[episode].calls.values()} == {"episode_discarded"}
+    assert {entry.reason for entry in rig.state.episodes[episode].transcript.calls.values()} == {"episode_discarded"}
     assert rig.state.tallies.calls["running"] == 0
 
 
@@ -116,7 +116,7 @@ def test_a_call_that_ends_after_its_episode_is_lost(rig: LedgerRig) -> None:
 
 def live(rig: LedgerRig, episode: str) -> list[str]:
     """Calls that count or may still count."""
-    return [name for name, entry in rig.state.episodes[episode].calls.items() if entry.state != "lost"]
+    return [name for name, entry in rig.state.episodes[episode].transcript.calls.items() if entry.state != "lost"]
 
 
 @pytest.mark.parametrize("first", ["running", "complete", "lost"])
@@ -129,7 +129,7 @@ def test_a_retry_takes_the_place_of_the_first_attempt(rig: LedgerRig, first: str
         rig.lose(episode, old)
     (new,) = rig.begin(episode, body="same", retry=True)
     assert live(rig, episode) == [new]
-    assert rig.state.episodes[episode].calls[old].reason == "retried"
+    assert rig.state.episodes[episode].transcript.calls[old].reason == "retried"
     assert rig.state.tallies.calls["running"] == 1
 
 
@@ -216,9 +216,9 @@ def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
     assert (known.opening.tenant, known.opening.agent) == ("acme", "a")
     assert [known.opening.model_for("b", asked, ("", "x")) for asked in ("y", "m", "", "x")] == ["m", "m", "m", None]
     assert rig.state.episodes.by_call[call] == episode
-    assert known.packed(call) is None
+    assert known.transcript.packed(call) is None
     rig.finish(episode, call, (1, 2), (3,))
-    found = known.packed(call)
+    found = known.transcript.packed(call)
     assert found is not None and (found.turn.start, unpack_tokens(found.text)) == (2, (1, 2, 3))
     assert [item["episode"] for item in records(rig.state, Wanted(5, "open"))["episodes"]] == [episode]
 

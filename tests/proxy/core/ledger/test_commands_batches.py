@@ -9,6 +9,7 @@ import pytest
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.events import BatchLeased, EpisodeDiscarded
+from ajet_proxy.core.ledger.transcript import Transcript
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import Lease
 from tests.kit.ledger_rig import LedgerRig
@@ -101,7 +102,7 @@ def test_a_look_reads_no_turns_and_finds_the_stale_alone(rig: LedgerRig) -> None
     rig.announce(version=4)
     for number in range(20):
         rig.ready(f"b{number}", version=4)
-    with mock.patch.object(Episode, "turns", side_effect=AssertionError), \
+    with mock.patch.object(Transcript, "turns", side_effect=AssertionError), \
             mock.patch.object(rig.state, "episodes", Counted(rig.state.episodes)) as looked_at:
         events = rig.commands.leases.lease(Lease(group_size=2, max_staleness=2), batch="b", at=rig.at)
         assert [event.episode for event in events if isinstance(event, EpisodeDiscarded)] == stale
@@ -306,7 +307,7 @@ def test_only_the_stale_share_of_a_partly_trained_episode_is_dropped(rig: Ledger
     episode = shared_by(rig, "m", "n", "o", versions={"n": 9})
     rig.ack(rig.lease(model="o", group_size=1) or "")
     batch = rig.batch(group_size=1, max_staleness=1)
-    assert rig.state.episodes[episode].shares == {"n": batch, "o": ""}
+    assert rig.state.episodes[episode].shares.by_model == {"n": batch, "o": ""}
     rig.ack(batch)
     assert rig.state_of(episode) == "trained"
 

@@ -101,7 +101,7 @@ def test_time_does_not_run_backwards(rig: LedgerRig) -> None:
     episode = rig.open()
     rig.at -= 500
     (call,) = rig.begin(episode)
-    assert rig.state.episodes[episode].calls[call].asked.started_at == 1000.0
+    assert rig.state.episodes[episode].transcript.calls[call].asked.started_at == 1000.0
     rig.finish(episode, call)
     rig.reward(episode)
     batch = rig.batch(group_size=1, lease_s=10.0)
@@ -201,7 +201,7 @@ def test_whose_clients_were_sent_their_answers(rig: LedgerRig) -> None:
     rig.run(rig.commands.lose_call(episode, second, "disconnected", at=rig.at, taken_back=True))
     rig.run(rig.commands.answers_sent([], [third], at=rig.at))
     assert rig.state.episodes.unsent == set()
-    assert [entry.doubtful for entry in rig.state.episodes[episode].calls.values()] == [False, False, True]
+    assert [entry.doubtful for entry in rig.state.episodes[episode].transcript.calls.values()] == [False, False, True]
 
 
 @pytest.mark.parametrize("version", [0, 1, MAX_VERSION])

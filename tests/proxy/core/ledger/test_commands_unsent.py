@@ -24,7 +24,7 @@ def test_a_call_whose_end_was_not_sent_is_complete_no_longer(rig: LedgerRig, sea
     rig.lose(episode, running, taken_back=True)
     if not sealed:
         rig.reward(episode)
-    assert [turn.call for turn in rig.state.episodes[episode].turns()] == [first]
+    assert [turn.call for turn in rig.state.episodes[episode].transcript.turns()] == [first]
     assert rig.state.tallies.calls == {"running": 0, "complete": 1, "lost": 2}
     assert rig.state.tallies.captures == {"complete": 2, "disconnected": 2}
     batch = rig.batch(group_size=1)
@@ -36,6 +36,6 @@ def test_a_call_whose_end_was_not_sent_is_complete_no_longer(rig: LedgerRig, sea
 def test_what_an_episode_has_settled_with_is_taken_back_no_more(rig: LedgerRig, state: str) -> None:
     episode = rig.in_state(state)
     before = views.record(rig.state, episode, tokens="all")
-    for call in rig.state.episodes[episode].calls:
+    for call in rig.state.episodes[episode].transcript.calls:
         assert rig.lose(episode, call, taken_back=True) == ()
     assert views.record(rig.state, episode, tokens="all") == before

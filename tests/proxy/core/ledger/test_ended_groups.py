@@ -359,7 +359,7 @@ def test_who_aims_at_one_model_and_trains_another_gives_up_the_seat_of_the_first
     rig.call(other, sampled=(), model="m"), rig.call(other, model="n")
     for name in (episode, other):
         rig.reward(name)
-        assert list(rig.state.episodes[name].shares) == ["n"]
+        assert list(rig.state.episodes[name].shares.by_model) == ["n"]
 
 
 def test_a_group_that_lost_members_to_staleness_ends_early() -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.call_entry import Asked, CallEntry
 from ajet_proxy.core.ledger.episode import NEXT, TAKES, Episode, takes, timeouts
-from ajet_proxy.core.tokens import pack_tokens
-from ajet_proxy.core.trajectory.timeline import merge, pack
+from ajet_proxy.core.ledger.shares import Shares
+from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Transcript
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import DEFAULT_LANE, DISCARD_REASONS, EPISODE_STATES, OpenEpisode
-from ajet_sdk.sample import Call
 from tests.kit.ledger_rig import LedgerRig, blank
 from tests.kit.refused import refused
-from tests.kit.strategies import conversations, make_call, tangled_calls
+from tests.kit.strategies import make_call
+from tests.proxy.core.ledger.test_transcript import told
 
 #                    call      reward    seal      abort     heartbeat
 EXPECTED = {
@@ -128,17 +123,8 @@ def test_what_follows_sealing(episode: Episode, outcome: tuple[str, str | None])
 
 def models(episode: Episode, *names: str) -> list[str]:
     for index, name in enumerate(names):
-        told(episode, make_call(f"c{index}", [1], [2], at=float(index), model=name))
+        told(episode.transcript, make_call(f"c{index}", [1], [2], at=float(index), model=name))
     return episode.trains()
-
-
-ASKED = Asked(0.0, "m", "", "path", "", None)
-
-
-def told(episode: Episode, call: Call) -> None:
-    """`call` is complete."""
-    entry = episode.calls[call.call] = CallEntry(ASKED, "complete")
-    episode.finish(entry, pack(call), (0, 0), ahead=False)
 
 
 def test_which_models_an_episode_trains() -> None:
@@ -172,82 +158,16 @@ def test_shares_add_up_to_a_state() -> None:
         ({"a": None, "b": None}, "ready"), ({"a": "batch", "b": None}, "leased"), ({"a": "", "b": None}, "ready"),
         ({"a": "", "b": "batch"}, "leased"), ({"a": "", "b": ""}, "trained"),
     ]:
-        episode = blank()
-        episode.shares = dict(shares)
-        assert episode.share_state() == state
+        assert Shares(dict(shares)).state == state
 
 
-def test_text_is_kept_as_timelines_and_a_head_has_none() -> None:
+def test_a_head_has_no_calls() -> None:
     episode = blank()
     models(episode, "a", "b")
-    before = episode.merged("strict")
-    assert len(before) == 2
-    assert episode.timelines == ()
-    episode.keep_timelines("strict")
-    assert episode.timelines == before == episode.merged("off")
-    assert {entry.text for entry in episode.calls.values()} == {None}
-    assert [turn.call for turn in episode.turns()] == ["c0", "c1"]
-    assert [len(timeline) for timeline in before] == [2, 2]
-    assert episode.size() == 4 * 2 + 8 * 2
-    assert blank(model="named").head().opening.model == "named"
     head = episode.head()
-    assert (head.calls, head.timelines, head.stored, head.opening.model, head.size()) == ({}, (), "archive", "m", 0)
-    head.state = "trained"
-    assert head.merged("strict") == ()
+    assert (head.transcript, head.stored, head.opening.model) == (Transcript(), "archive", "m")
+    assert blank(model="named").head().opening.model == "named"
     assert episode.group_key.task == ""
-
-
-@given(st.one_of(tangled_calls(), conversations()))
-def test_sharing_text_changes_nothing(calls: list[Call]) -> None:
-    episode = blank()
-    for call in calls:
-        told(episode, call)
-    assert episode.merged("strict") == merge(calls)
-    assert [episode.packed(call.call) for call in calls] == [pack(call) for call in calls]
-    assert episode.keep_timelines("strict") == episode.timelines == merge(calls)
-
-
-def test_complete_calls_of_one_kind_are_told_until_the_episode_is_merged() -> None:
-    episode = blank()
-    calls = [
-        make_call("a", (1,), (2,), at=1.0), make_call("b", (1, 2, 3), (4,), at=2.0),
-        make_call("c", (1,), (2,), at=3.0, agent="judge"), make_call("d", (1,), (2,), at=3.0, model="other"),
-    ]
-    for call in calls:
-        told(episode, call)
-    episode.calls["e"] = replace(episode.calls["a"], turn=None)
-    assert episode.complete("m", "") == [pack(call) for call in calls[:2]]
-    episode.keep_timelines("strict")
-    assert episode.complete("m", "") == []
-
-
-def test_a_conversation_costs_its_length_once() -> None:
-    episode = blank()
-    for end in range(2, 200):
-        told(episode, make_call(f"c{end}", range(end), [end], at=float(end)))
-    (text,) = episode.texts.texts
-    assert len(text.tokens) == 4 * 200
-    (timeline,) = episode.merged("strict")
-    assert len(timeline) == 200
-
-
-# ---- rewards
-
-def test_calls_are_read_from_the_text_that_they_share() -> None:
-    episode = blank()
-    for name, prompt in (("a", (1, 2)), ("b", (1, 2, 9, 4)), ("c", (8,))):
-        told(episode, make_call(name, prompt, (9,)))
-    assert episode.beginning("a", 3) == pack_tokens((1, 2, 9))
-    assert episode.beginning("b", 5) == pack_tokens((1, 2, 9, 4, 9))
-    assert episode.packed("b") == pack(make_call("b", (1, 2, 9, 4), (9,)))
-    episode.calls["b"].turn = None
-    assert episode.packed("b") is episode.packed("no") is None
-    assert episode.beginning("b", 3) == pack_tokens((1, 2, 9))
-    episode.keep_timelines("strict")
-    assert (episode.packed("a"), [len(timeline) for timeline in episode.timelines]) == (None, [3, 2])
-    for call in ("b", "no"):
-        with pytest.raises(KeyError):
-            episode.beginning(call, 3)
 
 
 def test_an_episode_may_ask_for_other_timeouts_but_not_to_stay_open_for_longer_than_any() -> None:
@@ -261,7 +181,7 @@ def test_an_episode_may_ask_for_other_timeouts_but_not_to_stay_open_for_longer_t
 def test_what_a_trainer_has_had_is_as_good_as_leased(rig: LedgerRig) -> None:
     episode = rig.state.episodes[rig.in_state("ready")]
     assert takes("reward", episode) and takes("abort", episode)
-    episode.taken.add("m")
+    episode.shares.taken.add("m")
     for command in COMMANDS:
         if EXPECTED["leased"][COMMANDS.index(command)] == "refuse":
             with refused(Conflict, "episode_leased", match="a trainer has had it"):
@@ -270,24 +190,14 @@ def test_what_a_trainer_has_had_is_as_good_as_leased(rig: LedgerRig) -> None:
             assert not takes(command, episode)
 
 
-def asking(model: str, reason: str | None = None) -> CallEntry:
-    return CallEntry(Asked(0.0, model, "", "path", "", None), "lost" if reason else "running", reason)
-
-
 @pytest.mark.parametrize(("fields", "wanted"), [
     ({}, ["a"]), ({"model": "b"}, ["b"]), ({"eval": True}, []), ({"members": {"x": "b", "y": "c"}}, ["b", "c"]),
     ({"teachers": {"x": "a"}}, ["b"]), ({"teachers": {"x": "a", "y": "b", "z": "c"}}, []),
 ])  # fmt: skip
 def test_which_calls_would_be_trained_if_they_were_whole(fields: dict[str, object], wanted: list[str]) -> None:
-    episode = blank({name: asking(name) for name in "abc"}, **fields)
+    calls = {name: CallEntry(Asked(0.0, name, "", "path", "", None)) for name in "abc"}
+    episode = blank(calls, **fields)
     assert [name for name in "abcd" if episode.wants(name)] == wanted
-
-
-def test_why_calls_were_lost_what_was_most_often_first() -> None:
-    reasons = ["disconnected", "no_token_ids", None, "retried", "no_token_ids"]
-    calls = {f"c{number}": asking("m", reason) for number, reason in enumerate(reasons)}
-    assert blank(calls).losses() == "no_token_ids, disconnected"
-    assert blank().losses() is None
 
 
 @pytest.mark.parametrize(

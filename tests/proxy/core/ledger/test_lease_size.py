@@ -65,7 +65,8 @@ def check_distinct(episode: Episode, model: str, policy: str) -> None:
     """What is counted is what the samples' tree has; with `repair` no less."""
     texts = [sample.token_ids for sample in views.delivered(episode, model, None).samples]
     beginnings = {text[:end] for text in texts for end in range(1, len(text) + 1)}
-    counted = episode.distinct([chain for chain in episode.chains if chain.turns[0].model == model])
+    known = episode.transcript
+    counted = known.distinct([chain for chain in known.chains if chain.turns[0].model == model])
     assert counted >= len(beginnings) if policy == "repair" else counted == len(beginnings)
 
 

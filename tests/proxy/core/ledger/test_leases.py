@@ -61,7 +61,7 @@ def test_of_a_partly_trained_episode_only_the_share_that_is_too_large_goes(
     assert (rig.state_of(partly), rig.state_of(whole)) == ("leased", "discarded")
     rig.ack(batch)
     assert leased(rig, group_size=1) == []
-    assert (rig.state_of(partly), rig.state.episodes[partly].shares) == ("trained", {"m": ""})
+    assert (rig.state_of(partly), rig.state.episodes[partly].shares.by_model) == ("trained", {"m": ""})
 
 
 @pytest.mark.parametrize("model", [None, "m"])
@@ -115,12 +115,12 @@ def test_a_share_that_nobody_rewarded_goes_alone(rig: LedgerRig, first: str) -> 
     rig.reward(episode, 1.0, agent="critic")
     if first == "m":
         assert leased(rig, model="m", group_size=1) == []
-        assert (rig.state_of(episode), rig.state.episodes[episode].shares) == ("ready", {"n": None})
+        assert (rig.state_of(episode), rig.state.episodes[episode].shares.by_model) == ("ready", {"n": None})
     batch = rig.lease(model="n", group_size=1) or ""
     assert leased(rig, model="m", group_size=1) == []
     rig.ack(batch)
     assert leased(rig, model="m", group_size=1) == []
-    assert (rig.state_of(episode), rig.state.episodes[episode].shares) == ("trained", {"n": ""})
+    assert (rig.state_of(episode), rig.state.episodes[episode].shares.by_model) == ("trained", {"n": ""})
 
 
 def test_an_episode_that_nobody_rewarded_ends_whole_whoever_leases_first(rig: LedgerRig) -> None:
@@ -263,7 +263,7 @@ def test_what_teaches_one_model_nothing_stays_for_another(rig: LedgerRig) -> Non
             rig.reward(episode, reward, agent=agent, final=False)
         rig.seal(episode)
     assert leased(rig, model="m", signal=True) == []
-    assert {tuple(rig.state.episodes[name].shares) for name in names} == {("n",)}
+    assert {tuple(rig.state.episodes[name].shares.by_model) for name in names} == {("n",)}
     assert leased(rig, model="n", signal=True) == [tuple(names)]
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ajet_proxy.core.ledger.call_entry import Asked, CallEntry
 from ajet_proxy.core.ledger.retries import repeats
-from tests.kit.ledger_rig import LedgerRig, blank
+from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Transcript
+from tests.kit.ledger_rig import LedgerRig
 from tests.kit.steps import steps
 
 
@@ -38,7 +38,7 @@ def attempt(name: str, body: str, key: str | None = None, *, state: str = "compl
     ("several", "o", 0, "late"),       # then the latest
 ])  # fmt: skip
 def test_which_attempt_a_request_repeats(body: str, key: str | None, retries: int, first: str | None) -> None:
-    episode = blank(dict([
+    known = Transcript(dict([
         attempt("whole", "one"), attempt("lost", "one", state="lost", reason="disconnected"),
         attempt("running", "two", state="running"), attempt("done", "two", at=9.0), attempt("alone", "three"),
         attempt("asked", "answering", state="running"),
@@ -48,10 +48,10 @@ def test_which_attempt_a_request_repeats(body: str, key: str | None, retries: in
         attempt("under way", "n", "n", state="running"), attempt("there", "n", "n", at=1.0),
         attempt("early", "o", "o"), attempt("late", "o", "o", at=1.0),
     ]))  # fmt: skip
-    for name, entry in list(episode.calls.items()):
-        episode.calls[f"{name}'s sibling"] = replace(entry)
+    for name, entry in list(known.calls.items()):
+        known.calls[f"{name}'s sibling"] = replace(entry)
     expected = () if first is None else (first, f"{first}'s sibling")
-    assert repeats(episode, body, key, retries) == expected
+    assert repeats(known, body, key, retries) == expected
 
 
 def test_a_retry_among_thousands_of_equal_calls_costs_what_they_number() -> None:
@@ -62,23 +62,23 @@ def test_a_retry_among_thousands_of_equal_calls_costs_what_they_number() -> None
         for number in range(10):
             for call in rig.begin(episode, body="same", choices=choices):
                 rig.finish(episode, call, (1, 2), (3, number, 4))
-        made.append(steps(lambda known=rig.state.episodes[episode]: repeats(known, "same", None, 1)))  # type: ignore[misc]
+        made.append(steps(lambda known=rig.state.episodes[episode].transcript: repeats(known, "same", None, 1)))  # type: ignore[misc]
     assert made[1] < 5 * made[0]
 
 
 def test_another_agent_s_request_is_another_one(rig: LedgerRig) -> None:
     episode = rig.open()
     planner = rig.call(episode, body="same", agent="planner")
-    known = rig.state.episodes[episode]
+    known = rig.state.episodes[episode].transcript
     assert repeats(known, "same", None, 1, agent="critic") == ()
     assert repeats(known, "same", None, 1, agent="planner") == (planner,)
 
 
 @pytest.mark.parametrize(("state", "first"), [("lost", ("one",)), ("running", ()), ("complete", ())])
 def test_where_an_attempt_may_have_been_missed_only_a_lost_one_is_repeated(state: str, first: tuple[str, ...]) -> None:
-    episode = blank(dict([attempt("one", "same", state=state)]))
-    assert repeats(episode, "same", None, 1, unseen=True) == first
-    assert repeats(episode, "same", None, 1) == ("one",)
+    known = Transcript(dict([attempt("one", "same", state=state)]))
+    assert repeats(known, "same", None, 1, unseen=True) == first
+    assert repeats(known, "same", None, 1) == ("one",)
 
 
 def test_where_an_attempt_may_have_been_missed_an_answer_is_repeated_that_may_not_have_been_sent() -> None:
@@ -92,7 +92,7 @@ def test_where_an_attempt_may_have_been_missed_an_answer_is_repeated_that_may_no
     rig.lose(episode, gone)
     rig.run(rig.commands.restarted(rig.at))
     new = rig.call(episode, body="new")
-    known = rig.state.episodes[episode]
+    known = rig.state.episodes[episode].transcript
     for body, repeated in (("sent", ()), ("unsent", (unsent,)), ("twice", ()), ("new", ())):
         assert repeats(known, body, None, 1, unseen=True) == repeated
     assert (repeats(known, "twice", None, 1), repeats(known, "new", None, 1)) == ((), (new,))
@@ -104,7 +104,7 @@ def test_an_answer_that_a_later_call_goes_on_from_was_received(rig: LedgerRig) -
     one, two = rig.begin(episode, body="same", choices=2)
     rig.finish(episode, one, (1, 2), (3,))
     rig.finish(episode, two, (1, 2), (4,))
-    known = rig.state.episodes[episode]
+    known = rig.state.episodes[episode].transcript
     assert repeats(known, "same", None, 1) == (one, two)
     rig.call(episode, (1, 2), (3, 4), body="another one says that and more")
     assert repeats(known, "same", None, 1) == (one, two)
@@ -120,7 +120,7 @@ def test_an_answer_of_no_tokens_is_not_known_to_be_received(rig: LedgerRig) -> N
     episode = rig.open()
     silent = rig.call(episode, (1, 2), (), body="same")
     rig.call(episode, (1, 2), (3,), body="other")
-    assert repeats(rig.state.episodes[episode], "same", None, 1) == (silent,)
+    assert repeats(rig.state.episodes[episode].transcript, "same", None, 1) == (silent,)
 
 
 def test_what_nothing_says_to_be_a_retry_repeats_nothing(rig: LedgerRig) -> None:

@@ -40,7 +40,7 @@ def called(rig: LedgerRig, *said: str, way: str = "body") -> Any:
     name = rig.open("me")
     for one in said:
         (call,) = rig.begin(name)
-        entry = rig.state.episodes[name].calls[call]
+        entry = rig.state.episodes[name].transcript.calls[call]
         entry.asked = SimpleNamespace(said=one, identified_by=way, idempotency_key="k", body_hash="h", agent="x")  # type: ignore[assignment]
         entry.state = "complete"
     return rig.state.episodes[name]
@@ -57,7 +57,7 @@ def test_a_second_conversation_that_begins_alike_is_a_sign(rig: LedgerRig, reque
 
 def test_what_is_no_sign() -> None:
     lost = called(LedgerRig(), "a")
-    next(iter(lost.calls.values())).state = "lost"
+    next(iter(lost.transcript.calls.values())).state = "lost"
     signs, _ = shared(LedgerRig())
     assert not signs.shows("body", lost, "me", "x", asked())
     assert not signs.shows("harness", called(LedgerRig(), "a"), "me", "x", asked()), "the name came otherwise before"

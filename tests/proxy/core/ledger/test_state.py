@@ -125,7 +125,7 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def is_not_sent_its_end(self, data: st.DataObject) -> None:
-        called = [(episode.id, call) for episode in self.rig.state.episodes.values() for call in episode.calls]
+        called = [(one.id, call) for one in self.rig.state.episodes.values() for call in one.transcript.calls]
         if called:
             episode, call = data.draw(st.sampled_from(called))
             self.attempt(lambda: self.rig.lose(episode, call, taken_back=True))

@@ -33,7 +33,7 @@ def step(rig: LedgerRig, what: str, model: str, number: int) -> None:
     """One step; nothing if there is nothing to do it to."""
     rig.at += 1.0
     held = [batch for batch in rig.state.batches.leased.values() if batch.model == model]
-    free = [one.id for one in rig.state.episodes.values() if one.state == "ready" and not one.taken]
+    free = [one.id for one in rig.state.episodes.values() if one.state == "ready" and not one.shares.taken]
     if what == "play":
         ready(rig, number)
     elif what == "lease":
@@ -53,7 +53,7 @@ def step(rig: LedgerRig, what: str, model: str, number: int) -> None:
 
 
 def shares(state: State) -> dict[str, dict[str, str | None]]:
-    return {name: dict(one.shares) for name, one in state.episodes.items()}
+    return {name: dict(one.shares.by_model) for name, one in state.episodes.items()}
 
 
 @given(STEPS)
@@ -68,7 +68,7 @@ def test_the_laws_of_shares_hold_after_every_event(steps: Sequence[Step]) -> Non
         batch = state.batches.get(getattr(event, "batch", ""))
         state.apply(event)
         for name, episode in state.episodes.items():
-            was, now = before.get(name, {}), episode.shares
+            was, now = before.get(name, {}), episode.shares.by_model
             if states.get(name) in ("open", "sealed") and episode.state == "ready":
                 wanted = set(episode.trains())
                 assert now == dict.fromkeys(wanted), "all shares become ready in one event"
@@ -153,7 +153,7 @@ def test_what_only_another_model_was_rewarded_for_teaches_nothing() -> None:
     rig = played({"value": 1.0, "model": "m"})
     assert rig.lease(model="n", group_size=1) is None
     (episode,) = rig.state.episodes.values()
-    assert (episode.state, episode.shares) == ("ready", {"m": None})
+    assert (episode.state, episode.shares.by_model) == ("ready", {"m": None})
     assert learned(rig, "m")[0] == 1.0
     wrong = played({"value": 1.0, "model": "x", "agent": "plans"}, {"value": 1.0, "agent": "y"})
     assert wrong.lease(model="n", group_size=1) is None

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.ledger import episode as episode_module
-from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger import transcript, views
 from ajet_proxy.core.ledger.views import Tokens, Wanted, parts, records
 from ajet_proxy.core.trajectory.timeline import Timeline, merge_packed
 from ajet_sdk.errors import BadRequest
@@ -117,7 +116,7 @@ def test_an_episode_is_merged_again_for_a_look_only_if_its_calls_have_changed(
         merged += 1
         return merge_packed(*of)
 
-    monkeypatch.setattr(episode_module, "merge_packed", counted)
+    monkeypatch.setattr(transcript, "merge_packed", counted)
     name = rig.open()
     rig.call(name, (1, 2), (3,))
     first = views.record(rig.state, name)

@@ -364,7 +364,7 @@ async def test_a_history_that_is_not_the_calls_is_not_continued(front: Front) ->
     past = await talk(front, 1, route=RESPONSES)
     assert await again(front, [dict(MORE), *past[1:]], route=RESPONSES) == "unknown_history"
     past = await talk(front, 1)
-    front.store.state.episodes["ep"].calls[front.calls[-1].call].text = None  # its episode has ended
+    front.store.state.episodes["ep"].transcript.calls[front.calls[-1].call].text = None  # its episode has ended
     assert await again(front, past) == "unknown_history"
 
 

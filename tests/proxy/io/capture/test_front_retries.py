@@ -45,7 +45,7 @@ async def test_another_body_under_the_same_key_is_another_request(front: Front) 
 
 def counted(front: Front, episode: str = "ep") -> list[str]:
     """The calls that count."""
-    entries = front.store.state.episodes[episode].calls.items()
+    entries = front.store.state.episodes[episode].transcript.calls.items()
     return [name for name, entry in entries if entry.state == "complete"]
 
 

@@ -93,7 +93,7 @@ async def test_of_a_call_whose_worker_dies_nobody_knows_whether_its_client_was_s
         worker.close()
         await until(lambda: not front.gate.in_flight)
     await until(lambda: not front.store.state.episodes.unsent)
-    (entry,) = front.store.state.episodes["ep"].calls.values()
+    (entry,) = front.store.state.episodes["ep"].transcript.calls.values()
     assert (entry.state, entry.doubtful) == ("complete", not told)
     request = asking(choices=1)
     async with front.ledger_port.begin(replace(request, sent={**request.sent, "retries": 1}), ignore):

@@ -179,9 +179,9 @@ def sizes_of(rounds: Iterable[Iterable[Call]]) -> tuple[list[int], int]:
                 text = hash((text, token))
                 beginnings.add(text)
     known = live.state.episodes[episode]
-    growing, held = sum(map(len, snapshot.pack_state(live.state))), known.size()
+    growing, held = sum(map(len, snapshot.pack_state(live.state))), known.transcript.size()
     live.reward(episode)
-    assert known.size() == held
+    assert known.transcript.size() == held
     return [written, growing, held, len(snapshot.pack(known))], len(beginnings)
 
 

@@ -73,13 +73,13 @@ def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
         history = (*history, turn, 7)
     loaded = stored(tmp_path, rig.state)
     assert (tmp_path / "journal/00000001.snapshot").stat().st_size < 20_000
-    known = loaded.episodes[episode]
+    known = loaded.episodes[episode].transcript
     assert len(known.texts.texts) == 1
     assert {entry.text for entry in known.calls.values()} == {0}
-    assert known.opening.metadata == {"list": [1, {"a": None}], "text": "é"}
+    assert loaded.episodes[episode].opening.metadata == {"list": [1, {"a": None}], "text": "é"}
     rig.reward(episode)
     loaded = stored(tmp_path, rig.state)
-    known = loaded.episodes[episode]
+    known = loaded.episodes[episode].transcript
     assert [turn for timeline in known.timelines for turn in timeline.turns] == known.turns()
     assert all(turn is known.calls[turn.call].turn for timeline in known.timelines for turn in timeline.turns)
 
@@ -95,7 +95,7 @@ def test_a_request_costs_the_same_for_each_of_its_choices(tmp_path: Path) -> Non
             rig.lose(episode, call, "engine_status_404")
         known = rig.state.episodes[episode]
         sizes.append((sum(map(len, snapshot.pack_state(rig.state))), len(snapshot.pack(known))))
-        for entries in (known.calls, stored(tmp_path, rig.state).episodes[episode].calls):
+        for entries in (known.transcript.calls, stored(tmp_path, rig.state).episodes[episode].transcript.calls):
             assert len({id(entry.asked) for entry in entries.values()}) == 1
     for first, second, third in zip(*sizes, strict=True):
         assert 0 < third - second <= 2.1 * (second - first) < 200 * 100
@@ -106,20 +106,20 @@ def test_requests_that_are_alike_stay_two(tmp_path: Path) -> None:
     episode = rig.open()
     one, two = rig.begin(episode, body="same", choices=2), rig.begin(episode, body="same", choices=3)
     known = stored(tmp_path, rig.state).episodes[episode]
-    assert repeats(known, "same", None, 1) == ()
+    assert repeats(known.transcript, "same", None, 1) == ()
     for call in one:
         rig.lose(episode, call, "retried")
     known = stored(tmp_path, rig.state).episodes[episode]
-    assert repeats(known, "same", None, 1) == two
+    assert repeats(known.transcript, "same", None, 1) == two
 
 
 def test_a_turn_that_a_merge_changed_is_kept_as_it_is(tmp_path: Path) -> None:
     rig = LedgerRig()
     name = rig.in_state("ready")
-    (chain,) = rig.state.episodes[name].chains
+    (chain,) = rig.state.episodes[name].transcript.chains
     changed = dataclasses.replace(chain, turns=(structs.replace(chain.turns[0], start=1),))
-    rig.state.episodes[name].chains = (changed,)
-    assert stored(tmp_path, rig.state).episodes[name].chains == (changed,)
+    rig.state.episodes[name].transcript.chains = (changed,)
+    assert stored(tmp_path, rig.state).episodes[name].transcript.chains == (changed,)
 
 
 def test_groups_have_the_size_with_which_the_daemon_starts(tmp_path: Path) -> None:
