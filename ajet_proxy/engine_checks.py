@@ -95,9 +95,9 @@ class EngineChecks:
         found = [] if said is None else [self._fault(
             said, "start it with the right model, and then the trainer; until then nothing of it is the trained model's"
         )]
-        if now.paused:
+        if now.resume:
             found.append(self._warning("is frozen, as while weights change",
-                                       f"if no trainer is at work, POST {self._url}/resume, or start it again"))
+                                       f"if no trainer is at work, {now.resume}, or start it again"))
         return found
 
     async def _is_proxy(self) -> bool:

@@ -9,12 +9,14 @@ do, since its calls would wait for ever.
 
 from __future__ import annotations
 
+import json
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -75,11 +77,45 @@ def cards(engine: httpx.Client) -> list[dict[str, Any]]:
     return found
 
 
+def version_of(engine: httpx.Client) -> str | None:
+    """The version of the engine's weights, if it tells one."""
+    with suppress(httpx.HTTPError, ValueError, AttributeError):
+        found: str | None = engine.get("/weight_info").raise_for_status().json().get("weight_version")
+        return found
+    return None
+
+
+def told_config(engine: httpx.Client) -> Mapping[str, Any]:
+    """The configuration of the engine's model, if it tells that; else nothing."""
+    with suppress(httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+        told = engine.get("/server_info?config_format=json").raise_for_status().json()
+        found = told["vllm_config"]["model_config"]["hf_config"]
+        made = found if isinstance(found, dict) else json.loads(found[found.index("{") :])
+        return made if isinstance(made, dict) else {}
+    return {}
+
+
 def frozen(engine: httpx.Client) -> bool:
     """True if the engine is frozen, as the proxy's gate may have done. To freeze it again would take vLLM 20 ms."""
     with suppress(httpx.HTTPError, ValueError, KeyError):
         return engine.get("/is_paused").json()["is_paused"] is True
     return False
+
+
+def freeze(engine: httpx.Client) -> None:
+    """Stops the engine's calls between two tokens, and keeps them."""
+    ask(engine, "/pause?mode=keep")
+
+
+def reload(engine: httpx.Client, folder: Path, timeout_s: float) -> None:
+    """Has the engine take its weights from `folder`."""
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
+    ask(engine, "/collective_rpc", body)
+
+
+def name_version(engine: httpx.Client, version: int) -> None:
+    """Tells the engine the version of its weights."""
+    ask(engine, "/update_weight_version", {"new_version": str(version)})
 
 
 def wake(engine: httpx.Client, patience_s: float = WAKE_S) -> str:

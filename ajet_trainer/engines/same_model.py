@@ -3,7 +3,7 @@
 Weights of another model may fit by name and size, and the engine would answer nonsense from then on. So its names, its
 folder, its context and its configuration are compared with the folder of `model`, as far as it tells them, before the
 first push. From then on it must tell the same. An engine may also be started again with the right model, and serves the
-weights that it began with: then it does not know their version any more (vLLM's ``/weight_info``).
+weights that it began with: then it does not know their version any more.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from ajet_trainer.config import Config, flatten
+from ajet_trainer.engines import http
 from ajet_trainer.engines.http import EngineLost, asking, cards, words
 
 LOOK_S = 30.0
@@ -41,10 +42,7 @@ def served(engine: httpx.Client) -> Served:
     """Raises `httpx.HTTPError`. Adapters are not an engine's own."""
     mine = (card for card in cards(engine) if not card.get("parent"))
     own = sorted((str(card["id"]), str(card.get("root")), card.get("max_model_len")) for card in mine)
-    version = None
-    with suppress(httpx.HTTPError, ValueError, AttributeError):
-        version = engine.get("/weight_info").raise_for_status().json().get("weight_version")
-    return Served(tuple(own), version)
+    return Served(tuple(own), http.version_of(engine))
 
 
 def shape(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,16 +64,6 @@ def config_of(folder: str | Path) -> Mapping[str, Any]:
     with suppress(OSError, ValueError):
         found = json.loads((Path(folder) / "config.json").read_text())
         return found if isinstance(found, dict) else {}
-    return {}
-
-
-def told_config(engine: httpx.Client) -> Mapping[str, Any]:
-    """The configuration of its model, from an engine that tells it (vLLM's ``/server_info``); else nothing."""
-    with suppress(httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
-        told = engine.get("/server_info?config_format=json").raise_for_status().json()
-        found = told["vllm_config"]["model_config"]["hf_config"]
-        made = found if isinstance(found, dict) else json.loads(found[found.index("{") :])
-        return made if isinstance(made, dict) else {}
     return {}
 
 
@@ -112,7 +100,7 @@ def look(config: Config, before: Mapping[str, Served]) -> dict[str, Served]:
             said = None
             if url not in before:
                 roots = (config_of(root) for _, root, _ in says.models)
-                its = next(filter(None, roots), None) or (told_config(engine) if own else {})
+                its = next(filter(None, roots), None) or (http.told_config(engine) if own else {})
                 said = fault(config, own, says, its)
             elif says.models != before[url].models:
                 said = f"was started again with another model: it serves {named(says)}, and served {named(before[url])}"

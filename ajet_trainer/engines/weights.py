@@ -1,9 +1,8 @@
 """A whole model's weights on their way into engines that stand alone, through a folder that both see.
 
-An engine takes them with nothing of ours inside it. It is told, by its own routes (``VLLM_SERVER_DEV_MODE=1``), to
-freeze, to reload from that folder, to forget its prefix cache and to go on. It works with any tensor parallel size,
-over hosts with a shared file system, and on a CPU. Every request has a time limit. The engine is told to go on whether
-or not the reload succeeded.
+An engine takes them with nothing of ours inside it. It is told, by its own routes, to freeze, to reload from that
+folder, to forget its prefix cache and to go on. It works with any tensor parallel size, over hosts with a shared file
+system, and on a CPU. Every request has a time limit. The engine is told to go on whether or not the reload succeeded.
 """
 
 from __future__ import annotations
@@ -59,10 +58,9 @@ def _load(url: str, folder: Path, version: int, timeout_s: float, key: str) -> N
         by_gate = frozen(engine)
         try:
             if not by_gate:
-                http.ask(engine, "/pause?mode=keep")
-            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
+                http.freeze(engine)
             begun = True
-            http.ask(engine, "/collective_rpc", body)
+            http.reload(engine, folder, timeout_s)
             forgotten = http.forgets(engine, 0.0)
         except httpx.HTTPError as error:
             said = f"the engine at {url} did not take the weights: {words(error)}"
@@ -71,7 +69,7 @@ def _load(url: str, folder: Path, version: int, timeout_s: float, key: str) -> N
                 half = f"; nor does it continue ({asleep}): {http.START_AGAIN}"
             raise EngineLost(said + half) from error
         with suppress(httpx.HTTPError):  # an engine that knows no versions
-            http.ask(engine, "/update_weight_version", {"new_version": str(version)})
+            http.name_version(engine, version)
         if asleep := http.wake(engine, patience_s):
             said = "took the weights but does not continue"
             raise EngineLost(f"the engine at {url} {said} ({asleep}): {http.START_AGAIN}")

@@ -33,11 +33,11 @@ class Rendered(NamedTuple):
 
 class Told(NamedTuple):
     """An engine's word on itself: its own models, each with its name, its folder and its longest context; the
-    version of its weights, if it tells one; and whether it is paused."""
+    version of its weights, if it tells one; and the request that lets it go on, empty unless it is paused."""
 
     models: list[list[Any]]
     version: Any
-    paused: bool
+    resume: str
 
 
 class Engine(Protocol):

@@ -44,7 +44,8 @@ class Vllm(Engine):
 
     async def probe(self) -> Told:
         models, paused, info = [await self._told(path) for path in ("/v1/models", "/is_paused", "/weight_info")]
-        return Told(own_models(models), _field(info, "weight_version"), _field(paused, "is_paused") is True)
+        resume = f"POST {self._url}/resume" if _field(paused, "is_paused") is True else ""
+        return Told(own_models(models), _field(info, "weight_version"), resume)
 
     async def pause(self) -> None:
         await self._order(PAUSE)

@@ -113,7 +113,7 @@ class EngineWatch:
         held = {url for gate in self._shut() for url in self._engines.behind(gate)}
         for url, told in zip(urls, answers, strict=True):
             self._judge(url, told)
-            self._look_frozen(url, frozen=told.paused and url not in held)
+            self._look_frozen(url, "" if url in held else told.resume)
         self._forget(set(urls))
 
     def _judge(self, url: str, told: Told) -> None:
@@ -133,16 +133,16 @@ class EngineWatch:
                 "model, and then the trainer"
             )
 
-    def _look_frozen(self, url: str, *, frozen: bool) -> None:
-        if not frozen:
+    def _look_frozen(self, url: str, resume: str) -> None:
+        if not resume:
             self._frozen.discard(url)
             self._alerts.pop(_goes_on(url), None)
         elif url in self._frozen:
             self._alerts[_goes_on(url)] = (
-                f"the engine at {url} is frozen, and no gate is shut: its calls wait for ever. POST {url}/resume, and "
-                "if that does not help, start it again"
+                f"the engine at {url} is frozen, and no gate is shut: its calls wait for ever. {resume}, and if "
+                "that does not help, start it again"
             )
-        self._frozen |= {url} if frozen else set()
+        self._frozen |= {url} if resume else set()
 
     def _note(self, url: str, now: Noted) -> None:
         if self._noted.get(url) == now:
