@@ -22,6 +22,14 @@ def test_functions_stay_small(module: Path) -> None:
             assert length < 60, f"{node.name} has {length} lines"
 
 
+@pytest.mark.parametrize("module", modules(*PACKAGES), ids=str)
+def test_classes_stay_small(module: Path) -> None:
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
+            assert methods <= 25, f"{node.name} has {methods} methods"
+
+
 @pytest.mark.parametrize("module", modules(*PACKAGES, "integrations"), ids=str)
 def test_every_module_says_what_it_is(module: Path) -> None:
     empty = not tree(module).body

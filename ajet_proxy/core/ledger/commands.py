@@ -80,9 +80,8 @@ class Commands:
         episode that was opened by this very request before, and is open, stays as it is."""
         if (known := self.state.episodes.find(episode)) is not None:
             was = known.opening
-            ours = (body.id, known.state, was.tenant) == (episode, "open", tenant)
-            same = (was.task, was.play) == (body.task or None, body.play)
-            if ours and same and body.place in (None, was.place):
+            same = (was.tenant, was.task, was.play) == (tenant, body.task or None, body.play)
+            if body.id == episode and known.state == "open" and same and body.place in (None, was.place):
                 return ()
             raise Conflict(f"episode {episode} exists already", code="episode_exists")
         evaluation = self._evaluation(body, plays) if body.play is None else None

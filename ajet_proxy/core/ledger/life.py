@@ -36,18 +36,15 @@ class Life:
         self._episodes, self._seats, self._weights, self._mixes = episodes, seats, weights, mixes
         self._plays, self._tallies, self._clients = plays, tallies, clients
 
-    def move(
-        self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None,
-        cause: str | None = None,
-    ) -> None:
-        """`episode` comes to another state, and the counters with it."""
+    def move(self, episode: Episode, state: str, at: float, *why: str | None) -> None:
+        """`episode` comes to another state, and the counters with it; `why`: the reason, the detail and the cause."""
         before = episode.state
         if not episode.opening.eval and before in ("open", "sealed") and state not in ("open", "sealed"):
             self._seats.closes(episode, but=episode.shares.by_model)
             for model in episode.shares.by_model if state == "ready" else ():
                 self._mixes.ready_anew(model, episode.group_key.lane, at)
-        episode.move(state, at, reason, detail, cause)
-        self._tallies.moved(before, state, reason)
+        episode.move(state, at, *why)
+        self._tallies.moved(before, state, episode.reason)
         self._episodes.moved(episode)
         self._clients.moved(episode, before, at)
         self._plays.moved(episode, before)

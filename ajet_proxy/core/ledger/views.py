@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, dropwhile, islice
 from typing import Any, Literal
@@ -176,10 +176,7 @@ def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
     items may have many times the tokens that the episode has."""
     episode = state.episodes.known(name)
     rewards = tuple(episode.rewards.values())
-    entries = [
-        (call, CallEntry(entry.asked, entry.state, entry.reason, entry.turn))
-        for call, entry in episode.transcript.calls.items()
-    ]
+    entries = [(call, replace(entry)) for call, entry in episode.transcript.calls.items()]
     text: Callable[[], Mapping[str, bytes]] = dict
     if tokens == "none":
         shown = _shown(name, episode.transcript, state.weights.merge_policy)
@@ -204,8 +201,7 @@ def _later(items: Callable[[], Iterable[Any]]) -> Iterator[Any]:
 
 
 def _shown(name: str, known: Transcript, policy: Policy) -> Callable[[], Shown]:
-    """Show the timelines of the episode `name` as they are now. They are merged only if a call has come or gone since.
-    """
+    """Show the timelines of an episode as they are now. They are merged only if a call has come or gone since."""
     turns, before, merged = [entry.turn for entry in known.calls.values()], known.shown, known.merging(policy)
     if before is not None and before.turns == turns:
         return lambda: before

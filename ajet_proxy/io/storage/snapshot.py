@@ -57,8 +57,7 @@ from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, fram
 
 KINDS: dict[str, Any] = {
     "Asked": Asked, "Attempt": Attempt, "Attempts": Attempts, "Births": Births, "Branch": Branch,
-    "CallEntry": CallEntry, "Chain": Chain, "Client": Client, "Curve": Curve,
-    "LaneMix": LaneMix, "Drift": Drift,
+    "CallEntry": CallEntry, "Chain": Chain, "Client": Client, "Curve": Curve, "LaneMix": LaneMix, "Drift": Drift,
     "Episode": Episode, "EpisodeOpened": EpisodeOpened, "EpisodeReward": EpisodeReward,
     "Evaluation": Evaluation, "Gate": Gate, "GroupProgress": GroupProgress, "Group": Group, "LeasedBatch": LeasedBatch,
     "Lineage": Lineage, "OpenCounts": OpenCounts, "Mix": Mix, "ModelQueue": ModelQueue, "Play": Play, "Point": Point,
