@@ -40,11 +40,11 @@ class Calls:
             event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
             event.retries, event.said, number, self._weights.policy_updates,
         ))
-        self._episodes.by_call.update(dict.fromkeys(event.calls, episode.id))
+        self._episodes.by_call.update(dict.fromkeys(event.calls, event.episode))
         if not known and (models := episode.named_to_train()) and models != episode.may_train:
             self._life.become(episode, lambda: episode.train_else(models), event.at)
         if event.identified_by == "lineage":
-            self._episodes.lineage.add_request(episode.id, event.body_hash, event.idempotency_key)
+            self._episodes.lineage.add_request(event.episode, event.body_hash, event.idempotency_key)
         self._gates.running[event.model] += len(event.calls)
 
     def _finished(self, event: ev.CallFinished) -> None:
@@ -54,7 +54,7 @@ class Calls:
         born, shut = self._weights.births.setdefault(turn.model, Births()), self._gates.of(turn.model).shut
         episode.transcript.finish(entry, event.call, *born.sampled(turn, entry.asked.updates, shut=shut))
         if episode.state == "open":
-            self._episodes.lineage.add(episode.id, event.marks)
+            self._episodes.lineage.add(event.episode, event.marks)
         self._attempt_ended(episode, entry, "answered", event)
         self._episodes.unsent.add(turn.call)
         self._ended(episode, entry, None, event.at)
@@ -66,7 +66,7 @@ class Calls:
         came = fate(event.reason, status=event.status, told=bool(event.marks))
         self._attempt_ended(episode, entry, came, event)
         if episode.state == "open":
-            self._episodes.lineage.add(episode.id, event.marks)
+            self._episodes.lineage.add(event.episode, event.marks)
         self._ended(episode, entry, event.reason, event.at)
 
     def _attempt_ended(
