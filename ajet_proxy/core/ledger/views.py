@@ -376,8 +376,10 @@ def batch(state: State, name: str) -> Batch:
 
 def ready_episodes(state: State) -> Iterator[BatchEpisode]:
     """Build what the ready episodes would deliver, for each task the longest ready first."""
-    for model, episode in state.seats.queues.ready():
-        known = state.episodes.known(episode)
+    places: dict[tuple[str, str], int] = {}
+    shares = [(model, state.episodes.known(name)) for model, name in state.seats.queues.ready()]
+    shares.sort(key=lambda one: places.setdefault((one[0], one[1].group_key.task), len(places)))
+    for model, known in shares:
         yield delivered(known, model, None, _told(state, known, model, state.weights.born(model).last))
 
 
