@@ -22,6 +22,7 @@ from ajet_sdk.frame import decode_batch
 from ajet_sdk.sample import Batch
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import PROXY, ProxyProcess, failed_start
+from tests.proxy.serving import eventually
 
 STUB = {"split_seed": 3}
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -163,6 +164,44 @@ async def test_sigterm_lets_calls_in_flight_finish_and_new_ones_out(
             proxy.start()
             record = (await http.get(f"{proxy.url}/ajet/v1/episodes/late")).json()
             assert [call["complete"] for call in record["calls"]] == [True]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_call_that_outlasts_a_stop_is_the_worlds_and_is_good_once_it_is_asked_again(
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, workers: str
+) -> None:
+    """Another question that is answered says nothing of it, although it clears the time in which the daemon was away.
+    """
+    with ProxyProcess(stub.url, tmp_path / "data", options=["--drain-s", "1", "--workers", workers]) as proxy:
+        body = {"model": "stub", "messages": [{"role": "user", "content": "say: " + "word " * 500}], "max_tokens": 900}
+
+        async def ask(episode: str, stream: bool, **fault: Any) -> httpx.Response:
+            url, headers = f"{proxy.url}/e/{episode}/v1/chat/completions", {"x-stub-fault": json.dumps(fault)}
+            return await http.post(url, json=body | {"stream": stream}, headers=headers if fault else {}, timeout=60)
+
+        async def lost(episode: str) -> list[str]:
+            record = (await http.get(f"{proxy.url}/ajet/v1/episodes/{episode}")).json()
+            return [one["reason"] for one in record["unanswered"]]
+
+        async def both_run() -> bool:
+            return bool((await status_of(http, proxy.url))["requests"]["in_flight"] == 2)
+
+        cut = [
+            asyncio.create_task(ask("whole", False, kind="hang")),
+            asyncio.create_task(ask("streamed", True, kind="slow", delay_s=0.1)),
+        ]
+        await eventually(both_run)
+        assert await asyncio.to_thread(proxy.stop) == 0
+        ends = await asyncio.gather(*cut, return_exceptions=True)
+        assert all(isinstance(end, httpx.TransportError) for end in ends), ends
+        proxy.start()
+        for episode, stream in (("whole", False), ("streamed", True)):
+            assert "restarted" in await lost(episode)
+            await chat(http, proxy.url, episode)
+            assert await lost(episode) == ["restarted"]
+            body["max_tokens"] = 8
+            assert (await ask(episode, not stream)).status_code == 200
+            assert await lost(episode) == []
 
 
 @pytest.mark.parametrize(("before", "after"), [(signal.SIG_DFL, False), (signal.SIG_IGN, True)])

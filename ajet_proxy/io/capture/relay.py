@@ -26,12 +26,19 @@ from yarl import URL
 from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.usage import Tail
-from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, EPISODE_DISCARDED, STALLED, TRUNCATED
+from ajet_proxy.core.trajectory.call import (
+    DISCONNECTED,
+    ENGINE_ERROR,
+    EPISODE_DISCARDED,
+    RESTARTED,
+    STALLED,
+    TRUNCATED,
+)
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.streaming import KeepAlive, Shortcut
 from ajet_proxy.io.engines.pulse import Pulse
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, as_written, response_headers, sendable
-from ajet_proxy.io.http.aiohttp_internals import stalled, unread
+from ajet_proxy.io.http.aiohttp_internals import stalled, stopped, unread
 from ajet_proxy.io.http.body import Unmeasured
 from ajet_proxy.io.ledger_port.cancellation import called_off
 from ajet_sdk.errors import EngineError, EngineTimeout
@@ -270,7 +277,9 @@ def relaying(
 
 def why_gone(http: web.Request) -> str:
     """Why the client of `http` does not get the end of its answer."""
-    return EPISODE_DISCARDED if called_off(http) else STALLED if stalled(http) else DISCONNECTED
+    if called_off(http):
+        return EPISODE_DISCARDED
+    return STALLED if stalled(http) else RESTARTED if stopped(http) else DISCONNECTED
 
 
 async def passed(

@@ -56,6 +56,11 @@ def stalled(http: web.BaseRequest) -> bool:
     return isinstance(http.protocol, _Connection) and http.protocol.stalled
 
 
+def stopped(http: web.BaseRequest) -> bool:
+    """True if the server stopped and ended `http`, whose client had not left."""
+    return isinstance(http.protocol, _Connection) and http.protocol.stopped
+
+
 class _Connection(web.RequestHandler):
     """A client's connection.
 
@@ -67,9 +72,11 @@ class _Connection(web.RequestHandler):
     which also keeps a gate from draining. Both are cut off after `patience_s`. For reading, that is measured between
     the transport's call to pause and its call to resume, so a client that reads costs nothing. One that reads a large
     answer slowly is left alone while `PROGRESS` of it goes out in each `patience_s`.
+
+    A server that stops cancels its handlers, just as a client does that leaves. `stopped` tells the two apart.
     """
 
-    __slots__ = ("_deadline", "_patience_s", "_unsent", "stalled")
+    __slots__ = ("_deadline", "_patience_s", "_unsent", "stalled", "stopped")
 
     def __init__(self, server: web.Server, patience_s: float) -> None:
         super().__init__(server, loop=server._loop, **server._kwargs)
@@ -77,7 +84,7 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.stalled = False
+        self.stalled = self.stopped = False
         found = transport.get_extra_info("socket")
         if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
             for option in watching(max(UNTAKEN_S, self._patience_s)):
@@ -87,6 +94,10 @@ class _Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._deadline.cancel()
         super().connection_lost(exc)
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        await super().shutdown(timeout)
+        self.stopped = True  # a handler that was cancelled in there has not run yet
 
     def pause_writing(self) -> None:
         super().pause_writing()
