@@ -21,6 +21,7 @@ KINDS = (
     "refuses_logprobs",  # 400 for whoever asks for logprobs
     "refuses_both",   # 400 for either
     "not_vllm",       # 200 with a body that is not JSON
+    "says",           # answer with `body` as it stands, of the type `media`
     "error_event",    # in a stream: an error event after `after` events, then [DONE]
     "no_done",        # a stream that ends without [DONE]
     "no_finish",      # a stream that ends without a finish_reason or a final response
@@ -43,6 +44,8 @@ class Fault:
     after: int = 0
     status: int = 500
     delay_s: float = 0.0
+    body: str = ""
+    media: str = "application/json"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

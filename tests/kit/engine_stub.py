@@ -168,6 +168,8 @@ class EngineStub:
             await asyncio.Event().wait()
         if fault.kind == "status":
             return _json(dialect.error(fault.status, "the engine is unwell", "InternalServerError"), fault.status)
+        if fault.kind == "says":
+            return web.Response(body=fault.body.encode(), content_type=fault.media)
         if fault.kind == "not_vllm":
             return web.Response(text="<html><body>It works!</body></html>", content_type="text/html")
         return None

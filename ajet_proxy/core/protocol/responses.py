@@ -68,6 +68,7 @@ _TEXTS = (*TEXTS, "reasoning_text", "summary_text")
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 _LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}
+_RUNNING = ("queued", "in_progress")
 _DELTAS = tuple(f"response.{of}.delta" for of in ("output_text", "reasoning_text", "function_call_arguments"))
 _IN_PROGRESS = "response.in_progress"
 _BEGUN = ("response.created", "response.queued", _IN_PROGRESS)
@@ -208,6 +209,8 @@ class ResponseReading(Reader):
             self._learn(response.values.get("input_messages"))
             if kind in _LAST and not self.ended:
                 self._end(response.values)
+            if kind == "response.failed":
+                self.spoil(ENGINE_ERROR)
         self._follow(kind, found.values)
         return event.with_data(splice(text, edits).encode()) if edits else event.raw
 
@@ -307,7 +310,7 @@ class ResponseReading(Reader):
 
     def _end(self, response: dict[str, Any]) -> None:
         try:
-            self._outcome = _outcome(response)
+            self._outcome = _outcome(response, later=self._ask.skip == "background")
         except UNREADABLE:
             self._outcome = Lost(0, CAPTURE_FAILED)
         name = response.get("id")
@@ -323,11 +326,16 @@ def _objects(text: str, found: Spanned, name: str) -> list[Spanned]:
     return scan_list(text, found.spans[name][0])[0] if whole else []
 
 
-def _outcome(response: Mapping[str, Any]) -> Outcome:
-    """The outcome of the call whose whole answer is `response`."""
+def _outcome(response: Mapping[str, Any], *, later: bool) -> Outcome:
+    """The outcome of the call whose whole answer is `response`. How it ended counts before what it told: a client that
+    got no answer must not count as answered. One whose answer comes `later` need not have ended."""
     status = response.get("status")
+    if response.get("error") or response.get("object") == "error":
+        return Lost(0, ENGINE_ERROR)
     if status in _LOSSES:
         return Lost(0, _LOSSES[status])
+    if not _has_ended(response) and not (later and status in _RUNNING):
+        return Lost(0, TRUNCATED)
     generations = response.get("output_messages") or []
     prompt, ids = _ids(response.get("input_messages")), _ids(generations[:1])
     if prompt is None or ids is None:
@@ -342,6 +350,14 @@ def _outcome(response: Mapping[str, Any]) -> Outcome:
         return Unscored(0, model, prompt, ids, finish_reason)
     logprobs = logprobs_of(values)
     return Lost(0, NO_LOGPROBS) if logprobs is None else Captured(0, model, prompt, ids, logprobs, finish_reason)
+
+
+def _has_ended(response: Mapping[str, Any]) -> bool:
+    """Tell whether `response` says that it has ended, and how. One without a status has ended if it has an output."""
+    status, details = response.get("status"), response.get("incomplete_details")
+    if status == "incomplete":
+        return isinstance(details, dict) and bool(details.get("reason"))
+    return status not in _RUNNING if status else bool(response.get("output"))
 
 
 def _ids(messages: Any) -> tuple[int, ...] | None:

@@ -144,8 +144,8 @@ def test_logprobs_that_cannot_be_are_not_asked_for_again(value: float) -> None:
     ({"input_messages": "no list"}, "no_token_ids"),
     ({"status": "failed"}, "engine_error"),
     ({"status": "cancelled"}, "engine_aborted"),
-    ({"status": "in_progress"}, "capture_failed"),
-    ({"status": "incomplete"}, "capture_failed"),
+    ({"status": "in_progress"}, "truncated"),
+    ({"status": "incomplete"}, "truncated"),
     ({"status": "incomplete", "incomplete_details": {"reason": "whim"}}, "capture_failed"),
     ({"model": None}, "capture_failed"),
     ({"output": [7]}, "capture_failed"),
@@ -155,6 +155,28 @@ def test_logprobs_that_cannot_be_are_not_asked_for_again(value: float) -> None:
 def test_an_answer_that_does_not_tell_all_is_lost(changes: dict[str, Any], reason: str) -> None:
     _, outcomes = document(RESPONSES, response(**{"output": [text(rows(-0.5, -1.0))], **changes}))
     assert reasons(outcomes) == [reason]
+
+
+@pytest.mark.parametrize(("body", "reason"), [
+    ({"error": {"message": "unwell", "code": 500}}, "engine_error"),
+    ({"object": "error", "message": "unwell", "code": 500}, "engine_error"),
+    (response([text(rows(-0.5, -1.0))], error={"code": "server_error"}), "engine_error"),
+    ({}, "truncated"), ({"output": []}, "truncated"), ({"status": "queued", "output": []}, "truncated"),
+    ({"status": "in_progress", "output": [ITEM], "error": None}, "truncated"),
+    *(({"status": "incomplete", "output": [ITEM], "incomplete_details": why}, "truncated")
+      for why in (None, {}, {"reason": None}, "odd")),
+    ({"status": "completed", "output": [ITEM], "error": None}, "no_token_ids"),
+    ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, "no_token_ids"),
+    ({"output": [ITEM]}, "no_token_ids"),
+])  # fmt: skip
+def test_how_an_answer_ended_counts_before_what_it_told(body: dict[str, Any], reason: str) -> None:
+    """Also where the engine reports no ids. Otherwise a client that got no answer would count as answered."""
+    seen, outcomes = document(RESPONSES, body)
+    assert json.loads(seen).keys() == body.keys()
+    for kind in ("response.completed", "response.incomplete"):
+        assert reasons(replay([begin(0), end(body, kind)])[1]) == reasons(outcomes) == [reason]
+    failed = replay([begin(0), end(body, "response.failed")])[1]
+    assert reasons(failed) == ["engine_error"]
 
 
 @pytest.mark.parametrize(("reason", "finish"), [("max_output_tokens", "length"), ("content_filter", "content_filter")])

@@ -1,0 +1,81 @@
+"""Whether the daemon's record says that an agent went unanswered, by what the scripted engine answers word for word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.stub_process import stub_process
+
+pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/chat/completions", "/completions", "/messages", "/responses"
+ERROR = {"error": {"message": "unwell", "type": "InternalServerError", "code": 500}}
+STREAM = "text/event-stream"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, str, str]]:
+    """A client of the daemon, its address, and that of its engine."""
+    folder: Path = tmp_path_factory.mktemp("unanswered")
+    client = httpx.Client(trust_env=False, timeout=60.0)
+    with stub_process() as engine, ProxyProcess(engine, folder / "data") as proxy, client as http:
+        yield http, proxy.url, engine
+
+
+def says(body: Any, media: str = "application/json") -> dict[str, str]:
+    return {"kind": "says", "body": body if isinstance(body, str) else json.dumps(body), "media": media}
+
+
+def event(value: Any) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def asking(path: str) -> dict[str, Any]:
+    said = {RESPONSES: {"input": "two"}, COMPLETIONS: {"prompt": "two", "max_tokens": 9}}
+    return {"model": "stub"} | said.get(path, {"messages": [{"role": "user", "content": "two"}], "max_tokens": 9})
+
+
+def unanswered(daemon: tuple[httpx.Client, str, str], path: str, body: dict[str, Any], *faults: Any) -> list[str]:
+    """Why a request went unanswered that the engine answered with `faults`. Its client got what the engine says to one
+    who asks directly."""
+    http, proxy, engine = daemon
+    episode = http.post(f"{proxy}/ajet/v1/episodes", json={"task": "t"}).json()["episode"]
+    assert http.post(engine + "/stub/faults", json=faults).status_code == 200
+    with suppress(httpx.HTTPError):
+        http.post(f"{proxy}/e/{episode}/v1{path}", json=body)
+    http.post(engine + "/stub/faults", json=[])
+    record = http.get(f"{proxy}/ajet/v1/episodes/{episode}").json()
+    return [one["reason"] for one in record["unanswered"]]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
+@pytest.mark.parametrize(("body", "reasons"), [
+    (ERROR, {"engine_error"}),
+    ({"object": "error", "message": "unwell", "code": 500}, {"engine_error", "truncated", "capture_failed"}),
+    ({}, {"truncated", "capture_failed"}),
+])  # fmt: skip
+def test_an_error_in_an_answer_with_status_200_is_no_answer(
+    daemon: tuple[httpx.Client, str, str], path: str, body: dict[str, Any], reasons: set[str]
+) -> None:
+    (reason,) = unanswered(daemon, path, asking(path), says(body))
+    assert reason in reasons
+
+
+@pytest.mark.parametrize("body", [
+    {"id": "r", "object": "response", "status": "in_progress", "output": [], "error": None},
+    {"id": "r", "object": "response", "status": "incomplete", "output": [], "error": None},
+])  # fmt: skip
+def test_a_response_that_has_not_ended_is_no_answer(
+    daemon: tuple[httpx.Client, str, str], body: dict[str, Any]
+) -> None:
+    asked = asking(RESPONSES)
+    assert unanswered(daemon, RESPONSES, asked, says(body)) == ["truncated"]
+    last = event({"type": f"response.{body['status']}", "response": body, "sequence_number": 1})
+    assert unanswered(daemon, RESPONSES, asked | {"stream": True}, says(last, STREAM)) == ["truncated"]
