@@ -54,6 +54,8 @@ MAX_LANES = 100
 """Lanes of a mix."""
 _NEARLY = 1e-4
 """So far from 1 may shares add up: they are decimal numbers that somebody has rounded."""
+SENT_BADLY = (400, 411, 413, 414, 415, 422, 431)
+"""What an engine answers to a request that is wrong by itself. With any other error status it is the engine that is."""
 ABORT_CAUSES = ("agent", "infra")
 """Whose failure it was that an episode is given up: the agent's own, or the world's."""
 TRAINER_SAYS = ("comes", "beats", "begins", "leaves")

@@ -11,13 +11,20 @@ knows it (``unanswered`` in the episode's record).
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Collection
+
+from ajet_sdk.routes import SENT_BADLY
 
 CONNECTING = {"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError", "URLError"}
 """Had no connection yet, so that nobody was waited for who answers."""
 WAITING = {"TimeoutError", "TimeoutException", "Timeout", "APITimeoutError", "ReadTimeoutError"}
 OWN = {"LocalProtocolError", "UnsupportedProtocol", "InvalidURL", "BrokenPipeError"}
 """Would have failed in any world, or is rather of a program that the agent started."""
+NO_SERVER = (str, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""Reasons of urllib's `URLError` by which no server was asked: the address is none, or is a file's."""
+CUT = {"PayloadEncodingError"}
+"""An answer that ends too early, which aiohttp gives a status of its own."""
 UNREACHED = {
     "APIConnectionError", "ChunkedEncodingError", "ClientConnectionError", "ClientPayloadError", "ConnectionError",
     "IncompleteRead", "IncompleteReadError", "NetworkError", "NewConnectionError", "ProtocolError", "ProxyError",
@@ -26,9 +33,10 @@ UNREACHED = {
 """Reached nobody, or were cut off: in the standard library, httpx, aiohttp, requests, urllib3, openai and anthropic."""
 NO_WAY = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 MODEL_CLIENT = "APIError"
-"""The base of the errors that clients of models raise, as openai and anthropic do."""
-REFUSES_ANYTHING = (401, 403, 404, 408, 409)
-"""By these an engine refuses whatever it is asked. Of another server they may answer what the policy asked for."""
+"""The base of the errors that clients of models raise, as openai and anthropic do. These keep the ``body`` of the
+answer; the errors of docker, say, have that name as well, and keep none."""
+TOO_MANY = re.compile(r"too many ([0-9]{3}) error responses")
+"""The words of urllib3 if each try of a request was answered with one status."""
 
 
 class WorldFailed(Exception):
@@ -59,7 +67,9 @@ def _says(error: BaseException, infra: tuple[type[BaseException], ...], seen: li
     seen.append(error)
     if isinstance(error, infra):
         return True
-    causes = (error.__cause__, *error.args, *_sequence(getattr(error, "exceptions", ())))
+    causes = (
+        error.__cause__, getattr(error, "reason", None), *error.args, *_sequence(getattr(error, "exceptions", ())),
+    )  # fmt: skip
     inside = {_says(one, infra, seen) for one in causes if isinstance(one, BaseException)}
     own = _by_itself(error, inside)
     if own is None and inside - {None}:
@@ -70,29 +80,39 @@ def _says(error: BaseException, infra: tuple[type[BaseException], ...], seen: li
 def _by_itself(error: BaseException, inside: Collection[bool | None]) -> bool | None:
     """The word of `error` alone, where those `inside` it say so much."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    if getattr(error, "errno", None) in NO_WAY:
+    if getattr(error, "errno", None) in NO_WAY or names & CUT:
         return True
     if names & WAITING and not names & CONNECTING:
         return True in inside
     status = _status(error)
-    if status in REFUSES_ANYTHING:
-        return True if MODEL_CLIENT in names else None
     if status is not None and status >= 400:
-        return status >= 500 or status == 429
+        if status in SENT_BADLY:
+            return False
+        # a 404, say, refuses whatever a model is asked; of another server it may answer what the policy asked for
+        return True if status >= 500 or status == 429 or _asks_models(error, names) else None
     if names & OWN or (names & UNREACHED and False in inside):
         return False
-    return True if names & (CONNECTING | UNREACHED | {MODEL_CLIENT}) else None
+    if "URLError" in names and isinstance(getattr(error, "reason", None), NO_SERVER):
+        return False
+    return True if names & (CONNECTING | UNREACHED) or _asks_models(error, names) else None
+
+
+def _asks_models(error: BaseException, names: Collection[str]) -> bool:
+    """Tell whether a client of models raised `error`."""
+    return MODEL_CLIENT in names and hasattr(error, "body")
 
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status that a client keeps with its error."""
     if not isinstance(error, Exception):
         return None  # the code of SystemExit is none
+    if type(error).__name__ == "ResponseError" and (found := TOO_MANY.fullmatch(str(error))):
+        return int(found[1])
     for place in (error, getattr(error, "response", None)):
         for name in ("status_code", "status", "code"):
-            found = getattr(place, name, None)
-            if isinstance(found, int) and 100 <= found < 600:
-                return found
+            code = getattr(place, name, None)
+            if isinstance(code, int) and 100 <= code < 600:
+                return code
     return None
 
 

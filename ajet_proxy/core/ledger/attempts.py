@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from ajet_proxy.core.trajectory import call as reasons
+from ajet_sdk.routes import SENT_BADLY
 
 Fate = Literal["answered", "own", "world"]
 MOST: Final = 1000
@@ -42,8 +43,6 @@ NOT_SENT: Final = {"complete": _NOT_SENT, "lost": (*_NOT_SENT, reasons.TRUNCATED
 """Why a call is lost after all that had an answer for its client, complete or not, and the client was not sent the
 end."""
 OWN: Final = (reasons.DISCONNECTED, reasons.STALLED, reasons.RETRIED)
-SENT_BADLY: Final = (400, 411, 413, 414, 415, 422, 431)
-"""What an engine answers to a request that is wrong by itself. With any other error status it is the engine that is."""
 
 
 def fate(reason: str, *, status: int = 0, told: bool = False) -> Fate:

@@ -25,7 +25,7 @@ from tests.kit.source import ROOT
 
 REQUEST = httpx.Request("POST", "http://engine/v1/chat/completions")
 ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
-WORLD = (500, 502, 503, 504, 529, 429, 401, 403, 404, 408, 409)
+WORLD = (500, 502, 503, 504, 529, 429, 401, 402, 403, 404, 405, 408, 409, 410, 424, 499)
 AGENT = (400, 413, 422)
 
 
@@ -64,16 +64,34 @@ def test_other_clients_may_have_asked_others(client: Callable[[int], Exception])
     assert {status for status, world in found.items() if world} == {500, 502, 503, 504, 529, 429}
 
 
+class APIError(Exception):
+    """Named as docker's: its base is no client of a model."""
+
+    def __init__(self, status_code: int) -> None:
+        super().__init__()
+        self.status_code = status_code
+
+
+class NoSuchContainer(APIError): ...
+
+
+def cut_answer() -> aiohttp.ClientPayloadError:
+    """The error of an answer that ends before its length is reached."""
+    error = aiohttp.ClientPayloadError("Response payload is not completed")
+    error.__cause__ = aiohttp.http_exceptions.ContentLengthError("Not enough data")
+    return error
+
+
 UNREACHED = (
     ConnectionRefusedError(), ConnectionResetError(), ConnectionAbortedError(), http.client.RemoteDisconnected(),
     http.client.IncompleteRead(b""), socket.gaierror(), urllib.error.URLError(ConnectionRefusedError()),
-    urllib.error.URLError(TimeoutError("while connecting")),
+    urllib.error.URLError(TimeoutError("while connecting")), urllib.error.URLError(socket.gaierror()),
     httpx.ConnectError(""), httpx.ReadError(""), httpx.RemoteProtocolError(""), httpx.ConnectTimeout(""),
     httpx.ProxyError(""), aiohttp.ServerDisconnectedError(), aiohttp.ClientPayloadError(), aiohttp.ClientOSError(),
     aiohttp.ConnectionTimeoutError(), OSError(errno.EHOSTUNREACH, ""), TimeoutError(errno.ETIMEDOUT, ""),
     openai.APIConnectionError(request=REQUEST), openai.APIError("in a stream", REQUEST, body=None),
     asyncio.IncompleteReadError(b"", 1), errors.ProxyUnreachable(""), errors.NotReady(""), errors.EngineError(""),
-    errors.OverQuota(""), WorldFailed(""),
+    errors.OverQuota(""), WorldFailed(""), cut_answer(),
 )  # fmt: skip
 OTHERS = (
     ValueError(""), KeyError(""), AssertionError(), RuntimeError("503"), FileNotFoundError(), PermissionError(),
@@ -82,6 +100,8 @@ OTHERS = (
     httpx.InvalidURL(""), openai.OpenAIError(""), SystemExit(503), KeyboardInterrupt(), asyncio.CancelledError(),
     errors.BadRequest(""), errors.Conflict(""), errors.NotFound(""), errors.TooLarge(""),
     subprocess.CalledProcessError(500, "pytest"), BrokenPipeError(32, "Broken pipe"),
+    urllib.error.URLError("unknown url type: foo"), urllib.error.URLError(FileNotFoundError()), NoSuchContainer(404),
+    NoSuchContainer(409),
 )  # fmt: skip
 
 
@@ -196,6 +216,11 @@ def by_requests(status):
 
 nobody = "http://127.0.0.1:9/v1/messages"
 late = urllib3.exceptions.ReadTimeoutError(None, nobody, "")
+def retried(status):  # as a session that tried again and again, and was answered so each time
+    words = urllib3.exceptions.ResponseError.SPECIFIC_ERROR.format(status_code=status)
+    reason = urllib3.exceptions.ResponseError(words)
+    return requests.exceptions.RetryError(urllib3.exceptions.MaxRetryError(None, "/", reason))
+
 said = {
     "anthropic": [status for status in (500, 529, 429, 401, 403, 404, 408, 409, 400, 413, 422)
                   if of_the_world(answered(status))],
@@ -206,6 +231,7 @@ said = {
         raised(lambda: requests.post(nobody)), raised(lambda: urllib3.PoolManager(retries=0).request("POST", nobody)),
         requests.exceptions.ChunkedEncodingError(), requests.exceptions.ConnectTimeout(),
     )],
+    "retried": [status for status in (503, 429, 404, 400) if of_the_world(retried(status))],
     "waited": [of_the_world(error) for error in (
         anthropic.APITimeoutError(request=httpx.Request("POST", nobody)), requests.exceptions.ReadTimeout(), late,
         requests.exceptions.ConnectionError(late),
@@ -221,5 +247,5 @@ def test_other_clients() -> None:
     assert done.returncode == 0, done.stderr
     assert ast.literal_eval(done.stdout) == {
         "anthropic": [500, 529, 429, 401, 403, 404, 408, 409], "requests": [500, 503, 429],
-        "unreached": [True] * 5, "waited": [False] * 4,
+        "unreached": [True] * 5, "waited": [False] * 4, "retried": [503, 429],
     }  # fmt: skip
