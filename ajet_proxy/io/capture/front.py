@@ -182,8 +182,9 @@ class HttpFront:
         identity = await self._rewarded(caller, sent, fields)
         model, response = "" if request is None else request.model, fetched(http.method, identity.path)
         ask = None if response is None else await self._ledger_port.kept(response)
+        path = unquote(identity.path)  # which is how the engine reads it
         about, given = model_named(http.method, identity.path), None
-        if about or (request is not None and unquote(identity.path).rstrip("/") in RENAMED):
+        if about or (request is not None and path.rstrip("/") in RENAMED):
             given = await self._ledger_port.model_for(identity, about or model)
             body = body if request is None or about else request.with_fields(request.naming(given))
             model = given or about or model
@@ -203,7 +204,7 @@ class HttpFront:
         tenant, tail = identity.claims.tenant, Tail()
         await self._ledger_port.admit(identity)
         try:
-            if not identity.path.startswith("/v1/"):
+            if not path.startswith("/v1/"):
                 return await relay.passed(http, upstream_request, self._upstream, tail.feed)
             async with CallOff(http) as call_off, self._ledger_port.enter(model, identity.episode or "", call_off.now):
                 return await relay.passed(http, upstream_request, self._upstream, tail.feed)

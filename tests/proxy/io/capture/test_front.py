@@ -192,7 +192,7 @@ async def test_a_misspelt_header_of_ours_is_named_once_in_the_log(
 # --- the gate, the disk, the engine
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings", "/%76%31/embeddings"])
 async def test_while_the_gate_is_closed_requests_wait(front: Front, path: str) -> None:
     front.close_gate()
     asking = asyncio.create_task(send(f"{front.url}/e/ep{path}", body={**BODY, "prompt": "x"}))
