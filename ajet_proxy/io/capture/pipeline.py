@@ -308,21 +308,20 @@ class Pipeline:
             to_close.pop_all()
             return refused, asked
 
-    def _why_gone(self, caller: Caller, begun: Begun, began: float, asked: Sequence[str] = ()) -> str:
-        """Why the client of calls does not get the end of their answer. Nothing of that has come from who was `asked`.
-        """
+    def _why_gone(self, caller: Caller, begun: Begun, since: float, asked: Sequence[str] = ()) -> str:
+        """Give the reason for which the client of calls does not get the end of their answer. Nothing has come of it
+        `since` then from who was `asked`."""
         reason = why_gone(caller.http)
-        is_dead = self._upstream.is_dead(begun.model, begun.episode, asked, monotonic() - began)
+        is_dead = self._upstream.is_dead(begun.model, begun.episode, asked, monotonic() - since)
         return ENGINE_SILENT if reason == DISCONNECTED and is_dead else reason
 
     def _why_lost(self, prepared: Prepared, error: BaseException) -> str:
-        """Why calls are lost whose request ends with `error`."""
+        """Give the reason for which calls are lost whose request ends with `error`."""
         if not isinstance(error, asyncio.CancelledError | ConnectionError):
             return ENGINE_ERROR
-        answer = prepared.recorder.answer
-        if answer is not None and answer.total_bytes:
-            return why_gone(prepared.caller.http)
-        return self._why_gone(prepared.caller, prepared.begun, prepared.began, prepared.request.asked)
+        recorder = prepared.recorder
+        asked = [recorder.engine] if recorder.engine else prepared.request.asked
+        return self._why_gone(prepared.caller, prepared.begun, recorder.came_at or prepared.began, asked)
 
     def _account(self, prepared: Prepared) -> None:
         """Count what lost calls used for their tenant, and note whether the engine tells versions."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from aiohttp import ClientResponse, StreamReader
+from aiohttp import ClientResponse
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import Mark
@@ -51,8 +51,8 @@ class Recorder:
         self.origin = origin
         self.engine = ""
         """Who answered: the address of the engine's route."""
-        self.answer: StreamReader | None = None
-        """The engine's answer as it comes, once it has begun."""
+        self.came_at = 0.0
+        """When a piece of a streamed answer came last, by the monotonic clock; 0 if none has."""
         self.lost: set[int] = set()
         """The places of the choices that ended in no whole call."""
         self._status = 0
@@ -72,7 +72,6 @@ class Recorder:
     def answered(self, answer: ClientResponse) -> None:
         """The engine's `answer` begins."""
         self.engine, self._status = str(answer.url).partition("?")[0], answer.status
-        self.answer = answer.content
 
     def note_version(self, exchange: Exchange) -> None:
         """Note whether other weights serve the model by now. A stream may have been frozen while they changed: what

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from time import monotonic
 from typing import Final, Protocol, Self
 
 import aiohttp
@@ -224,7 +225,7 @@ class StreamRelay(_Relay):
         self._silence = silence = self._open.enter_context(KeepAlive(response, exchange, every_s))
 
         def take(data: bytes) -> list[bytes]:
-            pulse.beat = True
+            pulse.beat, recorder.came_at = True, monotonic()
             if tail is not None:
                 tail.feed(data)
             recorder.note_version(exchange)

@@ -5,7 +5,8 @@ alike where an answer comes in one piece. So while requests wait and nothing com
 is asked for ``/health``. What it sends, and any answer to that below 500, is a sign of life.
 
 The first look is after `FIRST_S` of silence. While looks are answered and nothing else comes, each pause is twice the
-one before, up to `MOST_S`. A stream costs no more than setting a flag for each piece.
+one before, up to `MOST_S`. What came before a silence does not count, because an engine may die within an answer. A
+stream costs no more than setting a flag for each piece.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Pulse:
             while self._listening:
                 await asyncio.sleep(TICK_S)
                 if self.beat:
-                    self.beat, self._silent_since, quiet = False, None, 0.0
+                    self.beat, self._silent_since, quiet, self._pause = False, None, 0.0, FIRST_S
                     continue
                 quiet += TICK_S
                 if quiet < self._pause:

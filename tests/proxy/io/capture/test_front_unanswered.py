@@ -12,6 +12,7 @@ import pytest
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallStarted
+from tests.kit.answering import listening
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import send
 from tests.proxy.io.front import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Front, bearer, leave, until
@@ -171,6 +172,46 @@ async def test_a_client_gives_up_on_an_engine_that_was_sending() -> None:
         stub.deaf = True
         await gives_up(front, CHAT, stream=True, said=LONG)
         assert (front.lost, unanswered(front)) == (["disconnected"], [])
+
+
+CHUNK = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"stub","choices":[{"index":0,%s}]}\n\n'
+ROLE = CHUNK % b'"delta":{"role":"assistant","content":""},"finish_reason":null'
+CREATED = (
+    b'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":{"id":"r",'
+    b'"object":"response","status":"in_progress","model":"stub","output":[]}}\n\n'
+)
+FIRST_BYTES = (
+    (CHAT, b""), (CHAT, b": keep-alive\n\n"), (CHAT, ROLE), (CHAT, b'{"id":"c",'),
+    (CHAT, ROLE + CHUNK % b'"delta":{"content":"a"},"token_ids":[97],"finish_reason":null'),
+    (COMPLETIONS, b": keep-alive\n\n"), (MESSAGES, ROLE), (RESPONSES, CREATED),
+)
+
+
+async def test_a_client_gives_up_on_an_engine_that_went_dead_after_its_first_bytes() -> None:
+    """Whatever came before, the engine is to blame if it does not even answer ``/health`` any more, and only then."""
+
+    async def given_up(path: str, first: bytes, healthy: bool) -> list[str]:
+        stream = not first.startswith(b"{")
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"GET"):
+                if healthy:
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                    return
+            else:
+                kind = b"text/event-stream" if stream else b"application/json"
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: 99999\r\n\r\n" % kind + first)
+            await asyncio.Event().wait()
+
+        async with listening(serve) as url, Front(url) as front:
+            await gives_up(front, path, after_s=4.0, stream=stream)
+            assert front.lost == (["disconnected"] if healthy else ["engine_silent"]), (path, first)
+            return reasons(front)
+
+    cases = [(*one, healthy) for one in FIRST_BYTES for healthy in (False, True)]
+    for case, found in zip(cases, await asyncio.gather(*(given_up(*case) for case in cases)), strict=True):
+        assert found == ([] if case[-1] else ["engine_silent"]), case
 
 
 @pytest.mark.parametrize("gate_mode", ["pause", "drain"])
