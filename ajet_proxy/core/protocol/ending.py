@@ -24,7 +24,8 @@ IN_DOUBT = "tool_calls"
 def names_stop(choice: Captured, asked: Mapping[str, Any]) -> bool:
     """Tell whether `choice`, an answer to what was `asked`, ended at a string or a token that the request names."""
     listed = asked.get("stop_token_ids")
-    return choice.stop_string is not None or (isinstance(listed, list) and choice.token_ids[-1] in listed)
+    ids = (integer({"id": one}, "id") for one in listed) if isinstance(listed, list) else ()
+    return choice.stop_string is not None or choice.token_ids[-1] in ids
 
 
 def is_full(choice: Captured, limits: Sequence[str], asked: Mapping[str, Any]) -> bool:

@@ -134,7 +134,7 @@ class Recorder:
         """`outcome` with the finish reason that tells whether it was cut. Its client keeps the engine's word."""
         if isinstance(outcome, Lost) or not outcome.token_ids:
             return outcome
-        if outcome.finish_reason == "stop" and outcome.stop_string is None:
+        if outcome.finish_reason == "stop":
             self._questions.stopped(outcome)
         cut = outcome.finish_reason == IN_DOUBT and await self._questions.is_cut(outcome)
         return replace(outcome, finish_reason="length") if cut else outcome

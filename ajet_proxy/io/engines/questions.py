@@ -87,8 +87,11 @@ class Questions:
             return Lost(choice.index, NOT_SCORED)
 
     def stopped(self, choice: Captured) -> None:
-        """`choice` ended at its last token."""
-        self._facts.stops.add((self._request.model or choice.model, choice.token_ids[-1]))
+        """`choice` ended at its last token. That token stops the model, unless the request names what stopped it. A
+        response does not say which of the request's stop strings did."""
+        asked = self._exchange.asked.fields
+        if not asked.get("stop") and not ending.names_stop(choice, asked):
+            self._facts.stops.add((self._request.model or choice.model, choice.token_ids[-1]))
 
     async def is_cut(self, choice: Captured) -> bool:
         """Tell whether `choice`, which has tokens, was cut. Its finish reason leaves that in doubt."""

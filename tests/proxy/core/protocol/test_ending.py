@@ -27,7 +27,7 @@ def test_an_answer_is_full_that_has_what_its_request_allows(route: str, asked: d
 
 @pytest.mark.parametrize(("stop", "asked", "named"), [
     (None, {}, False), ("END", {}, True), (None, {"stop_token_ids": [7]}, True), (None, {"stop_token_ids": [6]}, False),
-    (None, {"stop_token_ids": 7}, False),
+    (None, {"stop_token_ids": 7}, False), (None, {"stop_token_ids": [{}, "7"]}, True),
 ])  # fmt: skip
 def test_a_request_may_name_what_stops(stop: str | None, asked: dict[str, Any], named: bool) -> None:
     choice = Captured(0, "m", (1, 2), (5, 6, 7), (-0.5, -0.5, -0.5), "tool_calls", stop_string=stop)

@@ -37,11 +37,14 @@ async def asking(
     """Questions about the answer to a chat that `asked` this."""
     engines, metrics = Engines({"": (url,)}, lambda _: (), dict), metrics or Metrics()
     upstream = Upstream(engines, clock=Clock(), metrics=metrics, read_timeout=read_timeout)
+    async with upstream.connected():
+        yield questions_with(Facts(upstream, metrics, None), model, asked)  # type: ignore[arg-type]
+
+
+def questions_with(facts: Facts, model: str, asked: dict[str, Any]) -> Questions:
     headers = CIMultiDict({"Content-Type": "application/json", "X-Site": "north"})
     request = EngineRequest("POST", "/v1/chat/completions?x=1", headers, b"{}", model, "ep-1")
-    exchange = Exchange(CHAT, JsonBody(json.dumps(asked).encode()))
-    async with upstream.connected():
-        yield Questions(Facts(upstream, metrics, None), request, exchange, None)  # type: ignore[arg-type]
+    return Questions(facts, request, Exchange(CHAT, JsonBody(json.dumps(asked).encode())), None)  # type: ignore[arg-type]
 
 
 # --- logprobs of tokens that came without
@@ -122,6 +125,19 @@ async def test_an_engine_that_says_nothing_leaves_it_to_the_limit_of_the_request
             assert await cut(stub.url, 9, max_tokens=2) == [True]
             assert await cut(stub.url, 9, max_tokens=3) == await cut(stub.url, 9) == [False]
     assert await cut(DEAD, 9, max_tokens=2) == [True]
+
+
+@pytest.mark.parametrize(("asked", "stop_string", "learned"), [
+    ({}, None, {("stub", 9)}), ({"stop_token_ids": [8]}, None, {("stub", 9)}), ({"stop_token_ids": [9]}, None, set()),
+    ({}, "END", set()), ({"stop": "END"}, None, set()),
+])  # fmt: skip
+def test_a_token_that_a_request_names_stops_no_other_answer(
+    asked: dict[str, Any], stop_string: str | None, learned: set[tuple[str, int]]
+) -> None:
+    facts = Facts(None, Metrics(), None)  # type: ignore[arg-type]
+    ended = Captured(0, "stub", (1, 2), (5, 9), (-0.5, -0.5), "stop", stop_string=stop_string)
+    questions_with(facts, "stub", asked).stopped(ended)
+    assert facts.stops == learned
 
 
 # --- `repair`: text, where a prompt goes on from no call
