@@ -277,13 +277,19 @@ class Ack(Body):
     policy_version: int = number(0, MAX_VERSION)
     filtered: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Also refuses a reason that is too long."""
+        Body.__post_init__(self)
+        for why in self.filtered.values():
+            check_length(why, "filtered", 0, MAX_WORDS)
+
 
 @dataclass(frozen=True, slots=True)
 class GateClose(Body):
     """``POST gate/close``: hold new LLM requests of `model`; wait up to `wait_s` seconds for those in flight. Without a
     model, the one that is announced is meant."""
 
-    reason: str = "weights"
+    reason: str = text(0, MAX_WORDS, "weights")
     wait_s: float = number(0, MAX_WAIT_S, 600.0)
     model: str | None = text(0, MAX_LABEL, None)
 
@@ -353,8 +359,10 @@ class Join(Body):
     id: str | None = checked(check_id, None)
 
     def __post_init__(self) -> None:
-        """Also refuses to replace what is older in no lane."""
+        """Also refuses a lane that cannot begin a task's name, and to replace what is older in no lane."""
         Body.__post_init__(self)
+        if "/" in (self.lane or ""):
+            raise BadRequest("a lane has no '/': that is what ends it in a task's name", param="lane")
         if self.replaces_older and self.lane is None:
             raise BadRequest("replaces_older needs the lane in which it replaces", param="lane")
 
@@ -385,7 +393,7 @@ class Supervise(Body):
     answer waits up to `wait_s` seconds for something else to be wanted than ``known`` stands for."""
 
     name: str
-    instance: str
+    instance: str = text(1, MAX_LABEL)
     runs: Mapping[str, Any] = field(default_factory=dict)
     verdicts: Mapping[str, Any] = field(default_factory=dict)
     known: str = ""

@@ -41,6 +41,7 @@ AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
         ("run", "--task", "t", "--model", "\udcff", "--", "true"), ("top", "--every", "nan"), ("top", "--every", "inf"),
         ("top", "--every", "1e10"), ("run", "--task", "t", "--", "/dev/null"), ("clients", "--every", "nan"),
         ("clients", "--every", "1", "--json"), ("run", "--task", "t", "--replace-older", "--", "true"),
+        ("run", "--task", "t", "--lane", "x/y", "--", "true"),
         *(("run", "--task", "t", "--agent-model", one, "--", "true") for one in ("plans", "=m", "plans=", "\udcff=m")),
         ("run", "--task", "t", "--agent-model", "a=m", "--agent-model", "a=n", "--", "true"),
         ("try", "--agent-model", "a=m", "--teacher", "a=n", "--", "true"),

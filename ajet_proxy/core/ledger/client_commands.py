@@ -50,8 +50,6 @@ class ClientCommands:
     def join(self, body: Join, *, client: str, tenant: str, at: float) -> ev.Events:
         """`client` is `body.id`, or a new one if that is None. One that has joined stays as it is."""
         at = self.state.time(at)
-        if "/" in (body.lane or ""):
-            raise BadRequest("a lane has no '/': that is what ends it in a task's name", param="lane")
         if (known := self.state.clients.find(client)) is not None:
             if (known.tenant, known.name) != (tenant, body.name):
                 raise BadRequest(f"client {client} is another one", param="id")

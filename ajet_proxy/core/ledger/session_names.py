@@ -30,6 +30,7 @@ from ajet_sdk.routes import check_id
 RUNGS = ("harness", "body")
 """The ways of `core.identity.ladder` whose names are such."""
 _NUMBERED = re.compile(r"(.+)\.([1-9][0-9]*)", re.DOTALL)
+_DIGEST = re.compile(r"name-[0-9a-f]{32}")
 MOST_DIGITS = 12
 NAME_RUNS = (
     "name each run by a path (/e/NAME/v1), by X-AJet-Episode or by an episode's key, or set body_names = \"off\""
@@ -105,15 +106,17 @@ class SessionNames:
 
 
 def base_of(name: str, tenant: str) -> str:
-    """The id of a name's first episode; a digest for a name that can be no id or would look like a later one."""
+    """The id of a name's first episode; a digest for a name that can be no id, or would look like a later one, another
+    tenant's or a digest. So no two names have one, whoever uses them."""
     whole = f"{name}@{tenant}" if tenant else name
     try:
         check_id(whole + "." + "0" * MOST_DIGITS)  # so that all of its later ones are ids too
-        if not _NUMBERED.fullmatch(whole):
+        if "@" not in name and not _NUMBERED.fullmatch(whole) and not _DIGEST.fullmatch(whole):
             return whole
     except BadRequest:
         pass
-    return f"name-{hashlib.sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+    both = f"{len(name)}:{whole}"
+    return f"name-{hashlib.sha256(both.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def _id(base: str, number: int) -> str:

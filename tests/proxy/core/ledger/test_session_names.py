@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import session_names
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_proxy.core.ledger.session_names import SessionNames
+from ajet_proxy.core.ledger.session_names import SessionNames, base_of
 from ajet_sdk.routes import check_id
 from tests.kit.ledger_rig import LedgerRig, blank
 
@@ -47,11 +47,19 @@ def test_tenants_that_use_one_name_mean_two_episodes(rig: LedgerRig) -> None:
     assert name_of(rig, tenant="b") == name_of(rig, tenant="b", for_reward=True) == "s@b.2", "somebody else has the id"
 
 
-@given(st.text(min_size=1), st.sampled_from(("", "t")))
-def test_every_name_stands_for_a_valid_id_and_no_two_for_one(name: str, tenant: str) -> None:
-    first = name_of(LedgerRig(), name, tenant)
-    assert first == name_of(LedgerRig(), name, tenant) == check_id(first)
-    assert first != name_of(LedgerRig(), name + "x", tenant)
+USED = st.tuples(st.text("a@.1é", min_size=1, max_size=4) | st.text(min_size=1), st.sampled_from(("", "a", "a@a", "1")))
+
+
+@given(USED, USED)
+@example(("x@a", "b"), ("x", "a@b"))
+@example(("al@acme", ""), ("al", "acme"))
+@example((base_of("é", ""), ""), ("é", ""))
+def test_every_name_of_a_tenant_stands_for_a_valid_id_and_no_two_for_one(
+    one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    first = name_of(LedgerRig(), *one)
+    assert first == name_of(LedgerRig(), *one) == check_id(first)
+    assert (first == name_of(LedgerRig(), *other)) == (one == other)
 
 
 def test_a_name_that_is_too_long_for_an_id_is_not_searched_for_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
