@@ -65,11 +65,12 @@ class Gates:
         these are."""
         plays = episode.plays_models()
         known = plays and plays <= self._weights.served.keys()
-        return _first_shut(map(self.of, plays) if known else self.table.values())
+        return _first_shut(map(self.of, plays)) if known else self.any()
 
     def any(self) -> Gate:
-        """A gate that is shut; if none is, the one that was moved last."""
-        return _first_shut(self.table.values())
+        """A gate that is shut; if none is, the one that was moved last. Once models are announced, only theirs count:
+        one of another name holds nothing of theirs."""
+        return _first_shut(map(self.of, self._weights.served) if self._weights.served else self.table.values())
 
     def shut(self) -> set[str]:
         """The models whose gates are shut; "" stands for any."""
@@ -82,8 +83,8 @@ class Gates:
         return "open" if not shut else "closing" if any(map(self.in_flight, shut)) else "closed"
 
     def overall(self) -> GateState:
-        """The same of all gates together."""
-        return self.state(*self.shut())
+        """The same of all gates together that count (see `any`)."""
+        return self.state(*(self._weights.served or self.table))
 
     def stood(self, model: str, at: float) -> float:
         """For how many seconds nobody could play `model`, until `at`: its gate was shut, or the proxy did not run."""

@@ -88,7 +88,7 @@ def read(
         **ledger_figures(state),
         "ajet_policy_version": _by_label({name or "*": state.weights.policy_version(name) for name in engines.names()}),
         "ajet_engines": _by_label({name or "*": len(engines.of(name)) for name in engines.names()}),
-        "ajet_gate_open": _one(not state.gates.shut()),
+        "ajet_gate_open": _one(not state.gates.any().shut),
         "ajet_requests_in_flight": _one(gate.in_flight),
         "ajet_requests_waiting": _one(gate.waiting),
         "ajet_busy_seconds_total": _one(gate.busy_s),

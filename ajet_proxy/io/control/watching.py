@@ -71,7 +71,8 @@ class Watching:
         state, gate = self._store.state, "open"
         if not self._gate.is_open(name):
             several = len(state.weights.served) > 1
-            gate = ("closing" if self._gate.of(name).in_flight else "closed") if several else state.gates.overall()
+            inside = self._gate.of(name).in_flight if several else state.gates.running
+            gate = "closing" if inside else "closed"
         urls = list(self._engines.of(name))
         version = state.weights.policy_version(name)
         return {"policy_version": version, "gate": gate, "upstreams": urls} | _figures(self._gate.of(name))

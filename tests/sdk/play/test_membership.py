@@ -159,8 +159,8 @@ async def test_one_that_is_gone_however_often_it_joins_is_no_endless_loop(stub: 
 @pytest.mark.parametrize(
     ("given", "param"),
     [({"client_name": ""}, "name"), ({"replace_older": True}, "lane"),
-     *(({"lane": one}, "lane") for one in ("x" * 201, "x/y"))],  # fmt: skip
-)
+     *(({"lane": one}, "lane") for one in ("x" * 201, "x/y"))],
+)  # fmt: skip
 async def test_what_no_client_can_be_is_refused_before_anything_begins(
     stub: ControlStub, given: Any, param: str
 ) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import Events
 from ajet_proxy.core.ledger.gates import Gate
 from ajet_sdk.errors import Conflict
@@ -106,6 +107,19 @@ def test_what_was_closed_before_any_model_was_announced_is_the_gate_of_the_first
         assert (rig.state.gates.shut(), rig.state.gates.table.keys()) == (shut, {"m", "n"})
         unlock(rig, 2, named or "m")
         assert rig.state.gates.shut() == set()
+
+
+def test_a_gate_of_a_model_that_nobody_announced_is_none_of_those_that_are() -> None:
+    rig = two()
+    waiting = rig.open()
+    close(rig, "ghost")
+    assert (rig.state.gates.overall(), rig.state.gates.any()) == ("open", Gate())
+    assert views.status(rig.state)["gate"] == {"state": "open", "since": None, "reason": None}
+    rig.at += 100
+    rig.expire()
+    assert rig.state_of(waiting) == "discarded", "nothing holds its requests"
+    close(rig, "n")
+    assert (rig.state.gates.overall(), rig.state.gates.any().shut) == ("closed", True)
 
 
 def test_silence_counts_while_another_models_gate_is_shut() -> None:

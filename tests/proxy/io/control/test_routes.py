@@ -161,7 +161,8 @@ async def test_a_body_over_the_limit_is_413(settings: dict[str, Any], size: int,
         answer = await client.control("POST", "/episodes", body, **packed)
         assert answer.status == 413
         assert answer.json["error"]["code"] == "body_too_large"
-        filtered = json.dumps({"policy_version": 1, "filtered": {"x": "t" * size}}).encode()
+        reasons = {str(number): "t" * 1000 for number in range(size // 1000)}
+        filtered = json.dumps({"policy_version": 1, "filtered": reasons}).encode()
         acknowledged = await client.control("POST", "/batches/none/ack", filtered)
         assert acknowledged.status == (413 if settings else 404)
         large = await client.control("POST", "/batches/none/ack", gzip.compress(b" " * (1 << 20) + b"{}"), **packed)
