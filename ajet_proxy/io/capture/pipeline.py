@@ -43,6 +43,7 @@ from ajet_proxy.core.trajectory.call import (
     ENGINE_ERROR,
     ENGINE_SILENT,
     NO_CHAT_ROUTE,
+    NOT_WRITTEN,
     Captured,
     Origin,
     Outcome,
@@ -321,7 +322,8 @@ class Pipeline:
             return ENGINE_ERROR
         recorder = prepared.recorder
         asked = [recorder.engine] if recorder.engine else prepared.request.asked
-        return self._why_gone(prepared.caller, prepared.begun, recorder.came_at or prepared.began, asked)
+        reason = self._why_gone(prepared.caller, prepared.begun, recorder.came_at or prepared.began, asked)
+        return NOT_WRITTEN if reason in (DISCONNECTED, ENGINE_SILENT) and recorder.holds_back() else reason
 
     def _account(self, prepared: Prepared) -> None:
         """Count what lost calls used for their tenant, and note whether the engine tells versions."""

@@ -13,6 +13,7 @@ Next: ajet_proxy/io/capture/continuity.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 from aiohttp import ClientResponse
 from msgspec.structs import replace
@@ -37,6 +38,9 @@ from ajet_proxy.io.engines.questions import Questions, Sampled
 from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, taken_back, unsent
 
 Finished = Callable[[Origin, Captured], Origin]
+HELD_S = 0.25
+"""A client that breaks off by itself does so at once, upon what it was sent. One that leaves after the end was held
+back for so long gave up on it."""
 
 
 class Recorder:
@@ -56,6 +60,8 @@ class Recorder:
         self.lost: set[int] = set()
         """The places of the choices that ended in no whole call."""
         self._status = 0
+        self._held_since: float | None = None
+        """From when on the end of the engine's answer is held back, by the monotonic clock; None if it is not."""
         self._ended = False
         self._sent = False
         """True if the client's connection has taken the bytes that complete the answer."""
@@ -92,6 +98,7 @@ class Recorder:
         has the last word on where it came from."""
         if self._ended:
             return
+        self._held_since = monotonic()
         whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
         whole = [await self._told_end(outcome) for outcome in whole]
         if self._ledger_port.serving.merge_policy == "repair":
@@ -102,6 +109,12 @@ class Recorder:
         self._ended = True
         self._endings = [self._ending(outcome, finished) for outcome in whole]
         await self._ledger_port.end(self._endings)
+        self._held_since = None
+
+    def holds_back(self) -> bool:
+        """Tell whether a client that leaves now gave up on the end that it was not sent yet: for a disk that takes
+        nothing, or for a question of ours to the engine."""
+        return self._held_since is not None and monotonic() - self._held_since >= HELD_S
 
     def sent(self) -> None:
         """The client's connection has taken the bytes that complete the answer."""

@@ -279,8 +279,8 @@ class LocalPort:
             self.lose(first)
             if events := self._decide(last):  # there are none for what came too late, and nothing to wait for
                 await self._store.commit(events)
-        except BaseException as error:
-            self.lose(unsent(endings, NOT_WRITTEN if isinstance(error, AjetError) else DISCONNECTED))
+        except AjetError:
+            self.lose(unsent(endings, NOT_WRITTEN))
             raise
 
     def lose(self, endings: Sequence[Ending]) -> None:

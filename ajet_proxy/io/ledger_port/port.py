@@ -4,8 +4,9 @@ Idea: everything that a request needs of the daemon's one state is one short que
 anything of HTTP. So the front does not know whether the ledger is in its own process
 (`ajet_proxy.io.ledger_port.local`) or in another one (`ajet_proxy.io.ledger_port.remote`).
 
-Invariant: no call is running after its ``begin`` block. `end` returns when the calls are on disk. If it raises or is
-cancelled, they are lost, because their client is not sent the end of its answer.
+Invariant: no call is running after its ``begin`` block. `end` returns when the calls are on disk. If the disk does not
+take them they are lost, because their client is not sent the end of its answer. Whoever is cancelled in it says why
+they are lost (`lose`).
 """
 
 from __future__ import annotations

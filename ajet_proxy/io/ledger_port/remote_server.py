@@ -7,6 +7,7 @@ spoke of.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -16,7 +17,7 @@ from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
 from ajet_proxy.core.trajectory.call import RESTARTED
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.ledger_port.local import LocalPort
-from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, unsent
 from ajet_proxy.io.ledger_port.remote import NOTICES, QUESTIONS
 
 Notified = Callable[..., None]
@@ -33,6 +34,7 @@ class PortServer:
         self._notify = notify
         self._gone = gone
         self._inside: dict[int, tuple[AbstractAsyncContextManager[Any], Begun | None]] = {}
+        self._is_lost = False
         self._answered: set[str] = set()
         """Calls on disk whose clients the worker has not sent the end yet, as far as it has said."""
         own: dict[str, Any] = {
@@ -49,6 +51,7 @@ class PortServer:
         self._means[what](*values)
 
     def lost(self) -> None:
+        self._is_lost = True
         for entry, (_, begun) in list(self._inside.items()):
             if begun is not None:
                 self._ledger_port.lose([Gone(begun.episode, call, RESTARTED) for call in begun.calls])
@@ -75,7 +78,12 @@ class PortServer:
             run(inside.__aexit__(None, None, None))
 
     async def _end(self, endings: Sequence[Ending]) -> None:
-        await self._ledger_port.end(endings)
+        try:
+            await self._ledger_port.end(endings)
+        except asyncio.CancelledError:
+            if self._is_lost:
+                self._ledger_port.lose(unsent(endings, RESTARTED))
+            raise  # else the worker says why
         self._answered.update(ending.call.turn.call for ending in endings if isinstance(ending, Whole))
 
     def _sent(self, calls: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import openai
 import pytest
 from aiohttp import web
 
+from ajet_proxy.io.capture import recorder
 from tests.kit import compare_events, tapes
 from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub, Fault
@@ -70,12 +71,19 @@ async def test_new_weights_do_not_score_what_the_old_ones_sampled(stub: EngineSt
     assert front.lost == ["weights_changed"]
 
 
-async def test_a_client_that_goes_away_while_its_call_is_scored(stub: EngineStub, front: Front) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("held_s", "reason"), [(0.0, "not_written"), (1e9, "disconnected")])
+async def test_a_client_that_goes_away_while_its_call_is_scored(
+    stub: EngineStub, front: Front, stream: bool, held_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gave up on an end that our question held back, or it broke off by itself."""
+    monkeypatch.setattr(recorder, "HELD_S", held_s)
     stub.faults += [Fault("slow"), Fault("hang")]
-    asking = asyncio.create_task(send(f"{front.url}/e/x{RESPONSES}", body=body_for(RESPONSES, **CALLING)))
+    body = body_for(RESPONSES, stream=stream, **CALLING)
+    asking = asyncio.create_task(send(f"{front.url}/e/x{RESPONSES}", body=body))
     await until(lambda: len(stub.llm_requests()) == 2)
     await leave(asking)
-    await until(lambda: front.lost == ["disconnected"])
+    await until(lambda: front.lost == [reason])
     await until(lambda: stub.llm_requests()[1].cancelled)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from ajet_proxy.core.ledger import views
+from ajet_proxy.io.capture import recorder
 from ajet_sdk.errors import NotReady
 from tests.kit.answering import address, listening
 from tests.kit.engine_stub import EngineStub
@@ -21,9 +23,12 @@ WITH_IDS = {"return_token_ids": True, "logprobs": True}
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("held_s", "reason"), [(0.0, "not_written"), (1e9, "disconnected")])
 async def test_a_client_that_goes_away_while_its_calls_are_written_has_not_made_them(
-    front: Front, stream: bool
+    front: Front, stream: bool, held_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It gave up on a slow disk, or it broke off by itself."""
+    monkeypatch.setattr(recorder, "HELD_S", held_s)
     front.store.slow.clear()
     asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=stream, n=2)))
     await until(lambda: len(front.calls) == 2)
@@ -31,7 +36,10 @@ async def test_a_client_that_goes_away_while_its_calls_are_written_has_not_made_
     await until(lambda: front.gate.in_flight == 0)
     front.store.slow.set()
     assert front.store.state.tallies.calls == {"running": 0, "complete": 0, "lost": 2}
-    assert front.lost == ["disconnected"] * 2
+    assert front.lost == [reason] * 2
+    assert [one["reason"] for one in views.record(front.store.state, "x")["unanswered"]] == (
+        ["not_written"] if reason == "not_written" else []
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])

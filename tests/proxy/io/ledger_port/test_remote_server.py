@@ -74,7 +74,7 @@ async def test_a_call_that_a_worker_dies_with_before_it_is_on_disk_is_lost() -> 
     task = asyncio.get_running_loop().create_task(call())
     await until(lambda: front.calls)
     worker.close()
-    await until(lambda: front.lost)
+    await until(lambda: front.lost == ["restarted"])
     assert front.store.state.tallies.calls == {"running": 0, "complete": 0, "lost": 1}
     with pytest.raises(ConnectionResetError):
         await task
