@@ -21,7 +21,7 @@ from ajet_proxy.core.ledger.events import Events, RunWanted
 from ajet_proxy.core.ledger.runs import forget, known_run, want
 from ajet_proxy.core.ledger.supervisors import Verdict
 from ajet_sdk.errors import BadRequest, Conflict, NotReady
-from ajet_sdk.runs import check_name, flat, merged
+from ajet_sdk.runs import check_name, flat, merged, tables
 
 MAX_PLACE = 2**62
 NO_SUPERVISOR = "start `ajet-trainer serve` on the host that should train"
@@ -102,7 +102,12 @@ def list_runs(asked: Asked) -> Answer:
         name: {"heard_s": max(0.0, asked.at - known.at), "silent": name not in asked.supervisors.alive(asked.at)}
         for name, known in asked.supervisors.heard.items()
     }
-    return Answer(lambda: {"runs": [_show(asked, run) for run in asked.state.runs], "supervisors": heard})
+
+    def shown() -> dict[str, Any]:
+        now = [(run, _actual(asked, run)) for run in asked.state.runs.values()]
+        return {"runs": (actual | _config(run) for run, actual in now), "supervisors": heard}
+
+    return Answer(shown)
 
 
 def get_run(asked: Asked) -> Answer:
@@ -111,11 +116,21 @@ def get_run(asked: Asked) -> Answer:
 
 
 def _show(asked: Asked, run: str) -> dict[str, Any]:
-    shown = asked.supervisors.show(asked.state.runs[run], asked.at)
+    known = asked.state.runs[run]
+    return _actual(asked, known) | _config(known)
+
+
+def _actual(asked: Asked, run: RunWanted) -> dict[str, Any]:
+    """Everything to show of `run` but its configuration, which is no small work to read."""
+    shown = asked.supervisors.show(run, asked.at)
     actual = shown["actual"]
     if actual.get("reason"):
         shown["actual"] = actual | {"reason": masked(actual["reason"])}
     return shown | {"reason": shown["reason"] and masked(shown["reason"])}
+
+
+def _config(run: RunWanted) -> dict[str, Any]:
+    return {"config": tables(run.keys)}
 
 
 def run_metrics(asked: Asked) -> Answer:

@@ -17,6 +17,7 @@ Invariant: the places of the episodes that were opened and not given back are di
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +84,7 @@ class Play:
         return {
             "play": self.name, "episodes": self.episodes, "opened": self.opened, "done": self.done, "lost": self.lost,
             "missing": self.missing, "next": self.next if self.next < self.episodes else None,
-            "given_back": sorted(place for place in self.given_back if place > after)[:SHOWN],
+            "given_back": heapq.nsmallest(SHOWN, (place for place in self.given_back if place > after)),
         }
 
 

@@ -23,7 +23,7 @@ from msgspec import Struct, ValidationError, convert
 from ajet_proxy.core.ledger.events import RunWanted
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import Supervise
-from ajet_sdk.runs import check_name, line_digest, tables
+from ajet_sdk.runs import check_name, line_digest
 
 SILENT_S = 10.0
 FORGOTTEN_S = 3600.0
@@ -226,11 +226,11 @@ class Supervisors:
         return shown if self.silence(run.supervisor, at) is None else shown | {"state": "unknown"}
 
     def show(self, run: RunWanted, at: float) -> dict[str, Any]:
-        """Show what is wanted of `run`, how it is, and the reason where the two differ."""
+        """Show what is wanted of `run` besides its configuration, how it is, and the reason where the two differ."""
         actual = self.actual(run, at)
         return {
-            "run": run.run, "supervisor": run.supervisor, "desired": run.desired, "config": tables(run.keys),
-            "digest": run.digest, "starts": run.starts, "wanted_at": run.at, "actual": actual,
+            "run": run.run, "supervisor": run.supervisor, "desired": run.desired, "digest": run.digest,
+            "starts": run.starts, "wanted_at": run.at, "actual": actual,
             "reason": self.silence(run.supervisor, at) or difference(run, actual),
         }
 

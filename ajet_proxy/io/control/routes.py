@@ -65,7 +65,7 @@ class Control:
             "put_run": self._runs.want, "change_run": self._runs.want, "forget_run": self._runs.forget_run,
             "supervise": self._runs.supervise, "status": self._watching.status, "events": self._watching.events,
             "ca": self._watching.ca,
-            **dict.fromkeys(("get_episode", "list_episodes", "overview"), self._answers.look),
+            **dict.fromkeys(("get_episode", "list_episodes", "list_runs", "overview"), self._answers.look),
         }
 
     def stop(self) -> None:

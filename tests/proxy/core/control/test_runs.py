@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ajet_proxy.core.control import runs
 from ajet_proxy.core.control.runs import granted, wished
 from ajet_proxy.core.identity.keys import EVERYTHING, Claims, Keys
 from ajet_proxy.core.ledger.supervisors import Verdict
@@ -30,6 +31,10 @@ class Site(Caller):
 
     def report(self, name: str = "s", **runs: Any) -> None:
         self.supervisors.hear(Supervise(name, name, runs), self.rig.state.runs, self.rig.at)
+
+    def listed(self) -> Any:
+        shown = self.ask("GET", "/runs")
+        return shown | {"runs": list(shown["runs"])}
 
     def put(self, config: Any = CONFIG, desired: str = "running", **more: Any) -> Any:
         return self.ask("PUT", "/runs/r", {"config": config, "desired": desired, **more})
@@ -55,7 +60,7 @@ def test_a_run_is_put_shown_changed_and_forgotten(site: Site) -> None:
     with pytest.raises(Conflict):
         site.ask("DELETE", "/runs/r")
     site.report(r={"state": "stopped"})
-    assert site.ask("GET", "/runs") == {
+    assert site.listed() == {
         "runs": [site.ask("GET", "/runs/r")], "supervisors": {"s": {"heard_s": 0.0, "silent": False}},
     }
     assert site.ask("DELETE", "/runs/r") == {"run": "r"}
@@ -158,9 +163,21 @@ def test_no_answer_shows_a_key(site: Site) -> None:
     site.report(r={"state": "failed", "reason": line, "log": {
         "after": 0, "start": 0, "end": len(line) + 1, "lines": [line],
     }})
-    shown = [site.ask("GET", "/runs"), site.ask("GET", "/runs/r"), site.ask("GET", "/runs/r/log")]
+    shown = [site.listed(), site.ask("GET", "/runs/r"), site.ask("GET", "/runs/r/log")]
     assert "ajet-***" in str(shown)
     assert KEY not in str(shown)
+
+
+def test_the_configurations_of_a_list_are_read_as_it_is_written(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be many, and who waits for something else must not wait for them. How the runs are is told at once."""
+    read = list[str]()
+    monkeypatch.setattr(runs, "tables", lambda config: read.append("one") or {})
+    site.put()
+    read.clear()
+    shown = site.ask("GET", "/runs")["runs"]
+    site.report(r={"state": "running"})
+    assert read == []
+    assert next(shown)["actual"]["state"] == "unknown" and read == ["one"]
 
 
 def test_a_supervisor_speaks_and_is_told(site: Site) -> None:
