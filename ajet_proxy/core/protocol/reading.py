@@ -18,10 +18,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeGuard
 
 from msgspec import convert
 
+from ajet_proxy.core.identity.headers import is_text
 from ajet_proxy.core.protocol.dialect import DONE, Ask, OpenAIDialect, Reader
 from ajet_proxy.core.protocol.json_edits import Edits, Spanned, is_utf8, scan, splice
 from ajet_proxy.core.protocol.long_documents import read
@@ -63,16 +64,16 @@ class PartialChoice:
     told: bool = False
     silent: bool = False
 
-    def outcome(self, index: int, model: str, prompt: Any) -> Captured | Lost:
-        """The outcome of choice number `index`. `prompt` is a tuple of ids if the engine told it well, and None if it
-        did not tell it."""
+    def outcome(self, index: int, model: Any, prompt: Any) -> Captured | Lost:
+        """The outcome of choice number `index`, sampled by `model`, as the engine says. `prompt` is a tuple of ids if
+        the engine told it well, and None if it did not tell it."""
         if not isinstance(self.finish_reason, str):
             return Lost(index, CAPTURE_FAILED)
         if (loss := LOSSES.get(self.finish_reason)) is not None:
             return Lost(index, loss)
         if self.silent or not self.told or prompt is None:
             return Lost(index, NO_TOKEN_IDS)
-        if not isinstance(prompt, tuple) or not are_tokens(self.ids):
+        if not isinstance(prompt, tuple) or not are_tokens(self.ids) or not is_model(model):
             return Lost(index, CAPTURE_FAILED)
         logprobs = logprobs_of(self.logprobs)
         if logprobs is None or len(logprobs) != len(self.ids):
@@ -86,6 +87,11 @@ class PartialChoice:
             stop_string=self.stop_reason if isinstance(self.stop_reason, str) else None,
             labels=_labels(self.versions, len(self.ids)),
         )
+
+
+def is_model(told: Any) -> TypeGuard[str]:
+    """Tell whether a record can name a model as `told`. Some engines repeat whatever the request asks for."""
+    return isinstance(told, str) and is_text(told)
 
 
 def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
@@ -135,7 +141,7 @@ class Reading(Reader):
         """The choice that finished last."""
         self._stream: Mapping[str, Any] = {}
         """The fields that every event of this stream says of it."""
-        self._model = ""
+        self._model: Any = ""
         self.ended = False
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:

@@ -208,3 +208,15 @@ def test_each_of_several_prompts_is_that_of_its_own_choices() -> None:
     assert reasons(outcomes) == ["captured", "captured", "no_token_ids", "no_token_ids"]
     body = whole(COMPLETIONS, *((index, 5, "stop") for index in range(4)))
     assert reasons(document(COMPLETIONS, body, asked)[1]) == ["no_token_ids"] * 4, "it does not say which it is"
+
+
+@BOTH
+@pytest.mark.parametrize("model", [5, True, 2.5, 2**70, [1], {"a": 1}, "\ud800"])
+def test_a_model_that_no_record_can_name_loses_the_call_and_leaves_the_answer(path: str, model: Any) -> None:
+    """As an engine that repeats the model of any request says it."""
+    body = json.dumps(whole(path, (0, 5, "stop")) | {"model": model}).encode()
+    shown, outcomes = document(path, body, {"return_token_ids": True, "logprobs": True, "prompt": "x"})
+    assert shown == body and reasons(outcomes) == ["capture_failed"]
+    events = [{**one, "model": model} for one in (start(path, [1]), said(path, "a", 5, finish="stop"))]
+    seen, outcomes = stream(path, [json.dumps(one) for one in events] + ["[DONE]"])
+    assert [one["model"] for one in seen[:-1]] == [model] * 2 and reasons(outcomes) == ["capture_failed"]

@@ -147,7 +147,7 @@ def test_logprobs_that_cannot_be_are_not_asked_for_again(value: float) -> None:
     ({"status": "in_progress"}, "truncated"),
     ({"status": "incomplete"}, "truncated"),
     ({"status": "incomplete", "incomplete_details": {"reason": "whim"}}, "capture_failed"),
-    ({"model": None}, "capture_failed"),
+    ({"model": None}, "capture_failed"), ({"model": [5]}, "capture_failed"),
     ({"output": [7]}, "capture_failed"),
     ({"output": None}, "capture_failed"),
     ({"output_messages": [7]}, "capture_failed"),
