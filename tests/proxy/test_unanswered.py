@@ -79,3 +79,34 @@ def test_a_response_that_has_not_ended_is_no_answer(
     assert unanswered(daemon, RESPONSES, asked, says(body)) == ["truncated"]
     last = event({"type": f"response.{body['status']}", "response": body, "sequence_number": 1})
     assert unanswered(daemon, RESPONSES, asked | {"stream": True}, says(last, STREAM)) == ["truncated"]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+SEEN = {"messages": [{"role": "user", "content": [{"type": "text", "text": "two"}, IMAGE]}]}
+REFUSES = {"kind": "status", "status": 400}
+OPEN = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "stub", "choices": [
+    {"index": 0, "delta": {"content": "a"}, "finish_reason": None}
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "more", "fault", "reason"), [
+    (CHAT, SEEN, says(ERROR), "engine_error"), (CHAT, SEEN, says("<html>", "text/html"), "capture_failed"),
+    (CHAT, SEEN, {"kind": "abort"}, "engine_aborted"),
+    (CHAT, SEEN | {"stream": True}, {"kind": "abort"}, "engine_aborted"),
+    (CHAT, SEEN | {"stream": True}, {"kind": "no_finish"}, "truncated"),
+    (CHAT, SEEN | {"stream": True}, says(event(OPEN), STREAM), "truncated"),
+    (COMPLETIONS, {"use_beam_search": True, "stream": True}, {"kind": "no_finish"}, "truncated"),
+    (RESPONSES, {"background": True}, says({"id": "r", "status": "failed", "output": []}), "engine_error"),
+    (RESPONSES, {"background": True}, says({"id": "r", "status": "queued", "output": []}), None),
+    (CHAT, SEEN, {"kind": "slow"}, None), (CHAT, SEEN | {"stream": True}, {"kind": "no_done"}, None),
+])  # fmt: skip
+def test_a_call_that_is_not_captured_is_answered_by_an_answer_alone(
+    daemon: tuple[httpx.Client, str, str], path: str, more: dict[str, Any], fault: dict[str, Any], reason: str | None
+) -> None:
+    assert unanswered(daemon, path, asking(path) | more, fault) == ([] if reason is None else [reason])
+
+
+def test_a_question_that_was_put_again_is_answered_by_an_answer_alone(daemon: tuple[httpx.Client, str, str]) -> None:
+    asked = asking(CHAT) | {"stream": True}
+    assert unanswered(daemon, CHAT, asked, REFUSES, says(event(OPEN), STREAM)) == ["truncated"]
+    assert unanswered(daemon, CHAT, asked, REFUSES) == []

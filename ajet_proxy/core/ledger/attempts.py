@@ -38,10 +38,14 @@ WORLD: Final = (
     reasons.ENGINE_ERROR, reasons.ENGINE_ABORTED, reasons.TRUNCATED, reasons.RESTARTED, reasons.NOT_WRITTEN,
     reasons.ENGINE_SILENT, reasons.OTHER_WEIGHTS,
 )  # fmt: skip
-_NOT_SENT = (reasons.DISCONNECTED, reasons.STALLED, reasons.NOT_WRITTEN, reasons.ENGINE_SILENT)
-NOT_SENT: Final = {"complete": _NOT_SENT, "lost": (*_NOT_SENT, reasons.TRUNCATED, reasons.ENGINE_ERROR)}
-"""Why a call is lost after all that had an answer for its client, complete or not, and the client was not sent the
-end."""
+_NOT_SENT = (
+    reasons.DISCONNECTED, reasons.STALLED, reasons.NOT_WRITTEN, reasons.ENGINE_SILENT, reasons.RESTARTED,
+)  # fmt: skip
+NOT_SENT: Final = {"complete": _NOT_SENT, "lost": (
+    *_NOT_SENT, reasons.TRUNCATED, reasons.ENGINE_ERROR, reasons.ENGINE_ABORTED, reasons.CAPTURE_FAILED,
+)}
+"""Why a call is lost after all that had an answer for its client, complete or not: the client was not sent the end, or
+what it was sent of an answer that is not captured is none."""
 OWN: Final = (reasons.DISCONNECTED, reasons.STALLED, reasons.RETRIED)
 
 

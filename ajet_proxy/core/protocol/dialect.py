@@ -139,6 +139,10 @@ class Dialect(Protocol):
     def reader(self, ask: Ask) -> Reader:
         """A fresh reader of one answer to `ask`."""
 
+    def own_reader(self, ask: Ask) -> Reader:
+        """A fresh reader of one answer that the engine gives on the client's own route."""
+        return self.reader(ask)
+
 
 class Reader(Protocol):
     """Reads one answer: what the client sees of it, and what became of the calls."""

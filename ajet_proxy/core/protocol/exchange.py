@@ -22,7 +22,8 @@ What becomes of the engine's bytes in each state:
 - ``held``: the calls are known and not yet durable, so nothing leaves until `release`.
 - ``watched``: each event leaves at once. One that contradicts the calls loses them after all (`contradicted`).
 - ``cut``: an event was too long to wait for its end. Nothing leaves until `release`.
-- ``unread``: bytes leave as they come, if they are in the client's own protocol.
+- ``unread``: bytes leave as they come, if they are in the client's own protocol. Of an answer that is not captured they
+  are read beside that (`beside`), to know whether its client was answered (`failed`).
 
 Invariant: what was fed comes out once and in order, except for the values and events that only the proxy asked for. The
 bytes that complete an answer leave after `settled`, so that the caller can make the calls durable before the agent can
@@ -40,6 +41,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+from msgspec.structs import replace
+
+from ajet_proxy.core.protocol.beside import Beside, failure
 from ajet_proxy.core.protocol.cache_salt import salted
 from ajet_proxy.core.protocol.dialect import Ask, Dialect, with_versions
 from ajet_proxy.core.protocol.request import JsonBody
@@ -123,13 +127,18 @@ class Exchange:
         self.ask = ask
         """The form in which the engine is asked, and what of the answer the client must not see."""
         self._fields = fields
-        self.reader = dialect.reader(ask)
-        """Reads the answer."""
+        self.reader = dialect.reader(
+            ask if ask.skip is None else replace(ask, choices=dialect.choices(asked.fields))
+        )
+        """Reads the answer, also one that is not captured."""
         self._translates = self.reader.translates
         self._is_mixed = False
         """True if the client was sent events that are not the engine's."""
         self._is_awaited = False
         """True if nothing has come yet of a stream that is not read."""
+        self._is_watched = False
+        """True if the answer is not captured, and read all the same to know how it ended."""
+        self._beside: Beside | None = None
         self._parser = SseParser()
         self._document: list[bytes] = []
         self._held: list[bytes] = []
@@ -157,6 +166,13 @@ class Exchange:
         """The id under which the engine may keep the answer, if it gives answers out again; known once `settled`."""
         return None if self.asked.fields.get("store") is False else self.reader.response_id
 
+    @property
+    def failed(self) -> str | None:
+        """Why the client of an answer that is not captured has none, as far as is known. Ask again until it is over."""
+        gave_up = self._beside is not None and self._beside.gave_up
+        known = self._is_watched and not gave_up and (self.reader.ended or self.state == "over")
+        return failure(self.reader) if known else None
+
     def keep_alive(self) -> bytes:
         """Bytes for a client that has waited for an event. Nothing after the end. Nothing either once a stream has
         begun that is not read, since the client may have a part of an event."""
@@ -170,6 +186,7 @@ class Exchange:
         and no call comes of it."""
         self.skip = NO_CHAT_ROUTE
         self._translates = False
+        self.reader = self.dialect.own_reader(self.ask)
 
     def retreat(self) -> bool:
         """The engine refused the question: whether it can be asked as the client put it. If so, `upstream_body()` is
@@ -189,6 +206,9 @@ class Exchange:
         lost: Event = "lost stream" if stream and status < 400 else "lost document"
         self._go(lost if self._translates else "unread", REFUSED if status >= 400 else self.skip)
         self._is_awaited = stream and status < 400
+        self._is_watched = status < 400
+        if self._is_watched and not self._translates:
+            self._beside = Beside(self.reader, stream=stream)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Takes bytes from the engine; returns what of them the client gets at once."""
@@ -204,6 +224,8 @@ class Exchange:
             self._document.append(data)
         elif not self._translates:
             self._is_awaited = False
+            if self._beside is not None:
+                self._beside.feed(data)
             if state != "cut":
                 return [data]
             self._held.append(data)
@@ -220,6 +242,8 @@ class Exchange:
         """The engine's answer ended as it should; the rest of the client's bytes. `settled` holds afterwards."""
         if self.buffered:
             return self._finish_document()
+        if self._beside is not None:
+            self._beside.finish()
         rest = self._parser.finish()
         out = self._events(rest) if rest else []
         self._go("over")

@@ -1,6 +1,6 @@
-"""The tokens that an answer that passes through says it took, for the quota of its tenant; and whether it failed.
+"""The tokens that an answer that passes through says it took, for the quota of its tenant.
 
-What is not captured is not parsed either: it passes as it comes, whatever its size. What it took stands at its end, in
+What is not captured passes as it comes, whatever its size. What it took stands at its end, in
 the ``usage`` of a document or of a stream's last event. So the last bytes are kept, and looked at when it is over.
 
 Invariant: `tokens` is a count, 0 if none is told; nothing in an answer makes it fail.
@@ -18,7 +18,6 @@ LAST = 4096
 MOST = 1 << 53
 """So many tokens nobody has used."""
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
-_FAILED = re.compile(rb'^(?:data: ?\{\s*"error"\s*:|event: ?(?:error|response\.failed)\s)', re.MULTILINE)
 _PARTS = (("total_tokens",), ("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"))
 
 
@@ -30,10 +29,6 @@ class Tail:
     def feed(self, data: bytes) -> None:
         """Takes the next piece."""
         self._last = (self._last + data[-LAST:])[-LAST:]
-
-    def failed(self) -> bool:
-        """Tell whether it is a stream that ends with an error."""
-        return _FAILED.search(self._last) is not None
 
     def tokens(self) -> int:
         """The sum of the last ``usage``: its total, or else the tokens that were read and written."""

@@ -27,14 +27,7 @@ from yarl import URL
 from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.usage import Tail
-from ajet_proxy.core.trajectory.call import (
-    DISCONNECTED,
-    ENGINE_ERROR,
-    EPISODE_DISCARDED,
-    RESTARTED,
-    STALLED,
-    TRUNCATED,
-)
+from ajet_proxy.core.trajectory.call import DISCONNECTED, EPISODE_DISCARDED, RESTARTED, STALLED, TRUNCATED
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.streaming import KeepAlive, Shortcut
 from ajet_proxy.io.engines.pulse import Pulse
@@ -156,6 +149,8 @@ class WholeRelay(_Relay):
             ) from self._error
         if self._body is None:
             raise EngineError("the engine's answer broke off", code="engine_broken") from self._error
+        if (lost := self._exchange.failed) is not None:
+            self._recorder.lose(lost)
         response = WholeAnswer(self._answer, self._body)
         response.unsent = lambda: self._recorder.lose(why_gone(self._http))
         response.sent = self._recorder.sent
@@ -207,8 +202,7 @@ class StreamRelay(_Relay):
             if self._exchange.contradicted is not None:
                 self._recorder.take_back(self._exchange.contradicted)
         self._open.close()
-        if self._is_cut or (self._tail is not None and self._tail.failed()):
-            self._recorder.lose(TRUNCATED if self._is_cut else ENGINE_ERROR)
+        self._note_failure()
         await self._write_end(self._rest)
         if not self._is_cut:
             await self._response.write_eof()
@@ -250,10 +244,20 @@ class StreamRelay(_Relay):
             self._is_cut = True
             self._rest = [*self._exchange.feed(unread(self._answer)), *self._exchange.abort()]
             return
-        if data:
-            await _write(self._response, self._take(data))
-        else:
+        if not data:
             self._rest = self._exchange.finish()
+            return
+        parts = self._take(data)
+        if self._tail is not None and self._answer.content.at_eof():  # a failure is known before its client knows
+            self._rest = self._exchange.finish()
+        self._note_failure()
+        await _write(self._response, parts)
+
+    def _note_failure(self) -> None:
+        """Lose calls that are not captured if their client has no answer."""
+        lost = TRUNCATED if self._is_cut else self._exchange.failed
+        if lost is not None:
+            self._recorder.lose(lost)
 
     async def _write_end(self, parts: list[bytes]) -> None:
         """Write what the client gets of a whole answer, or what follows that, and note that it was sent."""

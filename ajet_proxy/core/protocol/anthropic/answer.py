@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_proxy.core.protocol.anthropic.errors import error_body
+from ajet_proxy.core.protocol.anthropic.own import PING
 from ajet_proxy.core.protocol.chat import ROW
 from ajet_proxy.core.protocol.dialect import DONE, Ask, OpenAIDialect
 from ajet_proxy.core.protocol.json_edits import ID, STRING, WHOLE, is_utf8, scan
@@ -49,7 +50,6 @@ _USUAL = re.compile(
 )  # fmt: skip
 """The event that makes up most of a stream: one token, which shows one text or nothing."""
 _KINDS = {b"content": "text", b"reasoning": "thinking"}
-_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _DELTA = (
     b"event: content_block_delta\n"
     b'data: {"type":"content_block_delta","delta":{"type":"%b_delta","%b":%b},"index":%d}\n\n'
@@ -102,7 +102,7 @@ class MessagesReading(Reading):
             return self._fail(f"the engine's stream cannot be read: {error}")
 
     def keep_alive(self, *, held: bool) -> bytes:
-        return b"" if self.ended and not held else _PING
+        return b"" if self.ended and not held else PING
 
     def document(self, body: bytes) -> bytes:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet_proxy.core.protocol.anthropic.answer import MessagesReading
+from ajet_proxy.core.protocol.anthropic.own import OwnReading
 from ajet_proxy.core.protocol.anthropic.request import to_chat
 from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
 from ajet_proxy.core.protocol.chat import CHAT
@@ -47,6 +48,9 @@ class Messages(Dialect):
 
     def reader(self, ask: Ask) -> MessagesReading:
         return MessagesReading(CHAT, ask)
+
+    def own_reader(self, ask: Ask) -> OwnReading:
+        return OwnReading()
 
 
 def _settled(answers: Sequence[Any]) -> Messages | None:

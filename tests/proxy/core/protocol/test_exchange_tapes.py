@@ -112,6 +112,19 @@ def test_what_cannot_be_captured_passes_as_it_is(name: str) -> None:
     assert not any(isinstance(outcome, Captured) for outcome in outcomes)
 
 
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_answer_that_is_not_captured_has_not_failed(name: str) -> None:
+    """The engine was asked as the client asked, and reports what it reports then."""
+    direct, _ = RECORDED[name]
+    running = exchange_of(direct)
+    running.retreat()
+    running.on_headers(200, direct.headers["content-type"])
+    for piece in pieces(direct.body, random.Random(name)) if running.skip is not None else ():
+        running.feed(piece)
+    running.finish()
+    assert running.failed is None
+
+
 def test_there_are_tapes_of_all_kinds() -> None:
     responses = [name for name in RECORDED if name.startswith(RESPONSES)]
     assert len(RECORDED) - len(responses) > 110 and len(responses) >= 50

@@ -52,17 +52,3 @@ def test_what_an_answer_quotes_is_not_its_usage() -> None:
     assert tokens(quoted) == 0
     assert tokens(b"no JSON", b"\xff\x00") == tokens() == 0
     assert tokens(b'{"usage": {"total_tokens": 5}}', b" " * LAST) == 0
-
-
-@pytest.mark.parametrize(("end", "failed"), [
-    (b'data: {"error": {"message": "unwell"}}\n\ndata: [DONE]\n\n', True),
-    (b"event: error\ndata: {}\n\n", True),
-    (b'event: response.failed\ndata: {"type":"response.failed"}\n\n', True),
-    (b'data: {"choices": [{"delta": {"content": "data: {\\"error\\": 1}"}}]}\n\ndata: [DONE]\n\n', False),
-    (b'{"error": null, "output": []}', False),
-])  # fmt: skip
-def test_a_stream_that_ends_with_an_error(end: bytes, failed: bool) -> None:
-    tail = Tail()
-    for piece in (b'data: {"choices": []}\n\n', end[:9], end[9:]):
-        tail.feed(piece)
-    assert tail.failed() == failed

@@ -24,7 +24,7 @@ LONG = [{"role": "user", "content": "say: " + "word " * 500}]
 OTHER = [{"role": "user", "content": "say: something else"}]
 
 
-def body_of(path: str, said: list[dict[str, str]], **more: Any) -> dict[str, Any]:
+def body_of(path: str, said: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     body: dict[str, Any] = {"model": "stub"} | more
     if path == COMPLETIONS:
         return body | {"prompt": "".join(f"{one['role']}: {one['content']}\n" for one in said), "max_tokens": 20}
@@ -34,7 +34,7 @@ def body_of(path: str, said: list[dict[str, str]], **more: Any) -> dict[str, Any
 
 
 async def ask(
-    front: Front, path: str, said: list[dict[str, str]], *, agent: str = "", episode: str = "x", **more: Any
+    front: Front, path: str, said: list[dict[str, Any]], *, agent: str = "", episode: str = "x", **more: Any
 ) -> int:
     """The status of the answer to a request of `agent`, read to its end or as far as it comes; 0 if there is none."""
     headers = {"X-AJet-Agent": agent} if agent else {}
@@ -233,26 +233,53 @@ async def test_a_client_gives_up_on_an_engine_of_which_nothing_was_known_yet(stu
     assert reasons(front) == ["engine_silent"]
 
 
-NOT_CAPTURED = (Fault("cut", after=40), Fault("reset", after=40), Fault("error_event", after=1))
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+NOT_CAPTURED: dict[str, tuple[str, dict[str, Any]]] = {
+    "beam_search": (COMPLETIONS, {"use_beam_search": True}), "background": (RESPONSES, {"background": True}),
+    "multimodal": (CHAT, {}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", NOT_CAPTURED, ids=lambda fault: str(fault.kind))
+def seeing(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages that were `said`, with an image."""
+    return [{**one, "content": [{"type": "text", "text": one["content"]}, IMAGE]} for one in said]
+
+
+@pytest.mark.parametrize(("fault", "reason"), [
+    (fault, reason) for fault, reason in (*BOTH_WAYS[len(STATUSES):], *STREAMED, (Fault("not_vllm"), "capture_failed"))
+    if fault.kind != "silent_close"
+])  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_is_not_captured_breaks_off(
-    stub: EngineStub, front: Front, stream: bool, fault: Fault
+@pytest.mark.parametrize("kind", NOT_CAPTURED)
+async def test_an_answer_that_is_not_captured_fails(
+    stub: EngineStub, front: Front, kind: str, stream: bool, fault: Fault, reason: str
 ) -> None:
     """Whether it could have been trained does not matter to the agent."""
-    more: dict[str, Any] = {"use_beam_search": True, "stream": stream}
-    assert await ask(front, COMPLETIONS, OTHER, **more) == 200
-    assert (front.lost, unanswered(front)) == (["beam_search"], [])
-    stub.faults.append(fault)
-    if fault.kind == "error_event" and not stream:
+    path, more = NOT_CAPTURED[kind]
+    if (fault.kind in ("error_event", "no_finish") and not stream) or (path == RESPONSES and fault.kind == "abort"):
         return
-    await ask(front, COMPLETIONS, FIRST, **more)
+    first, other = (seeing(said) if kind == "multimodal" else said for said in (FIRST, OTHER))
+    assert await ask(front, path, other, **more, stream=stream) == 200
+    assert (front.lost, unanswered(front)) == ([kind], [])
+    stub.faults.append(fault)
+    await ask(front, path, first, **more, stream=stream)
     await until(lambda: unanswered(front))
-    assert reasons(front) == ["engine_error" if fault.kind == "error_event" else "truncated"]
-    assert await ask(front, COMPLETIONS, FIRST, **more) == 200
+    assert (reasons(front), front.lost) == ([reason], [kind, kind, reason])
+    assert await ask(front, path, first, **more, stream=stream) == 200
     assert unanswered(front) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fault", "reason"), [
+    (Fault("abort"), "engine_aborted"), (Fault("not_vllm"), "capture_failed"),
+])  # fmt: skip
+async def test_a_question_that_was_put_again_as_it_came_fails(
+    stub: EngineStub, front: Front, stream: bool, fault: Fault, reason: str
+) -> None:
+    stub.faults += [Fault("status", status=400), fault]
+    await ask(front, CHAT, FIRST, stream=stream)
+    await until(lambda: unanswered(front))
+    assert (reasons(front), front.lost) == ([reason], ["unaskable", reason])
 
 
 async def test_the_gate_is_not_waited_for() -> None:

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from ajet_proxy.core.ledger import views
 from tests.kit.answering import running
 from tests.kit.wire import Answer, send
-from tests.proxy.io.front import CHAT, MESSAGES, Front
+from tests.proxy.io.front import CHAT, MESSAGES, Front, until
 
 HELLO = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
 UNCARRIED = {**HELLO, "messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "file"}}]}]}
-OWN = b'{ "type":"message", "own": 1 }'
+OWN = b'{ "type":"message", "own": 1, "stop_reason": "end_turn" }'
 EVENTS = b'event: message_start\ndata: {"type":"message_start"}\n\nevent: odd\ndata: {"not": "anthropic\'s"}\n\n'
+EVENTS += b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\ndata: {"type":"message_stop"}\n\n'
 
 
 class Foreign:
@@ -73,7 +75,7 @@ async def test_what_cannot_be_carried_passes_if_the_engine_has_no_chat() -> None
     engine = Foreign(MESSAGES)
     async with fronted(engine) as front:
         answers = [await ask(front, UNCARRIED) for _ in range(2)]
-    assert [answer.json() for answer in answers] == [{"type": "message", "own": 1}] * 2
+    assert [answer.json() for answer in answers] == [json.loads(OWN)] * 2
     assert [(method, path) for method, path, _ in engine.seen] == [
         ("GET", CHAT), ("GET", MESSAGES), ("POST", MESSAGES), ("POST", MESSAGES)
     ]  # fmt: skip
@@ -123,3 +125,15 @@ async def test_the_episodes_model_takes_the_place_of_the_requests() -> None:
             await ask(front, b'{"model": "m", "max_tokens":5,  "messages": [{"role":"user","content":"Hi"}]}')
     own = b'{"model": "policy", "max_tokens":5,  "messages": [{"role":"user","content":"Hi"}]}'
     assert [body for _, path, body in engine.seen if path == MESSAGES] == [own, own]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_of_its_own_without_an_end_is_none(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.proxy.io.engines.test_chat_route.OWN", b'{"type":"error","error":{"type":"overloaded"}}')
+    monkeypatch.setattr("tests.proxy.io.engines.test_chat_route.EVENTS", b'data: {"type":"message_start"}\n\n')
+    async with fronted(Foreign(MESSAGES)) as front:
+        answer = await ask(front, HELLO | {"stream": stream})
+        assert (answer.status, answer.body) == (200, EVENTS if stream else OWN)
+        await until(lambda: front.lost[1:])
+        unanswered = views.record(front.store.state, "x")["unanswered"]
+    assert [one["reason"] for one in unanswered] == front.lost[1:] == ["truncated" if stream else "engine_error"]
