@@ -63,7 +63,7 @@ class SharedNames:
         if known is None or known.state != "open" or request.probe:
             return False
         calls = known.transcript.calls.values()
-        entries = [entry for entry in calls if (entry.asked.identified_by, entry.asked.agent) == (way, agent)]
+        entries = [entry for entry in calls if entry.asked.agent == agent]
         if any(entry.asked.said == request.said and entry.state != "lost" and not _again(entry, request)
                for entry in entries):  # fmt: skip
             return True

@@ -35,13 +35,13 @@ def shared(
     return SharedNames(names or SessionNames(()), lambda history: going, alerts), alerts
 
 
-def called(rig: LedgerRig, *said: str, way: str = "body") -> Any:
-    """An episode with whole calls that said this."""
+def called(rig: LedgerRig, *said: str) -> Any:
+    """An episode with whole calls that said this, whichever way they named it."""
     name = rig.open("me")
     for one in said:
         (call,) = rig.begin(name)
         entry = rig.state.episodes[name].transcript.calls[call]
-        entry.asked = SimpleNamespace(said=one, identified_by=way, idempotency_key="k", body_hash="h", agent="x")  # type: ignore[assignment]
+        entry.asked = SimpleNamespace(said=one, idempotency_key="k", body_hash="h", agent="x")  # type: ignore[assignment]
         entry.state = "complete"
     return rig.state.episodes[name]
 
@@ -60,7 +60,6 @@ def test_what_is_no_sign() -> None:
     next(iter(lost.transcript.calls.values())).state = "lost"
     signs, _ = shared(LedgerRig())
     assert not signs.shows("body", lost, "me", "x", asked())
-    assert not signs.shows("harness", called(LedgerRig(), "a"), "me", "x", asked()), "the name came otherwise before"
     sealed = called(LedgerRig(), "a")
     sealed.state = "sealed"
     assert not signs.shows("body", sealed, "me", "x", asked())
@@ -73,7 +72,7 @@ def test_several_conversations_are_an_alert_until_the_episode_ends() -> None:
     alerts, told = dict[str, str](), list[str]()
     signs: Any = SharedNames(SessionNames(()), lambda history: (), alerts, told.append)
     for way, request in (("harness", asked("b")), ("body", asked("b", begins=False))):
-        assert not signs.shows(way, called(LedgerRig(), "a", way=way), "me", "x", request)
+        assert not signs.shows(way, called(LedgerRig(), "a"), "me", "x", request)
         assert alerts == {}
     assert not signs.shows("body", called(LedgerRig(), "a"), "me", "x", asked("b"))
     assert "(me)" in alerts[NAMES]

@@ -58,6 +58,20 @@ async def test_runs_that_begin_alike_under_one_name_have_an_episode_each(front: 
 
 
 @pytest.mark.parametrize("name", NAMES)
+async def test_a_run_that_begins_like_one_in_an_episode_of_that_id_has_an_episode_of_its_own(
+    front: Front, name: Any
+) -> None:
+    """The episode was opened on purpose, and its program names it by its path or a header."""
+    opened = Run(front, ({"X-AJet-Episode": "me"}, {}), "the same task")
+    await opened.turn()
+    other = Run(front, name, "the same task")
+    for run in (other, other, opened):
+        await run.turn(seed=1)
+    assert set(opened.episodes) == {"me"}
+    assert len(set(other.episodes)) == 1 and other.episodes[0].startswith("ep-")
+
+
+@pytest.mark.parametrize("name", NAMES)
 async def test_one_run_of_several_conversations_stays_one_episode(front: Front, name: Any) -> None:
     """One after another, and nested: a planner, an executor, a compaction."""
     planner, executor, compacted = (Run(front, name, text) for text in ("plan", "execute", "go on from: …"))
