@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 import click
 
 from ajet_proxy.settings import NO_KEY, SETTINGS, Config, flag, load, split_upstream
+from ajet_sdk.commands import text
 from ajet_sdk.output import run_command
 from ajet_sdk.routes import KEY_PREFIX
 from ajet_sdk.settings import COMMAND_LINE, ConfigError
@@ -184,8 +185,8 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
 @config_options("data_dir")
 @click.option("--scope", type=click.Choice(["agent", "trainer", "operator", "admin"]), required=True,
               help="What the key may do.")
-@click.option("--tenant", default="", help="The tenant whose episodes an agent's key reaches.")
-@click.option("--model", default="", metavar="NAME", help="The only model that a trainer's key reaches.")
+@click.option("--tenant", default="", callback=text, help="The tenant whose episodes an agent's key reaches.")
+@click.option("--model", default="", metavar="NAME", callback=text, help="The only model that a trainer's key reaches.")
 @click.option("--ttl", type=click.FloatRange(0, TTL_MAX, min_open=True), default=30 * 86400.0, show_default=True,
               help="Lifetime in seconds.")
 def issue_key(file: str | None, scope: str, tenant: str, model: str, ttl: float, **flags: Any) -> None:
@@ -228,8 +229,9 @@ def rotate_secret(file: str | None, drop_old: bool, **flags: Any) -> None:
 @config_options("data_dir")
 @click.option("--key-id", metavar="ID", help="The key's id, as in the audit log.")
 @click.option("--key-file", type=click.File("r"), metavar="FILE", help="A file that holds the key; - is stdin.")
-@click.option("--tenant", help="Every key issued so far for this tenant; '' means every key without a tenant.")
-@click.option("--episode", help="Every key issued so far for this episode.")
+@click.option("--tenant", callback=text,
+              help="Every key issued so far for this tenant; '' means every key without a tenant.")
+@click.option("--episode", callback=text, help="Every key issued so far for this episode.")
 def revoke(file: str | None, key_file: TextIO | None, **flags: Any) -> None:
     """Make keys void.
 

@@ -161,8 +161,10 @@ def flush(lane: str | None, task: str | None, proxy: str | None) -> None:
     """
     from ajet_sdk.routes import Flush
 
+    with usage():
+        body = Flush(lane, task)
     with client_for(proxy, LOOK_S) as client:
-        ended = client.ask("flush", Flush(lane, task)).json()["tasks"]
+        ended = client.ask("flush", body).json()["tasks"]
     click.echo(f"{ended} {'task' if ended == 1 else 'tasks'} ended")
 
 

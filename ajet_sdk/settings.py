@@ -81,6 +81,8 @@ class Option:
         """The fault of a value of the right kind, in words."""
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}, not {value!r}"
+        if self.metavar in PATHS and isinstance(value, str) and "\0" in value:
+            return f"must be a path, not {value!r}"
         if type(value) in (int, float):
             if value < 0 or (value == 0 and not self.zero):
                 return f"must be {'at least' if self.zero else 'above'} 0, not {value}"

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ajet_sdk.address import server
+from ajet_sdk.address import is_key, server
 from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, nearest, option, read_toml, toml
 from ajet_trainer.mix import Mixture, read_mix
 
@@ -249,6 +249,9 @@ def check(config: Config) -> Config:
         if odd := [url for url in urls if server(url) is None]:
             shown = odd[0].rpartition("@")[2]  # a password is for nobody to see
             raise ConfigError(f"{name} must be http://HOST:PORT, not {shown!r}", param=name)
+    for name, key in (("key", config.key), ("engine_key", config.engine_key)):
+        if not is_key(key):
+            raise ConfigError(f"{name} holds characters that no key has: the end of a line, perhaps", param=name)
     if config.tls_cert and not config.proxy_url.startswith("https:"):
         raise ConfigError("tls_cert is of no use to a proxy_url without https", param="tls_cert")
     if config.overlap and not config.attached:

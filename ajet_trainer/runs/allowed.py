@@ -133,7 +133,7 @@ def read(path: str) -> Allowed:
         if name in TABLES and not isinstance(value, dict):
             raise ConfigError(f"{path}: {name} must be a table", param=name)
     runs, engines, verl = found.get("runs"), found.get("engines", []), dict(flatten(found.get("verl", {})))
-    if not isinstance(runs, str) or not runs:
+    if not isinstance(runs, str) or not runs or "\0" in runs:
         raise ConfigError(f"{path}: runs is required: the folder of run folders", param="runs")
     if not isinstance(engines, list) or not all(isinstance(url, str) and server(url) is not None for url in engines):
         raise ConfigError(f"{path}: engines must be a list of http://HOST:PORT", param="engines")

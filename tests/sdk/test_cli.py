@@ -36,6 +36,7 @@ AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
         ("run", "--task", "\udcff", "--", "true"),
         ("mix", "math"), ("mix", "math=much"), ("mix", "math=0.5"), ("mix", "a=0.5", "a=0.5"), ("mix", "=1"),
         ("mix", "--any", "math=1"), ("mix", "--ahead", "-1"), ("mix", "math=nan"), ("flush", "--lane", "\udcff"),
+        pytest.param(("flush", "--lane", "x" * 2000), id="flush --lane"),
         ("show", ""), ("abort", "--episode", ""), ("reward", "1e13"),
         ("reward", "1", "--episode", "e", "--agent", "\udcff"), ("abort", "--episode", "e", "--reason", "\udcff"),
         ("run", "--task", "t", "--model", "\udcff", "--", "true"), ("top", "--every", "nan"), ("top", "--every", "inf"),

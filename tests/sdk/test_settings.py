@@ -61,6 +61,7 @@ def test_text_becomes_a_value(key: str, text: str, value: object) -> None:
     ("key", "given", "words"),
     [
         ("names", [1], "must be a list of strings, not [1]"), ("folder", 1, "must be a string, not 1"),
+        ("folder", "/a\0b", "must be a path, not '/a\\x00b'"), ("secret_file", "\0", "must be a path, not '\\x00'"),
         ("loud", "perhaps", "must be true or false, not 'perhaps'"), ("count", 1.5, "must be an integer, not 1.5"),
         ("count", True, "must be an integer, not True"), ("count", [], "must be an integer, not []"),
         ("count", "0", "must be above 0, not 0"), ("count", 10, "must be at most 9, not 10"),

@@ -166,7 +166,8 @@ def test_nothing_of_the_host_is_set_from_afar(allowed: Allowed, name: str) -> No
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("", "runs is required"), ("runs = 3", "runs is required"), ('runs = "r"\nmodel = "x"', "unknown key 'model'"),
+    ("", "runs is required"), ("runs = 3", "runs is required"),
+    ('runs = "a\\u0000b"', "runs is required"), ('runs = "r"\nmodel = "x"', "unknown key 'model'"),
     ('runs = "r"\nmodels = ["x"]', "models must be a table"), ('runs = "r"\n[models]\na = 1', r"\[models\] must give"),
     ('runs = "r"\nengines = "http://a:1"', "engines must be a list"),
     ('runs = "r"\nengines = ["x"]', "engines must be a list"),
