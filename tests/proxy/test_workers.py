@@ -85,13 +85,15 @@ async def test_a_conversation_is_one_timeline_whichever_workers_it_meets(tmp_pat
 
 
 async def test_the_gate_holds_and_counts_requests_of_all_workers(tmp_path: Path) -> None:
-    async with EngineStub(delay_s=0.05) as stub, crew(tmp_path, stub) as client:
+    async with EngineStub() as stub, crew(tmp_path, stub) as client:
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(client.chat(f"before-{n}") for n in range(CROWD)))  # each worker asks how it is sampled
         await eventually(lambda: holds(client, "in_flight", 0))
+        stub.paused.clear()
         running = [loop.create_task(client.chat(f"ep-{n}")) for n in range(CROWD)]
         await eventually(lambda: holds(client, "in_flight", CROWD))
         closing = loop.create_task(client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 30}))
+        stub.paused.set()
         assert [answer.status for answer in await asyncio.gather(*running)] == [200] * CROWD
         assert (await closing).json == {"gate": "closed", "in_flight": 0}
         held = [loop.create_task(client.chat(f"ep-{n}", "more")) for n in range(CROWD)]
@@ -127,14 +129,14 @@ async def holds(client: Client, what: str, count: int) -> bool:
 
 
 async def test_weights_that_change_in_mid_stream_are_known_to_every_worker(tmp_path: Path) -> None:
-    async with EngineStub(delay_s=0.1) as stub, crew(tmp_path, stub, gate_mode="pause") as client:
+    async with EngineStub(delay_s=0.4) as stub, crew(tmp_path, stub, gate_mode="pause") as client:
         loop = asyncio.get_running_loop()
         body = CHAT | {"stream": True, "max_tokens": 12}
         running = [
             loop.create_task(client.ask("POST", f"/e/ep-{n}/v1/chat/completions", body)) for n in range(8)
         ]
         await eventually(lambda: holds(client, "in_flight", 8))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)
         await client.control("POST", "/gate/close", {})
         await client.control("POST", "/gate/open", {"policy_version": 3})
         await asyncio.gather(*running)
@@ -144,12 +146,14 @@ async def test_weights_that_change_in_mid_stream_are_known_to_every_worker(tmp_p
 
 
 async def test_a_worker_that_is_killed_loses_its_calls_and_no_others(tmp_path: Path) -> None:
-    async with EngineStub(delay_s=0.2) as stub, crew(tmp_path, stub) as client:
+    async with EngineStub() as stub, crew(tmp_path, stub) as client:
         loop = asyncio.get_running_loop()
         before = pids(client)
+        stub.paused.clear()
         running = [loop.create_task(client.chat(f"ep-{n}")) for n in range(CROWD)]
         await eventually(lambda: holds(client, "in_flight", CROWD))
         os.kill(before[1], signal.SIGKILL)
+        stub.paused.set()
         answers = await asyncio.gather(*running, return_exceptions=True)
         whole = [not isinstance(answer, BaseException) and answer.status == 200 for answer in answers]
         assert 0 < sum(whole) < CROWD
