@@ -10,6 +10,7 @@ import pytest
 
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import NO_CHAT_ROUTE
 from tests.fuzz.mutations import pieces
 from tests.proxy.core.protocol.answers import CHAT, COMPLETIONS, SSE, event, exchange
@@ -178,3 +179,13 @@ def test_an_engine_of_the_clients_own_protocol_is_waited_for_in_it() -> None:
     assert running.keep_alive() == b'event: ping\ndata: {"type":"ping"}\n\n'
     assert running.feed(of_own("end_turn")) and running.keep_alive() == b""
     assert [one.reason for one in running.outcomes] == [NO_CHAT_ROUTE]  # type: ignore[union-attr]
+
+
+def test_the_answer_of_the_clients_own_route_is_read_in_its_dialect() -> None:
+    """Only that of messages is no other dialect's. It tells no tokens, and has no fast way."""
+    for path, dialect in CAPTURED.items():
+        same = type(dialect.own_reader(Ask())) is type(dialect.reader(Ask()))
+        assert same == (path != MESSAGES)
+    reader = own().reader
+    assert reader.sampled == (0,)
+    assert reader.usual(b"event: ping\n") == ([], 0)
