@@ -1,7 +1,7 @@
 """The tokens that an answer that passes through says it took, for the quota of its tenant.
 
-What is not captured passes as it comes, whatever its size. What it took stands at its end, in
-the ``usage`` of a document or of a stream's last event. So the last bytes are kept, and looked at when it is over.
+What is not captured passes as it comes, whatever its size. What it took stands at its end, in the ``usage`` of a
+document or of a stream's last event. So the last bytes are kept, and looked at when it is over.
 
 Invariant: `tokens` is a count, 0 if none is told; nothing in an answer makes it fail.
 """
