@@ -215,6 +215,8 @@ class Rollouts:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # the caller's own: a task without a name, a callback that raised
+            if self._fault is None and self._open:
+                self._options.say(f"{error}: no more begins, and the run ends with its {self._open} open episodes")
             self._fault = self._fault or error
         finally:
             hands.free()

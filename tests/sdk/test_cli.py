@@ -275,7 +275,7 @@ def test_top_shows_again_until_interrupted(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_no_program_and_no_open_episode(stub: ControlStub, tmp_path: Path, number: int) -> None:
     pids = tmp_path / "pids"
-    script = f"sleep 60 & echo $$ $! >> {pids}; wait"
+    script = f"sleep 900 & echo $$ $! >> {pids}; wait"
     argv = [*AJET, "run", "--task", "t", "--repeat", "9", "--parallel", "3", "--", "sh", "-c", script]
     with subprocess.Popen(
         argv, env={**os.environ, "AJET_PROXY_URL": stub.url}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -6,7 +6,8 @@ trainer that dies in a push may leave an engine frozen behind an open gate: agen
 alert, which ends when the engine is right again.
 
 What an engine says of its model is noted whenever a gate opens or engines are announced, because their
-trainer has just looked itself. It is kept in the data directory, for `doctor` and the next start. Where no trainer
+trainer has just looked itself. If it does not answer then, the note before it stands: what answers next may be another
+engine than its trainer saw. Notes are kept in the data directory, for `doctor` and the next start. Where no trainer
 speaks, an engine may serve what it likes.
 
 An engine that is frozen is no fault until it is found so twice while no gate is shut that may freeze it. It is not
@@ -118,6 +119,7 @@ class EngineWatch:
 
     def _judge(self, url: str, told: Told) -> None:
         if not told.models:
+            self._due -= self._noted.keys() & {url}
             return
         now = {"models": told.models, "version": told.version}
         if url in self._due:

@@ -62,12 +62,12 @@ def test_an_engine_that_is_started_again_with_another_model_ends_the_run(tmp_pat
             trainer = TrainerProcess(tmp_path, {"proxy_url": proxy.url, **ours}, FLOAT32)
             ends.enter_context(trainer)
             trainer.until(lambda: trainer.phase() == "waiting for episodes", 300)
-            trainer.until((tmp_path / "proxy" / "engines.json").exists, 60)
+            trainer.until((tmp_path / "proxy" / "engines.json").exists, 300)
             trainer.process.send_signal(signal.SIGSTOP)  # it would see that the engine is gone
         with vllm_server(other, tmp_path / "other.log", port=port):
             trainer.process.send_signal(signal.SIGCONT)
-            assert trainer.wait(120) == 1, trainer.words()
-            give_up = time.monotonic() + 60.0
+            assert trainer.wait(300) == 1, trainer.words()
+            give_up = time.monotonic() + 300.0
             while not any("serves tiny from" in alert for alert in proxy.report()["alerts"]):
                 assert time.monotonic() < give_up
                 time.sleep(0.5)

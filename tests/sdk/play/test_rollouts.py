@@ -263,7 +263,7 @@ def test_an_interrupt_with_no_proxy_says_that_nobody_knows_what_became_of_it(
 async def test_what_an_agent_cancels_itself_is_no_end_of_the_run(stub: ControlStub) -> None:
     async def agent(task: str, episode: aio.Episode) -> float:
         if task == "odd":
-            waited = asyncio.ensure_future(asyncio.sleep(60))
+            waited = asyncio.ensure_future(asyncio.sleep(900))
             asyncio.get_running_loop().call_soon(waited.cancel)
             await waited
         return 1.0
@@ -282,7 +282,7 @@ async def test_an_agent_that_cancels_its_task_ends_itself_alone(stub: ControlStu
         assert running is not None and not getattr(running, "cancelling", int)()
         if task == "odd":
             asyncio.get_running_loop().call_soon(running.cancel)
-            await asyncio.sleep(60)
+            await asyncio.sleep(900)
         return 1.0
 
     results = await aio.run(agent, ["even", "odd", "last"], repeat=1, parallel=1)
@@ -295,7 +295,7 @@ async def test_everything_cancelled_at_once_aborts_what_is_open(stub: ControlStu
 
     async def agent(task: str, episode: aio.Episode) -> float:
         begun.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(900)
         return 1.0
 
     running = asyncio.ensure_future(aio.run(agent, ["a"], repeat=3, parallel=2))
@@ -314,7 +314,7 @@ async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
 
     async def agent(task: str, episode: aio.Episode) -> float:
         started.release()
-        await asyncio.sleep(60)
+        await asyncio.sleep(900)
         return 1.0
 
     running = asyncio.ensure_future(aio.run(agent, itertools.count(), repeat=1, parallel=3))

@@ -13,7 +13,7 @@ import pytest
 from ajet_trainer import run_folder
 from ajet_trainer.runs import held
 
-WAIT = "import sys, time; print('up', flush=True); time.sleep(60)"
+WAIT = "import sys, time; print('up', flush=True); time.sleep(900)"
 
 
 def launched(folder: Path, starts: int = 1) -> subprocess.Popen[str]:

@@ -34,7 +34,7 @@ import fcntl, sys, time
 file = open(sys.argv[1], "a")
 fcntl.lockf(file, fcntl.LOCK_EX)
 print(flush=True)
-time.sleep(60)
+time.sleep(900)
 """
 SECRET = "a-key-that-nobody-may-see"
 

@@ -72,7 +72,7 @@ async def engine(*behaviour: str) -> AsyncIterator[tuple[str, list[list[bytes]]]
 
     async def act(what: str, writer: asyncio.StreamWriter) -> bool:
         if what == "hang":
-            await asyncio.sleep(60)
+            await asyncio.sleep(900)
         if what == "answer":
             writer.write(ANSWER)
         if what.startswith("half"):

@@ -99,6 +99,18 @@ async def test_an_engine_that_is_away_says_nothing(site: Site) -> None:
     await site.stub.__aenter__()
 
 
+async def test_what_answers_after_the_trainer_spoke_of_an_engine_that_died_is_not_taken_as_right(site: Site) -> None:
+    await site.opened()
+    site.stub.port = int(site.stub.url.rsplit(":", 1)[1])
+    await site.stub.__aexit__()
+    await site.opened()
+    site.stub.models = ("other",)
+    await site.stub.__aenter__()
+    await site.watch.look()
+    [said] = site.alerts.values()
+    assert "serves other" in said and "served policy" in said
+
+
 async def test_an_engine_is_frozen_only_if_it_is_so_twice_behind_open_gates(site: Site) -> None:
     site.stub.paused.clear()
     site.gates = {"policy"}

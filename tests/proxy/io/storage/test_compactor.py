@@ -278,7 +278,7 @@ async def test_a_compaction_ends_with_the_daemon(
     await daemon.compactor.stop()
     await daemon.trains(30)
     monkeypatch.setattr(module.sys, "executable", "/bin/sh")
-    monkeypatch.setattr(module, "COMMAND", ("-c", "exec sleep 60"))
+    monkeypatch.setattr(module, "COMMAND", ("-c", "exec sleep 900"))
     for _ in range(2):
         daemon.compactor.tick()
         await asyncio.sleep(0.1)
