@@ -125,8 +125,8 @@ class App:
         self._keys = keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         looking = EngineWatch(engines, store.trouble, shut=state.gates.shut, data_dir=data_dir, key=config.upstream_key)
         ledger_port = LocalPort(
-            store=store, gate=gate, engines=engines, clock=clock, metrics=metrics, spoken=looking.spoken,
-            serves_other=looking.serves_other, pauses=config.gate_mode == "pause",
+            store=store, gate=gate, engines=engines, clock=clock, metrics=metrics, watch=looking,
+            pauses=config.gate_mode == "pause",
         )
         self._stack.callback(ledger_port.close)
         make_front = functools.partial(

@@ -10,6 +10,9 @@ trainer has just looked itself. If it does not answer then, the note before it s
 engine than its trainer saw. Notes are kept in the data directory, for `doctor` and the next start. Where no trainer
 speaks, an engine may serve what it likes.
 
+An engine that failed, or did not answer, may come back as another process between two looks. So it is looked at before
+the next of its calls counts (`settle`).
+
 An engine that is frozen is no fault until it is found so twice while no gate is shut that may freeze it. It is not
 woken from here: a trainer that this daemon does not hear may be loading weights, and half of them would end the engine.
 """
@@ -80,10 +83,26 @@ class EngineWatch:
         self._frozen: set[str] = set()
         self._others: set[str] = set()
         """The base URLs of engines that serve what no trainer has given them."""
+        self._doubted: set[str] = set()
+        self._settling = asyncio.Lock()
 
     def serves_other(self, route: str) -> bool:
         """Tell whether the engine that has `route` serves what no trainer has given it."""
         return any(route.startswith(f"{url}/") for url in self._others)
+
+    def doubt(self) -> None:
+        """A call failed at an engine: each may be another process by now."""
+        self._doubted.update(self._noted)
+
+    async def settle(self, route: str) -> None:
+        """Looks at the engine that has `route`, if it may be another process than when it was last looked at."""
+        if not (self._doubted or self._settling.locked()):
+            return
+        async with self._settling:
+            urls = [url for url in self._doubted if route.startswith(f"{as_asked(url)}/")]
+            self._doubted.difference_update(urls)
+            for url, told in zip(urls, await self._probe(urls), strict=True):
+                self._judge(url, told)
 
     def spoken(self, model: str) -> None:
         """Take as right what the engines of `model` say from now on, since its trainer has looked. "" is any model."""
@@ -107,15 +126,20 @@ class EngineWatch:
 
     async def look(self) -> None:
         """Looks at each engine once."""
-        urls, limit = self._engines.all(), aiohttp.ClientTimeout(total=ANSWER_S)
-        connector = aiohttp.TCPConnector(force_close=True)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=limit, connector=connector) as session:
-            answers = await asyncio.gather(*(over(session, url).probe() for url in urls))
+        urls = self._engines.all()
+        answers = await self._probe(urls)
         held = {url for gate in self._shut() for url in self._engines.behind(gate)}
         for url, told in zip(urls, answers, strict=True):
             self._judge(url, told)
             self._look_frozen(url, "" if url in held else told.resume)
+            if not told.models:
+                self._doubted |= self._noted.keys() & {url}
         self._forget(set(urls))
+
+    async def _probe(self, urls: Sequence[str]) -> list[Told]:
+        limit, connector = aiohttp.ClientTimeout(total=ANSWER_S), aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(headers=self._headers, timeout=limit, connector=connector) as session:
+            return await asyncio.gather(*(over(session, url).probe() for url in urls))
 
     def _judge(self, url: str, told: Told) -> None:
         if not told.models:

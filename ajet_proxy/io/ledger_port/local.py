@@ -28,9 +28,17 @@ from ajet_proxy.core.ledger.retries import UnseenRequests
 from ajet_proxy.core.ledger.weights import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
-from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_SILENT, NOT_WRITTEN, OTHER_WEIGHTS
+from ajet_proxy.core.trajectory.call import (
+    DISCONNECTED,
+    ENGINE_ERROR,
+    ENGINE_SILENT,
+    NOT_WRITTEN,
+    OTHER_WEIGHTS,
+    TRUNCATED,
+)
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import Engines, as_asked
+from ajet_proxy.io.engines.watch import EngineWatch
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.ledger_port.naming import UNSURE, Naming, tenant_of
@@ -45,6 +53,8 @@ from ajet_sdk.untrainable import UNTRAINABLE
 
 logger = logging.getLogger(__name__)
 
+FAILED = (ENGINE_ERROR, ENGINE_SILENT, TRUNCATED)
+"""What an engine that died leaves of its calls."""
 SENT_S = 0.25
 """So often it is put on record at most whose answers have been sent."""
 
@@ -54,13 +64,11 @@ class LocalPort:
 
     def __init__(
         self, *, store: Store, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics,
-        spoken: Callable[[str], None] = lambda model: None, serves_other: Callable[[str], bool] = lambda route: False,
-        pauses: bool = False,
+        watch: EngineWatch, pauses: bool = False,
     ) -> None:
-        """`spoken` is told the model whose trainer has announced its weights, or opened its gate. `serves_other` tells
-        whether the engine behind an address serves what no trainer has given it. `pauses` says that
+        """`watch` tells which engines serve what no trainer has given them. `pauses` says that
         engines are frozen with their calls while a gate is shut."""
-        self._store, self._spoken, self._serves_other = store, spoken, serves_other
+        self._store, self._watch = store, watch
         self._state, self._commands = store.state, store.commands
         self.serving: Serving = store.state.weights
         self._gate = gate
@@ -276,6 +284,8 @@ class LocalPort:
     async def end(self, endings: Sequence[Ending]) -> None:
         *first, last = endings
         try:
+            for engine in {ending.engine for ending in endings if isinstance(ending, Whole)}:
+                await self._watch.settle(engine)
             self.lose(first)
             if events := self._decide(last):  # there are none for what came too late, and nothing to wait for
                 await self._store.commit(events)
@@ -316,7 +326,7 @@ class LocalPort:
                 self._memory.forget(self._state.episodes[event.episode].transcript.calls)
             elif isinstance(event, (ev.GateOpened, ev.PolicyAnnounced)):
                 self._gate.changed()
-                self._spoken(event.model)
+                self._watch.spoken(event.model)
                 self._engine_alerts.keep(map(as_asked, self._engines.all()))
             if isinstance(event, ev.EpisodeDiscarded) and not event.models:
                 self._discards.discarded(event.episode)
@@ -336,13 +346,15 @@ class LocalPort:
         at, known = self._clock.now(), self._state.episodes.get(ending.episode)
         if isinstance(ending, Gone) and ending.reason == DISCONNECTED and known and self._is_frozen(known, ending.call):
             ending = replace(ending, reason=ENGINE_SILENT)
-        if isinstance(ending, Whole) and self._serves_other(ending.engine):
+        if isinstance(ending, Whole) and self._watch.serves_other(ending.engine):
             ending = Gone(
                 ending.episode, ending.call.turn.call, OTHER_WEIGHTS, ending.marks, ending.engine, begins=ending.begins
             )
         if isinstance(ending, Whole):
             if ending.engine not in self._engine_alerts.trusted:
                 self._engine_alerts.whole(ending.engine)
+        elif ending.reason in FAILED:
+            self._watch.doubt()
         elif ending.reason in UNTRAINABLE and known is not None and known.wants(ending.call):
             self._engine_alerts.lost(ending.engine, ending.reason)
         try:

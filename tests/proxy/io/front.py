@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, E
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.capture.front import HttpFront
 from ajet_proxy.io.engines.upstream import Engines
+from ajet_proxy.io.engines.watch import EngineWatch
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
@@ -125,7 +127,7 @@ class Front:
         self.engines = engines = Engines(self.fixed, state.weights.upstreams, state.weights.models)
         self.ledger_port = LocalPort(
             store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
-            pauses=config.gate_mode == "pause",
+            watch=EngineWatch(engines, {}, shut=tuple, data_dir=Path()), pauses=config.gate_mode == "pause",
         )  # fmt: skip
         self._make = partial(
             HttpFront, config, "ajet_proxy", keys=self.keys, clock=self.clock, metrics=self.metrics,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Lost, Origin, Unscored
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.engines.upstream import Engines
+from ajet_proxy.io.engines.watch import EngineWatch
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.runtime.clock import Clock
@@ -38,7 +40,10 @@ class Scene:
         gate = Gatekeeper(is_open=lambda model: True, hold_s=1.0)
         weights = store.state.weights
         engines = Engines({}, weights.upstreams, weights.models)
-        port = LocalPort(store=store, gate=gate, engines=engines, clock=Clock(), metrics=Metrics())  # type: ignore[arg-type]
+        watch = EngineWatch(engines, {}, shut=tuple, data_dir=Path())
+        port = LocalPort(
+            store=store, gate=gate, engines=engines, clock=Clock(), metrics=Metrics(), watch=watch,  # type: ignore[arg-type]
+        )  # fmt: skip
         origin = Origin(("c0", "c1"), episode, "m", "", 1.0, 0, "path", ())
         self.recorder = Recorder(origin, self, ledger_port=port)  # type: ignore[arg-type]
 

@@ -91,12 +91,24 @@ async def test_an_engine_that_was_started_again_serves_what_it_began_with(site: 
     assert not site.alerts
 
 
-async def test_an_engine_that_is_away_says_nothing(site: Site) -> None:
+async def test_an_engine_that_was_away_is_looked_at_before_its_next_call_counts(site: Site) -> None:
     await site.opened()
+    site.stub.port, route = int(site.stub.url.rsplit(":", 1)[1]), f"{site.stub.url}/v1/chat/completions"
     await site.stub.__aexit__()
     await site.watch.look()
-    assert not site.alerts
+    assert not site.alerts, "it says nothing"
+    site.stub.models = ("other",)
     await site.stub.__aenter__()
+    await asyncio.gather(*(site.watch.settle(route) for _ in range(2)))
+    assert site.watch.serves_other(route)
+    site.stub.models = ("policy",)
+    await site.watch.settle(route)
+    assert site.watch.serves_other(route), "it has not failed since"
+    site.watch.doubt()
+    await site.watch.settle(f"{site.stub.url}0/v1/chat/completions")
+    assert site.watch.serves_other(route), "that is another engine"
+    await site.watch.settle(route)
+    assert not site.watch.serves_other(route)
 
 
 async def test_what_answers_after_the_trainer_spoke_of_an_engine_that_died_is_not_taken_as_right(site: Site) -> None:
@@ -174,6 +186,28 @@ async def test_the_daemon_and_doctor_say_it(tmp_path: Path, monkeypatch: pytest.
         asyncio.get_running_loop().call_later(0.5, stub.paused.set)  # doctor asks it something, too
         found = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
         assert [one.level for one in found if one.message.startswith("is frozen")] == ["warning"]
+
+
+async def test_no_call_counts_of_an_engine_that_failed_before_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SOON_S", 0.01)
+    monkeypatch.setattr(watch, "LOOK_S", 3600.0)
+    async with EngineStub() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
+        await client.control("POST", "/policy", {"model": "stub", "version": 0})
+
+        async def noted() -> bool:
+            return stub.url in read(tmp_path)
+
+        await eventually(noted)
+        stub.port = int(stub.url.rsplit(":", 1)[1])
+        for models, became_of in ((("stub",), "ready"), (("stub", "other"), "other_weights"), (("stub",), "ready")):
+            await stub.__aexit__()
+            assert (await client.chat("none")).status == 502
+            stub.models = models
+            await stub.__aenter__()
+            assert await became(client, f"after-{len(stub.requests)}") == became_of
+        assert not (await client.status())["alerts"]
 
 
 def test_what_is_no_model_of_the_engines_own_is_not_compared() -> None:
