@@ -176,7 +176,21 @@ class HttpFront:
         return await self._pass_body(caller, sent, body)
 
     async def _pass_body(self, caller: Caller, sent: bytes, request: JsonBody | None) -> web.StreamResponse:
-        """Pass on a request that is not captured; `request` is what was `sent`, if that is a JSON object."""
+        """Pass on a request that is not captured; `request` is what was `sent`, if that is a JSON object. If the
+        engine or we fail at it, it counts as an attempt at the model that went unanswered: its agent may end of it."""
+        failed = ""
+        try:
+            response = await self._send_on(caller, sent, request)
+            failed = f"status {response.status}" if fails(response.status) else ""
+            return response
+        except AjetError as error:
+            failed = (error.code or f"status {error.status}") if is_ours(error) else ""
+            raise
+        finally:
+            if failed:
+                self._note_unserved(failed, caller, None)
+
+    async def _send_on(self, caller: Caller, sent: bytes, request: JsonBody | None) -> web.StreamResponse:
         http, body = caller.http, sent
         fields = request.fields if request is not None and caller.headers.labels.reward is not None else None
         identity = await self._rewarded(caller, sent, fields)
@@ -261,6 +275,11 @@ class HttpFront:
         except (NotReady, ConnectionError, asyncio.CancelledError):
             self._ledger_port.unread(caller.claims.tenant)
             raise
+
+
+def fails(status: int) -> bool:
+    """Tell whether a server of that `status` failed itself. One that has no such route (501) did not."""
+    return status == 429 or (status >= 500 and status != 501)
 
 
 def _is_preflight(http: web.Request) -> bool:

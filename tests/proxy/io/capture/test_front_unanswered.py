@@ -12,8 +12,9 @@ import pytest
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallStarted
-from tests.kit.answering import listening
+from tests.kit.answering import listening, saying
 from tests.kit.engine_stub import EngineStub, Fault
+from tests.kit.ports import free_port
 from tests.kit.wire import send
 from tests.proxy.io.front import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Front, bearer, leave, until
 
@@ -315,6 +316,26 @@ async def test_a_request_that_is_not_even_read(front: Front, path: str) -> None:
     assert (lost["reason"], lost["detail"]) == ("unserved", "memory_limit")
     assert await ask(front, path, FIRST, agent="any") == 200
     assert unanswered(front) == []
+
+
+@pytest.mark.parametrize(("method", "path"), [
+    ("GET", "/v1/models"), ("POST", "/v1/embeddings"), ("POST", "/v1/messages/count_tokens"),
+])  # fmt: skip
+@pytest.mark.parametrize(("status", "detail"), [
+    (503, "status 503"), (429, "status 429"), (0, "engine_connect"), (404, None), (501, None), (200, None),
+])  # fmt: skip
+async def test_what_is_not_captured_fails_its_agent_too(
+    stub: EngineStub, front: Front, method: str, path: str, status: int, detail: str | None
+) -> None:
+    key = front.open("x")
+    async with saying(path, status or 200) as url:
+        front.fixed[""] = (url if status else f"http://127.0.0.1:{free_port()}",)
+        sent = b"{}" if method == "POST" else None
+        await send(front.url + path, method=method, body=sent, headers=bearer(key))
+    assert [lost["detail"] for lost in unanswered(front)] == ([] if detail is None else [detail])
+    front.fixed[""] = (stub.url,)
+    assert await ask(front, CHAT, FIRST, agent="any") == 200
+    assert unanswered(front) == [], "it went on"
 
 
 async def test_a_reward_that_the_disk_does_not_take(front: Front) -> None:
