@@ -35,8 +35,8 @@ MAX_CONNECTIONS = 256
 DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
 DEADLINE_S = 60.0
 """An operation goes on trying for so long to be acknowledged."""
-ATTEMPT_S = 30.0
-"""One request waits so long for a connection, and then for its answer."""
+ATTEMPT_S, LEAST_ATTEMPT_S = 30.0, 1.0
+"""One request waits so long for a connection, and then for its answer: at most, and however little time is left."""
 LANE_FULL = "lane_full"
 """The code by which a proxy refuses an episode that is too far ahead of training."""
 NO_ENGINE = "no_engine"
@@ -215,7 +215,7 @@ class Client:
         started, attempts = self.clock(), 0
         while True:
             left = deadline - (self.clock() - started)
-            outcome = await self.attempt(send._replace(timeout=min(ATTEMPT_S, max(1.0, left))))
+            outcome = await self.attempt(send._replace(timeout=min(ATTEMPT_S, max(LEAST_ATTEMPT_S, left))))
             attempts += 1
             if isinstance(outcome, Reply) and 200 <= outcome.status < 300 and not outcome.is_page:
                 return outcome

@@ -235,20 +235,19 @@ class EpisodeLife(Opened):
                 await self.settle(
                     ended=Ended(error=error, infra=self.infra),
                     within_s=ABORT_DEADLINE_S if isinstance(error, Exception) else STOP_DEADLINE_S,
-                    rest_s=REST_S if waits else 0.0,  # for no call, if it was interrupted
+                    rests=waits,  # for no call, if it was interrupted
                 )
         elif self.outcome is not None and self.outcome.discarded is not None:
             with suppress(AjetError):
                 self.outcome = outcome_of(await reading(self._client.within(ABORT_DEADLINE_S), self.id))
 
     async def settle(
-        self, source: Source | None = None, ended: Ended = PLAYED, within_s: float | None = None,
-        rest_s: float = REST_S,
+        self, source: Source | None = None, ended: Ended = PLAYED, within_s: float | None = None, *, rests: bool = True
     ) -> Earns | Stands | Fails:
         """Has it decided what the episode earns (`ajet_sdk.rewards`), and says so to the proxy. `source` is where its
-        reward comes from, and `ended` how it was played. Calls in flight may take `rest_s` seconds to end."""
+        reward comes from, and `ended` how it was played. Calls in flight may take a moment to end, if it `rests`."""
         client = self._client if within_s is None else self._client.within(within_s)
-        record = await self._at_rest(client, rest_s)
+        record = await self._at_rest(client, REST_S if rests else 0.0)
         ended = replace(ended, record=record)
         decision = await decided(source, ended, self.program_failed)
         if isinstance(decision, Earns):

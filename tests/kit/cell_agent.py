@@ -1,7 +1,7 @@
 """An agent that plays one cell of the guide's table of who failed (`who_failed`), as a program of `ajet run`.
 
 Its task says how its second request fails, by the fault that the scripted engine is to show, and how it ends. Whatever
-its client raises it leaves unsaid, as careless agents do.
+comes of its requests it leaves unsaid, as careless agents do.
 """
 
 from __future__ import annotations
@@ -11,70 +11,82 @@ import os
 import re
 import signal
 import sys
+import time
 import urllib.request
-from contextlib import suppress
+from contextlib import closing, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 WARM = [{"role": "user", "content": "say: I am here"}]
 ASKED = [{"role": "user", "content": "say: one two three four five six"}]
+KEY = {"Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY')}"}
+JSON = {"Content-Type": "application/json"}
 
 
-def ask(client: Any, said: Any, *, fault: Any = None, stream: bool = False, stops: bool = False) -> None:
-    """One request with the client of openai; with `stops` it breaks off the answer after its first event."""
-    headers = {"x-stub-fault": json.dumps(fault)} if fault else {}
-    answer = client.chat.completions.create(
-        model="stub", messages=said, max_tokens=40, stream=stream, extra_headers=headers
-    )
-    if stream:
-        for _ in answer:
-            if stops:
-                answer.close()
-                return
+def ask(said: Any, *, fault: Any = None, stream: bool = False, leaves: str = "") -> None:
+    """One request, which it `leaves` after the first line of its answer, or while it waits at the gate."""
+    url, body = urlsplit(os.environ["OPENAI_BASE_URL"]), {"model": "stub", "messages": said, "max_tokens": 40}
+    headers = KEY | JSON | ({"x-stub-fault": json.dumps(fault)} if fault else {})
+    with closing(HTTPConnection(url.netloc)) as connection:
+        connection.request("POST", f"{url.path}/chat/completions", json.dumps(body | {"stream": stream}), headers)
+        if leaves in ("gives up", "is killed"):
+            until_waiting(1)
+            if leaves == "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return
+        answer = connection.getresponse()
+        answer.readline() if leaves == "breaks off" else answer.read()
 
 
-def play(client: Any, cell: dict[str, Any]) -> None:
+def proxy(route: str, body: bytes | None = None, **headers: str) -> Any:
+    """What the proxy answers."""
+    request = urllib.request.Request(os.environ["AJET_PROXY_URL"] + route, body, JSON | headers)
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
+def until_waiting(number: int) -> None:
+    """Returns once so many requests wait at the gate."""
+    while proxy("/ajet/v1/status")["requests"]["waiting"] != number:
+        time.sleep(0.05)
+
+
+def play(cell: dict[str, Any]) -> None:
     """The requests of a cell. The first is answered, so that there is something to train."""
-    ask(client, WARM)
-    happen(cell["happens"], cell["file"])
-    if cell["timeout"] is not None:
-        client = client.with_options(timeout=cell["timeout"])
-    ask(client, ASKED, fault=cell["fault"], stream=cell["stream"], stops=cell["after"] == "breaks off")
+    ask(WARM)
+    if cell["happens"] == "the gate is shut":
+        proxy("/ajet/v1/gate/close", b"{}")
+    elif cell["happens"] == "the daemon is away":
+        os.kill(int(Path(cell["file"]).read_text()), signal.SIGKILL)
+    ask(ASKED, fault=cell["fault"], stream=cell["stream"], leaves=cell["after"])
+    if cell["after"] == "gives up":
+        until_waiting(0)
 
 
-def happen(what: str, path: str) -> None:
-    """What happens to the daemon before the request: its gate is shut, or it is killed, whose process id is in a
-    file."""
-    if what == "the gate is shut":
-        url = os.environ["AJET_PROXY_URL"] + "/ajet/v1/gate/close"
-        urllib.request.urlopen(urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})).read()
-    elif what == "the daemon is away":
-        os.kill(int(Path(path).read_text()), signal.SIGKILL)
-
-
-def go_on(client: Any, cell: dict[str, Any]) -> None:
+def go_on(cell: dict[str, Any]) -> None:
     """What comes after the request that failed."""
     if cell["after"] == "repeats":
-        ask(client, ASKED, stream=cell["stream"])
+        ask(ASKED, stream=cell["stream"])
     elif cell["after"] == "falls back":
-        ask(client, ASKED, stream=not cell["stream"])
+        ask(ASKED, stream=not cell["stream"])
     elif cell["after"] == "goes on":
         more = [{"role": "assistant", "content": "nothing came"}, {"role": "user", "content": "say: go on"}]
-        ask(client, [*ASKED, *more])
+        ask([*ASKED, *more])
 
 
 def give(how: str) -> None:
+    """Gives a reward: by the SDK, by the route of the proxy, or by a header."""
     if how.startswith("rewards"):
         import ajet_sdk
 
         ajet_sdk.reward(0.25)
-    elif how.startswith(("route", "header")):
-        route = f"/ajet/v1/episodes/{os.environ['AJET_EPISODE']}/rewards"
-        url = os.environ["AJET_PROXY_URL"] + (route if how.startswith("route") else "/v1/models")
-        headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
-        body = b'{"value": 0.25, "final": true, "id": "mine"}' if how.startswith("route") else None
-        more = {"X-AJet-Reward": "0.25"} if body is None else {}
-        urllib.request.urlopen(urllib.request.Request(url, body, headers | more)).read()
+    elif how.startswith("route"):
+        body = b'{"value": 0.25, "final": true, "id": "mine"}'
+        proxy(f"/ajet/v1/episodes/{os.environ['AJET_EPISODE']}/rewards", body, **KEY)
+    elif how.startswith("header"):
+        proxy("/v1/models", None, **KEY, **{"X-AJet-Reward": "0.25"})
 
 
 def end(how: str) -> None:
@@ -89,13 +101,10 @@ def end(how: str) -> None:
 
 
 if __name__ == "__main__":
-    import openai
-
     told = json.loads(os.environ["AJET_TASK_JSON"])
-    with openai.OpenAI(max_retries=0) as model:
-        with suppress(Exception):
-            play(model, told)
-        if told["happens"] == "the daemon is away":
-            Path(told["file"]).unlink()
-        go_on(model, told)
+    with suppress(Exception):
+        play(told)
+    if told["happens"] == "the daemon is away":
+        Path(told["file"]).unlink()
+    go_on(told)
     end(told["ends"])

@@ -10,6 +10,7 @@ import pytest
 
 from ajet_sdk import cli
 from tests.kit.control_stub import ControlStub
+from tests.kit.patience import LIMITS
 from tests.kit.proxy_process import ProxyProcess
 
 Ajet = Callable[..., tuple[int, str, str]]
@@ -17,9 +18,11 @@ Ajet = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No proxy, key or episode of whoever runs the tests."""
+    """No proxy, key or episode of whoever runs the tests, and patience."""
     for name in ("AJET_PROXY_URL", "AJET_API_KEY", "AJET_EPISODE", "AJET_TASK", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
+    for name, seconds in LIMITS.items():
+        monkeypatch.setattr(name, seconds)
 
 
 @pytest.fixture

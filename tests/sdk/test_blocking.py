@@ -76,7 +76,7 @@ if child:
 def said_by(code: str, *argv: str) -> str:
     """The output of a fresh interpreter to which warnings are errors."""
     command = [sys.executable, "-W", "error", "-c", code, *argv]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_everything_of_an_episode(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:

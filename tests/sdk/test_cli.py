@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
-import sys
-import threading
-import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ajet_sdk import Client, __version__, cli
+from ajet_sdk.output import say
 from ajet_sdk.play import commands
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import ControlStub
+from tests.kit.patience import AJET, until
 from tests.kit.ports import free_port
 from tests.sdk.conftest import Ajet
-from tests.sdk.play.test_child import until, until_dead
-
-AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
+from tests.sdk.play.test_child import until_dead
 
 
 @pytest.mark.parametrize(
@@ -226,16 +225,16 @@ def test_run_takes_the_reward_command(ajet: Ajet, stub: ControlStub) -> None:
     assert stub.episodes["ep-0"]["reward"] == 0.25
 
 
-def test_run_waits_for_a_proxy_that_is_starting(ajet: Ajet) -> None:
+def test_run_waits_for_a_proxy_that_is_starting(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
-    late: list[ControlStub] = []
-    timer = threading.Timer(1.0, lambda: late.append(ControlStub(port).__enter__()))
-    timer.start()
-    try:
+    with ExitStack() as late:
+
+        def said(line: str) -> None:
+            say(line)
+            late.enter_context(ControlStub(port))
+
+        monkeypatch.setattr(commands, "say", said)
         code, out, err = ajet("run", "--proxy", f"http://127.0.0.1:{port}", "--task", "t", "--", "true")
-    finally:
-        timer.join()
-        late[0].__exit__(None, None, None)
     assert code == 0
     assert "mean reward 1" in out
     assert err == f"waiting up to 60 s for a proxy at http://127.0.0.1:{port}\n"
@@ -275,14 +274,14 @@ def test_top_shows_again_until_interrupted(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_no_program_and_no_open_episode(stub: ControlStub, tmp_path: Path, number: int) -> None:
     pids = tmp_path / "pids"
-    script = f"sleep 900 & echo $$ $! >> {pids}; wait"
+    script = f"sleep 3600 & echo $$ $! >> {pids}; wait"
     argv = [*AJET, "run", "--task", "t", "--repeat", "9", "--parallel", "3", "--", "sh", "-c", script]
     with subprocess.Popen(
         argv, env={**os.environ, "AJET_PROXY_URL": stub.url}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert until(lambda: pids.exists() and len(pids.read_text().split()) == 6)
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate()
     assert process.returncode == 130
     assert all(until_dead(int(pid)) for pid in pids.read_text().split())
     assert [record["state"] for record in stub.episodes.values()] == ["discarded"] * 3
@@ -298,9 +297,10 @@ def test_wanted_episodes_are_played_until_an_interrupt(stub: ControlStub) -> Non
         argv, env={**os.environ, "AJET_PROXY_URL": stub.url}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert until(lambda: sum(record["state"] == "ready" for record in stub.episodes.values()) == 3)
-        time.sleep(0.2)
+        asked = stub.count("GET", "/wanted")
+        assert until(lambda: stub.count("GET", "/wanted") > asked + 1)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate()
     assert (process.returncode, len(stub.episodes)) == (130, 3)
     assert {(record["model"], record["eval"]) for record in stub.episodes.values()} == {("m", True)}
     assert "3 episodes: 3 rewarded" in out and "interrupted" in err and "Traceback" not in err
@@ -313,14 +313,10 @@ def test_what_is_wanted_is_an_evaluation(ajet: Ajet, stub: ControlStub) -> None:
 
 
 def test_a_reader_that_left_is_no_traceback(stub: ControlStub) -> None:
-    script = f"{' '.join(map(_quoted, AJET))} status | true"
+    script = f"{shlex.join(AJET)} status | true"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {script}"], capture_output=True, text=True, check=False,
         env={**os.environ, "AJET_PROXY_URL": stub.url},
     )
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 1)
-
-
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,11 +17,11 @@ from ajet_sdk.interception import NODE_PRELOAD, Interception, intercepting
 from tests.kit.ports import free_port
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.rig import Rig
+from tests.sdk.conftest import Ajet
 
 NEEDS_PROXY = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 NEEDS_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-AJET = (sys.executable, "-c", "from ajet_sdk.cli import main; main()")
 CA, TRUSTED = Path("/x/ca.pem"), Path("/x/trusted.pem")
 FOUND = Interception("http://gpu:8485", ("api.openai.com",), "gpu", CA, TRUSTED)
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
@@ -117,14 +115,6 @@ def proxy(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pro
         yield process
 
 
-def ajet(proxy: ProxyProcess, *told: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """The command in an environment that knows no more than where the proxy is."""
-    ours = ("AJET_", "OPENAI_", "ANTHROPIC_")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    env = clean | {"AJET_PROXY_URL": proxy.url} | more
-    return subprocess.run((*AJET, *told), capture_output=True, text=True, env=env, timeout=110, check=False)
-
-
 def calls_of(proxy: ProxyProcess, task: str) -> list[list[dict[str, Any]]]:
     """The calls of each episode of `task`."""
     with Rig(proxy.url) as rig:
@@ -134,21 +124,20 @@ def calls_of(proxy: ProxyProcess, task: str) -> list[list[dict[str, Any]]]:
 
 @NEEDS_PROXY
 @each
-def test_a_program_with_no_base_url_is_captured_in_its_own_episode(proxy: ProxyProcess, agent: str) -> None:
-    began = time.monotonic()
-    options = ("--task", agent, "--repeat", "2", "--parallel", "2", "--intercept")
-    done = ajet(proxy, "run", *options, "--", *AGENTS[agent], OPENAI_BASE_URL="http://127.0.0.1:1/v1")
-    assert "2 episodes: 2 rewarded, mean reward 1" in done.stdout, done.stdout + done.stderr
-    assert time.monotonic() - began < 60  # what is kept alive keeps no program from its end
-    for calls in calls_of(proxy, agent):
+def test_a_program_with_no_base_url_is_captured_in_its_own_episode(
+    daemon: ProxyProcess, ajet: Ajet, monkeypatch: pytest.MonkeyPatch, agent: str
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+    began, options = time.monotonic(), ("--task", agent, "--repeat", "2", "--parallel", "2", "--intercept")
+    _, out, err = ajet("run", *options, "--", *AGENTS[agent])
+    assert "2 episodes: 2 rewarded, mean reward 1" in out, out + err
+    assert time.monotonic() - began < 500  # what is kept alive for ten minutes keeps no program from its end
+    for calls in calls_of(daemon, agent):
         assert [(call["complete"], call["identified_by"]) for call in calls] == [(True, "key")] * 2
         assert all(call["token_ids"] and len(call["token_ids"]) == len(call["logprobs"]) for call in calls)
-    assert len(calls_of(proxy, agent)) == 2
-    assert "their-own" not in "".join(path.read_text(errors="replace") for path in files_of(proxy))
-
-
-def files_of(proxy: ProxyProcess) -> Sequence[Path]:
-    return [path for path in proxy.data_dir.rglob("*") if path.is_file()]
+    assert len(calls_of(daemon, agent)) == 2
+    files = [path for path in daemon.data_dir.rglob("*") if path.is_file()]
+    assert "their-own" not in "".join(path.read_text(errors="replace") for path in files)
 
 
 @NEEDS_PROXY
@@ -156,18 +145,18 @@ def files_of(proxy: ProxyProcess) -> Sequence[Path]:
 @pytest.mark.parametrize(("host", "said"), [
     ("nowhere.invalid", "502 ajet-proxy: cannot reach nowhere.invalid"), ("localhost", "ECONNREFUSED"),
 ])
-def test_a_host_that_node_cannot_reach_is_a_clear_error(proxy: ProxyProcess, host: str, said: str) -> None:
+def test_a_host_that_node_cannot_reach_is_a_clear_error(daemon: ProxyProcess, ajet: Ajet, host: str, said: str) -> None:
     ask = f"require('tls').connect(443, '{host}').on('error', (error) => console.log(String(error.code ?? error)))"
-    done = ajet(proxy, "run", "--task", "t", "--intercept", "--", "node", "-e", ask)
-    assert said in done.stdout, done.stdout + done.stderr
+    _, out, err = ajet("run", "--task", "t", "--intercept", "--", "node", "-e", ask)
+    assert said in out, out + err
 
 
 @NEEDS_PROXY
-def test_a_program_that_rewards_itself_goes_to_the_proxy_without_a_proxy(proxy: ProxyProcess) -> None:
+def test_a_program_that_rewards_itself_goes_to_the_proxy_without_a_proxy(daemon: ProxyProcess, ajet: Ajet) -> None:
     agent = "import ajet_sdk; ajet_sdk.reward(0.25)"
-    done = ajet(proxy, "run", "--task", "own", "--intercept", "--", sys.executable, "-c", agent)
-    assert "mean reward 0.25" in done.stdout
-    assert "does the program use HTTPS_PROXY" in done.stderr
+    _, out, err = ajet("run", "--task", "own", "--intercept", "--", sys.executable, "-c", agent)
+    assert "mean reward 0.25" in out
+    assert "does the program use HTTPS_PROXY" in err
 
 
 @NEEDS_PROXY
@@ -188,12 +177,10 @@ def test_the_certificates_are_gone_when_the_run_is(proxy: ProxyProcess) -> None:
     ],
 )
 def test_a_proxy_that_does_not_intercept_programs_is_one_clear_line(
-    engine: str, tmp_path: Path, options: Sequence[str], said: str
+    engine: str, ajet: Ajet, tmp_path: Path, options: Sequence[str], said: str
 ) -> None:
     with ProxyProcess(engine, tmp_path / "data", options=options) as other:
-        done = ajet(other, "run", "--task", "t", "--intercept", "--", "true")
-        assert (done.returncode, done.stdout) == (1, "")
-        [line] = [line for line in done.stderr.splitlines() if not line.startswith("waiting up to ")]  # a busy machine
-        assert said in line
+        code, out, err = ajet("run", "--proxy", other.url, "--task", "t", "--intercept", "--", "true")
+        assert (code, out, err.count("\n"), said in err) == (1, "", 1, True)
         with Client(other.url) as client, pytest.raises(errors.NotFound), intercepting(client):
             pass

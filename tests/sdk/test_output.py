@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.kit import patience
 from tests.kit.control_stub import ControlStub
 from tests.kit.ports import free_port
 
-AJET = f"exec {sys.executable} -c 'from ajet_sdk.cli import main; main()'"
+AJET = f"exec {shlex.join(patience.AJET)}"
 FULL = "No space left on device"
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
@@ -74,8 +76,10 @@ def test_threads_that_cannot_be_started(stub: ControlStub) -> None:
     assert sorted(ended[one] for one in outcomes) == sorted(record["state"] for record in stub.episodes.values())
 
 
-def test_more_files_than_usual_are_opened_and_the_program_has_its_own_limit(stub: ControlStub) -> None:
-    words = "run --quiet --task t --repeat 30 --parallel 30 --reward-from stdout -- sh -c 'sleep 1; ulimit -n'"
+def test_more_files_than_usual_are_opened_and_the_program_has_its_own_limit(stub: ControlStub, tmp_path: Path) -> None:
+    """Once all programs run, for a moment after their start."""
+    begun = f"echo >> {tmp_path}/n; until [ $(wc -l < {tmp_path}/n) = 30 ] && [ $(ulimit -n) = 64 ]; do sleep 0.3; done"
+    words = f"run --quiet --task t --repeat 30 --parallel 30 --reward-from stdout -- sh -c '{begun}; ulimit -n'"
     code, out, err = shell(stub, words, "ulimit -S -n 64")
     assert (code, err) == (0, "")
     assert "30 rewarded, mean reward 64\n" in out

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_sdk import errors, routes
+from ajet_sdk import client, errors, routes
 from ajet_sdk.client import ATTEMPT_S, BACKOFF_FIRST_S, BACKOFF_MAX_S, Client, NoReply, Reply, Send, Target
 
 
@@ -134,7 +134,7 @@ def test_a_deadline_of_zero_is_one_attempt() -> None:
     with pytest.raises(errors.ProxyUnreachable, match="1 attempt in 0 s"):
         script.heard()
     assert (len(script.sent), script.slept) == (1, [])
-    assert script.sent[0].timeout == 1.0
+    assert script.sent[0].timeout == client.LEAST_ATTEMPT_S
 
 
 @given(

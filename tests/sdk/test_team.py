@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ import pytest
 import ajet_sdk
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.play import patience
+from tests.kit.patience import until
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.rig import Rig
 from tests.sdk.conftest import Ajet
@@ -91,7 +90,7 @@ def test_each_trainer_leases_its_agents_calls_and_the_teachers_are_never_trained
     assert ["judge", "1", "4", "1", "nothing"] in rows
 
 
-def give(way: str, rig: Rig, episode: ajet_sdk.Episode, value: float, **of: str) -> None:
+def give(ajet: Ajet, way: str, rig: Rig, episode: ajet_sdk.Episode, value: float, **of: str) -> None:
     """A reward that is not final, for an `agent` or a `model`."""
     if way == "sdk":
         episode.reward(value, final=False, **of)  # type: ignore[arg-type]
@@ -102,18 +101,17 @@ def give(way: str, rig: Rig, episode: ajet_sdk.Episode, value: float, **of: str)
         assert rig.http.get(f"/e/{episode.id}/v1/models", headers=headers).is_success
     else:
         words = [word for name, said in of.items() for word in (f"--{name}", said)]
-        command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "reward", str(value), *words]
-        subprocess.run([*command, "--not-final", "--episode", episode.id], check=True, env=dict(os.environ))
+        assert ajet("reward", str(value), *words, "--not-final", "--episode", episode.id)[0] == 0
 
 
 @pytest.mark.parametrize("way", ["sdk", "http", "header", "command"])
-def test_rewards_by_agent_and_by_model_reach_their_trainers_alone(rig: Rig, way: str) -> None:
+def test_rewards_by_agent_and_by_model_reach_their_trainers_alone(rig: Rig, ajet: Ajet, way: str) -> None:
     with ajet_sdk.episode(f"rewards/{way}", members=TEAM) as episode:
         for name in TEAM:
             assert rig.chat(episode.id, model=name).is_success
-        give(way, rig, episode, 0.25, model="p-model")
-        give(way, rig, episode, 0.5, model="c-model")
-        give(way, rig, episode, 2.0, agent="critic")
+        give(ajet, way, rig, episode, 0.25, model="p-model")
+        give(ajet, way, rig, episode, 0.5, model="c-model")
+        give(ajet, way, rig, episode, 2.0, agent="critic")
     mine = {"p-model": 0.25, "c-model": 2.5}
     for model, reward in mine.items():
         batch = leased(rig, model)
@@ -164,8 +162,7 @@ def test_a_run_waits_for_a_trainer_that_has_yet_to_come_and_says_so(
 
         playing = threading.Thread(target=play)
         playing.start()
-        while "waiting: no engine serves 'second'" not in caplog.text:
-            assert playing.is_alive()
+        assert until(lambda: "waiting: no engine serves 'second'" in caplog.text)
         assert rig.post("/policy", {"model": "second", "version": 1, "upstreams": [engine]}).is_success
         playing.join()
         assert (done[0].rewards, done[0].failures) == ([1.0, 1.0], [])

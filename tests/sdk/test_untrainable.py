@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,9 @@ import pytest
 import ajet_sdk
 from ajet_sdk.play.episode import Outcome
 from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTRAINABLE
+from tests.kit.patience import until
 from tests.kit.proxy_process import PROXY, ProxyProcess
-from tests.proxy.test_serve import wait_for
+from tests.sdk.conftest import Ajet
 from tests.sdk.test_with_proxy import AGENT, ask
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
@@ -42,13 +42,10 @@ def spoil(engine: str, kind: str = "", times: int = ALL) -> None:
     httpx.post(f"{engine}/stub/faults", json=faults, trust_env=False).raise_for_status()
 
 
-def ajet(*argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", *argv]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return ajet("run", "--task", "t", "--quiet", *options, "--", sys.executable, "-c", AGENT)
+@pytest.fixture
+def run(ajet: Ajet) -> Ajet:
+    """Plays the agent."""
+    return lambda *options: ajet("run", "--task", "t", "--quiet", *options, "--", sys.executable, "-c", AGENT)
 
 
 @pytest.mark.parametrize(("kind", "said", "remedy"), [
@@ -56,46 +53,48 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     ("refuses_ids", "refuses requests for token ids and logprobs (unaskable)", UNTRAINABLE["unaskable"].remedy),
 ])  # fmt: skip
 def test_a_run_of_which_nothing_can_be_trained_fails_and_says_why(
-    proxy: ProxyProcess, engine: str, kind: str, said: str, remedy: str
+    proxy: ProxyProcess, run: Ajet, engine: str, kind: str, said: str, remedy: str
 ) -> None:
     spoil(engine, kind)
-    done = run("--repeat", "2")
-    assert (done.returncode, done.stderr) == (1, f"nothing of this run can be trained: the engine {said}; {remedy}\n")
-    assert done.stdout.endswith("2 episodes: 2 rewarded, mean reward 1, 2 cannot be trained\n")
-    evaluated = run("--eval")
-    assert (evaluated.returncode, evaluated.stderr) == (0, "")
+    code, out, err = run("--repeat", "2")
+    assert (code, err) == (1, f"nothing of this run can be trained: the engine {said}; {remedy}\n")
+    assert out.endswith("2 episodes: 2 rewarded, mean reward 1, 2 cannot be trained\n")
+    code, _, err = run("--eval")
+    assert (code, err) == (0, "")
 
 
-def test_a_run_of_which_some_can_be_trained_succeeds_and_says_the_rest(proxy: ProxyProcess, engine: str) -> None:
+def test_a_run_of_which_some_can_be_trained_succeeds_and_says_the_rest(
+    proxy: ProxyProcess, run: Ajet, engine: str
+) -> None:
     spoil(engine, "no_logprobs", times=1)
-    done = run("--repeat", "2")
-    assert done.returncode == 0
-    assert done.stderr == (
+    code, out, err = run("--repeat", "2")
+    assert code == 0
+    assert err == (
         "1 of them cannot be trained: the engine does not give a logprob for each token (no_logprobs); "
         f"{GIVES_LOGPROBS}\n"
     )
-    assert done.stdout.endswith("2 episodes: 2 rewarded, mean reward 1, 1 cannot be trained\n")
+    assert out.endswith("2 episodes: 2 rewarded, mean reward 1, 1 cannot be trained\n")
 
 
-def test_the_daemon_says_it_once_until_the_engine_tells(engine: str, tmp_path: Path) -> None:
+def test_the_daemon_says_it_once_until_the_engine_tells(ajet: Ajet, run: Ajet, engine: str, tmp_path: Path) -> None:
     spoil(engine, "no_token_ids")
     with ProxyProcess(engine, tmp_path / "data", options=("--workers", "2")) as proxy:
         for _ in range(3):
-            assert run("--proxy", proxy.url).returncode == 1
+            assert run("--proxy", proxy.url)[0] == 1
         line = f"{engine}/v1/chat/completions gives no token ids (no_token_ids), so nothing that it samples can be"
-        assert line in ajet("status", "--proxy", proxy.url).stdout
+        assert line in ajet("status", "--proxy", proxy.url)[1]
         assert proxy.report()["alerts"][0].startswith(line) and proxy.report()["alerts"][0].endswith(GIVES_TOKEN_IDS)
         metrics = httpx.get(f"{proxy.url}/metrics", trust_env=False).text
         assert "\najet_alerts 1\n" in metrics
-        wait_for(lambda: f"alert: {line}" in proxy.errors(), 60)
+        assert until(lambda: f"alert: {line}" in proxy.errors())
         spoil(engine)
-        assert run("--proxy", proxy.url).returncode == 0
+        assert run("--proxy", proxy.url)[0] == 0
         assert proxy.report()["alerts"] == []
-        wait_for(lambda: "alert over: what" in proxy.errors(), 60)
+        assert until(lambda: "alert over: what" in proxy.errors())
         assert proxy.errors().count(f"alert: {line}") == 1
 
 
-def test_an_agent_in_python_is_told_as_well(proxy: ProxyProcess, engine: str) -> None:
+def test_an_agent_in_python_is_told_as_well(proxy: ProxyProcess, ajet: Ajet, engine: str) -> None:
     spoil(engine, "no_token_ids")
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
@@ -108,4 +107,4 @@ def test_an_agent_in_python_is_told_as_well(proxy: ProxyProcess, engine: str) ->
         ask(episode)
         episode.reward(1.0)
     assert episode.outcome == Outcome(reward=1.0, discarded="incomplete_call", lost="no_token_ids")
-    assert json.loads(ajet("show", episode.id, "--json").stdout)["detail"] == "no_token_ids"
+    assert json.loads(ajet("show", episode.id, "--json")[1])["detail"] == "no_token_ids"

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,11 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import Client, aio
+from ajet_sdk.play import rollouts
 from ajet_sdk.play.episode import Outcome
 from ajet_sdk.routes import Lease
 from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.sdk.conftest import Ajet
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 
@@ -83,34 +82,31 @@ def test_run_fills_groups_that_a_trainer_can_lease(daemon: ProxyProcess) -> None
         assert client.ask("lease", Lease(groups=1, group_size=4)).status == 200
 
 
-def test_the_command_from_a_shell(daemon: ProxyProcess) -> None:
-    def ajet(*argv: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", *argv]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    done = ajet("run", "--task", "real/10", "--eval", "--", sys.executable, "-c", AGENT)
-    assert done.returncode == 0, done.stderr
-    episode = next(word for word in done.stdout.split() if word.startswith("ep-"))
-    shown = ajet("show", episode)
-    assert f"episode {episode}: recorded" in shown.stdout
-    assert "1 call\n" in shown.stdout
-    assert json.loads(ajet("show", episode, "--json").stdout)["calls"][0]["token_ids"]
-    assert " = open " in ajet("status").stdout
-    nothing = ajet("run", "--task", "real/11", "--", "true")
-    assert nothing.returncode == 0
-    assert "incomplete_call" in nothing.stdout
-    assert nothing.stderr == (
+def test_the_command(daemon: ProxyProcess, ajet: Ajet) -> None:
+    code, out, err = ajet("run", "--task", "real/10", "--eval", "--", sys.executable, "-c", AGENT)
+    assert code == 0, err
+    episode = next(word for word in out.split() if word.startswith("ep-"))
+    shown = ajet("show", episode)[1]
+    assert f"episode {episode}: recorded" in shown
+    assert "1 call\n" in shown
+    assert json.loads(ajet("show", episode, "--json")[1])["calls"][0]["token_ids"]
+    assert " = open " in ajet("status")[1]
+    code, out, err = ajet("run", "--task", "real/11", "--", "true")
+    assert code == 0
+    assert "incomplete_call" in out
+    assert err == (
         "1 of them had no whole answer of a model: does the program use OPENAI_BASE_URL, and see no errors?\n"
     )
 
 
-def test_an_http_proxy_that_may_stand_between_is_named(daemon: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_http_proxy_that_may_stand_between_is_named(
+    daemon: ProxyProcess, ajet: Ajet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"http://0.0.0.0:{daemon.port}"  # this machine, but not by a name that says so
     for name, value in {"AJET_PROXY_URL": url, "HTTP_PROXY": "http://127.0.0.1:1", "NO_PROXY": "0.0.0.0"}.items():
         monkeypatch.setenv(name, value)
-    command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "run", "--task", "real/13", "--", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr.endswith(f"? HTTP_PROXY is set: does that proxy lead to {url}?\n")
+    _, _, err = ajet("run", "--task", "real/13", "--", "true")
+    assert err.endswith(f"? HTTP_PROXY is set: does that proxy lead to {url}?\n")
 
 
 def test_a_reward_survives_the_death_of_the_proxy(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,20 +114,24 @@ def test_a_reward_survives_the_death_of_the_proxy(engine: str, tmp_path: Path, m
         with ajet_sdk.episode("real/12", proxy_url=proxy.url) as ep:
             ask(ep)
             proxy.kill()
-            reborn = threading.Timer(0.5, proxy.start)
-            reborn.start()
-            began = time.monotonic()
+            reborn: list[float] = []
+
+            async def nap(client: Any, seconds: float) -> None:
+                reborn.append(seconds)
+                proxy.start()
+
+            monkeypatch.setattr("ajet_sdk.client.Client.sleep", nap)
             ep.reward(1.0)
-            assert time.monotonic() - began > 0.4
-            reborn.join()
+            assert len(reborn) == 1
         assert ep.outcome == Outcome(reward=1.0)
         with Client(proxy.url) as client:
             record = client.ask("get_episode", id=ep.id).json()
     assert (record["state"], len(record["rewards"])) == ("ready", 1)
 
 
-async def test_two_clients_play_what_is_wanted_together(daemon: ProxyProcess) -> None:
+async def test_two_clients_play_what_is_wanted_together(daemon: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """They go through the tasks once, and play again what failed."""
+    monkeypatch.setattr(rollouts, "WANTED_S", 0.05)
     tasks = [f"h{number}" for number in range(6)]
     wanted, post = 6, {"model": "stub", "episodes": 6}
     started: list[str] = []
@@ -152,7 +152,7 @@ async def test_two_clients_play_what_is_wanted_together(daemon: ProxyProcess) ->
         while told["done"] < wanted:
             await asyncio.sleep(0.05)
             told = (await http.get(f"/evaluations/{name}")).json()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.3)
         for running in both:
             running.cancel()
         await asyncio.gather(*both, return_exceptions=True)

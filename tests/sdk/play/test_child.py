@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 
 from ajet_sdk.play.child import LINE_LIMIT, Child
 from ajet_sdk.rewards.sources import describe
+from tests.kit.patience import LONG_S, until
 
 PYTHON = sys.executable
 
@@ -31,14 +30,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def until(condition: Callable[[], object]) -> bool:
-    """Whether it holds, within a minute."""
-    end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return bool(condition())
 
 
 def until_dead(pid: int) -> bool:
@@ -70,54 +61,45 @@ def test_what_cannot_be_started_is_an_os_error() -> None:
 
 
 def test_what_a_program_leaves_behind_is_killed() -> None:
-    code, out, _ = run("sh", "-c", "sleep 900 & echo $!; exit 0")
+    code, out, _ = run("sh", "-c", "sleep 3600 & echo $!; exit 0")
     assert code == 0
     assert until_dead(int(out))
 
 
-def test_a_pipe_held_from_outside_the_session_does_not_hold_us() -> None:
-    escape = "import os, sys, time\nif os.fork() == 0:\n os.setsid(); print(os.getpid(), flush=True); time.sleep(900)"
-    began = time.monotonic()
-    code, out, _ = run(PYTHON, "-c", escape + "\nelse:\n time.sleep(0.5)")
+@pytest.mark.parametrize("does", ["time.sleep(3600)", "while True: os.write(1, b'y' * 65536)"], ids=["pipe", "flood"])
+def test_what_is_held_from_outside_the_session_does_not_hold_us(does: str) -> None:
+    escape = "import os, time\nends = os.pipe()\nif os.fork() == 0:\n os.setsid(); print(os.getpid(), flush=True)"
+    code, out, _ = run(PYTHON, "-c", f"{escape}; os.write(ends[1], b'.')\n {does}\nos.read(ends[0], 1); os._exit(0)")
     assert code == 0
-    assert time.monotonic() - began < 600
-    os.kill(int(out), signal.SIGKILL)
+    with suppress(ProcessLookupError):  # the closed pipe ends a flood
+        os.kill(int(out.split(b"\n")[0]), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
 def test_ending_a_program_ends_all_of_it(trap: str) -> None:
     out: list[bytes] = []
-    ignoring = ("sh", "-c", f"{trap}sleep 900 & echo $!; wait; sleep 900")
+    ignoring = ("sh", "-c", f"{trap}sleep 3600 & echo $!; wait; sleep 3600")
     child = Child(ignoring, os.environ, lambda stream, line: out.append(line))
     codes: list[int] = []
     waiter = threading.Thread(target=lambda: codes.append(child.wait()))
     waiter.start()
     assert until(lambda: out)
     child.ask_to_end()
-    child.end(0.3)
-    waiter.join(10)
+    child.end(0.3 if trap else LONG_S)
+    waiter.join()
     assert codes == [-signal.SIGKILL if trap else -signal.SIGTERM]
     assert until_dead(int(out[0]))
     child.end(0.0)  # again, when it is gone, does nothing
 
 
-def test_a_flood_from_outside_the_session_does_not_hold_us() -> None:
-    flood = "import os, time\nif os.fork() == 0:\n os.setsid(); print(os.getpid(), flush=True); end = time.time() + 60"
-    flood += "\n while time.time() < end: os.write(1, b'y' * 65536)\nelse:\n time.sleep(0.5)"
-    code, out, _ = run(PYTHON, "-c", flood)
-    assert code == 0
-    with suppress(ProcessLookupError):  # the closed pipe ends it
-        os.kill(int(out.split(b"\n")[0]), signal.SIGKILL)
-
-
-def test_all_output_is_handed_on_however_slow_the_taker() -> None:
-    seen: list[bytes] = []
+def test_all_output_is_handed_on_however_slow_the_taker(tmp_path: Path) -> None:
+    pid, seen = tmp_path / "pid", list[bytes]()
 
     def slowly(stream: str, line: bytes) -> None:
-        time.sleep(0.02)
         seen.append(line)
+        assert until(lambda: not alive(int(pid.read_text())))
 
-    child = Child(("seq", "100"), os.environ, slowly)
+    child = Child(("sh", "-c", f"echo $$ > {pid}; exec seq 100"), os.environ, slowly)
     assert child.wait() == 0
     assert seen == [f"{number}\n".encode() for number in range(1, 101)]
 
@@ -144,7 +126,7 @@ def test_a_program_whose_output_cannot_be_read_is_ended(monkeypatch: pytest.Monk
     pid, before = tmp_path / "pid", open_files()
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     with pytest.raises(RuntimeError, match="thread"):
-        run("sh", "-c", f"echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 900")
+        run("sh", "-c", f"echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 3600")
     assert not alive(int(pid.read_text()))
     assert open_files() == before
 

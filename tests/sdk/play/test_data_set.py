@@ -20,6 +20,7 @@ from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.results import Progress, RunResult
 from ajet_sdk.play.schedule import LATER
 from tests.kit.control_stub import ControlStub, Say
+from tests.kit.patience import LONG_S
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +246,7 @@ async def test_one_waits_in_a_full_lane_while_others_look_elsewhere(stub: Contro
 
     def holding(heard: Any) -> Say:
         if asks_for(heard, "math"):
-            assert released.wait(60)
+            assert released.wait(LONG_S)
         elif asks_for(heard) and stub.count("POST", "/episodes") > 6:
             released.set()
         return answer(heard)

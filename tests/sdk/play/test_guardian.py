@@ -13,14 +13,15 @@ import pytest
 
 from ajet_sdk.play.guardian import Guardian, marked
 from tests.kit.control_stub import ControlStub
-from tests.sdk.play.test_child import alive, until
+from tests.kit.patience import until
+from tests.sdk.play.test_child import alive
 
 AJET = Path(sys.executable).with_name("ajet")
 AGENT = """
 echo $$ >> "$PIDS"
-setsid sh -c 'echo $$ >> "$PIDS"; exec sleep 300' &
-env -u HOME sh -c 'echo $$ >> "$PIDS"; trap "" TERM HUP; sleep 300; true' &
-exec sleep 300
+setsid sh -c 'echo $$ >> "$PIDS"; exec sleep 3600' &
+env -u HOME sh -c 'echo $$ >> "$PIDS"; trap "" TERM HUP; sleep 3600; true' &
+exec sleep 3600
 """
 
 
@@ -39,7 +40,7 @@ def test_programs_of_a_killed_run_end_with_all_that_they_started(tmp_path: Path,
             stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         theirs = begun(pids, 6 if command[0] == "run" else 3)
-        other = subprocess.Popen(("sleep", "300"), env=env)
+        other = subprocess.Popen(("sleep", "3600"), env=env)
         try:
             os.killpg(run.pid, signal.SIGKILL)
             run.wait()
@@ -52,7 +53,7 @@ def test_programs_of_a_killed_run_end_with_all_that_they_started(tmp_path: Path,
 
 def test_a_run_that_ends_well_kills_nothing_that_has_left_its_session() -> None:
     with Guardian() as guardian:
-        left = subprocess.Popen(("sleep", "300"), env={**os.environ, **guardian.mark}, start_new_session=True)
+        left = subprocess.Popen(("sleep", "3600"), env={**os.environ, **guardian.mark}, start_new_session=True)
         (name,) = guardian.mark
         assert until(lambda: marked(name) == {left.pid})
     assert left.poll() is None
@@ -64,7 +65,7 @@ def test_marks_of_two_runs_are_apart_and_a_run_inside_another_has_both() -> None
     with Guardian() as one, Guardian() as other:
         assert one.mark.keys().isdisjoint(other.mark)
         inside = subprocess.Popen(
-            ("sleep", "300"), env={**os.environ, **one.mark, **other.mark}, start_new_session=True
+            ("sleep", "3600"), env={**os.environ, **one.mark, **other.mark}, start_new_session=True
         )
         assert until(lambda: inside.pid in marked(*one.mark) & marked(*other.mark))
         inside.kill()

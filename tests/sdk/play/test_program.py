@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,15 @@ from ajet_sdk.play import program as runner
 from ajet_sdk.play.child import Child
 from ajet_sdk.play.program import Program, ProgramAgent, proxy_variable, reaching, run_program
 from ajet_sdk.play.results import RunResult
+from ajet_sdk.play.revision import of_program
 from ajet_sdk.play.tasks import Line
 from ajet_sdk.rewards import sources
 from tests.kit.control_stub import DROP, ControlStub
+from tests.kit.patience import LONG_S
 
 PYTHON = sys.executable
 NO_LINE = sources.PRINTED
+LASTS = ("sh", "-c", "echo it has begun; exec sleep 3600")
 REWARD_ITSELF = "import ajet_sdk; ajet_sdk.reward(0.25); print(7)"
 
 
@@ -206,25 +208,21 @@ def test_what_cannot_be_run_is_said_before_anything_is(stub: ControlStub) -> Non
 
 
 def test_a_program_whose_episode_is_discarded_is_ended(stub: ControlStub) -> None:
+    def discarding(episode: Any, stream: str, line: bytes) -> None:
+        stub.discard(episode.id, "wall_timeout")
+
     with (
         ajet_sdk.Client() as client,
         ajet_sdk.episode("t") as episode,
-        ProgramAgent(Program(("sleep", "900")), client, watch_s=0.1) as agent,
+        ProgramAgent(Program(LASTS), client, discarding, watch_s=0.1) as agent,
+        pytest.raises(errors.Conflict, match="wall_timeout"),
     ):
-        timer = threading.Timer(
-            0.3, stub.episodes[episode.id].update, kwargs={"state": "discarded", "reason": "wall_timeout"}
-        )
-        timer.start()
-        began = time.monotonic()
-        with pytest.raises(errors.Conflict, match="wall_timeout"):
-            agent("t", episode)
-        assert time.monotonic() - began < 600
+        agent("t", episode)
 
 
 def test_stopping_ends_programs_and_lets_none_begin(stub: ControlStub) -> None:
     with ajet_sdk.Client() as client, ajet_sdk.episode("t") as episode:
-        agent = ProgramAgent(Program(("sleep", "900")), client)
-        threading.Timer(0.3, agent.stop).start()
+        agent = ProgramAgent(Program(LASTS), client, lambda *said: threading.Thread(target=agent.stop).start())
         for _ in range(2):
             with pytest.raises(errors.Conflict, match="interrupted"):
                 agent("t", episode)
@@ -277,19 +275,19 @@ def test_a_line_of_a_file_is_in_the_environment(stub: ControlStub, tmp_path: Pat
 
 
 def test_a_program_begins_anew_when_its_file_changes(stub: ControlStub, tmp_path: Path) -> None:
-    file, lines = tmp_path / "agent.sh", list[str]()
-    file.write_text(f'touch "{tmp_path}/$AJET_TASK"; sleep 900')
+    file, lines, begun = tmp_path / "agent.sh", list[str](), set[str]()
+    file.write_text(LASTS[2])
 
-    def edit() -> None:
-        while not all((tmp_path / task).exists() for task in "ab"):
-            time.sleep(0.05)
-        file.write_text("exit 0")
+    def edit(episode: Any, stream: str, line: bytes) -> None:
+        begun.add(episode.id)
+        if len(begun) == 2:
+            (tmp_path / "new").write_text("exit 0")
+            (tmp_path / "new").rename(file)
 
-    editor = threading.Thread(target=edit)
-    editor.start()
-    program = Program(("sh", str(file)))
-    results = run_program(program, ["a", "b"], parallel=2, retries=0, watch=True, play="d", say=lines.append)
-    editor.join()
+    results = run_program(
+        Program(("sh", str(file))), ["a", "b"], parallel=2, retries=0, watch=True, play="d", say=lines.append,
+        on_output=edit,
+    )
     assert lines == [
         f"watching {file}",
         f"{file} has changed: the program begins anew",
@@ -330,8 +328,8 @@ def test_code_that_changes_while_an_episode_is_opened_plays_another_one(
     assert play is None or len(set(ids)) == 2
 
 
-def edited_once(script: Path, monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
-    """The file is edited just before, or after, the first program begins."""
+def edited_once(script: Path, monkeypatch: pytest.MonkeyPatch, *, before: bool, quick_s: float = LONG_S) -> None:
+    """The file is edited just before, or after, the first program begins, which has read it after `quick_s` then."""
     done: list[int] = []
 
     class Edited(Child):
@@ -343,6 +341,7 @@ def edited_once(script: Path, monkeypatch: pytest.MonkeyPatch, *, before: bool) 
         def wait(self) -> int:
             if not before and not done:
                 script.write_text("exit 0")
+                monkeypatch.setattr(runner, "QUICK_S", quick_s)
             done.append(1)
             return super().wait()
 
@@ -363,22 +362,32 @@ def test_code_that_changes_as_its_program_begins_is_sealed_under_no_other_revisi
 def test_a_program_that_lasts_is_looked_at_once_it_has_read_its_code(
     stub: ControlStub, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "QUICK_S", 0.2)
-    script.write_text("sleep 900")
-    edited_once(script, monkeypatch, before=False)
-    began = time.monotonic()
+    script.write_text("sleep 3600")
+    edited_once(script, monkeypatch, before=False, quick_s=0.2)
     first, second = run_program(Program(("sh", str(script))), ["a"])
-    assert time.monotonic() - began < 600
     assert (first.reason, first.again, second.reward) == ("the program changed", True, 1.0)
 
 
 def test_what_it_does_later_is_under_the_code_that_it_began_with(
-    stub: ControlStub, script: Path, monkeypatch: pytest.MonkeyPatch
+    stub: ControlStub, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "QUICK_S", 0.2)
-    script.write_text(f"sleep 1.5; echo '# more' >> {script}; exit 0\n")
-    (item,) = run_program(Program(("sh", str(script))), ["a"])
-    assert item.reward == 1.0
+    monkeypatch.setattr(runner, "QUICK_S", 0.0)
+    later, begun, ticks = tmp_path / "later", list[bytes](), list[bytes]()
+
+    def tick() -> None:
+        ticks.extend(begun)
+        if len(ticks) == 2:  # so that it was looked at once
+            later.touch()
+
+    script.write_text(f"echo; until test -e {later}; do sleep 0.1; done; echo '# more' >> {script}; exit 0\n")
+    program = Program(("sh", str(script)))
+    code, said = of_program(program.argv, None), lambda episode, stream, line: begun.append(line)
+    with (
+        ajet_sdk.Client() as client, ajet_sdk.episode("t", revision=code()) as episode,
+        ProgramAgent(program, client, said, code=code, tick=tick) as agent,
+    ):
+        agent("t", episode)
+    assert episode.outcome.reward == 1.0
 
 
 def test_a_program_that_writes_its_own_code_ends_the_run(stub: ControlStub, script: Path) -> None:

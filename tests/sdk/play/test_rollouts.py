@@ -19,6 +19,7 @@ from ajet_sdk.play import rollouts
 from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.schedule import rollouts_at
 from tests.kit.control_stub import DROP, ControlStub, Say
+from tests.kit.patience import LONG_S
 from tests.kit.ports import free_port
 
 
@@ -163,7 +164,7 @@ async def test_any_number_may_run_at_once(stub: ControlStub) -> None:
 
 
 def test_no_more_than_parallel_run_at_once_and_all_of_them_do(stub: ControlStub) -> None:
-    together = threading.Barrier(4, timeout=10)
+    together = threading.Barrier(4, timeout=LONG_S)
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
         together.wait()
@@ -181,27 +182,30 @@ def interrupt(when: threading.Semaphore, count: int = 1) -> None:
     """Presses Ctrl-C once that was released so often."""
 
     def press() -> None:
-        if all(when.acquire(timeout=20) for _ in range(count)):
+        if all(when.acquire(timeout=LONG_S) for _ in range(count)):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=press, daemon=True).start()
 
 
 def test_an_interrupt_aborts_what_is_open_and_begins_no_more(
-    stub: ControlStub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stub: ControlStub, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ajet_sdk.play.rollouts.STOP_DEADLINE_S", 1.0)  # its agents do not end within it
     started, go_on, seen = threading.Semaphore(0), threading.Event(), list[RunResult]()
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
         started.release()
-        go_on.wait(60)
+        go_on.wait()
         return 1.0
+
+    def on_result(result: RunResult) -> None:
+        seen.append(result)
+        if len(seen) == 3:
+            go_on.set()
 
     interrupt(started, 3)
     with pytest.raises(KeyboardInterrupt):
-        ajet_sdk.run(agent, itertools.count(), 1, 3, on_result=seen.append)
-    go_on.set()
+        ajet_sdk.run(agent, itertools.count(), 1, 3, on_result=on_result)
     details = [(record["state"], record["detail"]) for record in stub.episodes.values()]
     assert details == [("discarded", "the run was interrupted")] * 3
     assert [(item.outcome, item.reason) for item in seen] == [("aborted", "the run was interrupted")] * 3
@@ -209,18 +213,19 @@ def test_an_interrupt_aborts_what_is_open_and_begins_no_more(
 
 
 def test_a_second_interrupt_is_not_waited_for(stub: ControlStub) -> None:
-    started, pressed = threading.Semaphore(0), threading.Semaphore(0)
+    started, pressed, over = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
         stub.faults.extend([DROP] * 10_000)
         started.release()
-        threading.Event().wait(60)
+        over.wait()
         return 1.0
 
     interrupt(started)
     interrupt(pressed)
     with pytest.raises(KeyboardInterrupt):
-        ajet_sdk.run(agent, ["t"], 1, say=lambda line: pressed.release(), deadline=300.0)
+        ajet_sdk.run(agent, ["t"], 1, say=lambda line: pressed.release(), deadline=LONG_S)
+    over.set()
     stub.faults.clear()
 
 
@@ -230,7 +235,7 @@ def test_a_signal_that_wakes_no_wait_is_heard_all_the_same(stub: ControlStub) ->
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # the thread that waits for the run is not woken
-        in_time.append(interrupted.wait(20))
+        in_time.append(interrupted.wait(LONG_S))
         return 1.0
 
     with pytest.raises(KeyboardInterrupt):
@@ -241,12 +246,13 @@ def test_a_signal_that_wakes_no_wait_is_heard_all_the_same(stub: ControlStub) ->
 def test_an_interrupt_with_no_proxy_says_that_nobody_knows_what_became_of_it(
     stub: ControlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_sdk.play.episode.STOP_DEADLINE_S", 0.5)
+    for module in ("episode", "rollouts"):  # neither they nor their agents end within it
+        monkeypatch.setattr(f"ajet_sdk.play.{module}.STOP_DEADLINE_S", 0.3)
     started, seen = threading.Semaphore(0), list[RunResult]()
 
     def agent(task: str, episode: ajet_sdk.Episode) -> float:
         started.release()
-        threading.Event().wait(60)
+        threading.Event().wait()
         return 1.0
 
     interrupt(started, 8)
@@ -263,7 +269,7 @@ def test_an_interrupt_with_no_proxy_says_that_nobody_knows_what_became_of_it(
 async def test_what_an_agent_cancels_itself_is_no_end_of_the_run(stub: ControlStub) -> None:
     async def agent(task: str, episode: aio.Episode) -> float:
         if task == "odd":
-            waited = asyncio.ensure_future(asyncio.sleep(900))
+            waited = asyncio.ensure_future(asyncio.sleep(3600))
             asyncio.get_running_loop().call_soon(waited.cancel)
             await waited
         return 1.0
@@ -282,7 +288,7 @@ async def test_an_agent_that_cancels_its_task_ends_itself_alone(stub: ControlStu
         assert running is not None and not getattr(running, "cancelling", int)()
         if task == "odd":
             asyncio.get_running_loop().call_soon(running.cancel)
-            await asyncio.sleep(900)
+            await asyncio.sleep(3600)
         return 1.0
 
     results = await aio.run(agent, ["even", "odd", "last"], repeat=1, parallel=1)
@@ -291,16 +297,16 @@ async def test_an_agent_that_cancels_its_task_ends_itself_alone(stub: ControlStu
 
 async def test_everything_cancelled_at_once_aborts_what_is_open(stub: ControlStub) -> None:
     """As `asyncio.run` does on its way out, and whoever waits for the run besides."""
-    begun = asyncio.Event()
+    begun = asyncio.Semaphore(0)
 
     async def agent(task: str, episode: aio.Episode) -> float:
-        begun.set()
-        await asyncio.sleep(900)
+        begun.release()
+        await asyncio.sleep(3600)
         return 1.0
 
     running = asyncio.ensure_future(aio.run(agent, ["a"], repeat=3, parallel=2))
-    await begun.wait()
-    await asyncio.sleep(0.05)
+    for _ in range(2):
+        await begun.acquire()
     everything = asyncio.all_tasks() - {asyncio.current_task()}
     for task in everything:
         task.cancel()
@@ -314,12 +320,12 @@ async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
 
     async def agent(task: str, episode: aio.Episode) -> float:
         started.release()
-        await asyncio.sleep(900)
+        await asyncio.sleep(3600)
         return 1.0
 
     running = asyncio.ensure_future(aio.run(agent, itertools.count(), repeat=1, parallel=3))
     for _ in range(3):
-        await asyncio.wait_for(started.acquire(), 10)
+        await started.acquire()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -403,7 +409,7 @@ async def test_an_agent_that_fails_ends_no_evaluation_and_is_tried_again_slowly(
 ) -> None:
     stub.evaluations.append({"m": 3})
     seen: list[RunResult] = []
-    monkeypatch.setattr(rollouts, "WANTED_S", 0.2)
+    monkeypatch.setattr(rollouts, "WANTED_S", 0.1)
 
     async def fails(task: Any, episode: Any) -> float:
         raise RuntimeError("no idea")
@@ -412,7 +418,7 @@ async def test_an_agent_that_fails_ends_no_evaluation_and_is_tried_again_slowly(
     with pytest.raises(errors.NotFound):
         await aio.run(fails, ["a"], eval=True, wanted=True, parallel=1, on_result=seen.append)
     assert [item.reason for item in seen] == ["RuntimeError: no idea"] * 3
-    assert time.monotonic() - began > 4 * 0.2, "one wait for the evaluation, and one after each"
+    assert time.monotonic() - began > 4 * 0.1, "one wait for the evaluation, and one after each"
 
 
 @pytest.mark.parametrize(

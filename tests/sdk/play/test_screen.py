@@ -139,7 +139,7 @@ def test_a_program_that_does_not_begin_is_told_as_that(ajet: Ajet, daemon: Proxy
 
 
 def test_an_interrupt_says_what_was_open(ajet: Ajet, stub: ControlStub, tasks: str) -> None:
-    script = f"kill -INT {os.getpid()}; sleep 900"
+    script = f"kill -INT {os.getpid()}; sleep 3600"
     code, out, err = ajet("run", "--tasks", tasks, "--name", "mine", "--", "sh", "-c", script)
     assert code == 130
     assert "interrupted: aborting the open episodes\n" in err

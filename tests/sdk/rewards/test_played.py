@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +16,12 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import aio
-from ajet_sdk.play.program import Program, run_program
+from ajet_sdk.play import episode as episodes
 from tests.kit import cell_agent
+from tests.kit.patience import LONG_S, until
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.who_failed import AGENT, NOBODY, ROWS, WORLD
+from tests.sdk.conftest import Ajet
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 
@@ -64,8 +62,9 @@ def options_of(end: str) -> tuple[str, ...]:
 def cell(failed: str, fault: str, ends: str, *, after: str = "") -> dict[str, Any]:
     spoils, stream = FAULTS[failed][fault]
     task = f"{failed}, {fault}, {ends}" + (f", {after}" if after else "")
-    more = {"timeout": None, "happens": "", "file": ""}
-    return {"task": task, "fault": spoils, "stream": stream, "ends": ends, "after": after} | more
+    return {
+        "task": task, "fault": spoils, "stream": stream, "ends": ends, "after": after, "happens": "", "file": "",
+    }  # fmt: skip
 
 
 def cells() -> Iterator[dict[str, Any]]:
@@ -101,35 +100,31 @@ def expected(of: dict[str, Any]) -> tuple[str, float | None, str | None]:
     return "ready", 0.0 if ends == "exit 1" else 1.0, None
 
 
-def ajet_run(proxy: ProxyProcess, tasks: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "run", "--tasks", str(tasks), "--quiet"]
-    command += ["--parallel", "2", "--retries", "0", *options, "--", sys.executable, cell_agent.__file__]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "OPENAI_"))}
-    env |= {"AJET_PROXY_URL": proxy.url}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-
-def played(proxy: ProxyProcess, told: list[dict[str, Any]], path: Path, *options: str) -> dict[str, Any]:
+def played(ajet: Ajet, proxy: ProxyProcess, told: list[dict[str, Any]], path: Path) -> dict[str, Any]:
     """The episode of each cell, by its task. One run plays them all."""
     path.write_text("".join(json.dumps(one) + "\n" for one in told))
-    done = ajet_run(proxy, path, *options)
-    assert "Traceback" not in done.stderr
+    options = (f"--proxy={proxy.url}", "--parallel=2", "--retries=0", *options_of(told[0]["ends"]))
+    _, out, err = ajet("run", "--tasks", str(path), "--quiet", *options, "--", sys.executable, cell_agent.__file__)
+    assert "Traceback" not in err
     known = httpx.get(f"{proxy.url}/ajet/v1/episodes", params={"limit": 1000}, trust_env=False).json()["episodes"]
     wanted = {one["task"] for one in told}
     found = [one for one in known if one["task"] in wanted]
-    assert len(found) == len(wanted), f"{done.stdout}\n{done.stderr}"
+    assert len(found) == len(wanted), f"{out}\n{err}"
     return {one["task"]: one for one in found}
+
+
+def came(found: dict[str, Any]) -> tuple[str, float | None, str | None]:
+    return found["state"], found["reward"], found.get("cause")
 
 
 ALL = [*cells(), *controls()]
 
 
 @pytest.mark.parametrize("options", sorted({options_of(one["ends"]) for one in ALL}), ids=" ".join)
-def test_every_cell(proxy: ProxyProcess, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_every_cell(ajet: Ajet, proxy: ProxyProcess, tmp_path: Path, options: tuple[str, ...]) -> None:
     told = [one for one in ALL if options_of(one["ends"]) == options]
-    found = played(proxy, told, tmp_path / "cells.jsonl", *options)
-    came = {task: (one["state"], one["reward"], one.get("cause")) for task, one in found.items()}
-    assert came == {one["task"]: expected(one) for one in told}
+    found = played(ajet, proxy, told, tmp_path / "cells.jsonl")
+    assert {task: came(one) for task, one in found.items()} == {one["task"]: expected(one) for one in told}
 
 
 # ---- the gate, and a daemon that is away
@@ -137,51 +132,56 @@ def test_every_cell(proxy: ProxyProcess, tmp_path: Path, options: tuple[str, ...
 HAPPENS = ("exit 0", "exit 1", "stdout 1", "rewards, exit 1")
 
 
-@pytest.mark.parametrize("ends", HAPPENS)
-@pytest.mark.parametrize("gives_up", [True, False], ids=["the client gives up", "a 503"])
-def test_a_gate_that_holds_a_request_for_too_long(engine: str, tmp_path: Path, gives_up: bool, ends: str) -> None:
+def unanswered(proxy: ProxyProcess, found: dict[str, Any]) -> list[str]:
+    """Why requests of this episode went unanswered."""
+    record = httpx.get(f"{proxy.url}/ajet/v1/episodes/{found['episode']}", trust_env=False).json()
+    return [lost["reason"] for lost in record["unanswered"]]
+
+
+@pytest.mark.parametrize("leaves", ["gives up", ""], ids=["the client gives up", "a 503"])
+def test_a_gate_that_holds_a_request_for_too_long(ajet: Ajet, engine: str, tmp_path: Path, leaves: str) -> None:
     """Its client gives up waiting, or the daemon does."""
-    told = cell(WORLD, "500", ends) | {"fault": None, "happens": "the gate is shut", "timeout": 1 if gives_up else 600}
-    with ProxyProcess(engine, tmp_path / "data", options=("--gate-hold-s", "600" if gives_up else "1")) as proxy:
-        found = played(proxy, [told], tmp_path / "cells.jsonl", *options_of(ends))[told["task"]]
-        (lost,) = httpx.get(f"{proxy.url}/ajet/v1/episodes/{found['episode']}", trust_env=False).json()["unanswered"]
-    assert (found["state"], found["reward"], found.get("cause")) == expected(told)
-    assert lost["reason"] == ("held" if gives_up else "unserved")
+    hold_s = str(LONG_S) if leaves else "0.2"
+    with ProxyProcess(engine, tmp_path / "data", options=("--gate-hold-s", hold_s)) as proxy:
+        for ends in HAPPENS:
+            told = cell(WORLD, "500", ends) | {"fault": None, "happens": "the gate is shut"}
+            found = played(ajet, proxy, [told | {"after": leaves}], tmp_path / "cells.jsonl")[told["task"]]
+            assert came(found) == expected(told), ends
+            assert unanswered(proxy, found) == ["held" if leaves else "unserved"]
+            opened = httpx.post(f"{proxy.url}/ajet/v1/gate/open", json={"policy_version": 0}, trust_env=False)
+            assert opened.is_success
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl on the PATH")
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_program_that_is_killed_while_it_waits_at_the_gate(engine: str, tmp_path: Path, workers: str) -> None:
+def test_a_program_that_is_killed_while_it_waits_at_the_gate(
+    ajet: Ajet, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
     """Its end is seen before the daemon knows that nobody waits any more."""
-    ask = 'curl -s "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" -d @-'
-    body = json.dumps({"model": "stub", "messages": cell_agent.WARM})
-    program = Program(("sh", "-c", f"echo '{body}' | timeout -s KILL 1 {ask} -H 'Content-Type: application/json'"))
+    monkeypatch.setattr(episodes, "LOOK_S", 2.0)
+    told = cell(WORLD, "500", "killed", after="is killed") | {"fault": None, "happens": "the gate is shut"}
     with ProxyProcess(engine, tmp_path / "data", options=("--workers", workers)) as proxy:
-        httpx.post(f"{proxy.url}/ajet/v1/gate/close", json={}, trust_env=False).raise_for_status()
-        with ajet_sdk.Client(proxy.url) as client:
-            results = run_program(program, ["t"], repeat=6, parallel=2, retries=0, client=client)
-    assert {(item.outcome, item.infra) for item in results} == {("aborted", True)}
-    assert "the model never answered (held)" in (results[0].reason or "")
+        (found,) = played(ajet, proxy, [told], tmp_path / "cells.jsonl").values()
+        assert (came(found), unanswered(proxy, found)) == (("discarded", None, "infra"), ["held"])
 
 
-@pytest.mark.parametrize("ends", HAPPENS)
-def test_a_daemon_that_was_away(engine: str, tmp_path: Path, ends: str) -> None:
+def test_a_daemon_that_was_away(ajet: Ajet, engine: str, tmp_path: Path) -> None:
     """Nobody could be asked meanwhile, and what the program then did counts for nothing."""
-    told = cell(WORLD, "500", ends) | {"fault": None, "happens": "the daemon is away", "file": str(tmp_path / "pid")}
+    pid = tmp_path / "pid"
     with ProxyProcess(engine, tmp_path / "data") as proxy:
-        (tmp_path / "pid").write_text(str(proxy.pid))
 
         def comes_back() -> None:
-            proxy.wait(120)
-            while (tmp_path / "pid").exists():
-                time.sleep(0.05)
+            proxy.wait(LONG_S)
+            until(lambda: not pid.exists())
             proxy.start()
 
-        coming = threading.Thread(target=comes_back)
-        coming.start()
-        found = played(proxy, [told], tmp_path / "cells.jsonl", *options_of(ends))[told["task"]]
-        coming.join()
-    assert (found["state"], found["reward"], found.get("cause")) == expected(told)
+        for ends in HAPPENS:
+            told = cell(WORLD, "500", ends) | {"fault": None, "happens": "the daemon is away", "file": str(pid)}
+            pid.write_text(str(proxy.pid))
+            coming = threading.Thread(target=comes_back)
+            coming.start()
+            found = played(ajet, proxy, [told], tmp_path / "cells.jsonl")[told["task"]]
+            coming.join()
+            assert came(found) == expected(told), ends
 
 
 # ---- functions: `ajet_sdk.run` and its twin
@@ -189,6 +189,16 @@ def test_a_daemon_that_was_away(engine: str, tmp_path: Path, ends: str) -> None:
 
 class Careless(Exception):
     """What an agent makes of its client's error."""
+
+
+def ask(client: openai.OpenAI, said: Any, *, fault: Fault | None = None, stream: bool = False) -> None:
+    """One request, whose answer is read to its end."""
+    headers = {"x-stub-fault": json.dumps(fault)} if fault else {}
+    answer: Any = client.chat.completions.create(
+        model="stub", messages=said, max_tokens=40, stream=stream, extra_headers=headers
+    )
+    if stream:
+        list(answer)
 
 
 @pytest.mark.parametrize("how", ["threads", "asyncio"])
@@ -202,9 +212,9 @@ def test_every_cell_of_functions(proxy: ProxyProcess, how: str) -> None:
     def agent(task: dict[str, str], episode: Any) -> Any:
         fault, stream = FAULTS[task["failed"]][task["fault"]]
         with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0) as client:
-            cell_agent.ask(client, cell_agent.WARM)
+            ask(client, cell_agent.WARM)
             try:
-                cell_agent.ask(client, cell_agent.ASKED, fault=fault, stream=stream)
+                ask(client, cell_agent.ASKED, fault=fault, stream=stream)
             except (openai.OpenAIError, httpx.HTTPError) as error:
                 if task["ends"] == "raises":
                     raise
@@ -231,8 +241,8 @@ def test_every_cell_of_functions(proxy: ProxyProcess, how: str) -> None:
         results = ajet_sdk.run(blocking, tasks, **more)
     else:
         results = asyncio.run(aio.run(asynchronous, tasks, **more))
-    came = {item.task: (item.outcome, item.reward, item.infra) for item in results}
-    assert came == {one["task"]: expected_of_a_function(one["failed"], one["ends"]) for one in tasks}
+    found = {item.task: (item.outcome, item.reward, item.infra) for item in results}
+    assert found == {one["task"]: expected_of_a_function(one["failed"], one["ends"]) for one in tasks}
 
 
 def expected_of_a_function(failed: str, ends: str) -> tuple[str, float | None, bool]:

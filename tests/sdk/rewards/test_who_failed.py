@@ -132,7 +132,8 @@ async def test_a_call_in_flight_is_waited_for_a_moment(stub: ControlStub) -> Non
     async def agent(task: str, episode: Any) -> float:
         record = stub.episodes[episode.id]
         record["in_flight"] = 1
-        asyncio.get_running_loop().call_later(0.3, record.update, {"in_flight": 0, "unanswered": LOST})
+        looks = iter([{}, {}, {"in_flight": 0, "unanswered": LOST}])
+        stub.says = lambda heard: record.update(next(looks, {})) if heard.method == "GET" else None
         return 1.0
 
     (item,) = await aio.run(agent, ["t"], repeat=1, retries=0)
