@@ -270,13 +270,16 @@ class App:
 
     async def _tick(self, limits: DaemonLimits, compactor: Compactor, watch: keyring.Watch) -> None:
         """Let timeouts and leases run out, and let what is over leave memory. Look for what an operator should know,
-        and tell systemd's watchdog that the loop turns."""
+        and tell systemd's watchdog that the loop turns. If the loop stood still, nothing runs out before the next tick:
+        what came meanwhile is read first."""
         store, clock, gate = self._store, self._clock, self._gate
-        on: set[str] = set()
+        loop, on, stood_still = asyncio.get_running_loop(), set[str](), False
         while True:
+            due = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
+            stood_still = not stood_still and loop.time() > due + TICK_S
             with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
-                while store.healthy and (events := store.commands.expire(clock.now(), gate.held)):
+                while not stood_still and store.healthy and (events := store.commands.expire(clock.now(), gate.held)):
                     store.post(events)
                     await asyncio.sleep(0)  # they come in turns
                 if store.healthy:

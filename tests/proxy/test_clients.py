@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.io.runtime.clock import Clock
+from tests.kit.answering import address
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import Client, eventually, identity_holds, serving
 
-TTL_S = 0.6
+TTL_S = 600.0
 
 
 async def record(client: Client, episode: str, **more: Any) -> Any:
     return (await client.control("GET", f"/episodes/{episode}", **more)).json
 
 
-async def test_one_that_is_silent_is_gone_and_only_what_it_has_open_with_it(tmp_path: Path, stub: EngineStub) -> None:
+@pytest.fixture
+async def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clocks of the daemon so many seconds on."""
+    passed, now, loop = [0.0], Clock.now, asyncio.get_running_loop()
+    time = loop.time
+    monkeypatch.setattr(Clock, "now", lambda clock: now(clock) + sum(passed))
+    monkeypatch.setattr(loop, "time", lambda: time() + sum(passed))
+    return passed.append
+
+
+async def test_one_that_is_silent_is_gone_and_only_what_it_has_open_with_it(
+    tmp_path: Path, stub: EngineStub, pass_time: Callable[[float], None]
+) -> None:
     async with serving(tmp_path, upstream=(stub.url,)) as client:
         joined = (await client.control("POST", "/clients", {"name": "one", "ttl_s": TTL_S, "lane": "math"})).json
         body = {"client": joined["client"], "revision": "r7", "task": "t"}
@@ -34,6 +51,7 @@ async def test_one_that_is_silent_is_gone_and_only_what_it_has_open_with_it(tmp_
         for _ in range(3):
             assert (await client.control("POST", f"/clients/{joined['client']}/beat")).json["state"] == "joined"
         began = (await client.control("GET", "/clients")).json["clients"][0]["heard_at"]
+        pass_time(TTL_S + 1.0)
         await eventually(gone)
         lost = await record(client, playing)
         assert lost["reason"] == "client_gone" and lost["ended_at"] - began >= TTL_S
@@ -45,6 +63,23 @@ async def test_one_that_is_silent_is_gone_and_only_what_it_has_open_with_it(tmp_
             refused = await client.control(method, path, sent)
             assert (refused.status, refused.json["error"]["code"]) == (409, "client_gone")
         assert identity_holds(await client.status())
+
+
+async def test_a_daemon_that_stood_still_reads_first_what_came_meanwhile(
+    tmp_path: Path, pass_time: Callable[[float], None]
+) -> None:
+    """Whoever was heard of is not taken for silent."""
+    async with serving(tmp_path) as client:
+        name = (await client.control("POST", "/clients", {"name": "one", "ttl_s": TTL_S})).json["client"]
+        beat = f"POST /ajet/v1/clients/{name}/beat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{{}}"
+        with socket.create_connection(address(client.app.url)) as late:
+            late.sendall(beat.encode())
+            pass_time(TTL_S + 1.0)
+            late.setblocking(False)
+            answer = await asyncio.get_running_loop().sock_recv(late, 1000)
+        assert answer.startswith(b"HTTP/1.1 200")
+        (shown,) = (await client.control("GET", "/clients")).json["clients"]
+        assert shown["state"] == "joined"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -36,7 +36,8 @@ SOCKET = "workers.sock"
 START_S = 60.0
 WATCH_S = 1.0
 SILENT_S = 30.0
-"""A worker that listens and answers nothing for so long hangs. One that starts has `START_S`."""
+"""A worker that listens and answers nothing for so long hangs. One that starts has `START_S`. It is asked twice in that
+time: a daemon that stood still itself has yet to read the first answer."""
 STEADY_S = 60.0
 """A worker that lived for so long is replaced without delay."""
 WAITS_S = (0.1, 30.0)
@@ -168,7 +169,7 @@ class Workers:
 
     async def _ask(self, slot: _Slot) -> None:
         if slot.connection is not None:
-            async with asyncio.timeout(SILENT_S if slot.listening else START_S):
+            async with asyncio.timeout((SILENT_S if slot.listening else START_S) / 2):
                 slot.figures = await slot.connection.ask("figures")
 
     async def _keep(self, slot: _Slot) -> None:
@@ -222,10 +223,15 @@ class Workers:
 
     async def _watch(self, slot: _Slot, process: Process) -> None:
         """Check again and again that the worker answers, and fetch what it counted."""
+        unanswered = 0
         while slot.connection is not None:
             try:
                 await self._ask(slot)
+                unanswered = 0
             except TimeoutError:
+                unanswered += 1
+                if unanswered < 2:
+                    continue
                 logger.error("worker %d does not answer and is killed", slot.number)
                 process.kill()
             except ConnectionError:
