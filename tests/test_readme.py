@@ -63,7 +63,7 @@ def test_block(page: Path, block: Block, environment: dict[str, str], tmp_path: 
 
 def run(command: list[str], environment: dict[str, str], folder: Path) -> None:
     done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
 

@@ -132,7 +132,7 @@ async def run(requests: int, folder: Path) -> Outcome:
 
 
 def _metrics(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/metrics") as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=300) as answer:
         return str(answer.read().decode())
 
 

@@ -22,7 +22,7 @@ from tests.kit.ports import free_port
 from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
 
-READY_S = 60.0
+READY_S = 300.0
 _FORMATS = [f"--validator-{part}-{kind}-format=brackets" for part in ("query", "form") for kind in ("array", "object")]
 
 
@@ -52,7 +52,7 @@ class Engine:
 
     def model(self) -> str:
         """The name of the first model that it serves."""
-        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=300) as answer:
             return str(json.load(answer)["data"][0]["id"])
 
 
@@ -95,7 +95,7 @@ def mock(spec: Path, version: str, folder: Path) -> Iterator[Engine]:
         yield Engine(url, log)
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(300)
 
 
 def _installed(version: str, folder: Path) -> Path:

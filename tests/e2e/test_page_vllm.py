@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.skipif(find() is 
 def ask(url: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         return json.load(answer)
 
 

@@ -98,17 +98,22 @@ def own_and_plain(
     with ProxyProcess(vllm.url, folder / "plain") as plain, ProxyProcess(shaped.url, folder / "own") as own:
         pairs = {"plain": Pair(vllm, plain), "own": Pair(shaped, own)}
         for name, pair in pairs.items():
-            asked(pair, f"first-{name}", CHAT, body_of(CHAT, "nothing"))
-        time.sleep(8)  # an engine that has just started may take long for its first tokens
+            while not known(asked(pair, f"first-{name}-{time.monotonic_ns()}", CHAT, body_of(CHAT, "nothing"))):
+                time.sleep(1)  # an engine that has just started may take long for its first tokens
         yield pairs
         assert "Traceback" not in plain.errors() + own.errors()
 
 
+def known(call: Any) -> bool:
+    """Whether the proxy knew by then how the engine samples."""
+    return call["sampling"]["logprobs"] != "unknown" and None not in call["sampling"].values()
+
+
 def asked(pair: Pair, episode: str, route: str, body: dict[str, Any]) -> Any:
     """What the record says of the one call that came of it."""
-    answer = httpx.post(f"{pair.proxy.url}/e/{episode}{route}", json=body, timeout=120)
+    answer = httpx.post(f"{pair.proxy.url}/e/{episode}{route}", json=body, timeout=300)
     assert answer.status_code == 200, answer.text
-    (call,) = httpx.get(f"{pair.proxy.url}/ajet/v1/episodes/{episode}?tokens=1", timeout=60).json()["calls"]
+    (call,) = httpx.get(f"{pair.proxy.url}/ajet/v1/episodes/{episode}?tokens=1", timeout=300).json()["calls"]
     assert call["complete"] is True
     return call
 
@@ -118,7 +123,7 @@ def test_what_is_recorded_is_what_the_engine_says_of_the_request(
     own_and_plain: dict[str, Pair], route: str, name: str
 ) -> None:
     pair, body = own_and_plain["own"], body_of(route, name)
-    rendered = httpx.post(f"{pair.engine.url}{route}/render", json=body, timeout=120)
+    rendered = httpx.post(f"{pair.engine.url}{route}/render", json=body, timeout=300)
     assert rendered.status_code == 200, rendered.text
     told = rendered.json()
     params = (told[0] if isinstance(told, list) else told)["sampling_params"]
@@ -160,7 +165,7 @@ def test_its_hidden_defaults_are_found_or_known_to_be_unknown(tmp_path: Path) ->
     with served(tmp_path, defaults=HIDDEN) as engine:
         with ProxyProcess(engine.url, tmp_path / "data") as proxy:
             pair = Pair(engine, proxy)
-            for _ in range(30):  # how long the engine takes for its first tokens is nobody's promise
+            for _ in range(300):  # how long the engine takes for its first tokens is nobody's promise
                 found = asked(pair, f"ep-{time.monotonic_ns()}", CHAT, body_of(CHAT, "nothing"))["sampling"]
                 if found["logprobs"] != "unknown":
                     break
@@ -189,13 +194,13 @@ def test_a_trainer_is_told_in_runs(own_and_plain: dict[str, Pair]) -> None:
     url = own_and_plain["own"].proxy.url
     said = [*SAID]
     for more in ({}, {}, {"temperature": 0}):
-        answer = httpx.post(f"{url}/e/runs/v1/chat/completions", timeout=120, json=body_of(CHAT, "nothing") | {
+        answer = httpx.post(f"{url}/e/runs/v1/chat/completions", timeout=300, json=body_of(CHAT, "nothing") | {
             "messages": said, **more,
         })  # fmt: skip
         said += [answer.json()["choices"][0]["message"], {"role": "user", "content": "again"}]
         said = [{name: message[name] for name in ("role", "content")} for message in said]
-    httpx.post(f"{url}/ajet/v1/episodes/runs/rewards", json={"value": 1.0}, timeout=60).raise_for_status()
-    leased = httpx.post(f"{url}/ajet/v1/batches/lease", json={"group_size": 1, "groups": 1}, timeout=60)
+    httpx.post(f"{url}/ajet/v1/episodes/runs/rewards", json={"value": 1.0}, timeout=300).raise_for_status()
+    leased = httpx.post(f"{url}/ajet/v1/batches/lease", json={"group_size": 1, "groups": 1}, timeout=300)
     (sample,) = (
         sample for group in decode_batch(leased.content).groups for one in group.episodes for sample in one.samples
         if one.episode == "runs"

@@ -70,13 +70,13 @@ def storm(
         progress("the storm is over; agents finish", last=True)
         (stage.stops / "agents").touch()
         for worker in stage.agents:
-            worker.process.join(150)
+            worker.process.join(900)
             assert worker.process.exitcode == 0, f"an agent ended with {worker.process.exitcode}"
         counts["steps of the supervised run, each made once"] = stage.run.in_the_end(weather._until)
         quiet_down(audit)
         (stage.stops / "trainer").touch()
         for worker in stage.trainers.values():
-            worker.process.join(60)
+            worker.process.join(300)
             assert worker.process.exitcode == 0, f"a trainer ended with {worker.process.exitcode}"
         audit.in_the_end()
         assert stage.proxy.stop() == 0
@@ -86,7 +86,7 @@ def storm(
         stage.close()
 
 
-def quiet_down(audit: Audit, limit_s: float = 30.0) -> None:
+def quiet_down(audit: Audit, limit_s: float = 300.0) -> None:
     """Until the trainers have found nothing to do for a while."""
     give_up, last, since = time.monotonic() + limit_s, None, time.monotonic()
     while time.monotonic() < give_up and time.monotonic() - since < 4.0:

@@ -117,7 +117,7 @@ class Audit:
         return self.ask("GET", path)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 300
         while True:
             try:
                 answer = self._stage.http.request(method, path, json=body)

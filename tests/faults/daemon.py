@@ -16,6 +16,7 @@ all that it started.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import sys
@@ -40,6 +41,7 @@ from tests.faults.notes import appending
 SEGMENT_BYTES = 48 << 10
 KEPT_EPISODES = 10
 RETRY_S = 0.2
+TURN_S = 0.1
 WAITS_S = (0.1, 0.5)
 FAILING = ("pwrite", "fdatasync", "fsync")
 
@@ -116,12 +118,20 @@ def dropping(real: Listener, path: Path) -> Listener:
 
 
 class Holds:
-    """How long each request was held, and for how long of that while the gate of its own model was open."""
+    """How long each request was held, and for how long of that while the gate of its own model was open. Only the time
+    counts in which the loop turned: the machine may stand still."""
 
     def __init__(self, path: Path) -> None:
         self._add = appending(path)
         self._state: State | None = None
         self._opened = defaultdict[str, float](float)
+        self._turned = 0.0
+        self._turning: asyncio.Task[None] | None = None
+
+    async def _turn(self) -> None:
+        while True:
+            await asyncio.sleep(TURN_S)
+            self._turned += TURN_S
 
     def of(self, real: Listener) -> Listener:
         """`real`, which applies an event to a state."""
@@ -129,7 +139,7 @@ class Holds:
         def call(state: State, event: Event) -> None:
             self._state = state
             if isinstance(event, GateOpened):
-                self._opened[event.model] = time.monotonic()
+                self._opened[event.model] = self._turned
             real(state, event)
 
         return call
@@ -138,13 +148,15 @@ class Holds:
         """`real`, which holds a request."""
 
         async def call(keeper: Gatekeeper, passable: Callable[[], bool], model: Callable[[], str], who: str) -> None:
-            state, name, began = self._state, model(), time.monotonic()
+            if self._turning is None:
+                self._turning = asyncio.create_task(self._turn())
+            state, name, began = self._state, model(), self._turned
             assert state is not None
             shut = state.gates.of(name).shut
             try:
                 await real(keeper, passable, model, who)
             finally:
-                now = time.monotonic()
+                now = self._turned
                 since = self._opened[name] if shut else began
                 free = 0.0 if state.gates.of(name).shut else now - max(began, since)
                 self._add({"model": name, "held_s": now - began, "free_s": free})

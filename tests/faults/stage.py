@@ -66,7 +66,7 @@ class Engine:
     def spoil(self, *faults: dict[str, Any]) -> None:
         """The next answers go wrong."""
         request = urllib.request.Request(f"{self.url}/stub/faults", json.dumps(faults).encode(), method="POST")
-        urllib.request.urlopen(request, timeout=20).close()
+        urllib.request.urlopen(request, timeout=300).close()
 
     def stop(self) -> None:
         self._process.kill()
@@ -125,7 +125,7 @@ class Worker:
     def kill(self) -> bool:
         """SIGKILL; whether it died of that."""
         self.process.kill()
-        return self.killed(20)
+        return self.killed(300)
 
     def killed(self, limit_s: float) -> bool:
         """Whether it has died of SIGKILL; waits for its end."""
@@ -179,7 +179,7 @@ class Stage:
         )  # fmt: skip
         self.proxy.log = root / "proxy.log"
         self.proxy.start()
-        self.http = httpx.Client(base_url=f"{self.proxy.url}/ajet/v1", timeout=30.0, trust_env=False)
+        self.http = httpx.Client(base_url=f"{self.proxy.url}/ajet/v1", timeout=300.0, trust_env=False)
         self._abandon(6)
         self.trainers = {model: Worker(lambda life, model=model: self._trainer(model, life)) for model in MODELS}  # type: ignore[misc]
         self.agents = [Worker(lambda life, n=n: self._agent(n, f"s{seed}a{n}l{life}")) for n in range(agents)]  # type: ignore[misc]

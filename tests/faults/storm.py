@@ -299,7 +299,7 @@ class Storm:
             raise
         self.audit.swarm.restarted()
 
-    def _until(self, reached: Callable[[], bool], limit_s: float = 120.0, *, must: bool = True) -> bool:
+    def _until(self, reached: Callable[[], bool], limit_s: float = 600.0, *, must: bool = True) -> bool:
         give_up = time.monotonic() + limit_s
         while not reached():
             if time.monotonic() > give_up:

@@ -37,7 +37,7 @@ class Supervised:
         (folder / "model").mkdir(parents=True)
         self._allow = folder / "allow.toml"
         self._allow.write_text(f'runs = "{folder}/runs"\n[models]\nsmall = "{folder}/model"\n')
-        self._http = httpx.Client(base_url=f"{url}/ajet/v1", trust_env=False, timeout=30.0)
+        self._http = httpx.Client(base_url=f"{url}/ajet/v1", trust_env=False, timeout=300.0)
         self.desired = "running"
         self._process = self._start()
         config = {"trainer": {"model": "small", "model_name": "slow"}, "verl": {LEARNING_RATE: RATES[0]}}
@@ -48,7 +48,7 @@ class Supervised:
         with (self._folder / "supervisor.log").open("ab") as log:
             return subprocess.Popen(command, cwd=ROOT, env=clean(), stdout=log, stderr=log)
 
-    def ask(self, method: str, body: Any = None, limit_s: float = 60.0) -> dict[str, Any]:
+    def ask(self, method: str, body: Any = None, limit_s: float = 300.0) -> dict[str, Any]:
         end = time.monotonic() + limit_s
         while True:
             with suppress(httpx.TransportError):

@@ -22,7 +22,7 @@ SHARES = {"math": 0.4, "code": 0.3, "word": 0.2, agent.LANE: 0.1}
 LEAST, GROUPS = 2, 2
 """Episodes of the smallest group, and groups of a batch."""
 GONE_WITHIN_S = TTL_S + 1.0
-LATE_S = 1.0
+LATE_S = 300.0
 """The machine's own delay: so late a process may be that has nothing to wait for."""
 Get = Callable[[str], Any]
 
@@ -114,7 +114,7 @@ class Swarm:
 
     def killed(self, clients: Iterable[str]) -> None:
         """The process of these clients is dead, or was replaced."""
-        self.watched |= dict.fromkeys(clients, self.now() + GONE_WITHIN_S + LATE_S)
+        self.watched |= dict.fromkeys(clients, self.now() + GONE_WITHIN_S)
 
     def restarted(self) -> None:
         """The daemon is there, again or after it could not write: each client has its time from now on."""
@@ -125,7 +125,12 @@ class Swarm:
         self.leases.read()
         check_groups(self.leases.found.values())
         asked = self.now()
-        clients = {one["client"]: one for one in self.get("/clients")["clients"]}
+        overdue = {client for client, until in self.watched.items() if wrote and asked > until}
+        clients = self._clients()
+        while still := [one for one in overdue if one in clients and clients[one]["state"] == "joined"]:
+            assert self.now() < asked + LATE_S, f"clients are there though they were killed long ago: {still}"
+            time.sleep(0.1)
+            clients = self._clients()
         for one in clients.values():
             if one["state"] == "gone":
                 assert one["episodes"]["open"] == 0, f"a client is gone, and has episodes open: {one}"
@@ -134,14 +139,11 @@ class Swarm:
                     assert silent >= one["ttl_s"], f"taken for gone too early: {one}"
                     if wrote:
                         self.slowest = max(self.slowest, silent)
-        if wrote:
-            for client, until in self.watched.items():
-                known = clients.get(client)
-                late = asked > until and known is not None and known["state"] == "joined"
-                assert not late, f"a client is there though it was killed long ago: {known}"
-        still = {name for name, one in clients.items() if one["state"] == "joined"}
-        self.watched = {client: until for client, until in self.watched.items() if client in still}
+        joined = {name for name, one in clients.items() if one["state"] == "joined"}
+        self.watched = {client: until for client, until in self.watched.items() if client in joined}
 
+    def _clients(self) -> dict[str, dict[str, Any]]:
+        return {one["client"]: one for one in self.get("/clients")["clients"]}
     def in_the_end(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         self.leases.read()
         leases = self.leases.in_order()

@@ -58,8 +58,8 @@ def test_faults_that_did_not_strike_are_missed() -> None:
 
 
 def test_a_kill_strikes_only_who_was_alive() -> None:
-    worker = Worker(lambda life: started(time.sleep, 0 if life == 0 else 60))
-    worker.process.join(60)
+    worker = Worker(lambda life: started(time.sleep, 0 if life == 0 else 6000))
+    worker.process.join(300)
     assert not worker.kill()
     worker.again()
     assert worker.kill()

@@ -34,10 +34,10 @@ class Stage:
     proxy: str
 
     def script(self, rules: Sequence[Rule]) -> None:
-        httpx.post(f"{self.engine}/stub/script", json=[asdict(rule) for rule in rules]).raise_for_status()
+        httpx.post(f"{self.engine}/stub/script", json=[asdict(rule) for rule in rules], timeout=300).raise_for_status()
 
     def run(
-        self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, limit_s: float = 110
+        self, *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, limit_s: float = 600
     ) -> str:
         """What `command` printed; it must succeed. It knows the proxy by AJET_PROXY_URL alone."""
         own = clean(AJET_PROXY_URL=self.proxy) | dict(env or {})

@@ -19,7 +19,7 @@ import aiohttp
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 MISSING = "no Chromium on PATH: apt-get install chromium, then make test-page"
-START_S = 60.0
+START_S = 300.0
 
 
 def find() -> str | None:
@@ -43,7 +43,7 @@ class Page:
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        return await asyncio.wait_for(self._waiting[number], 30)
+        return await asyncio.wait_for(self._waiting[number], 300)
 
     async def _read(self) -> None:
         async for message in self._socket:
@@ -75,7 +75,7 @@ class Page:
         assert "exceptionDetails" not in said, said
         return said["result"].get("value")
 
-    async def until(self, script: str, limit_s: float = 30.0) -> None:
+    async def until(self, script: str, limit_s: float = 300.0) -> None:
         """Return once `script` is truthy."""
         deadline = asyncio.get_running_loop().time() + limit_s
         while not await self.run(f"!!({script})"):

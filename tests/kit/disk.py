@@ -54,7 +54,7 @@ class Disk:
         return written
 
     def _fdatasync(self, descriptor: int) -> None:
-        assert self._free.wait(20)
+        assert self._free.wait(300)
         self._check("fdatasync")
         self._real["fdatasync"](descriptor)
         self.synced += 1

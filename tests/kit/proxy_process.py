@@ -76,7 +76,7 @@ class ProxyProcess:
         """The exit status, if it has ended."""
         return None if self._process is None else self._process.poll()
 
-    def start(self, ready_s: float = 60.0) -> ProxyProcess:
+    def start(self, ready_s: float = 300.0) -> ProxyProcess:
         """Returns once the proxy has said that it accepts requests."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, env=self._env)
@@ -92,11 +92,11 @@ class ProxyProcess:
         """SIGKILL: no chance to write another byte."""
         self._end(signal.SIGKILL)
 
-    def stop(self, timeout: float = 60.0) -> int:
+    def stop(self, timeout: float = 300.0) -> int:
         """SIGTERM and wait; the exit status."""
         return self._end(signal.SIGTERM, timeout)
 
-    def wait(self, timeout: float = 60.0) -> int:
+    def wait(self, timeout: float = 300.0) -> int:
         """Until it ends by itself; the exit status."""
         return self._end(None, timeout)
 
@@ -107,14 +107,14 @@ class ProxyProcess:
 
     def report(self) -> dict[str, Any]:
         """What ``GET /ajet/v1/status`` says, which takes its time where the machine trains a model meanwhile."""
-        found: dict[str, Any] = httpx.get(f"{self.url}/ajet/v1/status", timeout=60, trust_env=False).json()
+        found: dict[str, Any] = httpx.get(f"{self.url}/ajet/v1/status", timeout=300, trust_env=False).json()
         return found
 
     def errors(self) -> str:
         """What the proxy has written to its standard error, in all its lives."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def _end(self, number: signal.Signals | None, timeout: float = 60.0) -> int:
+    def _end(self, number: signal.Signals | None, timeout: float = 300.0) -> int:
         with self.process as process:  # which closes its output
             if number is not None and process.poll() is None:
                 process.send_signal(number)
@@ -126,7 +126,7 @@ class ProxyProcess:
 
 
 def failed_start(
-    command_options: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60.0
+    command_options: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 300.0
 ) -> tuple[int, str]:
     """Exit status and standard error of an ``ajet-proxy serve`` that is expected not to come up."""
     command = [str(PROXY), "serve", *command_options]

@@ -14,7 +14,7 @@ class Rig:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.http = httpx.Client(base_url=url, headers=headers, timeout=60.0, trust_env=False)
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=300.0, trust_env=False)
 
     def __enter__(self) -> Rig:
         return self

@@ -61,7 +61,7 @@ def play(url: str, shape: str, *, model: str) -> None:
             content = answer.json()["choices"][0]["message"]["content"]
             said += [{"role": "assistant", "content": content}, {"role": "user", "content": "And again"}]
         reward = {"value": float(number % 2), "final": True}
-        httpx.post(f"{url}/ajet/v1/episodes/{name}/rewards", json=reward, timeout=60).raise_for_status()
+        httpx.post(f"{url}/ajet/v1/episodes/{name}/rewards", json=reward, timeout=300).raise_for_status()
 
 
 def leased(link: Link, *, model: str) -> Batch:

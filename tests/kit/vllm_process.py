@@ -48,7 +48,7 @@ class VllmFailed(RuntimeError):
 
 @contextmanager
 def vllm_server(
-    model: Path, log: Path, *, name: str = "tiny", options: Sequence[str] = (), ready_s: float = 240.0, port: int = 0
+    model: Path, log: Path, *, name: str = "tiny", options: Sequence[str] = (), ready_s: float = 600.0, port: int = 0
 ) -> Iterator[str]:
     """The base URL (no ``/v1``) of a vLLM that serves the folder `model` under `name`; its output goes to `log`."""
     port = port or free_port()
@@ -84,7 +84,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, ready_s: 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Ends the server and its worker processes, which share one process group."""
-    for number, grace in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)):
+    for number, grace in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 300.0)):
         try:
             os.killpg(process.pid, number)
         except ProcessLookupError:

@@ -31,7 +31,7 @@ class Answer:
 
 
 async def send(
-    url: str, *, method: str = "POST", body: Any = None, headers: dict[str, str] | None = None, timeout: float = 120.0
+    url: str, *, method: str = "POST", body: Any = None, headers: dict[str, str] | None = None, timeout: float = 300.0
 ) -> Answer:
     """One request on its own connection. `body` is sent as it is when bytes, as JSON otherwise; None sends none."""
     async with asyncio.timeout(timeout):

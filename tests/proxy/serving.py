@@ -76,7 +76,7 @@ async def serving(data_dir: Path, **settings: Any) -> AsyncIterator[Client]:
         await app.stop()
 
 
-async def eventually(condition: Callable[[], Awaitable[object]], limit_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[object]], limit_s: float = 300.0) -> None:
     """Return once `condition` holds; it may take long on a busy machine."""
     deadline = time.monotonic() + limit_s
     while not await condition():

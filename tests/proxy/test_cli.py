@@ -23,7 +23,7 @@ from tests.kit.strategies import make_call
 def run(*arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
     return subprocess.run(
-        [str(PROXY), *arguments], input=stdin, capture_output=True, text=True, env=clean | env, timeout=30, check=False
+        [str(PROXY), *arguments], input=stdin, capture_output=True, text=True, env=clean | env, timeout=300, check=False
     )
 
 
@@ -165,7 +165,7 @@ def test_files_of_another_user_are_an_error_with_advice(
 def test_a_part_that_is_not_installed_is_named() -> None:
     program = """import sys; sys.modules["msgpack"] = None; sys.argv = ["ajet-proxy", "merge", "-"]
 from ajet_proxy.cli import main; main()"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     said = "ajet-proxy: msgpack is not installed here: the daemon's part is ajet[proxy], for Python 3.12 or newer\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 

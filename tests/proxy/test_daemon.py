@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -94,7 +95,7 @@ async def test_with_a_certificate_it_speaks_https_off_loopback(tmp_path: Path) -
 
 async def test_an_intercepted_answer_is_finished_before_the_daemon_ends(tmp_path: Path) -> None:
     """And who is intercepted reaches no control route."""
-    settings = {"intercept": ("127.0.0.1:0",)}
+    settings: dict[str, Any] = {"intercept": ("127.0.0.1:0",), "drain_s": 300.0}
     async with EngineStub(delay_s=0.2) as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
         body = CHAT | {"stream": True}
         url = "https://api.openai.com/e/late/v1/chat/completions"

@@ -23,7 +23,7 @@ STUB = {"delay_s": 0.02}
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=20, trust_env=False, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=300, trust_env=False, limits=limits) as client:
         yield client
 
 
@@ -45,7 +45,7 @@ async def test_on_a_full_disk_no_call_is_complete_whose_client_got_no_end(
     tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, workers: str
 ) -> None:
     """Some clients give up, others are told 503 or cut; also after the disk has room again, and after a restart."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(900):
         with ProxyProcess(stub.url, tmp_path / "data", options=["--drain-s", "3", "--workers", workers]) as proxy:
             chat = f"{proxy.url}/e/one/v1/chat/completions"
             assert (await http.post(chat, json=CHAT)).status_code == 200
@@ -85,7 +85,7 @@ async def none_runs(http: httpx.AsyncClient, proxy: ProxyProcess, calls: int) ->
     return len(found) == calls and all(call["complete"] for call in found)
 
 
-async def until(ask: Any, status: int, limit_s: float = 10.0) -> httpx.Response:
+async def until(ask: Any, status: int, limit_s: float = 300.0) -> httpx.Response:
     """Ask until the answer has this status."""
     deadline = time.monotonic() + limit_s
     while True:

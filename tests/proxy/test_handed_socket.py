@@ -48,7 +48,7 @@ def ready(process: subprocess.Popen[str]) -> None:
 def ended(process: subprocess.Popen[str]) -> str:
     process.terminate()
     with process:
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     return said
 
 
@@ -56,14 +56,14 @@ def test_who_connects_during_a_restart_waits_and_is_answered(listening: socket.s
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/ajet/v1/status"
     first = serve(listening, tmp_path / "data")
     ready(first)
-    assert httpx.get(url, trust_env=False).status_code == 200
+    assert httpx.get(url, timeout=300, trust_env=False).status_code == 200
     ended(first)
     answers: list[int] = []
-    asking = threading.Thread(target=lambda: answers.append(httpx.get(url, timeout=60, trust_env=False).status_code))
+    asking = threading.Thread(target=lambda: answers.append(httpx.get(url, timeout=300, trust_env=False).status_code))
     asking.start()
     second = serve(listening, tmp_path / "data")
     ready(second)
-    asking.join(60)
+    asking.join(300)
     assert answers == [200]
     ended(second)
 
@@ -76,7 +76,7 @@ def test_a_socket_that_does_not_fit_is_refused(
     listening: socket.socket, tmp_path: Path, options: Sequence[str], address: str, complaint: str
 ) -> None:
     with serve(listening, tmp_path / "data", *options, address=address) as process:
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 2
     assert complaint in said
 
@@ -96,6 +96,6 @@ def test_a_socket_that_hears_ipv4_too_is_at_its_addresses_as_well(tmp_path: Path
         )  # fmt: skip
         if not both:
             ready(process)
-        said = ended(process) if not both else process.communicate(timeout=60)[1]
+        said = ended(process) if not both else process.communicate(timeout=300)[1]
     assert ("is the proxy's own address" in said) == both
     assert process.returncode == (2 if both else 0)

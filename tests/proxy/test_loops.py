@@ -94,7 +94,7 @@ def intercepting(client: Client) -> Any:
 async def test_two_daemons_that_name_each_other_answer_at_once(tmp_path: Path, route: str) -> None:
     async with serving(tmp_path / "a") as one, serving(tmp_path / "b", upstream=(one.app.url,)) as other:
         assert (await announce(one, other.app.url)).status == 200
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             answer = await one.ask("POST", route, ROUTES[route])
         assert answer.status == 508
         assert "an engine of this proxy leads back to it" in answer.body.decode()
@@ -140,6 +140,6 @@ def test_the_workers_of_a_daemon_know_its_requests_again(tmp_path: Path) -> None
         ProxyProcess(one.url, tmp_path / "b", options=("--workers", "2"), port=port) as other,
     ):
         for _ in range(6):
-            answer = httpx.post(f"{one.url}/v1/chat/completions", json=CHAT, timeout=60, trust_env=False)
+            answer = httpx.post(f"{one.url}/v1/chat/completions", json=CHAT, timeout=300, trust_env=False)
             assert (answer.status_code, answer.json()["error"]["code"]) == (508, "loop_detected")
         assert [daemon.report()["episodes"]["opened"] for daemon in (one, other)] == [6, 6]

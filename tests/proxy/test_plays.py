@@ -55,7 +55,7 @@ def command(url: str, tasks: Path, *more: str, epochs: int = EPOCHS) -> tuple[li
 
 def episodes(url: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = httpx.get(
-        f"{url}/ajet/v1/episodes", params={"limit": 1000}, trust_env=False
+        f"{url}/ajet/v1/episodes", params={"limit": 1000}, timeout=300, trust_env=False
     ).json()["episodes"]
     return found
 
@@ -84,7 +84,7 @@ def killed_after(url: str, tasks: Path, settled: int) -> None:
     """Starts to play, and kills the runner once so many episodes are settled."""
     argv, env = command(url, tasks)
     with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while len(had(url)) < settled and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
         assert process.poll() is None, process.communicate()[1]
@@ -122,7 +122,7 @@ def test_the_agent_is_edited_while_it_is_played_and_no_group_holds_both_codes(
 
     def wait_for(reward: float) -> None:
         """Until one has earned that, and a group is whole, which another code leaves as it is."""
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while not (rig.status()["groups"]["ready"] and any(one["reward"] == reward for one in had(proxy.url))):
             assert runner.poll() is None and time.monotonic() < until
             time.sleep(0.05)

@@ -23,7 +23,7 @@ MINE = ("secret", "ca/mitmproxy-ca.pem", "ca/mitmproxy-ca.p12")
 
 def command(data_dir: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [str(PROXY), *arguments, "--data-dir", str(data_dir)], capture_output=True, text=True, check=True, timeout=60
+        [str(PROXY), *arguments, "--data-dir", str(data_dir)], capture_output=True, text=True, check=True, timeout=300
     )
     return done.stdout.strip()
 
@@ -69,7 +69,7 @@ def shown_of(pid: int) -> bytes:
 
 def busy_client(proxy: ProxyProcess, key: str) -> httpx.AsyncClient:
     sent = {"Authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(base_url=proxy.url, headers=sent, trust_env=False, timeout=30)
+    return httpx.AsyncClient(base_url=proxy.url, headers=sent, trust_env=False, timeout=300)
 
 
 async def be_busy(proxy: ProxyProcess, stub: EngineStub, team: str, gone: str) -> tuple[list[bytes], list[str]]:

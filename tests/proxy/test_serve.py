@@ -122,7 +122,8 @@ async def test_kill_9_loses_nothing_that_was_answered(
 
 
 def replay(data_dir: Path) -> list[Any]:
-    done = subprocess.run([str(PROXY), "replay", str(data_dir)], capture_output=True, text=True, check=True, timeout=30)
+    command = [str(PROXY), "replay", str(data_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -177,7 +178,7 @@ async def test_a_call_that_outlasts_a_stop_is_the_worlds_and_is_good_once_it_is_
 
         async def ask(episode: str, stream: bool, **fault: Any) -> httpx.Response:
             url, headers = f"{proxy.url}/e/{episode}/v1/chat/completions", {"x-stub-fault": json.dumps(fault)}
-            return await http.post(url, json=body | {"stream": stream}, headers=headers if fault else {}, timeout=60)
+            return await http.post(url, json=body | {"stream": stream}, headers=headers if fault else {}, timeout=300)
 
         async def lost(episode: str) -> list[str]:
             record = (await http.get(f"{proxy.url}/ajet/v1/episodes/{episode}")).json()
@@ -232,32 +233,34 @@ async def test_sigterm_does_not_wait_for_those_who_only_wait(
     tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient
 ) -> None:
     """A held request, a long-polling trainer and a reader of events have nothing that could finish."""
-    with ProxyProcess(stub.url, tmp_path / "data") as proxy:
+    with ProxyProcess(stub.url, tmp_path / "data", options=["--drain-s", "3000"]) as proxy:
         assert (await http.post(f"{proxy.url}/ajet/v1/gate/close", json={})).status_code == 200
         url = f"{proxy.url}/e/held/v1/chat/completions"
+        polling = asyncio.create_task(http.post(f"{proxy.url}/ajet/v1/batches/lease", json={"wait_s": 3000}))
         held = asyncio.create_task(http.post(url, json={"model": "stub", "messages": MESSAGES}))
-        polling = asyncio.create_task(http.post(f"{proxy.url}/ajet/v1/batches/lease", json={"wait_s": 60}))
         async with http.stream("GET", f"{proxy.url}/ajet/v1/events") as events:
             await anext(events.aiter_bytes())
-            await asyncio.sleep(0.2)
-            began = time.monotonic()
+
+            async def is_held() -> bool:
+                return bool((await status_of(http, proxy.url))["requests"]["waiting"])
+
+            await eventually(is_held)
             os.kill(proxy.pid, signal.SIGTERM)
             answer = await held
             assert answer.status_code == 503
             assert answer.headers["Retry-After"]
             assert (await polling).status_code == 204
             assert await asyncio.to_thread(proxy.wait) == 0
-            assert time.monotonic() - began < 30, "well below drain_s"
 
 
 async def test_a_second_signal_ends_at_once(tmp_path: Path, http: httpx.AsyncClient) -> None:
-    async with EngineStub(delay_s=30) as stub:
+    async with EngineStub(delay_s=3000) as stub:
         proxy = ProxyProcess(stub.url, tmp_path / "data")
         with proxy:
             asking = asyncio.create_task(chat(http, proxy.url, "slow"))
             await asyncio.to_thread(wait_for, stub.llm_requests)
             os.kill(proxy.pid, signal.SIGTERM)
-            await asyncio.sleep(0.3)
+            await asyncio.to_thread(wait_for, lambda: not _accepts(proxy.port))
             os.kill(proxy.pid, signal.SIGTERM)
             assert await asyncio.to_thread(proxy.wait) == 1
             await asyncio.gather(asking, return_exceptions=True)
@@ -278,7 +281,7 @@ def test_a_second_proxy_on_the_same_data_is_refused(tmp_path: Path) -> None:
         assert code == 1
         assert "another proxy" in err
         assert err.count("\n") == 1
-        assert httpx.get(f"{proxy.url}/ajet/v1/status", trust_env=False).status_code == 200
+        assert httpx.get(f"{proxy.url}/ajet/v1/status", timeout=300, trust_env=False).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -338,7 +341,7 @@ def notify_socket(path: Path) -> Iterator[list[str]]:
         listener.join()
 
 
-def wait_for(condition: Any, limit_s: float = 10.0) -> None:
+def wait_for(condition: Any, limit_s: float = 300.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline

@@ -124,7 +124,7 @@ def test_the_environment_file_is_the_one_that_the_unit_names() -> None:
 def test_systemd_is_asked_to_wait_for_the_drain(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(str(tmp_path / "s"))
-        server.settimeout(5)
+        server.settimeout(300)
         assert service.notify_stopping(600.5, {"NOTIFY_SOCKET": str(tmp_path / "s")})
         assert server.recv(100) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=630000000"
 
@@ -133,7 +133,7 @@ def test_notify_speaks_to_a_path_and_to_an_abstract_address(tmp_path: Path) -> N
     for address in (str(tmp_path / "s"), f"@ajet-{uuid.uuid4()}"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
             server.bind("\0" + address[1:] if address[0] == "@" else address)
-            server.settimeout(5)
+            server.settimeout(300)
             assert service.notify("READY=1", {"NOTIFY_SOCKET": address})
             assert server.recv(100) == b"READY=1"
 

@@ -30,7 +30,7 @@ from tests.trainer.scripted_learner import Disk, Instants, Killed, ScriptedLearn
 
 MODELS = ("planner", "coder")
 MEMBERS = {"plans": "planner", "codes": "coder"}
-GROUP, LEASE_S = 2, 1.0
+GROUP, LEASE_S = 2, 300.0
 STATIONS = {
     "before close", "close answered", "before policy", "policy answered", "before mix", "mix answered", "before open",
     "open answered", "before lease", "lease answered", "before training", "after training",
@@ -79,8 +79,8 @@ class Trainer:
     @contextmanager
     def life(self, instants: Instants, steps: int = 0) -> Iterator[Run]:
         """A run that is done once it has made so many `steps` in all, if any; it may be killed. It does not wait for
-        longer than two minutes for what does not come."""
-        learner, give_up = Learner(self.disk, instants), time.monotonic() + 120
+        longer than ten minutes for what does not come."""
+        learner, give_up = Learner(self.disk, instants), time.monotonic() + 600
         plain = httpx.HTTPTransport(verify=False)  # saves the time to read certificates
         link = MortalLink(self.config.proxy_url, model=self.model, transport=plain)
         link.instants = instants
@@ -203,7 +203,7 @@ def test_a_run_that_is_killed_at_any_instant_holds_up_its_own_agents_alone(
             alive.step()
             assert us.ask(living) == 200
             us.trainers[dying].lives(steps=0)
-            assert held.result(timeout=60) == 200
+            assert held.result(timeout=300) == 200
             us.trained()
         assert set(deaths) == STATIONS
         assert min(shut.values()) > 4 and len(shut) == 2
@@ -222,7 +222,7 @@ def test_a_model_whose_trainer_never_comes_holds_up_no_player(tmp_path: Path) ->
             run.start()
             for _ in range(4):
                 run.step()
-            playing.result(timeout=60)
+            playing.result(timeout=300)
             run.close()
         assert {model: len(names) for model, names in us.trained().items()} == {early: 4 * GROUP, late: 0}
         us.in_the_end()

@@ -42,7 +42,7 @@ FOREIGN = "import ssl; print(ssl.get_server_certificate(('other.example', 443)))
 QUIC = """
 import socket
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-udp.settimeout(5)
+udp.settimeout(300)
 udp.connect(("api.openai.com", 443))
 try:
     udp.send(b"hello")

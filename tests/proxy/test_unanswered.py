@@ -24,7 +24,7 @@ STREAM = "text/event-stream"
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, str, str]]:
     """A client of the daemon, its address, and that of its engine."""
     folder: Path = tmp_path_factory.mktemp("unanswered")
-    client = httpx.Client(trust_env=False, timeout=60.0)
+    client = httpx.Client(trust_env=False, timeout=300.0)
     with stub_process() as engine, ProxyProcess(engine, folder / "data") as proxy, client as http:
         yield http, proxy.url, engine
 

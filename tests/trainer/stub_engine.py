@@ -57,7 +57,7 @@ class StubEngine:
                 body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
                 status, answer = engine.heard(self.path, body, self.headers.get("authorization"))
                 if status < 0:
-                    time.sleep(5)
+                    time.sleep(60)
                     self.close_connection = True
                     return
                 told = b"" if answer is None else json.dumps(answer).encode()

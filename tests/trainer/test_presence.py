@@ -41,7 +41,7 @@ def trainer(url: str, folder: Path, said: list[str]) -> Iterator[Run]:
         total_steps=1,
     )
     folder.mkdir(exist_ok=True)
-    with closing(Link.of(config, trainer=trainer_of(config), deadline_s=10.0)) as link:
+    with closing(Link.of(config, trainer=trainer_of(config), deadline_s=300.0)) as link:
         link.meet()
         with Presence(link, 0.2), Keeper(link) as keeper:
             run = Run(config, link, Attached(Disk(), Instants()), keeper,
@@ -146,4 +146,4 @@ def test_a_sign_of_life_that_fails_is_one_that_is_missed() -> None:
 
     link: Any = Failing()
     with Presence(link, 0.01):
-        assert heard.wait(60)
+        assert heard.wait(300)

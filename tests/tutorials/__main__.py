@@ -109,7 +109,7 @@ def scripted(name: str, network: Hosts | None) -> Iterator[Mapping[str, str]]:
         }
         with network.at("gpu") if network else nullcontext():
             for engine in engines.values():
-                httpx.post(f"{engine}/stub/script", json=rules, trust_env=False).raise_for_status()
+                httpx.post(f"{engine}/stub/script", json=rules, timeout=300, trust_env=False).raise_for_status()
         yield engines
 
 

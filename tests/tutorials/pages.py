@@ -17,7 +17,7 @@ from tests.kit.source import ROOT
 
 KINDS = ("sh terminal", "sh tutorial")
 NAMES = ("math", "cocktail", "live", "critic", "team", "coding", "laptop")
-READY_S, BLOCK_S = 60.0, 1500.0
+READY_S, BLOCK_S = 300.0, 1500.0
 SETTING = re.compile(r"^(?:export )?\w+=.*$", re.MULTILINE)
 
 Edit = Callable[[str], str]

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
+import pytest
 from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Claims, Keys
@@ -111,7 +112,7 @@ class Front:
     remote: ClassVar[bool] = False
 
     def __init__(
-        self, *upstreams: str, admin_secret: str | None = None, hold_s: float = 5.0, patience_s: float = 120.0,
+        self, *upstreams: str, admin_secret: str | None = None, hold_s: float = 300.0, patience_s: float = 300.0,
         **settings: Any,
     ) -> None:
         self.patience_s = patience_s
@@ -259,7 +260,16 @@ async def leave(asking: asyncio.Task[Any]) -> None:
     await asyncio.gather(asking, return_exceptions=True)
 
 
-async def until(condition: Any, limit_s: float = 30.0) -> None:
+async def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Set the loop's clock so many seconds on. What is due by then has begun."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + seconds)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def until(condition: Any, limit_s: float = 300.0) -> None:
     """Wait for `condition()` to hold."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 (what is waited for lies in other programs' hands)

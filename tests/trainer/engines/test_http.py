@@ -14,23 +14,23 @@ def test_what_follows_an_error_is_heard_although_the_server_has_closed_the_conne
     engine.status["/collective_rpc"] = 500
     for _ in range(20):
         engine.frozen = True
-        with http.asking(engine.url, 5.0) as asked:
+        with http.asking(engine.url, 300.0) as asked:
             with pytest.raises(http.httpx.HTTPStatusError):
                 http.ask(asked, "/collective_rpc")
-            assert http.wake(asked, 5.0) == ""
+            assert http.wake(asked, 300.0) == ""
         assert not engine.frozen
 
 
 def test_an_engine_is_told_to_go_on_until_it_says_that_it_does(engine: StubEngine) -> None:
     engine.deaf, engine.frozen = 3, True
-    with http.asking(engine.url, 5.0) as asked:
-        assert http.wake(asked, 20.0) == ""
+    with http.asking(engine.url, 300.0) as asked:
+        assert http.wake(asked, 300.0) == ""
     assert engine.asked == ["/resume"] * 4 + ["/is_paused"] and not engine.frozen
 
 
 def test_an_engine_that_does_not_go_on_is_said_to_be_frozen(engine: StubEngine) -> None:
     engine.deaf, engine.frozen = 1000, True
-    with http.asking(engine.url, 5.0) as asked:
+    with http.asking(engine.url, 300.0) as asked:
         assert http.wake(asked, 0.5) == 'HTTP 500 from /resume: {"error": "not now"}'
         engine.answer = lambda path, body: (200, {"is_paused": True})  # type: ignore[method-assign]
         assert http.wake(asked, 0.5) == "it stays frozen"
@@ -38,14 +38,14 @@ def test_an_engine_that_does_not_go_on_is_said_to_be_frozen(engine: StubEngine) 
 
 def test_an_engine_that_does_not_tell_is_taken_by_its_word(engine: StubEngine) -> None:
     engine.lacks, engine.frozen = {"/is_paused"}, True
-    with http.asking(engine.url, 5.0) as asked:
-        assert http.wake(asked, 5.0) == "" and not engine.frozen
+    with http.asking(engine.url, 300.0) as asked:
+        assert http.wake(asked, 300.0) == "" and not engine.frozen
 
 
 def test_a_refusal_is_not_repeated(engine: StubEngine) -> None:
     engine.key = "sesame"
     start = time.monotonic()
-    with http.asking(engine.url, 5.0) as asked:
+    with http.asking(engine.url, 300.0) as asked:
         said = "HTTP 401 from /resume: it wants its API key: set AJET_UPSTREAM_KEY for the trainer, as for the daemon"
         assert http.wake(asked, 600.0) == said
     assert engine.asked == ["/resume"] and time.monotonic() - start < 300
@@ -53,15 +53,15 @@ def test_a_refusal_is_not_repeated(engine: StubEngine) -> None:
 
 def test_the_engines_own_key_opens_it(engine: StubEngine) -> None:
     engine.key = "sesame"
-    with http.asking(engine.url, 5.0, "sesame") as asked:
-        assert http.wake(asked, 5.0) == ""
+    with http.asking(engine.url, 300.0, "sesame") as asked:
+        assert http.wake(asked, 300.0) == ""
 
 
 def test_an_engine_forgets_once_nothing_uses_what_it_has_computed(engine: StubEngine) -> None:
     engine.busy = 2
-    with http.asking(engine.url, 5.0) as asked:
+    with http.asking(engine.url, 300.0) as asked:
         assert http.forgets(asked, 0.0) is False
-        assert http.forgets(asked, 20.0) is True
+        assert http.forgets(asked, 300.0) is True
         engine.busy = 1000
         assert http.forgets(asked, 0.3) is False
 

@@ -100,7 +100,7 @@ class Site:
         found: dict[str, Any] = self.made[-1].runs[run].report
         return found
 
-    def until(self, reached: Callable[[], object], limit_s: float = 60.0) -> None:
+    def until(self, reached: Callable[[], object], limit_s: float = 300.0) -> None:
         end = time.monotonic() + limit_s
         while not reached():
             assert time.monotonic() < end, (self.report(), self.said, self.words())
@@ -129,7 +129,7 @@ class Site:
             made._lock.close()
             for kept in made.runs.values():
                 if kept.process is not None:
-                    kept.process.wait(30)
+                    kept.process.wait(300)
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ async def running(scene: Scene) -> AsyncIterator[asyncio.Task[None]]:
         task = asyncio.ensure_future(scene.flow.run())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(300):
             yield task
         task.cancel()
 
@@ -173,7 +173,7 @@ async def test_after_the_end_there_is_nothing_to_wait_for(broken: bool, ran: boo
             scene.content.set_exception(aiohttp.ClientPayloadError("broken"))
         else:
             scene.content.feed_eof()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(300):
             await scene.flow.run()
             await scene.flow.run()
 
@@ -218,7 +218,7 @@ async def test_a_connection_that_has_gone_on_to_another_request_is_left_alone() 
 async def test_answers_of_another_form_are_the_tasks_own(kind: dict[str, Any]) -> None:
     scene = Scene(**kind)
     with scene.flow:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(300):
             await scene.flow.run()
         scene.come(b"hello")
     assert scene.client.written == []

@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.kit.answering import listening
 from tests.proxy.io.front import CHAT, Front
 
-pytestmark = pytest.mark.usefixtures("asked_briefly")
+pytestmark = pytest.mark.usefixtures("asked_briefly", "flying")
 EVENT = (
     b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
     b'{"content":"a"},"logprobs":{"content":[{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[]}]},'
@@ -50,7 +50,7 @@ async def engine(*pieces: bytes, gap_s: float = 0.0) -> AsyncIterator[str]:
 async def streaming(url: str, **settings: Any) -> AsyncIterator[tuple[Front, aiohttp.ClientResponse]]:
     """A front before the engine at `url`, and a stream that comes through it."""
     async with (
-        Front(url, **settings) as front, aiohttp.ClientSession() as client, asyncio.timeout(60),
+        Front(url, **settings) as front, aiohttp.ClientSession() as client, asyncio.timeout(300),
         client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
     ):  # fmt: skip
         yield front, response
@@ -117,7 +117,7 @@ async def test_chunks_whose_framing_breaks_are_a_break(stream: bool) -> None:
         writer.close()
 
     async with (
-        listening(answer) as url, Front(url) as front, aiohttp.ClientSession() as client, asyncio.timeout(10),
+        listening(answer) as url, Front(url) as front, aiohttp.ClientSession() as client, asyncio.timeout(300),
         client.post(f"{front.url}/e/x{CHAT}", json={"stream": stream, "messages": []}) as response,
     ):  # fmt: skip
         assert response.status == (200 if stream else 502)

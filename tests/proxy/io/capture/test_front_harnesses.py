@@ -16,6 +16,8 @@ from tests.kit.wire import Answer, send
 from tests.proxy.io.capture.test_continuity import said as kept
 from tests.proxy.io.front import CHAT, Front
 
+pytestmark = pytest.mark.usefixtures("flying")
+
 SESSION = "0199a213-81c0-7800-8aa1-bbab2a035a53"
 CODEX = {
     "user-agent": "codex_exec/0.169.0 (Ubuntu 24.4.0; x86_64) unknown", "originator": "codex_exec",

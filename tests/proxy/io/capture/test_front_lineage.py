@@ -16,6 +16,8 @@ from tests.kit.wire import Answer, send
 from tests.proxy.io.capture.test_continuity import said
 from tests.proxy.io.front import CHAT, COMPLETIONS, Front, until
 
+pytestmark = pytest.mark.usefixtures("flying")
+
 
 def body(*messages: Any, **more: Any) -> dict[str, Any]:
     """`messages` take turns: the user's as text, the assistant's as they were given."""

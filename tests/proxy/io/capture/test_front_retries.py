@@ -16,6 +16,8 @@ from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import BODY, CHAT, Front, leave, until
 
+pytestmark = pytest.mark.usefixtures("flying")
+
 AGAIN = {"X-Stainless-Retry-Count": "1"}
 KEY = {"Idempotency-Key": "one"}
 

@@ -16,6 +16,8 @@ from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import send
 from tests.proxy.io.front import BODY, CHAT, SECRET, Front, bearer, error, get, until
 
+pytestmark = pytest.mark.usefixtures("flying")
+
 
 async def test_a_reward_rides_on_any_request(front: Front) -> None:
     url = f"{front.url}/e/ep"

@@ -18,6 +18,8 @@ from tests.kit.ports import free_port
 from tests.kit.wire import send
 from tests.proxy.io.front import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Front, bearer, leave, until
 
+pytestmark = pytest.mark.usefixtures("flying")
+
 DIALECTS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 FIRST = [{"role": "user", "content": "say: one two three"}]
 AFTER = [*FIRST, {"role": "assistant", "content": "nothing came"}, {"role": "user", "content": "say: go on"}]
@@ -162,7 +164,7 @@ async def test_a_client_gives_up_on_a_dead_engine_while_others_are_answered_by_t
         assert gone._runner is not None
         for site in list(gone._runner.sites):
             await site.stop()
-        await asyncio.sleep(0.1)  # until its idle connections are closed
+        await asyncio.sleep(1.0)  # until its idle connections are closed
         assert await ask(front, CHAT, OTHER) == 200
         await giving_up
         assert reasons(front) == ["engine_silent"]

@@ -14,6 +14,8 @@ from tests.kit.engine_stub import EngineStub, Received
 from tests.kit.wire import send
 from tests.proxy.io.front import CHAT, COMPLETIONS, Front, until
 
+pytestmark = pytest.mark.usefixtures("flying")
+
 TEXT = "one two three four five six"
 BODY = {
     CHAT: {"model": "stub", "messages": [{"role": "user", "content": f"say: {TEXT}"}]},

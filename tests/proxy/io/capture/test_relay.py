@@ -19,6 +19,8 @@ from tests.kit.tapes import steady
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Front, until
 
+pytestmark = pytest.mark.usefixtures("flying")
+
 TOOLS = [{"type": "function", "function": {"name": "guess", "parameters": {"type": "object"}}}]
 SAID = "héllo 😀"
 TOOL = {"type": "function", "name": "guess", "parameters": {"type": "object"}}

@@ -33,7 +33,7 @@ async def finished(front: Front, path: str) -> AsyncIterator[aiohttp.ClientRespo
     of messages is told of the finish with the usage, which comes later."""
     body = {"model": "stub", "stream": True, **ASKED[path]}
     async with (
-        asyncio.timeout(60), aiohttp.ClientSession() as client, client.post(f"{front.url}/e/x{path}", json=body) as got
+        asyncio.timeout(300), aiohttp.ClientSession() as client, client.post(f"{front.url}/e/x{path}", json=body) as got
     ):  # fmt: skip
         event = b""
         while path in FINISH and FINISH[path] not in event:

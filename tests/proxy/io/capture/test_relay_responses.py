@@ -20,6 +20,8 @@ from tests.kit.wire import send
 from tests.proxy.io.capture.test_relay import ASKED, body_for
 from tests.proxy.io.front import COMPLETIONS, RESPONSES, Front, leave, until
 
+pytestmark = pytest.mark.usefixtures("flying")
+
 CALLING = ASKED["responses-call"][1]
 
 

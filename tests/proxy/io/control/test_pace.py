@@ -27,7 +27,7 @@ class Lanes:
         self.looks += 1
         return self.room[lane]
 
-    async def enter(self, lane: str, who: str = "", hold_s: float = 30.0, task: str = "t") -> bool:
+    async def enter(self, lane: str, who: str = "", hold_s: float = 300.0, task: str = "t") -> bool:
         may = await self.pace.enter(GroupKey(lane, task, ""), hold_s, name=who or None)
         room = self.room[lane]
         if may and room is not None:
@@ -111,6 +111,7 @@ async def test_who_leaves_keeps_nobody_waiting() -> None:
 
 
 async def test_who_asks_again_stands_where_he_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "AGAIN_S", 600.0)
     lanes = Lanes(a=0)
     assert not await lanes.enter("a", "1", hold_s=0.01, task="s")
     others = [asyncio.create_task(lanes.enter("a", who)) for who in "23"]

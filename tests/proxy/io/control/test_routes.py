@@ -196,7 +196,7 @@ async def test_a_lease_waits_until_a_group_is_ready(client: Client) -> None:
     nothing = await client.control("POST", "/batches/lease", {"group_size": 2, "wait_s": 0.1})
     assert (nothing.status, nothing.body) == (204, b"")
     assert time.monotonic() - began >= 0.1
-    waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"group_size": 2, "wait_s": 30}))
+    waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"group_size": 2, "wait_s": 300}))
     await rewarded(client, "one")
     await asyncio.sleep(0.05)
     assert not waiting.done()
@@ -207,7 +207,7 @@ async def test_a_lease_waits_until_a_group_is_ready(client: Client) -> None:
 
 async def test_a_lease_that_waits_looks_again_only_when_it_may_find_more(client: Client) -> None:
     with mock.patch.object(LeaseCommands, "lease", autospec=True, side_effect=LeaseCommands.lease) as looks:
-        asked = {"group_size": 2, "wait_s": 30, "max_staleness": 4}
+        asked = {"group_size": 2, "wait_s": 300, "max_staleness": 4}
         waiting = asyncio.create_task(client.control("POST", "/batches/lease", asked))
         for turn in range(10):
             assert (await client.chat("one", f"turn {turn}", X_AJet_Task="task")).status == 200
@@ -231,11 +231,21 @@ async def test_a_lease_that_does_not_wait_looks_behind_all_that_it_drops(client:
 
 
 async def test_a_trainer_that_leaves_while_it_waits_takes_nothing(client: Client) -> None:
-    waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"group_size": 1, "wait_s": 30}))
-    await asyncio.sleep(0.1)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    await asyncio.sleep(0.5)
+    came, left = asyncio.Event(), asyncio.Event()
+    leasable = Store.leasable
+
+    async def seen(*of: Any) -> None:
+        came.set()
+        try:
+            await leasable(*of)
+        finally:
+            left.set()
+
+    with mock.patch.object(Store, "leasable", seen):
+        waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"group_size": 1, "wait_s": 300}))
+        await came.wait()
+        waiting.cancel()
+        await left.wait()
     await rewarded(client, "one")
     assert (await client.status())["episodes"]["ready"] == 1
 
@@ -310,7 +320,7 @@ async def test_a_lease_waits_until_the_slowest_of_its_team_has_made_its_update(
     asks = {"model": "stub", "group_size": 1, "max_lead": 0}
     assert (await client.control("POST", "/batches/lease", asks)).status == 204
     assert (await client.status())["teams"] == [{"one": {"updates": 0}, "stub": {"updates": 1, "waits_for": "one"}}]
-    waiting = asyncio.create_task(client.control("POST", "/batches/lease", asks | {"wait_s": 30}))
+    waiting = asyncio.create_task(client.control("POST", "/batches/lease", asks | {"wait_s": 300}))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     await client.control("POST", "/gate/open", {"model": "one", "policy_version": 2})

@@ -12,7 +12,7 @@ import pytest
 from ajet_proxy.io.control import openings, pace
 from ajet_sdk import aio
 from ajet_sdk.frame import decode_batch
-from tests.proxy.serving import Client
+from tests.proxy.serving import Client, eventually
 
 SERVED = {"group_size": 2}
 
@@ -32,14 +32,14 @@ async def rewarded(client: Client, task: str) -> str:
 
 async def test_a_lease_that_waits_sees_a_task_end(client: Client) -> None:
     alone = await rewarded(client, "t")
-    asked = {"min_group_size": 1, "group_wait_s": 0.3, "wait_s": 30}
+    asked = {"min_group_size": 1, "group_wait_s": 0.3, "wait_s": 300}
     leased = await client.control("POST", "/batches/lease", asked)
     assert [one.episode for group in decode_batch(leased.body).groups for one in group.episodes] == [alone]
 
 
 async def test_a_lease_that_waits_is_told_of_a_flush(client: Client) -> None:
     alone = await rewarded(client, "t")
-    waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"min_group_size": 1, "wait_s": 30}))
+    waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"min_group_size": 1, "wait_s": 300}))
     await asyncio.sleep(0.1)
     assert (await client.control("POST", "/groups/flush")).json == {"tasks": 1}
     batch = decode_batch((await waiting).body)
@@ -51,7 +51,7 @@ async def test_a_lease_that_waits_sees_a_lane_lend_its_turn(client: Client) -> N
     assert (await client.control("PUT", "/mix", mix)).status == 200
     for _ in range(4):
         await rewarded(client, "a/1")
-    leased = await client.control("POST", "/batches/lease", {"groups": 2, "wait_s": 30})
+    leased = await client.control("POST", "/batches/lease", {"groups": 2, "wait_s": 300})
     assert [group.task for group in decode_batch(leased.body).groups] == ["a/1", "a/1"]
 
 
@@ -74,7 +74,7 @@ async def test_whoever_is_held_is_let_in_where_a_trainer_waits_for_more_than_may
     waiting = [asyncio.create_task(rewarded(client, "a/2")) for _ in range(2)]
     await asyncio.sleep(0.1)
     assert (await client.status())["episodes"]["open"] == 0
-    leased = await client.control("POST", "/batches/lease", {"groups": 2, "wait_s": 30})
+    leased = await client.control("POST", "/batches/lease", {"groups": 2, "wait_s": 300})
     assert [group.task for group in decode_batch(leased.body).groups] == ["a/1", "a/2"]
     await asyncio.gather(*waiting)
 
@@ -153,10 +153,11 @@ async def test_room_that_was_not_taken_is_the_next_ones(client: Client) -> None:
     await client.control("POST", "/plays", {"name": "d", "episodes": 1})
     first = await opened(client, "a/1")
     body = {"task": "a/1", "play": "d", "place": 0}
-    taken = [asyncio.create_task(client.control("POST", "/episodes", body)) for _ in range(2)]
-    await asyncio.sleep(0.1)
-    last = asyncio.create_task(opened(client, "a/1"))
-    await asyncio.sleep(0.1)
+    with mock.patch.object(pace.Pace, "enter", autospec=True, side_effect=pace.Pace.enter) as held:
+        taken = [asyncio.create_task(client.control("POST", "/episodes", body)) for _ in range(2)]
+        await eventually(lambda: asyncio.sleep(0, held.call_count == 2))
+        last = asyncio.create_task(opened(client, "a/1"))
+        await eventually(lambda: asyncio.sleep(0, held.call_count == 3))
     await client.control("POST", f"/episodes/{first}/abort")
     await asyncio.wait(taken, return_when=asyncio.FIRST_COMPLETED)
     (winner,) = (one.result() for one in taken if one.done())
@@ -169,12 +170,16 @@ async def test_room_that_was_not_taken_is_the_next_ones(client: Client) -> None:
 async def test_a_lane_without_a_share_in_which_agents_wait_is_an_alert(client: Client) -> None:
     await client.control("PUT", "/mix", {"shares": {"a": 1.0}, "ahead": 1})
     waiting = asyncio.create_task(opened(client, "b/1"))
-    await asyncio.sleep(0.2)
-    (alert,) = (await client.status())["alerts"]
+
+    async def alerts() -> list[str]:
+        return list((await client.status())["alerts"])
+
+    await eventually(alerts)
+    (alert,) = await alerts()
     assert alert == "agents wait to play lane 'b', which has no share in the mix (ajet mix)"
     await client.control("PUT", "/mix", {"ahead": 0})
     await waiting
-    assert (await client.status())["alerts"] == []
+    assert await alerts() == []
 
 
 async def test_the_sdk_waits_for_room_longer_than_for_a_proxy(client: Client) -> None:

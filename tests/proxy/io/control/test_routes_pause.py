@@ -93,7 +93,10 @@ class Busy(EngineStub):
         return len(self.llm_requests()) == 1
 
 
-async def test_who_was_held_does_not_wait_until_an_engine_says_that_it_goes_on(tmp_path: Path) -> None:
+async def test_who_was_held_does_not_wait_until_an_engine_says_that_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pause, "WAKE_S", 300.0)
     async with Busy() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",), gate_mode="pause") as client:
         await client.control("POST", "/gate/close", {})
         held = asyncio.create_task(client.chat("held"))
@@ -184,7 +187,7 @@ async def test_two_models_of_one_engine_have_gates_of_their_own(tmp_path: Path, 
         calls += [asyncio.create_task(ask(model)) for model in ("one", "two")]
         await eventually(partial(are, ("closing", 0, 1, 1), ("open", 1, 1, 0)))
         stub.paused.set()
-        answer = await client.control("POST", "/gate/close", {"model": "one", "wait_s": 10})
+        answer = await client.control("POST", "/gate/close", {"model": "one", "wait_s": 300})
         assert (answer.status, answer.json["in_flight"]) == (200, 0)
         assert await ask("two") == await calls[0] == await calls[2] == 200 and not calls[1].done()
         await eventually(partial(are, ("closed", 0, 0, 1), ("open", 1, 0, 0)))
@@ -227,7 +230,8 @@ class Deaf(EngineStub):
         return await super()._resume(request)
 
 
-async def test_an_engine_is_told_to_go_on_until_it_does(tmp_path: Path) -> None:
+async def test_an_engine_is_told_to_go_on_until_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause, "WAKE_S", 300.0)
     async with Deaf() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
         await client.control("POST", "/gate/close", {})
         answer = await client.control("POST", "/gate/open", {"policy_version": 1})

@@ -15,6 +15,7 @@ from ajet_proxy.io.engines.vllm import own_models
 from ajet_proxy.io.engines.watch import EngineWatch, changed, read
 from ajet_proxy.settings import Config
 from tests.kit.engine_stub import EngineStub
+from tests.proxy.io.front import until
 from tests.proxy.serving import Client, eventually, serving
 
 
@@ -183,8 +184,13 @@ async def test_the_daemon_and_doctor_say_it(tmp_path: Path, monkeypatch: pytest.
         assert [one.message for one in found if one.level == "fault" and "serves other from other" in one.message]
         stub.models = ("stub",)
         stub.paused.clear()
-        asyncio.get_running_loop().call_later(0.5, stub.paused.set)  # doctor asks it something, too
-        found = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
+        asked = len(stub.llm_requests())
+
+        async def goes_on() -> None:  # doctor generates something behind its look
+            await until(lambda: len(stub.llm_requests()) > asked)
+            stub.paused.set()
+
+        found, _ = await asyncio.gather(examine(Config(upstream=(stub.url,), data_dir=str(tmp_path))), goes_on())
         assert [one.level for one in found if one.message.startswith("is frozen")] == ["warning"]
 
 

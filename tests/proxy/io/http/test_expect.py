@@ -30,7 +30,7 @@ async def asked(
         f"{method} {path} HTTP/{version}", "Host: localhost", f"Authorization: {key}", "Content-Type: application/json",
         f"Content-Length: {length}", f"Expect: {expect}",
     )
-    async with connected(url, ("\r\n".join(head) + "\r\n\r\n").encode()) as connection, asyncio.timeout(20):
+    async with connected(url, ("\r\n".join(head) + "\r\n\r\n").encode()) as connection, asyncio.timeout(300):
         yield connection
 
 

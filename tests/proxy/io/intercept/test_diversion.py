@@ -200,10 +200,10 @@ async def test_a_client_that_leaves_closes_the_connection_to_the_front(tmp_path:
         running.interceptor._master.addons.get("nextlayer")._front = silent.sockets[0].getsockname()[:2]
         connection = await running.tunnel("localhost", 443)
         await connection[1].start_tls(running.trusting(), server_hostname="localhost")
-        await asyncio.wait_for(came.wait(), 5)
+        await asyncio.wait_for(came.wait(), 300)
         assert not left.is_set()
         connection[1].transport.abort()
-        await asyncio.wait_for(left.wait(), 5)
+        await asyncio.wait_for(left.wait(), 300)
         silent.close()
         assert running.front.tunnels._callers == {}
 

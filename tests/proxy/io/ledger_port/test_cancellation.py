@@ -69,7 +69,7 @@ async def test_before_the_head_it_is_an_error(
     assert answer.status == 409 and said["error"]["type"] == kind
     assert "was discarded while this call ran" in said["error"]["message"]
     await until(lambda: stub.llm_requests()[-1].cancelled)
-    assert await front.gate.drained(10.0)
+    assert await front.gate.drained(300.0)
     await until(lambda: front.running == 0)
     assert front.lost == ["episode_discarded"] and not front.calls
     counted = front.metrics.render().splitlines()
@@ -96,7 +96,7 @@ async def test_a_request_that_is_not_captured_ends_with_its_episode() -> None:
             async with await asking as answer:
                 said = await answer.json()
         assert answer.status == 409 and said["error"]["code"] == "episode_discarded"
-        assert await front.gate.drained(10.0)
+        assert await front.gate.drained(300.0)
 
 
 def route_of(path: str) -> str:
@@ -120,7 +120,7 @@ async def test_in_mid_stream_it_breaks_off(path: str) -> None:
         came = b"".join(parts)
         assert came.startswith((b"data: ", b"event: ")) and b"conflict" not in came and b"HTTP/1.1" not in came
         await until(lambda: stub.llm_requests()[-1].cancelled)
-        assert await front.gate.drained(10.0)
+        assert await front.gate.drained(300.0)
         assert front.lost == ["beam_search" if path == RAW else "episode_discarded"] and not front.calls
 
 

@@ -15,7 +15,7 @@ class Door:
     open = True
 
 
-def make(hold_s: float = 5.0) -> tuple[Door, Gatekeeper]:
+def make(hold_s: float = 300.0) -> tuple[Door, Gatekeeper]:
     door = Door()
     return door, Gatekeeper(is_open=lambda model: door.open, hold_s=hold_s)
 
@@ -85,19 +85,20 @@ async def test_the_seconds_in_which_anybody_is_inside_are_counted_once_and_never
     assert (log, gate.busy_s) == (["cancelled"], 7.5)
 
 
-async def test_how_long_each_was_held_is_told() -> None:
-    told: list[float] = []
-    door = Door()
-    gate = Gatekeeper(is_open=lambda model: door.open, hold_s=5.0, waited=told.append)
+async def test_how_long_each_was_held_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told, door = [100.0], list[float](), Door()
+    monkeypatch.setattr(gatekeeper, "perf_counter", lambda: now[0])
+    gate = Gatekeeper(is_open=lambda model: door.open, hold_s=300.0, waited=told.append)
     async with gate.enter():
-        assert len(told) == 1
+        assert told == [0.0]
     door.open = False
     held = asyncio.create_task(visit(gate, [], "held"))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
+    now[0] += 5
     door.open = True
     gate.changed()
     await held
-    assert len(told) == 2 and 0.05 <= told[1] < 5.0
+    assert told == [0.0, 5.0]
 
 
 async def test_who_waits_too_long_is_told_when_to_come_back() -> None:
@@ -126,7 +127,7 @@ async def test_draining_waits_for_those_inside() -> None:
     await asyncio.sleep(0)
     door.open = False
     assert not await gate.drained(0.02)
-    drained = asyncio.create_task(gate.drained(5.0))
+    drained = asyncio.create_task(gate.drained(300.0))
     late = asyncio.create_task(visit(gate, log, "late"))
     await asyncio.sleep(0.01)
     leave.set()
@@ -171,7 +172,7 @@ async def test_when_the_proxy_stops_those_held_are_sent_away() -> None:
 async def test_each_model_is_held_counted_and_drained_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     now, shut = [0.0], {"a"}
     monkeypatch.setattr(gatekeeper, "perf_counter", lambda: now[0])
-    gate = Gatekeeper(is_open=lambda model: model not in shut, hold_s=5.0)
+    gate = Gatekeeper(is_open=lambda model: model not in shut, hold_s=300.0)
     leave, inside = asyncio.Event(), asyncio.Event()
 
     async def ask(model: str) -> None:
@@ -188,7 +189,7 @@ async def test_each_model_is_held_counted_and_drained_by_itself(monkeypatch: pyt
     assert await gate.drained(0.0, lambda model: model == "a")
     assert not await gate.drained(0.0, lambda model: model == "b")
     assert (gate.inside(), gate.inside(lambda model: model == "a")) == (1, 0)
-    drained = asyncio.create_task(gate.drained(5.0, lambda model: model == "b"))
+    drained = asyncio.create_task(gate.drained(300.0, lambda model: model == "b"))
     leave.set()
     await free
     assert await drained
@@ -220,7 +221,7 @@ async def test_who_waits_is_known_by_episode() -> None:
 
 async def test_as_whose_a_request_counts_may_change_while_it_waits() -> None:
     home = ["a"]
-    gate = Gatekeeper(is_open=lambda model: model != "a", hold_s=5.0)
+    gate = Gatekeeper(is_open=lambda model: model != "a", hold_s=300.0)
     entered = asyncio.Event()
 
     async def ask() -> None:

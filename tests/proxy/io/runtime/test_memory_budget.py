@@ -61,7 +61,7 @@ def sending(url: str, path: str, length: int, *more: str) -> Connected:
 
 async def told(reader: asyncio.StreamReader) -> tuple[int, str | None, str]:
     """Status, ``Retry-After`` and the code of the error."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(300):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         body = json.loads(await reader.readuntil(b"}}"))
     headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)

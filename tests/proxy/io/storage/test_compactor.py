@@ -71,15 +71,13 @@ class Daemon:
 
     async def ticks(self) -> None:
         """Until there is nothing more to do."""
-        for _ in range(400):
+        while True:
             self.compactor.tick()
-            task = self.compactor._task
-            rests = task is None or task.done()
+            if (task := self.compactor._task) is not None:
+                await task
             waits = self.at < self.compactor._not_before
-            if rests and (waits or not (self.compactor._arrived or self.compactor._is_due())):
+            if waits or not (self.compactor._arrived or self.compactor._is_due()):
                 return
-            await asyncio.sleep(0.02)
-        raise AssertionError("it never came to rest")
 
 
 async def test_what_is_trained_leaves_memory_and_is_still_shown(
@@ -189,7 +187,8 @@ async def store_ticks(daemon: Daemon) -> None:
     """One tick, after whatever was waited for."""
     daemon.at += module.RETRY_S
     daemon.compactor.tick()
-    await asyncio.sleep(0.1)
+    assert daemon.compactor._task is not None
+    await daemon.compactor._task
 
 
 async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_path: Path) -> None:
@@ -220,8 +219,8 @@ async def test_a_disk_that_ends_no_segment_lets_none_be_compacted(
     assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render()
     disk.heal()
     daemon.at += module.RETRY_S
-    await asyncio.sleep(0.1)
-    assert store.healthy
+    while not store.healthy:
+        await store.leasable(store.state.leasable(), 0.005)
     await daemon.ticks()
     assert not store.state.episodes.leaving
     await store.close()
@@ -283,7 +282,7 @@ async def test_a_compaction_ends_with_the_daemon(
         daemon.compactor.tick()
         await asyncio.sleep(0.1)
     assert daemon.compactor._task is not None and not daemon.compactor._task.done()
-    await asyncio.wait_for(daemon.compactor.stop(), 5)
+    await asyncio.wait_for(daemon.compactor.stop(), 300)
     assert len(store.state.episodes.leaving) == 28
 
 
@@ -309,11 +308,10 @@ def runs(process: int) -> bool:
 
 
 def until(reached: Any) -> bool:
-    for _ in range(1000):
-        if reached():
-            return True
+    deadline = time.monotonic() + 300
+    while not reached() and time.monotonic() < deadline:
         time.sleep(0.02)
-    return False
+    return bool(reached())
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the child in /proc")

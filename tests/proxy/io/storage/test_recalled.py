@@ -51,7 +51,7 @@ async def until_archived(client: Client) -> None:
         state = client.app._store.state
         return bool(state.episodes.archived) and not state.episodes.leaving
 
-    await eventually(archived, limit_s=60.0)
+    await eventually(archived, limit_s=300.0)
 
 
 async def test_no_request_reads_the_archive_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
