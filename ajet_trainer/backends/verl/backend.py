@@ -88,6 +88,7 @@ def environment(device: str, run_dir: Path) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARN",
         "VLLM_NO_USAGE_STATS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_prestart_worker_first_driver": "0",  # these would lack the run's environment, and never be used
         "TOKENIZERS_PARALLELISM": "false",
         "TENSORBOARD_DIR": str(run_dir.absolute() / "tensorboard"),  # verl's logger would take the working folder
         "TQ_NUM_THREADS": str(min(8, os.cpu_count() or 1)),

@@ -26,14 +26,16 @@ from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
+from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.utils.padding import response_to_nested
 
 from ajet_trainer.advantage import group_of, row_weights
 from ajet_trainer.agreement import ENOUGH, OtherWeights, fresh_kl
-from ajet_trainer.backends.verl import advantages
+from ajet_trainer.backends.verl import advantages, forest_engine
 from ajet_trainer.backends.verl.corrections import READ, by_call, figures, left_out, over_sequences
 from ajet_trainer.backends.verl.estimators import BY_TURN, GROUPED, by_turn
 from ajet_trainer.backends.verl.losses import session_loss
@@ -60,6 +62,18 @@ class Leases:
         self.batches = state
 
 
+class Launched(LLMServerManager):  # type: ignore[misc]
+    """verl's engines, without the process that deals requests out among them: agents reach them through the proxy."""
+
+    async def _init_global_load_balancer(self) -> None: ...
+
+
+class Elsewhere(Launched):
+    """Stands where verl expects its engines. No class of engines is known, so vLLM is not imported to have one."""
+
+    rollout_replica_class = None
+
+
 @register_trainer("ajet")
 class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     """verl's trainer of a step, as `VerlLearner` drives it. With `hybrid`, verl launches the engines. `init` must have
@@ -73,6 +87,11 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self.updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
 
     # What verl asks of a trainer -----------------------------------------------------------------------------------
+
+    def _setup(self) -> None:
+        engines = Launched if self._enable_hybrid_replicas else Elsewhere
+        with forest_engine.ours(trainer_base, "LLMServerManager", engines):
+            super()._setup()
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
