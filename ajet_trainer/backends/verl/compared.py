@@ -16,10 +16,13 @@ Text = tuple[Sequence[int], Sequence[int]]
 
 
 def dtype_of(config: DictConfig) -> str | None:
-    """The dtype in which verl's actor computes, by its `config`; None where that is not known here."""
-    actor = config.actor_rollout_ref.actor
+    """The dtype in which verl's actor computes, or sends its weights if that is coarser, by its `config`; None where
+    that is not known here. verl sends a model with its adapter in it in bfloat16."""
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     if not str(actor.strategy).startswith("fsdp"):
         return None
+    if model.lora.merge and (model.lora_rank > 0 or model.lora_adapter_path):
+        return "bf16"
     return str(OmegaConf.select(actor, "fsdp_config.mixed_precision.param_dtype") or "bf16")
 
 

@@ -7,14 +7,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import TrainingWorkerConfig
 
+from ajet_trainer.backends.verl.compared import dtype_of
 from ajet_trainer.backends.verl.weights import SharedFolder, write_adapter
 from ajet_trainer.backends.verl.worker import RowWorker
+from tests.kit.trainer_process import FLOAT32
 from tests.trainer.engine.test_gradient import conversation, rows_of, step_data
 from tests.trainer.engine.test_settings import SEED, composed, refused
 
@@ -29,11 +32,9 @@ def logprobs(worker: Any, data: Any) -> Any:
 def adapted(folder: Path, lora: Mapping[str, Any] = LORA, *, apart: Path | None = None, **optim: Any) -> Any:
     """A worker of the trainer's own configuration whose model has an adapter, sent to engines `apart` through a folder
     if there is one."""
-    precision = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
-    float32 = {f"{precision}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
     steps = {f"actor_rollout_ref.actor.optim.{name}": value for name, value in optim.items()}
     tree = composed(
-        {**lora, **float32, **steps}, device="cpu", folder=apart, apart=apart is not None, model=str(folder)
+        {**lora, **FLOAT32, **steps}, device="cpu", folder=apart, apart=apart is not None, model=str(folder)
     ).actor_rollout_ref
     model, actor = omega_conf_to_dataclass(tree.model), omega_conf_to_dataclass(tree.actor)
     actor.engine.infer_max_token_len_per_gpu = actor.engine.max_token_len_per_gpu = 256
@@ -90,6 +91,16 @@ def test_an_adapter_is_always_merged() -> None:
     assert composed(LORA).actor_rollout_ref.model.lora.merge is True
     said = refused({"actor_rollout_ref.model.lora.merge": False})
     assert said.startswith("actor_rollout_ref.model.lora.merge cannot be changed: agents would be served the model")
+
+
+@pytest.mark.parametrize(
+    ("values", "apart", "expected"), [({}, False, "fp32"), (LORA, False, "bf16"), (LORA, True, "fp32")]
+)
+def test_a_model_with_its_adapter_in_it_is_as_coarse_as_it_is_sent(
+    values: Mapping[str, Any], apart: bool, expected: str, tmp_path: Path
+) -> None:
+    tree = composed({**values, **FLOAT32}, device="cpu", folder=tmp_path, apart=apart)
+    assert dtype_of(tree) == expected
 
 
 def test_what_is_written_is_the_adapter_and_peft_reads_it(tiny: Path, tmp_path: Path) -> None:
