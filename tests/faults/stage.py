@@ -34,6 +34,8 @@ from tests.kit.source import ROOT
 
 ROOM = 512 << 20
 LANE_WAIT_S = 5.0
+END_S = 600.0
+"""A worker that was told to die has so long, however slow the machine is."""
 GIVEN_UP = tuple(f'ajet_captures_total{{outcome="{outcome}"}}' for outcome in ("disconnected", "engine_silent"))
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.faults.player", "tests.faults.trainer"])
@@ -125,12 +127,12 @@ class Worker:
     def kill(self) -> bool:
         """SIGKILL; whether it died of that."""
         self.process.kill()
-        return self.killed(300)
+        return self.killed()
 
-    def killed(self, limit_s: float) -> bool:
+    def killed(self) -> bool:
         """Whether it has died of SIGKILL; waits for its end."""
-        self.process.join(limit_s)
-        assert self.process.exitcode is not None, f"still there after {limit_s:g} s"
+        self.process.join(END_S)
+        assert self.process.exitcode is not None, f"still there after {END_S:g} s"
         return self.process.exitcode == -signal.SIGKILL
 
     @property

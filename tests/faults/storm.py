@@ -118,7 +118,7 @@ class Storm:
         model, instant = self._instants.pop()
         other, worker = MODELS[model == MODELS[0]], self.stage.trainers[model]
         self.stage.order(model, f"kill {instant}")
-        while not worker.killed(60.0):
+        while not worker.killed():
             worker.again()
         self.counts["kills of a trainer at an instant of its own"] += 1
         self._goes_on(other, trains=instant not in SHUT)
