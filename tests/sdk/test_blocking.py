@@ -36,7 +36,9 @@ import os, sys
 
 tasks = []
 os.register_at_fork(before=lambda: tasks.append(os.listdir("/proc/self/task")))  # called last, since it is the first
-import ajet_sdk
+import ajet_sdk, ajet_sdk.blocking
+
+ajet_sdk.blocking.END_S = 600.0
 
 with ajet_sdk.Client(sys.argv[1]) as client:
     for _ in range(50):

@@ -145,27 +145,23 @@ def test_before_any_trainer_has_come_no_episode_of_a_team_opens(tmp_path: Path) 
 
 
 def test_a_run_waits_for_a_trainer_that_has_yet_to_come_and_says_so(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rig: Rig, engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever is started first: no episode is spoilt."""
     monkeypatch.setattr(patience, "LONG_S", 0.0)
-    first = ("--upstream", f"first={engine}")
-    with ProxyProcess(None, tmp_path / "data", options=first) as proxy, Rig(proxy.url) as rig:
-        done: list[Any] = []
 
-        def agent(_task: Any, episode: ajet_sdk.Episode) -> float:
-            return float(rig.chat(episode.id, model="late").is_success)
+    def agent(_task: Any, episode: ajet_sdk.Episode) -> float:
+        return float(rig.chat(episode.id, model="late").is_success)
 
-        def play() -> None:
-            members = {"early": "first", "late": "second"}
-            done.append(ajet_sdk.run(agent, ["t"], repeat=2, members=members, proxy_url=proxy.url))
-
-        playing = threading.Thread(target=play)
-        playing.start()
+    def comes() -> None:
         assert until(lambda: "waiting: no engine serves 'second'" in caplog.text)
         assert rig.post("/policy", {"model": "second", "version": 1, "upstreams": [engine]}).is_success
-        playing.join()
-        assert (done[0].rewards, done[0].failures) == ([1.0, 1.0], [])
+
+    coming = threading.Thread(target=comes)
+    coming.start()
+    results = ajet_sdk.run(agent, ["t"], repeat=2, members={"early": "p-model", "late": "second"})
+    coming.join()
+    assert (results.rewards, results.failures) == ([1.0, 1.0], [])
 
 
 def test_a_team_plays_what_a_trainers_evaluation_wants(rig: Rig, engine: str) -> None:

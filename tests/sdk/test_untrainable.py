@@ -13,7 +13,7 @@ import pytest
 import ajet_sdk
 from ajet_sdk.play.episode import Outcome
 from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTRAINABLE
-from tests.kit.patience import until
+from tests.kit.patience import LONG_S, until
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.sdk.conftest import Ajet
 from tests.sdk.test_with_proxy import AGENT, ask
@@ -39,7 +39,7 @@ def proxy(running: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> ProxyProces
 
 def spoil(engine: str, kind: str = "", times: int = ALL) -> None:
     faults = [{"kind": kind, "times": times}] if kind else []
-    httpx.post(f"{engine}/stub/faults", json=faults, trust_env=False).raise_for_status()
+    httpx.post(f"{engine}/stub/faults", json=faults, timeout=LONG_S, trust_env=False).raise_for_status()
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_the_daemon_says_it_once_until_the_engine_tells(ajet: Ajet, run: Ajet, e
         line = f"{engine}/v1/chat/completions gives no token ids (no_token_ids), so nothing that it samples can be"
         assert line in ajet("status", "--proxy", proxy.url)[1]
         assert proxy.report()["alerts"][0].startswith(line) and proxy.report()["alerts"][0].endswith(GIVES_TOKEN_IDS)
-        metrics = httpx.get(f"{proxy.url}/metrics", trust_env=False).text
+        metrics = httpx.get(f"{proxy.url}/metrics", timeout=LONG_S, trust_env=False).text
         assert "\najet_alerts 1\n" in metrics
         assert until(lambda: f"alert: {line}" in proxy.errors())
         spoil(engine)

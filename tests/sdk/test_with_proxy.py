@@ -16,6 +16,7 @@ from ajet_sdk import Client, aio
 from ajet_sdk.play import rollouts
 from ajet_sdk.play.episode import Outcome
 from ajet_sdk.routes import Lease
+from tests.kit.patience import LONG_S
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.sdk.conftest import Ajet
 
@@ -35,7 +36,8 @@ print(len(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["c
 def ask(episode: Any, **change: Any) -> httpx.Response:
     """One LLM call of an agent that knows its base URL and key."""
     key = {"Authorization": f"Bearer {episode.api_key}"}
-    return httpx.post(f"{episode.base_url}/chat/completions", json=ASK | change, headers=key, trust_env=False)
+    url = f"{episode.base_url}/chat/completions"
+    return httpx.post(url, json=ASK | change, headers=key, timeout=LONG_S, trust_env=False)
 
 
 def test_an_episode_is_rewarded_and_ready(daemon: ProxyProcess) -> None:
@@ -143,7 +145,7 @@ async def test_two_clients_play_what_is_wanted_together(daemon: ProxyProcess, mo
             raise RuntimeError("no idea")
         return 0.5
 
-    async with httpx.AsyncClient(base_url=f"{daemon.url}/ajet/v1", trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=f"{daemon.url}/ajet/v1", timeout=LONG_S, trust_env=False) as http:
         name = (await http.post("/evaluations", json=post)).json()["evaluation"]
         both = [
             asyncio.ensure_future(aio.run(agent, tasks, 1, eval=True, wanted=True, parallel=3)) for _ in range(2)

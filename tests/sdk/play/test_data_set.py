@@ -143,7 +143,11 @@ async def test_whatever_discards_a_rollout_it_is_played_again_a_few_times(stub: 
     ]
 
 
-async def test_many_that_always_fail_hide_none_that_failed_once(stub: ControlStub) -> None:
+async def test_many_that_always_fail_hide_none_that_failed_once(
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than the proxy shows at once."""
+    monkeypatch.setattr("ajet_proxy.core.ledger.plays.SHOWN", 10)
     tried: Counter[str] = Counter()
 
     async def agent(task: str, episode: Any) -> float:
@@ -152,11 +156,11 @@ async def test_many_that_always_fail_hide_none_that_failed_once(stub: ControlStu
             raise RuntimeError("no idea")
         return 1.0
 
-    tasks = [f"never {number}" for number in range(107)]
+    tasks = [f"never {number}" for number in range(17)]
     await aio.run(agent, [*tasks, "late"], repeat=1, parallel=4, play="d", retries=1)
     assert tried == {**dict.fromkeys(tasks, 2), "late": 2}
     (play,) = stub.plays.values()
-    assert [*play.given_back] == list(range(107))
+    assert [*play.given_back] == list(range(17))
 
 
 async def test_failures_of_the_world_are_given_up_as_such_and_counted_apart(stub: ControlStub) -> None:

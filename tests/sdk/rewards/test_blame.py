@@ -24,6 +24,7 @@ from ajet_sdk.rewards.blame import WorldFailed, of_the_world
 from tests.kit.source import ROOT
 
 REQUEST = httpx.Request("POST", "http://engine/v1/chat/completions")
+CLIENT = openai.OpenAI(api_key="k", base_url="http://engine/v1")
 ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 WORLD = (500, 502, 503, 504, 529, 429, 401, 402, 403, 404, 405, 408, 409, 410, 424, 499)
 AGENT = (400, 413, 422)
@@ -31,8 +32,7 @@ AGENT = (400, 413, 422)
 
 def answered(status: int) -> openai.APIStatusError:
     """What the client raises for an answer with this status."""
-    with openai.OpenAI(api_key="k", base_url="http://engine/v1") as client:
-        return client._make_status_error_from_response(httpx.Response(status, request=REQUEST, json={}))
+    return CLIENT._make_status_error_from_response(httpx.Response(status, request=REQUEST, json={}))
 
 
 def by_httpx(status: int) -> httpx.HTTPStatusError:

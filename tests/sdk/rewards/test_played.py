@@ -20,6 +20,7 @@ from ajet_sdk.play import episode as episodes
 from tests.kit import cell_agent
 from tests.kit.patience import LONG_S, until
 from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.rig import Rig
 from tests.kit.who_failed import AGENT, NOBODY, ROWS, WORLD
 from tests.sdk.conftest import Ajet
 
@@ -106,7 +107,8 @@ def played(ajet: Ajet, proxy: ProxyProcess, told: list[dict[str, Any]], path: Pa
     options = (f"--proxy={proxy.url}", "--parallel=2", "--retries=0", *options_of(told[0]["ends"]))
     _, out, err = ajet("run", "--tasks", str(path), "--quiet", *options, "--", sys.executable, cell_agent.__file__)
     assert "Traceback" not in err
-    known = httpx.get(f"{proxy.url}/ajet/v1/episodes", params={"limit": 1000}, trust_env=False).json()["episodes"]
+    with Rig(proxy.url) as rig:
+        known = rig.get("/episodes", params={"limit": 1000}).json()["episodes"]
     wanted = {one["task"] for one in told}
     found = [one for one in known if one["task"] in wanted]
     assert len(found) == len(wanted), f"{out}\n{err}"
@@ -134,22 +136,22 @@ HAPPENS = ("exit 0", "exit 1", "stdout 1", "rewards, exit 1")
 
 def unanswered(proxy: ProxyProcess, found: dict[str, Any]) -> list[str]:
     """Why requests of this episode went unanswered."""
-    record = httpx.get(f"{proxy.url}/ajet/v1/episodes/{found['episode']}", trust_env=False).json()
-    return [lost["reason"] for lost in record["unanswered"]]
+    with Rig(proxy.url) as rig:
+        return [lost["reason"] for lost in rig.record(found["episode"])["unanswered"]]
 
 
 @pytest.mark.parametrize("leaves", ["gives up", ""], ids=["the client gives up", "a 503"])
 def test_a_gate_that_holds_a_request_for_too_long(ajet: Ajet, engine: str, tmp_path: Path, leaves: str) -> None:
     """Its client gives up waiting, or the daemon does."""
     hold_s = str(LONG_S) if leaves else "0.2"
-    with ProxyProcess(engine, tmp_path / "data", options=("--gate-hold-s", hold_s)) as proxy:
+    options = ("--gate-hold-s", hold_s)
+    with ProxyProcess(engine, tmp_path / "data", options=options) as proxy, Rig(proxy.url) as rig:
         for ends in HAPPENS:
             told = cell(WORLD, "500", ends) | {"fault": None, "happens": "the gate is shut"}
             found = played(ajet, proxy, [told | {"after": leaves}], tmp_path / "cells.jsonl")[told["task"]]
             assert came(found) == expected(told), ends
             assert unanswered(proxy, found) == ["held" if leaves else "unserved"]
-            opened = httpx.post(f"{proxy.url}/ajet/v1/gate/open", json={"policy_version": 0}, trust_env=False)
-            assert opened.is_success
+            assert rig.post("/gate/open", {"policy_version": 0}).is_success
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -211,15 +213,15 @@ def test_every_cell_of_functions(proxy: ProxyProcess, how: str) -> None:
 
     def agent(task: dict[str, str], episode: Any) -> Any:
         fault, stream = FAULTS[task["failed"]][task["fault"]]
-        with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0) as client:
-            ask(client, cell_agent.WARM)
-            try:
-                ask(client, cell_agent.ASKED, fault=fault, stream=stream)
-            except (openai.OpenAIError, httpx.HTTPError) as error:
-                if task["ends"] == "raises":
-                    raise
-                if task["ends"] == "raises another":
-                    raise Careless("no answer") from error
+        client = shared.with_options(base_url=episode.base_url, api_key=episode.api_key)
+        ask(client, cell_agent.WARM)
+        try:
+            ask(client, cell_agent.ASKED, fault=fault, stream=stream)
+        except (openai.OpenAIError, httpx.HTTPError) as error:
+            if task["ends"] == "raises":
+                raise
+            if task["ends"] == "raises another":
+                raise Careless("no answer") from error
         if task["ends"].startswith("raises"):
             raise Careless("there was no finish, or nothing failed")
         return RETURNS.get(task["ends"], 1.0)
@@ -237,10 +239,11 @@ def test_every_cell_of_functions(proxy: ProxyProcess, how: str) -> None:
         return None if task["ends"] == "gives" else value
 
     more: dict[str, Any] = {"repeat": 1, "retries": 0, "parallel": 4, "proxy_url": proxy.url}
-    if how == "threads":
-        results = ajet_sdk.run(blocking, tasks, **more)
-    else:
-        results = asyncio.run(aio.run(asynchronous, tasks, **more))
+    with openai.OpenAI(base_url=proxy.url, api_key="none", max_retries=0) as shared:
+        if how == "threads":
+            results = ajet_sdk.run(blocking, tasks, **more)
+        else:
+            results = asyncio.run(aio.run(asynchronous, tasks, **more))
     found = {item.task: (item.outcome, item.reward, item.infra) for item in results}
     assert found == {one["task"]: expected_of_a_function(one["failed"], one["ends"]) for one in tasks}
 
