@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.bench import load, table
 from tests.bench.servers import canned, post, read_request
-from tests.kit.proxy_process import ProxyProcess
+from tests.kit.proxy_process import PROXY, ProxyProcess
 
 LANES, IDLE_S, STEP_S = 16, 0.08, 0.0005
 FILLER = "word " * 2000
@@ -106,14 +106,15 @@ async def ask(lane: Lane, name: str, port: int, requests: int, errors: list[str]
     return fresh
 
 
-async def run(requests: int, folder: Path) -> Outcome:
+async def run(requests: int, folder: Path, program: Path = PROXY) -> Outcome:
+    """`program` is the proxy's."""
     lanes = {f"lane{number}": Lane() for number in range(LANES)}
     servers = [await asyncio.start_server(lane.serve, "127.0.0.1", 0) for lane in lanes.values()]
     for lane, server in zip(lanes.values(), servers, strict=True):
         lane.port = server.sockets[0].getsockname()[1]
     upstreams = [f"--upstream={name}=http://127.0.0.1:{lane.port}" for name, lane in lanes.items()]
     errors: list[str] = []
-    proxy = ProxyProcess(None, folder / "data", options=upstreams)
+    proxy = ProxyProcess(None, folder / "data", options=upstreams, program=program)
     await asyncio.to_thread(proxy.start)
     try:
         each = -(-requests // LANES)

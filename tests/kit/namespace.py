@@ -80,7 +80,7 @@ class Namespace:
     def run(self, *command: str, **more: str) -> str:
         """What `command` printed, on both; it must succeed. `more` is added to its environment."""
         done = subprocess.run(
-            [*self.inside, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+            [*self.inside, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
             check=False, env=os.environ | more,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}"

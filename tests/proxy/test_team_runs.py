@@ -30,7 +30,8 @@ from tests.trainer.scripted_learner import Disk, Instants, Killed, ScriptedLearn
 
 MODELS = ("planner", "coder")
 MEMBERS = {"plans": "planner", "codes": "coder"}
-GROUP, LEASE_S = 2, 300.0
+GROUP, LEASE_S, SHORT_S = 2, 300.0, 1.0
+"""A trainer that dies has the short lease, so that its next life need not wait for long."""
 STATIONS = {
     "before close", "close answered", "before policy", "policy answered", "before mix", "mix answered", "before open",
     "open answered", "before lease", "lease answered", "before training", "after training",
@@ -70,7 +71,7 @@ class Trainer:
     """The trainer of one model, in all its lives."""
 
     def __init__(self, proxy: ProxyProcess, model: str, folder: Path, **options: Any) -> None:
-        self.model, self.disk = model, Disk()
+        self.model, self.disk, self.lease_s = model, Disk(), LEASE_S
         usual: dict[str, Any] = {"ahead": 0, "groups": 1, "group_size": GROUP, "save_freq": 1}
         self.config = Config(
             model="none", model_name=model, proxy_url=proxy.url, run_dir=str(folder / model), **usual | options
@@ -85,7 +86,7 @@ class Trainer:
         link = MortalLink(self.config.proxy_url, model=self.model, transport=plain)
         link.instants = instants
         progress = Progress(self.config.run_dir, steps, lambda line: None)
-        with closing(link), Keeper(link, LEASE_S) as keeper, suppress(Killed):
+        with closing(link), Keeper(link, self.lease_s) as keeper, suppress(Killed):
             yield Run(
                 self.config, link, learner, keeper, progress,
                 stopping=lambda: 0 < steps <= learner.version or time.monotonic() > give_up,
@@ -189,6 +190,7 @@ def test_a_run_that_is_killed_at_any_instant_holds_up_its_own_agents_alone(
     answered in its next life."""
     deaths, shut = list[str](), Counter[bool]()
     with team(tmp_path) as us, us.trainers[living].life(Instants()) as alive, ThreadPoolExecutor(1) as agent:
+        us.trainers[dying].lease_s = SHORT_S
         alive.start()
         us.trainers[dying].lives(steps=0)
         while True:

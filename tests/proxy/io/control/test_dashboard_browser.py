@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -207,9 +206,8 @@ async def press(page: Page, name: str) -> None:
 
 
 async def enter(page: Page, key: str) -> None:
-    await page.run(f"document.querySelector('input[type=password]').value = {json.dumps(key)}")
-    await page.run("document.querySelector('form button').click()")
-    await asyncio.sleep(0.2)
+    field = f"document.querySelector('input[type=password]').value = {json.dumps(key)}"
+    await page.run(f"{field}; document.querySelector('form button').click()")
 
 
 async def test_ten_thousand_episodes_are_shown_in_pages(page: Page, tmp_path: Path) -> None:
