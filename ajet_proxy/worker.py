@@ -3,7 +3,7 @@
 Only the daemon starts ``python -m ajet_proxy.worker FD PROGRAM`` (`ajet_proxy.io.workers.processes`). FD is its
 connection to the daemon, over which it is told its configuration; it reads no file of the data directory. It ignores
 signals, which are for the daemon. It drains when it is told to. It ends at once when the daemon is gone, because
-nothing that it could still answer would be on disk.
+nothing that it could still answer would be on disk. One that hangs is killed then, or it would keep the port.
 
 Invariant: both run the same code (PROGRAM is a digest of the daemon's). What crosses between them has no version, and
 what is installed may be replaced while a daemon runs.
@@ -34,7 +34,14 @@ from ajet_proxy.io.ledger_port.worker_connection import WorkerConnection
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
-from ajet_proxy.io.runtime.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less, program
+from ajet_proxy.io.runtime.process import (
+    allow_many_connections,
+    end_with_parent,
+    endings,
+    log_to_stderr,
+    look_for_garbage_less,
+    program,
+)
 from ajet_proxy.own_address import Address
 from ajet_proxy.settings import Config
 
@@ -136,6 +143,7 @@ def main() -> None:
     """Run the worker process."""
     for number in endings():
         signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
     log_to_stderr()
     if program() != sys.argv[2]:
         sys.exit("ajet-proxy: another version was installed while the daemon runs: restart the daemon")

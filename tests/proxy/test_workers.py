@@ -284,6 +284,7 @@ def test_after_kill_9_of_the_daemon_its_workers_are_gone_and_one_that_cannot_lis
     with stub_process() as engine, ProxyProcess(engine, tmp_path / "data", options=["--workers", "2"]) as proxy:
         crew_pids = children(proxy.pid)
         assert len(crew_pids) == 2
+        os.kill(crew_pids[0], signal.SIGSTOP)  # one that hangs would keep the port
         proxy.kill()
         deadline = time.monotonic() + 300
         while any(Path(f"/proc/{pid}").exists() for pid in crew_pids):

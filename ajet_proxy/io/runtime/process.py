@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 TURN_S = 0.001
+PR_SET_PDEATHSIG = 1
 
 
 def endings() -> tuple[signal.Signals, ...]:
@@ -33,6 +34,14 @@ def allow_many_connections() -> None:
     """A held agent is an open file, and a thousand agents are usual: take as many as the machine lets us have."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process once the one that started it is gone, even if it hangs. Outside Linux nothing
+    is done."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 async def end(task: asyncio.Task[Any]) -> None:
