@@ -48,7 +48,7 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("SSL_CERT_FILE", request.getfixturevalue("site").servers.file)
 
 
-def meet(config: Config, deadline_s: float = 20.0) -> None:
+def meet(config: Config, deadline_s: float = 300.0) -> None:
     with closing(Link.of(config, deadline_s=deadline_s)) as made:
         made.meet()
         assert made.lease(Lease()) is None

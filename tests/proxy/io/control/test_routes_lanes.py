@@ -11,6 +11,7 @@ import pytest
 
 from ajet_proxy.io.control import openings, pace
 from ajet_sdk import aio
+from ajet_sdk.client import Client as SdkClient
 from ajet_sdk.frame import decode_batch
 from tests.proxy.serving import Client, eventually
 
@@ -186,10 +187,22 @@ async def test_the_sdk_waits_for_room_longer_than_for_a_proxy(client: Client) ->
     """Its deadline is for a proxy that does not answer."""
     await client.control("PUT", "/mix", {"ahead": 1})
     first = [await opened(client, "a/1") for _ in range(2)]
-    with mock.patch.object(openings, "HOLD_S", 0.05):
-        opening = aio.episode("a/1", proxy_url=client.app.url, deadline=0.2)
+    now = 0.0
+
+    async def sleep(_client: SdkClient, _seconds: float) -> None:
+        nonlocal now
+        now += 600.0
+
+    def clock(_client: SdkClient) -> float:
+        return now
+
+    with (
+        mock.patch.object(openings, "HOLD_S", 0.05), mock.patch.object(SdkClient, "sleep", sleep),
+        mock.patch.object(SdkClient, "clock", clock),
+    ):  # fmt: skip
+        opening = aio.episode("a/1", proxy_url=client.app.url, deadline=1000.0)
         waiting = asyncio.ensure_future(opening.opened(aio.Episode))
-        await asyncio.sleep(3.0)
+        await eventually(lambda: asyncio.sleep(0, now > 3000.0))
         assert not waiting.done()
         await client.control("POST", f"/episodes/{first[0]}/abort")
         await (await waiting).aclose()
