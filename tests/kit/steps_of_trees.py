@@ -1,9 +1,10 @@
-"""Three training steps on a fixed batch, whose episodes share prompts and have split, in a real run of verl with Ray.
+"""Three training steps on a fixed batch, whose episodes share prompts and have split, in a real run of verl with Ray:
+once over timelines, and once over trees.
 
-    python -m tests.kit.steps_of_trees MODEL RUN_DIR timeline|tree OUT
+    python -m tests.kit.steps_of_trees MODEL FOLDER
 
-The run is one with engines of its own that stand alone. No daemon is asked, and no weights are pushed. The metrics of
-each step go to OUT, as a list of JSON objects.
+The runs are such with engines that stand alone. No daemon is asked, and no weights are pushed. The metrics of each step
+go to FOLDER/timeline.json and FOLDER/tree.json, as a list of JSON objects.
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ VERL = {
 """Plain descent: Adam divides by the size of a gradient, and that of some weights is nothing but rounding."""
 
 
-def main(model: str, folder: str, rows: str, out: str) -> None:
-    config = Config(
-        model=model, run_dir=folder, engine_urls=("http://127.0.0.1:9",), group_size=EPISODES, groups=GROUPS,
-        max_tokens=1024, rows=rows, verl=VERL,
-    )  # fmt: skip
-    engines, progress = Attached(config, Path(folder)), Progress(config.run_dir, STEPS, lambda _: None)
-    with backend().open(config, engines, progress, lambda: None) as learner:
-        found = [learner.train(batch()) for _ in range(STEPS)]
-    Path(out).write_text(json.dumps(found))
+def main(model: str, folder: str) -> None:
+    for rows in ("timeline", "tree"):
+        config = Config(
+            model=model, run_dir=f"{folder}/{rows}", engine_urls=("http://127.0.0.1:9",), group_size=EPISODES,
+            groups=GROUPS, max_tokens=1024, rows=rows, verl=VERL,
+        )  # fmt: skip
+        engines, progress = Attached(config, Path(config.run_dir)), Progress(config.run_dir, STEPS, lambda _: None)
+        with backend().open(config, engines, progress, lambda: None) as learner:
+            found = [learner.train(batch()) for _ in range(STEPS)]
+        Path(folder, f"{rows}.json").write_text(json.dumps(found))
 
 
 def batch() -> list[Row]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.kit.source import ROOT
 TRAINER = ROOT / ".venv-engine" / "bin" / "ajet-trainer"
 PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 RATE = "actor_rollout_ref.actor.optim.lr"
+LIMIT_S = 900.0
+"""The time in which a busy machine has done whatever a test waits for."""
 PRECISION = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
 FLOAT32 = {f"{PRECISION}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
 """Keys of verl, by which trainer and engine compute alike."""
@@ -91,7 +94,7 @@ class TrainerProcess:
         path = self.run_dir / "phase.json"
         return str(json.loads(path.read_text())["phase"]) if path.exists() else ""
 
-    def until(self, reached: Callable[[], bool], limit_s: float) -> None:
+    def until(self, reached: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         """Waits until `reached`; a trainer that ends before that, or the limit, is a failure."""
         give_up = time.monotonic() + limit_s
         while not reached():
@@ -101,13 +104,13 @@ class TrainerProcess:
                 raise TrainerFailed(f"the trainer stood still at {self.phase()!r}:\n{self.words()}")
             time.sleep(0.2)
 
-    def finish(self, limit_s: float) -> list[dict[str, Any]]:
+    def finish(self, limit_s: float = LIMIT_S) -> list[dict[str, Any]]:
         """Until it ends by itself, as it should; its metrics."""
         if self.wait(limit_s) != 0:
             raise TrainerFailed(self.words())
         return self.metrics()
 
-    def wait(self, limit_s: float) -> int:
+    def wait(self, limit_s: float = LIMIT_S) -> int:
         """Until it ends by itself; the exit status."""
         try:
             return self.process.wait(limit_s)
@@ -136,7 +139,16 @@ def end_all(processes: list[psutil.Process]) -> None:
             process.kill()
 
 
-def living(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
-    """Those of `processes` that still live after at most `within_s` seconds."""
-    _, alive = psutil.wait_procs(processes, timeout=within_s)
-    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those of `processes` that live on, however long they are given to end."""
+    give_up = time.monotonic() + LIMIT_S
+    while (alive := [process for process in processes if lives(process)]) and time.monotonic() < give_up:
+        time.sleep(0.2)
+    return alive
+
+
+def lives(process: psutil.Process) -> bool:
+    """True until it has ended, whether or not its parent knows."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False

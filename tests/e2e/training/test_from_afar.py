@@ -84,7 +84,7 @@ class Supervised:
         found: list[dict[str, Any]] = self.ask("GET", "/runs/r/metrics")["lines"]
         return found
 
-    def until(self, reached: Callable[[], object], limit_s: float = 300.0) -> None:
+    def until(self, reached: Callable[[], object], limit_s: float = 900.0) -> None:
         end = time.monotonic() + limit_s
         while not reached():
             if time.monotonic() > end:
@@ -97,7 +97,7 @@ class Supervised:
         below = [one for one in every if str(self.folder) in " ".join(one.info["cmdline"] or [])]
         children = [child for one in below for child in one.children(recursive=True)]
         end_all([*below, *children])
-        self.process.wait(30)
+        self.process.wait()
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_run_is_started_changed_stopped_and_resumed(supervised: Supervised) ->
     ask, until, lines = supervised.ask, supervised.until, supervised.lines
     for path in ("/status", "/episodes", "/wanted", "/events"):
         assert supervised.answer("GET", path)[0] == 403
-    until(lambda: supervised.answer("PUT", "/runs/r", {"config": CONFIG, "desired": "running"})[0] == 200, 60)
+    until(lambda: supervised.answer("PUT", "/runs/r", {"config": CONFIG, "desired": "running"})[0] == 200)
     first = ask("GET", "/runs/r")["digest"]
     with Players(supervised.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE):
         until(lambda: len(lines()) >= 2)
@@ -143,7 +143,7 @@ def test_a_run_is_started_changed_stopped_and_resumed(supervised: Supervised) ->
     assert len(batches) == len(set(batches)), "a batch was trained twice"
     assert ask("DELETE", "/runs/r") == {"run": "r"}
     supervised.process.send_signal(signal.SIGTERM)
-    assert supervised.process.wait(60) == 0
+    assert supervised.process.wait(300) == 0
 
 
 def kept(supervised: Supervised) -> list[dict[str, Any]]:

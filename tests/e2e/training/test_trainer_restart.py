@@ -42,17 +42,17 @@ def beginnings(trainer: TrainerProcess) -> list[int]:
 
 def loses_itself(trainer: TrainerProcess) -> None:
     """SIGKILL in the middle of a step; the next life goes on from the last checkpoint and leaves no process behind."""
-    trainer.until(lambda: trainer.phase() == "training", 60)
+    trainer.until(lambda: trainer.phase() == "training")
     below = trainer.below()
     trainer.signal(signal.SIGKILL)
-    trainer.wait(10)
+    trainer.wait()
     done = batches(trainer)
     trainer.start()
-    trainer.until(lambda: len(beginnings(trainer)) == 2, 400)
+    trainer.until(lambda: len(beginnings(trainer)) == 2)
     resumed = beginnings(trainer)[1]
     assert resumed % SAVE_FREQ == 0 and abs(resumed - len(done)) < SAVE_FREQ
-    assert living(below, 5) == []
-    trainer.until(lambda: len(steps(trainer)) > resumed + 1, 200)
+    assert living(below) == []
+    trainer.until(lambda: len(steps(trainer)) > resumed + 1)
     kept = min(resumed, len(done))
     assert batches(trainer)[:kept] == done[:kept]
 
@@ -61,26 +61,26 @@ def loses_its_engine(trainer: TrainerProcess, daemon: ProxyProcess) -> None:
     """It says so, opens the gate and ends; the next life trains on."""
     engine = [process for process in trainer.below() if "EngineCore" in " ".join(process.cmdline())]
     engine[0].kill()
-    assert trainer.wait(120) == 1
+    assert trainer.wait() == 1
     assert daemon.report()["models"]["policy"]["gate"] == "open"
     assert "the engine" in trainer.log.read_text()
     reached = max(steps(trainer))
     for _ in range(2):  # as a supervisor would: vLLM on a CPU was seen to die by itself at its start
         trainer.start()
         with suppress(TrainerFailed):
-            trainer.until(lambda: max(steps(trainer), default=0) > reached, 400)
+            trainer.until(lambda: max(steps(trainer), default=0) > reached)
             break
 
 
 def loses_its_daemon(trainer: TrainerProcess, daemon: ProxyProcess) -> None:
     """It waits for longer than a lease, and goes on when the daemon is back with all that it had."""
-    trainer.until(lambda: trained_by(daemon) > 0, 200)
+    trainer.until(lambda: trained_by(daemon) > 0)
     daemon.kill()
     time.sleep(LEASE_S + 1.0)
     daemon.start()
     reached, before = len(steps(trainer)), trained_by(daemon)
-    trainer.until(lambda: len(steps(trainer)) > reached + 2 and trained_by(daemon) > before, 200)
-    trainer.until(lambda: policy_version(daemon) > reached, 200)
+    trainer.until(lambda: len(steps(trainer)) > reached + 2 and trained_by(daemon) > before)
+    trainer.until(lambda: policy_version(daemon) > reached)
 
 
 @pytest.mark.slow
@@ -92,15 +92,14 @@ def test_a_trainer_and_what_it_needs_may_die_at_any_time(tmp_path: Path) -> None
         }  # fmt: skip
         players = Players(daemon.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE)
         with TrainerProcess(tmp_path, ours, {RATE: 1e-4}, lease_s=LEASE_S) as trainer, players:
-            trainer.until(lambda: 3 in steps(trainer), 400)
+            trainer.until(lambda: 3 in steps(trainer))
             loses_itself(trainer)
             loses_its_engine(trainer, daemon)
             last_life = trainer.below()
             loses_its_daemon(trainer, daemon)
             trainer.signal(signal.SIGTERM)
-            assert trainer.wait(120) == 0
-            assert living(last_life, 20) == []
-        time.sleep(1.0)
+            assert trainer.wait() == 0
+            assert living(last_life) == []
         end = daemon.report()
 
     metrics = trainer.metrics()

@@ -159,7 +159,7 @@ def test_what_two_processes_wrote_is_one_model(tiny: Path, tmp_path: Path, expor
         for rank in range(2)
     ]  # fmt: skip
     for process in both:
-        _, said = process.communicate(timeout=200)
+        _, said = process.communicate(timeout=600)
         assert process.returncode == 0, said
     assert len(list((checkpoint / "actor").glob("model_world_size_2_rank_*.pt"))) == 2
     exported(tmp_path / "run", tmp_path / "out")

@@ -34,7 +34,7 @@ def run(folder: Path, *words: str, text: str = "") -> tuple[int, str, str]:
     config.write_text(f'[trainer]\nmodel = "m"\nrun_dir = "{folder / "run"}"\n{text}')
     done = subprocess.run(
         [str(PYTHON), "-c", IMPATIENT, "run", "--config", str(config), *words],
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -37,7 +37,7 @@ def pair(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
         )
         for rank in range(2)
     ]  # fmt: skip
-    assert [process.wait(240) for process in started] == [0, 0]
+    assert [process.wait(600) for process in started] == [0, 0]
     return lambda part: [np.load(out / f"{part}.{rank}.npz") for rank in range(2)]
 
 

@@ -57,10 +57,8 @@ def test_a_push_whose_receiver_died_ends_with_a_clear_error(ray_here: Any, tmp_p
         time.sleep(0.2)
     with pytest.raises(EngineLost, match=r"did not finish within 2 s"):
         wait([reference], lambda: None, 2.0)
-    start = time.monotonic()
     with pytest.raises(EngineLost, match="cannot finish: the engine at http://e is gone"):
         wait([reference], lambda: "the engine at http://e is gone")
-    assert time.monotonic() - start < 60
     ray_here.cancel(reference, force=True)
 
 
@@ -68,9 +66,9 @@ def test_a_push_that_works_or_fails_is_reported_as_it_is(ray_here: Any) -> None:
     def fail() -> None:
         raise ValueError("no such tensor")
 
-    wait([ray_here.remote(lambda: None).remote()], lambda: None, 60.0)
+    wait([ray_here.remote(lambda: None).remote()], lambda: None)
     with pytest.raises(EngineLost, match="no such tensor"):
-        wait([ray_here.remote(fail).remote()], lambda: None, 60.0)
+        wait([ray_here.remote(fail).remote()], lambda: None)
 
 
 def test_the_folder_holds_the_newest_weights_only(tmp_path: Path) -> None:
