@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -23,3 +24,9 @@ def until(condition: Callable[[], object]) -> bool:
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
     return bool(condition())
+
+
+async def reached(condition: Callable[[], object]) -> None:
+    """Waits until `condition` holds, while the event loop goes on."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)

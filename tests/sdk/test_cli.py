@@ -155,7 +155,7 @@ def test_abort(ajet: Ajet, stub: ControlStub) -> None:
     assert stub.episodes["ep-1"]["cause"] == "infra"
 
 
-def test_run_is_a_client_that_clients_shows(ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_a_client_that_clients_shows(ajet: Ajet, stub: ControlStub) -> None:
     options = ("--name", "mine", "--lane", "math", "--revision", "r1", "--replace-older")
     assert ajet("run", "--task", "t", *options, "--", "true")[0] == 0
     (client,) = stub.clients.values()
@@ -166,16 +166,6 @@ def test_run_is_a_client_that_clients_shows(ajet: Ajet, stub: ControlStub, monke
     code, out, _ = ajet("clients")
     assert code == 0 and out.splitlines()[1].split()[:4] == ["mine", "math", "r1", "gone"]
     assert json.loads(ajet("clients", "--json")[1])["clients"][0]["name"] == "mine"
-    naps: list[float] = []
-
-    def nap(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", nap)
-    code, out, _ = ajet("clients", "--every", "0.5")
-    assert (code, naps, out.count("mine  ")) == (130, [0.5, 0.5], 2)
 
 
 def test_status(ajet: Ajet, stub: ControlStub) -> None:
@@ -255,9 +245,11 @@ def test_looking_does_not_wait_long(ajet: Ajet, monkeypatch: pytest.MonkeyPatch,
     assert "in 0.2 s" in err
 
 
-def test_top_shows_again_until_interrupted(
-    ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("command", "shown"), [("top", "opened 1 = ready 1"), ("clients", "mine  ")])
+def test_what_is_watched_is_shown_again_until_interrupted(
+    ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch, command: str, shown: str
 ) -> None:
+    ajet("run", "--task", "t", "--name", "mine", "--", "true")
     naps: list[float] = []
 
     def nap(seconds: float) -> None:
@@ -266,9 +258,9 @@ def test_top_shows_again_until_interrupted(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("time.sleep", nap)
-    code, out, err = ajet("top", "--every", "0.5")
+    code, out, err = ajet(command, "--every", "0.5")
     assert (code, naps, err.strip()) == (130, [0.5, 0.5], "ajet: interrupted")
-    assert out.count("opened 0 = 0") == 2 and "\x1b" not in out
+    assert out.count(shown) == 2 and "\x1b" not in out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

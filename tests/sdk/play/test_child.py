@@ -36,8 +36,9 @@ def until_dead(pid: int) -> bool:
     return until(lambda: not alive(pid))
 
 
-def test_output_and_exit_code() -> None:
-    assert run("sh", "-c", "echo out; echo err >&2; printf tail; exit 3") == (3, b"out\ntail", b"err\n")
+def test_empty_input_output_and_exit_code() -> None:
+    assert run("sh", "-c", "cat; echo out; echo err >&2; printf tail; exit 3") == (3, b"out\ntail", b"err\n")
+    assert run("sh", "-c", "kill -KILL $$")[0] == -signal.SIGKILL, "a signal is a negative code"
 
 
 def test_all_of_a_large_output_arrives_in_order() -> None:
@@ -45,14 +46,6 @@ def test_all_of_a_large_output_arrives_in_order() -> None:
     lines = out.split(b"\n")
     assert lines[0] == b"x" * 3 * LINE_LIMIT
     assert lines[1:-1] == [str(number).encode() for number in range(20000)]
-
-
-def test_standard_input_is_empty() -> None:
-    assert run("cat") == (0, b"", b"")
-
-
-def test_a_signal_is_a_negative_code() -> None:
-    assert run("sh", "-c", "kill -KILL $$")[0] == -signal.SIGKILL
 
 
 def test_what_cannot_be_started_is_an_os_error() -> None:

@@ -20,7 +20,7 @@ from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.results import Progress, RunResult
 from ajet_sdk.play.schedule import LATER
 from tests.kit.control_stub import ControlStub, Say
-from tests.kit.patience import LONG_S
+from tests.kit.patience import LONG_S, reached
 
 
 @pytest.fixture(autouse=True)
@@ -88,8 +88,7 @@ async def test_what_was_open_as_a_run_was_killed_is_waited_for(stub: ControlStub
             await played.begin(client)
             orphan = await opening(client, body_of(await played.take(client, called)))
         running = asyncio.ensure_future(aio.run(one, ["a", "b"], repeat=1, play="d"))
-        while stub.count("GET", ":default") < 5 * (number + 1):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await reached(lambda: stub.count("GET", ":default") >= 5 * (number + 1))  # noqa: B023
         stub.discard(orphan.id, "idle_timeout")
         results = await running
         assert sorted(item.task for item in results) == ["a", "b"]
@@ -102,8 +101,7 @@ async def test_a_run_takes_the_place_of_a_dead_one_before_it_opens_anything(stub
         await played.begin(client)
         orphan = await opening(client, body_of(await played.take(client, called)))
     running = asyncio.ensure_future(aio.run(one, ["a"], repeat=1, play="d", client_name="mine"))
-    while stub.count("GET", ":default") < 5:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await reached(lambda: stub.count("GET", ":default") >= 5)
     assert [known["name"] for known in stub.clients.values()] == ["mine"] and len(stub.episodes) == 1
     stub.discard(orphan.id, "client_gone")
     assert [item.task for item in await running] == ["a"]
@@ -221,8 +219,7 @@ async def test_a_lane_of_which_nothing_is_wanted_waits(stub: ControlStub) -> Non
     stub.lanes = {"math": 0, "code": 1}
     full(stub, "math")
     running = asyncio.ensure_future(aio.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
-    while stub.count("GET", "/wanted") < 5:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await reached(lambda: stub.count("GET", "/wanted") >= 5)
     assert kept(stub) == {"code/1": 1}
     stub.lanes = {"math": 1, "code": 0}
     full(stub)
@@ -235,8 +232,7 @@ async def test_what_finds_all_lanes_full_waits_in_one_after_the_other_as_long_as
     stub.lanes = {"math": 0, "code": 0}
     full(stub, "math", "code")
     running = asyncio.ensure_future(aio.run(one, ["math/1", "code/1"], repeat=1, parallel=1, play="d"))
-    while stub.count("POST", "/episodes") < 5:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await reached(lambda: stub.count("POST", "/episodes") >= 5)
     full(stub)
     await running
     asked = [heard.body for heard in stub.heard if asks_for(heard)]
@@ -280,8 +276,7 @@ async def test_a_lane_that_is_full_holds_no_other_up(stub: ControlStub) -> None:
     running = asyncio.ensure_future(
         aio.run(one, ["math/1", "code/1", "code/2"], repeat=1, parallel=1, play="d")
     )
-    while kept(stub) != {"code/1": 1, "code/2": 1}:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await reached(lambda: kept(stub) == {"code/1": 1, "code/2": 1})
     full(stub)
     await running
     assert kept(stub)["math/1"] == 1
@@ -296,8 +291,7 @@ async def test_a_run_says_what_it_waits_for(
     monkeypatch.setattr(patience, "LONG_S", 0.05)
     full(stub, "math")
     running = asyncio.ensure_future(aio.run(one, ["math/1"], repeat=1, parallel=2, play=play))
-    while not caplog.messages:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await reached(lambda: caplog.messages)
     full(stub)
     assert [item.ok for item in await running] == [True]
     assert caplog.messages == [

@@ -16,6 +16,7 @@ from ajet_sdk.play.membership import Membership, own_name
 from ajet_sdk.play.program import Program, run_program
 from ajet_sdk.play.revision import of_agent
 from tests.kit.control_stub import ControlStub, Say
+from tests.kit.patience import reached
 from tests.kit.ports import free_port
 
 
@@ -170,22 +171,17 @@ async def test_what_no_client_can_be_is_refused_before_anything_begins(
     assert not stub.heard
 
 
-async def until(holds: Any) -> None:
-    while not holds():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
 async def test_it_beats_by_itself_and_notices_when_it_is_gone(stub: ControlStub) -> None:
     with ajet_sdk.join("mine", ttl_s=0.03) as member:
-        await until(lambda: joined(stub)[0]["beats"] > 1)
+        await reached(lambda: joined(stub)[0]["beats"] > 1)
         forget(stub)
-        await until(lambda: len(joined(stub)) == 2 and joined(stub)[1]["beats"] > 0)
+        await reached(lambda: len(joined(stub)) == 2 and joined(stub)[1]["beats"] > 0)
         assert member.id == joined(stub)[1]["client"]
     assert joined(stub)[1]["state"] == "gone"
     async with aio.join("mine", ttl_s=0.03) as task:
-        await until(lambda: joined(stub)[2]["beats"] > 1)
+        await reached(lambda: joined(stub)[2]["beats"] > 1)
         forget(stub)
-        await until(lambda: len(joined(stub)) == 4 and joined(stub)[3]["beats"] > 0)
+        await reached(lambda: len(joined(stub)) == 4 and joined(stub)[3]["beats"] > 0)
         assert task.id == joined(stub)[3]["client"]
     assert joined(stub)[3]["state"] == "gone"
 

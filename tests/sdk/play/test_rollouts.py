@@ -19,7 +19,7 @@ from ajet_sdk.play import rollouts
 from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.schedule import rollouts_at
 from tests.kit.control_stub import DROP, ControlStub, Say
-from tests.kit.patience import LONG_S
+from tests.kit.patience import LONG_S, reached
 from tests.kit.ports import free_port
 
 
@@ -266,56 +266,26 @@ def test_an_interrupt_with_no_proxy_says_that_nobody_knows_what_became_of_it(
     }
 
 
-async def test_what_an_agent_cancels_itself_is_no_end_of_the_run(stub: ControlStub) -> None:
-    async def agent(task: str, episode: aio.Episode) -> float:
-        if task == "odd":
-            waited = asyncio.ensure_future(asyncio.sleep(3600))
-            asyncio.get_running_loop().call_soon(waited.cancel)
-            await waited
-        return 1.0
-
-    results = await aio.run(agent, ["odd", "even"], repeat=2, parallel=1)
-    assert [(item.task, item.reward, item.reason) for item in results] == [
-        *[("odd", None, "CancelledError")] * 2, *[("even", 1.0, None)] * 2,
-    ]
-
-
-async def test_an_agent_that_cancels_its_task_ends_itself_alone(stub: ControlStub) -> None:
+@pytest.mark.parametrize("itself", [False, True])
+async def test_what_an_agent_cancels_ends_that_agent_alone(stub: ControlStub, itself: bool) -> None:
     """Also where later ones look at whether their task is being cancelled, as task groups do."""
 
     async def agent(task: str, episode: aio.Episode) -> float:
         running = asyncio.current_task()
         assert running is not None and not getattr(running, "cancelling", int)()
         if task == "odd":
-            asyncio.get_running_loop().call_soon(running.cancel)
-            await asyncio.sleep(3600)
+            waited = asyncio.ensure_future(asyncio.sleep(3600))
+            asyncio.get_running_loop().call_soon((running if itself else waited).cancel)
+            await waited
         return 1.0
 
     results = await aio.run(agent, ["even", "odd", "last"], repeat=1, parallel=1)
-    assert [item.reward for item in results] == [1.0, None, 1.0]
+    assert [(item.reward, item.reason) for item in results] == [(1.0, None), (None, "CancelledError"), (1.0, None)]
 
 
-async def test_everything_cancelled_at_once_aborts_what_is_open(stub: ControlStub) -> None:
-    """As `asyncio.run` does on its way out, and whoever waits for the run besides."""
-    begun = asyncio.Semaphore(0)
-
-    async def agent(task: str, episode: aio.Episode) -> float:
-        begun.release()
-        await asyncio.sleep(3600)
-        return 1.0
-
-    running = asyncio.ensure_future(aio.run(agent, ["a"], repeat=3, parallel=2))
-    for _ in range(2):
-        await begun.acquire()
-    everything = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in everything:
-        task.cancel()
-    await asyncio.wait([running])
-    assert running.cancelled()
-    assert {record["state"] for record in stub.episodes.values()} == {"discarded"}
-
-
-async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
+@pytest.mark.parametrize("everything", [False, True])
+async def test_cancelling_aborts_what_is_open(stub: ControlStub, everything: bool) -> None:
+    """The run alone, or all tasks at once, as `asyncio.run` does on its way out."""
     started = asyncio.Semaphore(0)
 
     async def agent(task: str, episode: aio.Episode) -> float:
@@ -326,11 +296,12 @@ async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
     running = asyncio.ensure_future(aio.run(agent, itertools.count(), repeat=1, parallel=3))
     for _ in range(3):
         await started.acquire()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert len(stub.episodes) == 3
-    assert {record["detail"] for record in stub.episodes.values()} == {"the run was interrupted"}
+    for task in asyncio.all_tasks() - {asyncio.current_task()} if everything else {running}:
+        task.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert [record["state"] for record in stub.episodes.values()] == ["discarded"] * 3
+    assert everything or {record["detail"] for record in stub.episodes.values()} == {"the run was interrupted"}
 
 
 # ---- what a trainer wants
@@ -397,8 +368,7 @@ async def test_only_the_model_that_is_named_is_played(stub: ControlStub, eager: 
     stub.evaluations.append({"m": 2, "n": 1})
     stub.faults.extend([Say(200, {"eval": {"m": 2}}), Say(200, {"eval": {"m": 2, "n": 1}, "next": {"m": 0, "n": 0}})])
     running = asyncio.ensure_future(played(["a"], repeat=1, model="n"))
-    while not stub.episodes:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await reached(lambda: stub.episodes)
     stub.wanted, stub.evaluations = {}, deque()
     await running
     assert [record["model"] for record in stub.episodes.values()] == ["n"]
@@ -447,8 +417,7 @@ async def test_a_callback_that_raises_ends_those_who_wait_too(stub: ControlStub,
 async def test_waiting_ends_when_it_is_cancelled(stub: ControlStub, eager: None) -> None:
     stub.evaluations.extend([{}] * 100_000)
     running = asyncio.ensure_future(aio.run(one, ["a"], eval=True, wanted=True, parallel=4))
-    while stub.count("GET", "/wanted") < 3:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await reached(lambda: stub.count("GET", "/wanted") >= 3)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
