@@ -106,13 +106,17 @@ async def test_what_is_wanted_survives_a_restart_and_what_was_said_does_not(tmp_
 
 
 async def test_a_daemon_that_stops_waits_for_no_supervisor(tmp_path: Path) -> None:
-    with mock.patch.object(module, "MAX_POLL_S", 600.0):
+    until = module.WaitingRuns._until
+    with (
+        mock.patch.object(module, "MAX_POLL_S", 600.0),
+        mock.patch.object(module.WaitingRuns, "_until", autospec=True, side_effect=until) as waits,
+    ):
         async with serving(tmp_path / "data") as client:
             supervisor = Speaking(client)
             supervisor.wait_s = 600.0
             await supervisor.speak()
             waiting = asyncio.create_task(supervisor.speak())
-            await asyncio.sleep(0.1)
+            await eventually(lambda: asyncio.sleep(0, waits.call_count == 2))
             assert not waiting.done()
             await client.app.stop()
             assert (await waiting)["runs"] == {}

@@ -14,6 +14,8 @@ from tests.kit.tapes import steady
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, Front
 
+pytestmark = pytest.mark.usefixtures("flying")
+
 OFF = {"thinking": {"type": "disabled"}}
 INLINE = {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}
 

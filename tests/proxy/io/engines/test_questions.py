@@ -25,6 +25,8 @@ from tests.kit.engine_tokens import IM_END, logprob_of
 from tests.proxy.io.capture.test_continuity import talk
 from tests.proxy.io.front import Front
 
+pytestmark = pytest.mark.usefixtures("flying")
+
 CHOICE = Unscored(0, "stub", (1, 2, 3), (7, 8, 9), "stop")
 DEAD = "http://127.0.0.1:9"
 TURNS = 5
