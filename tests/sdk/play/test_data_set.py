@@ -322,7 +322,7 @@ async def test_what_a_play_waits_for(stub: ControlStub) -> None:
 
 
 async def test_two_runs_share_a_play(stub: ControlStub) -> None:
-    tasks = [f"t{number}" for number in range(20)]
+    tasks, stub.lanes = [f"t{number}" for number in range(20)], {"": 20}
     await asyncio.gather(*(aio.run(one, tasks, repeat=1, parallel=3, play="d") for _ in range(2)))
     assert kept(stub) == dict.fromkeys(tasks, 1) and not stub.plays
 
