@@ -18,6 +18,7 @@ PASSED, SKIPPED, FAILED, ERROR, MISSING = "passed", "skipped", "failed", "error"
 _VERDICTS = {"skipped": SKIPPED, "failure": FAILED, "error": ERROR}
 _WORST_FIRST = (ERROR, FAILED, SKIPPED, PASSED)
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*")
+LOOK = ("/is_paused", "/weight_info", "/v1/models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,13 @@ def differences(direct: Outcomes, proxied: Outcomes, unjudged: Collection[str] =
 def counts(outcomes: Outcomes) -> Counter[str]:
     """How many tests had each verdict."""
     return Counter(outcome.verdict for outcome in outcomes.values())
+
+
+def asked(received: Counter[str]) -> Counter[str]:
+    """What was `received`, without the looks of a daemon at its engine: three requests each, every few seconds."""
+    of = {path: next((name for name in received if name.startswith(f"GET {path} ")), "") for path in LOOK}
+    looks = received[of["/is_paused"]]
+    return received - Counter(dict.fromkeys(filter(None, of.values()), looks))
 
 
 def unlike(direct: Counter[str], proxied: Counter[str]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.compare import Outcome, counts, differences, read, unlike
+from tests.conformance.compare import Outcome, asked, counts, differences, read, unlike
 
 PASS, SKIP = Outcome("passed"), Outcome("skipped")
 REPORT = """<testsuites><testsuite>
@@ -68,3 +68,10 @@ def test_requests_are_compared_by_how_often_they_came() -> None:
         "GET /v1/b 200: 1 times directly, 0 times through the proxy",
         "GET /v1/c 404: 0 times directly, 1 times through the proxy",
     ]
+
+
+def test_the_looks_of_a_daemon_are_no_requests_of_the_suite() -> None:
+    direct = Counter({"GET /v1/models 200": 15, "GET /v1/models?a=1 200": 2})
+    looks = Counter({"GET /v1/models 200": 5, "GET /is_paused 404 E2001": 5, "GET /weight_info 404 E2001": 5})
+    assert asked(direct) == direct
+    assert asked(direct + looks) == direct
