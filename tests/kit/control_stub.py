@@ -280,6 +280,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms until its head is acknowledged
     server: _Server
 
     def do_GET(self) -> None:
