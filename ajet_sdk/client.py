@@ -186,8 +186,8 @@ class Client:
     """
 
     clock = staticmethod(time.monotonic)
-    chance = staticmethod(random.random)
-    """Draws the jitter of a pause."""
+    chance = random.Random().random
+    """Draws the jitter of a pause, and nothing from the generator that an agent may have seeded."""
 
     def __init__(
         self, proxy_url: str | None = None, api_key: str | None = None, *, deadline: float = DEADLINE_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -152,6 +153,13 @@ def test_trying_ends_at_the_deadline_and_pauses_are_bounded(
     assert script.now - 1000 <= deadline + 1e-6
     assert all(0 < slept <= max(1.5 * BACKOFF_MAX_S, 150) for slept in script.slept)
     assert all(1.0 <= sent.timeout <= ATTEMPT_S for sent in script.sent)
+
+
+def test_a_pause_draws_nothing_from_the_generator_of_an_agent() -> None:
+    """One that seeds it plays the same again, however often a request is tried."""
+    before = random.getstate()
+    assert Client.chance() != Client.chance()
+    assert random.getstate() == before
 
 
 def test_a_body_that_is_no_json_is_text() -> None:

@@ -19,7 +19,7 @@ from ajet_sdk.play import rollouts
 from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.schedule import rollouts_at
 from tests.kit.control_stub import DROP, ControlStub, Say
-from tests.kit.patience import LONG_S, reached
+from tests.kit.patience import LONG_S, reached, until
 from tests.kit.ports import free_port
 
 
@@ -240,7 +240,7 @@ def test_a_signal_that_wakes_no_wait_is_heard_all_the_same(stub: ControlStub) ->
 
     with pytest.raises(KeyboardInterrupt):
         ajet_sdk.run(agent, ["t"], 1, say=lambda line: interrupted.set())
-    assert in_time == [True]
+    assert until(lambda: in_time) and in_time == [True]
 
 
 def test_an_interrupt_with_no_proxy_says_that_nobody_knows_what_became_of_it(
