@@ -40,7 +40,7 @@ from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S, Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages, without_websocket
 from ajet_proxy.io.ledger_port.cancellation import CallOff
-from ajet_proxy.io.ledger_port.port import LedgerPort, is_ours
+from ajet_proxy.io.ledger_port.port import LedgerPort, fails, is_ours
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -275,11 +275,6 @@ class HttpFront:
         except (NotReady, ConnectionError, asyncio.CancelledError):
             self._ledger_port.unread(caller.claims.tenant)
             raise
-
-
-def fails(status: int) -> bool:
-    """Tell whether a server of that `status` failed itself. One that has no such route (501) did not."""
-    return status == 429 or (status >= 500 and status != 501)
 
 
 def _is_preflight(http: web.Request) -> bool:

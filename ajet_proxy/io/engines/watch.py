@@ -132,8 +132,8 @@ class EngineWatch:
         for url, told in zip(urls, answers, strict=True):
             self._judge(url, told)
             self._look_frozen(url, "" if url in held else told.resume)
-            if not told.models:
-                self._doubted |= self._noted.keys() & {url}
+            if not told.models and url in self._noted:
+                self._doubted.add(url)
         self._forget(set(urls))
 
     async def _probe(self, urls: Sequence[str]) -> list[Told]:
@@ -143,7 +143,8 @@ class EngineWatch:
 
     def _judge(self, url: str, told: Told) -> None:
         if not told.models:
-            self._due -= self._noted.keys() & {url}
+            if url in self._noted:
+                self._due.discard(url)
             return
         now = {"models": told.models, "version": told.version}
         if url in self._due:

@@ -96,7 +96,12 @@ Ending = Whole | Gone
 
 def is_ours(error: AjetError) -> bool:
     """True if `error` is a failure of ours, or of the engines, and not of what the client sent."""
-    return error.status == 429 or error.status >= 500
+    return fails(error.status)
+
+
+def fails(status: int) -> bool:
+    """Tell whether a server of that `status` failed itself. One that has no such route (501) did not."""
+    return status == 429 or (status >= 500 and status != 501)
 
 
 def why_lost(error: BaseException) -> tuple[str, int]:
