@@ -15,8 +15,18 @@ from ajet_proxy.io.engines.vllm import own_models
 from ajet_proxy.io.engines.watch import EngineWatch, changed, read
 from ajet_proxy.settings import Config
 from tests.kit.engine_stub import EngineStub
+from tests.kit.ports import free_port
 from tests.proxy.io.front import until
 from tests.proxy.serving import Client, eventually, serving
+
+
+async def noted(stub: EngineStub, folder: Path) -> None:
+    """Returns once it is on file what an engine says of itself."""
+
+    async def known() -> bool:
+        return stub.url in read(folder)
+
+    await eventually(known)
 
 
 class Site:
@@ -40,7 +50,7 @@ class Site:
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    async with EngineStub(models=("policy",), label="default") as stub:
+    async with EngineStub(models=("policy",), label="default", port=free_port()) as stub:
         yield Site(stub, tmp_path)
 
 
@@ -94,7 +104,7 @@ async def test_an_engine_that_was_started_again_serves_what_it_began_with(site: 
 
 async def test_an_engine_that_was_away_is_looked_at_before_its_next_call_counts(site: Site) -> None:
     await site.opened()
-    site.stub.port, route = int(site.stub.url.rsplit(":", 1)[1]), f"{site.stub.url}/v1/chat/completions"
+    route = f"{site.stub.url}/v1/chat/completions"
     await site.stub.__aexit__()
     await site.watch.look()
     assert not site.alerts, "it says nothing"
@@ -114,7 +124,6 @@ async def test_an_engine_that_was_away_is_looked_at_before_its_next_call_counts(
 
 async def test_what_answers_after_the_trainer_spoke_of_an_engine_that_died_is_not_taken_as_right(site: Site) -> None:
     await site.opened()
-    site.stub.port = int(site.stub.url.rsplit(":", 1)[1])
     await site.stub.__aexit__()
     await site.opened()
     site.stub.models = ("other",)
@@ -145,10 +154,7 @@ async def test_it_looks_soon_after_the_trainer_has_spoken(site: Site, monkeypatc
     running = asyncio.create_task(site.watch.run())
     site.watch.spoken("")
 
-    async def noted() -> bool:
-        return site.stub.url in read(site.folder)
-
-    await eventually(noted)
+    await noted(site.stub, site.folder)
     running.cancel()
 
 
@@ -166,13 +172,10 @@ async def test_the_daemon_and_doctor_say_it(tmp_path: Path, monkeypatch: pytest.
     async with EngineStub() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
         await client.control("POST", "/policy", {"model": "stub", "version": 0})
 
-        async def noted() -> bool:
-            return stub.url in read(tmp_path)
-
         async def said() -> bool:
             return any("serves other from other" in alert for alert in (await client.status())["alerts"])
 
-        await eventually(noted)
+        await noted(stub, tmp_path)
         assert not (await client.status())["alerts"]
         assert await became(client, "before") == "ready"
         stub.models = ("stub", "other")
@@ -199,14 +202,10 @@ async def test_no_call_counts_of_an_engine_that_failed_before_it_is_looked_at(
 ) -> None:
     monkeypatch.setattr(watch, "SOON_S", 0.01)
     monkeypatch.setattr(watch, "LOOK_S", 3600.0)
-    async with EngineStub() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
+    async with EngineStub(port=free_port()) as stub, serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
         await client.control("POST", "/policy", {"model": "stub", "version": 0})
 
-        async def noted() -> bool:
-            return stub.url in read(tmp_path)
-
-        await eventually(noted)
-        stub.port = int(stub.url.rsplit(":", 1)[1])
+        await noted(stub, tmp_path)
         for models, became_of in ((("stub",), "ready"), (("stub", "other"), "other_weights"), (("stub",), "ready")):
             await stub.__aexit__()
             assert (await client.chat("none")).status == 502

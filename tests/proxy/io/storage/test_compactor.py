@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from ajet_proxy.io.storage.store import Store
 from ajet_proxy.offline import replay_lines
 from tests.kit.disk import Disk
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
+from tests.kit.patience import until
 from tests.kit.source import ROOT
 from tests.proxy.test_serve import children
 
@@ -305,13 +305,6 @@ def runs(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def until(reached: Any) -> bool:
-    deadline = time.monotonic() + 300
-    while not reached() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(reached())
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the child in /proc")
