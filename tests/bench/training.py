@@ -5,9 +5,10 @@
 
 Each shape is a batch of calls as real agents make them. *off* has a row a call, *timeline* merges them strictly, and
 *tree* computes the rows of *timeline* as a forest (``rows = "tree"``). A round is old logprobs and an update, by the
-workers of a run, without Ray; with flex attention on a GPU, if there is one. All forms have the same limit of
-tokens a micro-batch. Where a row is longer, flat rows are alone, and a tree has room for twice as much. The forms take
-turns; the first round of each warms up and is not counted. Without --model it is a random one of 1 M parameters.
+workers of a run, without Ray. On a GPU, if there is one, trees are computed by flex attention and rows by torch's own
+(`sdpa`). All forms have the same limit of tokens a micro-batch. Where a row is longer, flat rows are alone, and a tree
+has room for twice as much. The forms take turns; the first round of each warms up and is not counted. Without --model
+it is a random one of 1 M parameters.
 
 Two shapes are recorded (`tests.bench.sessions`): the quick start's first step, and opencode on a task of the coding
 tutorial. Their tokens are drawn, their lengths and what they share are real. opencode's prompt is long, so this session
@@ -323,13 +324,13 @@ def main() -> None:
     from tests.kit.learner import forest_worker, training_worker, verl_here
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    attention = "flex_attention" if device == "cuda" else "sdpa"
     if device == "cuda" and importlib.util.find_spec("flash_attn") is None:
         importlib.import_module("tests.gpu.cross_entropy")
     torch._dynamo.config.recompile_limit = 64  # past it flex attention computes all pairs; each form has its own sizes
     with tempfile.TemporaryDirectory() as name, verl_here(device):
         model, dtype = given.model or model_in(Path(name)), given.dtype
-        flat, tree = training_worker(model, attention, dtype=dtype), forest_worker(model, attention, dtype=dtype)
+        flat = training_worker(model, "sdpa", dtype=dtype)
+        tree = forest_worker(model, "flex_attention" if device == "cuda" else "sdpa", dtype=dtype)
         workers = {"flat": Worker(flat), "tree": Worker(tree)}
         vocabulary = workers["flat"].engine.model_config.hf_config.vocab_size
         said = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import re
 import statistics
 import sys
@@ -84,6 +85,8 @@ def engine_of(placement: str, model: Path, folder: Path, lora: int) -> Iterator[
 
 def play(placement: str, folder: Path, *, plan: Mapping[str, Any], screen: Screen) -> None:
     """Plays a `Game` of these fields in `folder`, with the quick start's model."""
+    if HAS_GPU and importlib.util.find_spec("flashinfer") is None:
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # vLLM would import it
     model = session.model_folder(session.CACHE.absolute(), screen)
     folder.mkdir(parents=True)
     with engine_of(placement, model, folder, plan["lora"]) as url:

@@ -53,7 +53,7 @@ def start_ray(tree: DictConfig, device: str, env: dict[str, str]) -> None:
 
     runtime_env = get_ppo_ray_runtime_env(tree)
     runtime_env["env_vars"].update(env)
-    settings = {"runtime_env": runtime_env, "logging_level": logging.ERROR, "log_to_driver": False}
+    settings = {"runtime_env": runtime_env, "logging_level": logging.ERROR}
     if not os.environ.get("RAY_ADDRESS"):
         settings["address"] = "local"
         settings["include_dashboard"] = False

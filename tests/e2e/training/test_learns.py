@@ -35,6 +35,7 @@ def test_a_tiny_model_learns_through_proxy_vllm_and_verl(learned: Learned) -> No
     phase = json.loads((learned.run / "phase.json").read_text())
     assert phase == {"phase": "done", "step": STEPS, "of": STEPS, "config": metrics[-1]["config"]}
     assert "Traceback" not in learned.said
+    assert "(WorkerDict pid=" in (learned.run / "verl.log").read_text(), "words of Ray's workers"
 
 
 def test_versions_are_evaluated_by_episodes_of_their_own(learned: Learned) -> None:
