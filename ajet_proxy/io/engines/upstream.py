@@ -379,9 +379,8 @@ class Forwarding:
 
 def as_written(raw_headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
     """Headers with their names as they were written; aiohttp's own views respell the names that they know."""
-    flat = [part for pair in raw_headers for part in pair]
-    words = b"\0".join(flat).decode("utf-8", "surrogateescape").split("\0") if flat else []  # no header holds this byte
-    return CIMultiDict(zip(words[::2], words[1::2], strict=True))
+    code = "utf-8", "surrogateescape"
+    return CIMultiDict([(name.decode(*code), value.decode(*code)) for name, value in raw_headers])
 
 
 def response_headers(headers: Mapping[str, str], *, keep_length: bool) -> CIMultiDict[str]:
