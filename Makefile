@@ -40,7 +40,7 @@ setup:
 	@.ci/setup
 
 quickstart: setup
-	@.venv-engine/bin/python -m integrations.quickstart
+	@.venv-engine/bin/python -m integrations.quickstart $(if $(DEVICE),--device $(DEVICE)) $(if $(MODEL),--model $(MODEL))
 
 proof: setup
 	@.venv-engine/bin/python -m integrations.quickstart --proof $(if $(SEEDS),--seeds $(SEEDS))

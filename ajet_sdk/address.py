@@ -39,6 +39,12 @@ def server(url: str) -> tuple[str, int] | None:
     return (host, port) if 0 < port < 65536 else None
 
 
+def is_here(url: str) -> bool:
+    """True if `url` has a loopback address, which nobody else's host can mean."""
+    host, _ = server(url) or ("", 0)
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def is_key(text: str) -> bool:
     """True if a header can carry `text` behind ``Bearer`` (RFC 6750 allows less)."""
     return text.isascii() and text.isprintable() and " " not in text

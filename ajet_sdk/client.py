@@ -21,10 +21,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from ajet_sdk import routes
-from ajet_sdk.address import is_key, server
+from ajet_sdk.address import is_here, is_key, server
 from ajet_sdk.bodies import to_json
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, OverQuota, ProxyUnreachable, from_body
 
@@ -85,8 +85,7 @@ class Target:
     @property
     def local(self) -> bool:
         """True for a proxy on this machine. Then no HTTP proxy of the environment stands in between."""
-        host = urlsplit(self.url).hostname or ""
-        return host in ("localhost", "::1") or host.startswith("127.")
+        return is_here(self.url)
 
 
 class Send(NamedTuple):

@@ -25,13 +25,18 @@ STEPS, PROOF_STEPS = 30, 12
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Choose the secrets. A proof uses --seeds.")
 @click.option("--lr", type=click.FloatRange(min=0), default=LEARNING_RATE, show_default=True, help="Learning rate.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              help="Where to train and to serve: cuda is one GPU for both, with GPU builds of torch and vLLM.")
+@click.option("--model", type=click.Path(exists=True, path_type=Path, file_okay=False),
+              help="Folder of another chat model. [default: SmolLM2-135M-Instruct, which is downloaded]")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False),
               help="Folder for all output. [default: a new folder in runs/; for a proof runs/proof]")  # fmt: skip
 @click.option("--keep", is_flag=True, help="Keep the last checkpoint (about 1.6 GB).")
 @click.option("--proof", is_flag=True, help="Repeat with several seeds, and compare with a control that cannot learn.")
 @click.option("--seeds", default="3", show_default=True, help="Number of seeds of a proof, or a list such as 0,1,2.")
 def quickstart(
-    steps: int | None, seed: int, lr: float, run_dir: Path | None, keep: bool, proof: bool, seeds: str
+    steps: int | None, seed: int, lr: float, device: str, model: Path | None, run_dir: Path | None, keep: bool,
+    proof: bool, seeds: str,
 ) -> None:
     """Train a small model on this machine.
 
@@ -40,11 +45,15 @@ def quickstart(
     summary.json. With --proof it takes about half an hour. An interrupted proof repeats no finished run.
     """
     screen = Screen(sys.stdout.isatty())
+    plan = Plan(
+        steps=steps or (PROOF_STEPS if proof else STEPS), seed=0 if proof else seed, lr=lr, device=device,
+        model=str(model.absolute()) if model else "",
+    )
     if proof:
-        _prove(Plan(steps=steps or PROOF_STEPS, lr=lr), seeds, run_dir or Path("runs/proof"), keep, screen)
+        _prove(plan, seeds, run_dir or Path("runs/proof"), keep, screen)
     else:
         folder = run_dir or Path("runs") / time.strftime("quickstart-%Y%m%d-%H%M%S")
-        _run(Plan(steps=steps or STEPS, seed=seed, lr=lr), folder, keep, screen)
+        _run(plan, folder, keep, screen)
 
 
 def _run(plan: Plan, folder: Path, keep: bool, screen: Screen) -> None:

@@ -17,6 +17,13 @@ from integrations.quickstart.guess import HIGHEST, LOWEST
 
 MODEL_NAME = "smollm2"
 LEARNING_RATE = 2e-5
+ON_GPU = {"actor_rollout_ref.actor.strategy": "fsdp2"}
+BESIDE_THE_TRAINER = {
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.3,
+    "actor_rollout_ref.rollout.cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
+    "actor_rollout_ref.rollout.max_num_seqs": 64,
+}
+"""Keys of an engine that shares the trainer's GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,10 @@ class Plan:
     group_size: int = 8
     rows: str = "tree"
     """As in the trainer's configuration."""
+    device: str = "cpu"
+    """``cpu`` or ``cuda``."""
+    model: str = ""
+    """The folder of another model than SmolLM2-135M-Instruct."""
 
     @property
     def episodes_per_step(self) -> int:
@@ -64,11 +75,13 @@ class Plan:
             "save_freq": 0,
         }
         verl = {
-            "trainer.device": "cpu",
+            "trainer.device": self.device,
             "trainer.max_actor_ckpt_to_keep": 1,
             "actor_rollout_ref.rollout.seed": self.seed,
             "actor_rollout_ref.actor.optim.lr": self.lr,
         }
+        if self.device == "cuda":
+            verl |= ON_GPU | BESIDE_THE_TRAINER
         return {"trainer": ours, "verl": verl}
 
     def trainer_config(self, *, model: Path, proxy_url: str, run_dir: Path) -> str:

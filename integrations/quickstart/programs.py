@@ -23,6 +23,8 @@ from ajet_sdk.errors import AjetError
 
 DISK_GB = 6.0
 MEMORY_GB = 7.0
+GPU_GB = 16.0
+"""Free memory of a GPU that trains and serves a model of half a billion parameters."""
 PR_SET_CHILD_SUBREAPER = 36
 TERM_GRACE_S = 45.0
 LAST_WORDS = 12
@@ -35,8 +37,8 @@ class QuickstartError(AjetError):
     """The quick start cannot begin, or one of its programs failed; the message is for the person who ran it."""
 
 
-def check_machine(folder: Path) -> None:
-    """Raises `QuickstartError` if disk or memory will not do."""
+def check_machine(folder: Path, device: str = "cpu") -> None:
+    """Raises `QuickstartError` if disk, memory or the GPU will not do."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free / 1e9
     if free < DISK_GB:
@@ -48,6 +50,20 @@ def check_machine(folder: Path) -> None:
         raise QuickstartError(
             f"{available / 1e9:.1f} GB of memory are free; {MEMORY_GB:.0f} GB are needed: end other programs first"
         )
+
+
+    if device == "cuda" and (gpu := gpu_memory() / 1e9) < GPU_GB:
+        raise QuickstartError(f"--device cuda: {gpu:.1f} GB of a GPU's memory are free; {GPU_GB:.0f} GB are needed")
+
+
+def gpu_memory() -> float:
+    """Bytes of memory that are free on the first GPU, by NVIDIA's own program; 0 if there is none."""
+    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+        return float(found[0]) * (1 << 20)
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return 0.0
 
 
 def memory(kind: str) -> int | None:

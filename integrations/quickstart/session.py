@@ -36,20 +36,22 @@ Records = Sequence[Mapping[str, Any]]
 def one_run(plan: Plan, folder: Path, *, keep: bool, screen: Screen) -> dict[str, Any]:
     """Runs `plan` in `folder` and returns its summary. Writes ``reward.png``, ``episodes.html`` and, last,
     ``summary.json``."""
-    check_machine(folder)
+    check_machine(folder, plan.device)
     for name in ("ajet-proxy", "ajet-trainer", "ajet"):
         path_of(name)
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    model = model_folder(CACHE.absolute(), screen)
+    model = Path(plan.model) if plan.model else model_folder(CACHE.absolute(), screen)
     found = time.monotonic() - began
     loop = Loop(plan, folder, model, screen)
     loop.run(EPISODES_SHOWN)
     if not keep:
         shutil.rmtree(folder / "trainer" / "checkpoints", ignore_errors=True)
     summary = figures.summarize(plan, loop.metrics, loop.status, {"model folder": found, **loop.seconds})
+    name = model.name if plan.model else "SmolLM2-135M-Instruct"
+    where = "one GPU" if plan.device == "cuda" else "this machine's CPU"
     subtitle = (
-        "SmolLM2-135M-Instruct, vLLM and verl on this machine's CPU · "
+        f"{name}, vLLM and verl on {where} · "
         f"{plan.episodes_per_step} episodes a step · learning rate {plan.lr:g} · seed {plan.seed}"
     )
     plot.reward_plot(summary["reward"]["steps"], folder / "reward.png", subtitle)

@@ -31,7 +31,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import importlib.util
 import random
 import re
 import sys
@@ -324,8 +323,6 @@ def main() -> None:
     from tests.kit.learner import forest_worker, training_worker, verl_here
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and importlib.util.find_spec("flash_attn") is None:
-        importlib.import_module("tests.gpu.cross_entropy")
     torch._dynamo.config.recompile_limit = 64  # past it flex attention computes all pairs; each form has its own sizes
     with tempfile.TemporaryDirectory() as name, verl_here(device):
         model, dtype = given.model or model_in(Path(name)), given.dtype

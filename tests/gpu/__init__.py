@@ -8,6 +8,5 @@ environment with torch, vLLM, verl and the `proxy` extra.
     python -m tests.bench.training --model FOLDER/0.5b --dtype bf16 --limit 16384 --rounds 1
     python -m tests.bench.gate --model DIR --updates 30     how long a push holds agents
 
-Without flash-attn, `tests.gpu.cross_entropy` stands in for the one function of it that verl's logprobs need.
 `tests/gpu/test_rehearsal.py` plays the game without a GPU.
 """

@@ -25,21 +25,11 @@ from typing import Any
 
 from integrations.quickstart import session
 from integrations.quickstart.loop import Loop, metrics_in
-from integrations.quickstart.plan import MODEL_NAME, Plan
+from integrations.quickstart.plan import BESIDE_THE_TRAINER, MODEL_NAME, Plan
 from integrations.quickstart.screen import Screen
 from tests.kit.vllm_process import HAS_GPU, vllm_server
 
 EPISODES_KEPT = 4
-ON_GPU = {
-    "trainer.device": "cuda",
-    "actor_rollout_ref.actor.strategy": "fsdp2",
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-}
-BESIDE_THE_TRAINER = {
-    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.3,
-    "actor_rollout_ref.rollout.cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
-    "actor_rollout_ref.rollout.max_num_seqs": 64,
-}
 SERVED = ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
 SHOWN = ("rollout_probs_diff_mean", "rollout_probs_diff_max", "rollout_kl", "grad_norm", "staleness_max")
 
@@ -56,14 +46,9 @@ class Game(Plan):
         # `dataclass(slots=True)` makes the class anew, so that super() without arguments finds another
         tables = super(Game, self).tables(model=model, proxy_url=proxy_url, run_dir=run_dir)
         ours, verl = tables["trainer"], tables["verl"]
-        if HAS_GPU:
-            verl |= ON_GPU | ({} if self.attached else BESIDE_THE_TRAINER)
-            if importlib.util.find_spec("flash_attn") is None:
-                verl["actor_rollout_ref.model.external_lib"] = "tests.gpu.cross_entropy"
-                if self.rows != "tree":
-                    verl["actor_rollout_ref.model.override_config.attn_implementation"] = "sdpa"
         if self.attached:
             ours |= {"engine_urls": [self.attached], "overlap": 0}
+            verl = tables["verl"] = {name: value for name, value in verl.items() if name not in BESIDE_THE_TRAINER}
         if self.lora:
             lora = {"lora_rank": self.lora, "lora_alpha": 2 * self.lora}
             verl |= {f"actor_rollout_ref.model.{key}": value for key, value in lora.items()}
@@ -90,7 +75,7 @@ def play(placement: str, folder: Path, *, plan: Mapping[str, Any], screen: Scree
     model = session.model_folder(session.CACHE.absolute(), screen)
     folder.mkdir(parents=True)
     with engine_of(placement, model, folder, plan["lora"]) as url:
-        loop = Loop(Game(attached=url, **plan), folder, model, screen)
+        loop = Loop(Game(attached=url, device="cuda" if HAS_GPU else "cpu", **plan), folder, model, screen)
         if url:
             loop.proxy_options = ("--upstream", f"{MODEL_NAME}={url}")
         loop.run(EPISODES_KEPT)
@@ -151,7 +136,7 @@ def main() -> None:
     parser.add_argument("--lora", type=int, default=0, help="the rank of an adapter, in the attached placement")
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="verl's keys")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.lora and given.placement == "hybrid":
         parser.error("--lora needs the attached placement")
     plan = {name: getattr(given, name) for name in ("steps", "rows", "lora", "lr")} | {"keys": keys_of(given.keys)}

@@ -8,7 +8,7 @@ import yarl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_sdk.address import is_key, server
+from ajet_sdk.address import is_here, is_key, server
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,12 @@ def test_what_is_an_address_is_one_to_the_libraries_that_are_given_it(rest: str)
 @pytest.mark.parametrize(("text", "usable"), [("sk-1_x.y~+/=", True), ("a b", False), ("a\n", False), ("ключ", False)])
 def test_a_key_is_what_a_header_can_carry(text: str, usable: bool) -> None:
     assert is_key(text) == usable
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [("http://127.0.0.1:8484", True), ("http://localhost", True), ("http://[::1]:8", True), ("http://127.9.9.9", True),
+     ("http://gpu.example.com", False), ("http://10.0.0.1", False), ("no address", False)],
+)  # fmt: skip
+def test_a_loopback_address_is_here(url: str, here: bool) -> None:
+    assert is_here(url) is here

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
+from ajet_sdk.address import is_here
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.backends.verl import VENDOR
+from ajet_trainer.backends.verl import ADDRESS, VENDOR
 from ajet_trainer.backends.verl.checkpoints import prune, repair_marker, whole
 from ajet_trainer.config import DEVICE, Config
 from ajet_trainer.engines.attached import Attached
@@ -29,7 +30,7 @@ class Verl:
     ) -> Iterator[Learner]:
         progress.phase("importing verl")
         device = choose_device(config.verl.get(DEVICE))
-        env = environment(device, progress.run_dir)
+        env = environment(device, progress.run_dir) | listens(config.proxy_url)
         if config.rows == "tree":
             env["VERL_ENGINE_VENDOR"] = VENDOR
         os.environ.update(env)
@@ -103,6 +104,11 @@ def environment(device: str, run_dir: Path) -> dict[str, str]:
             "RAY_worker_niceness": "0",  # Ray's 15 lets agents on the same cores starve trainer and engine
         }
     return {name: os.environ.get(name, value) for name, value in values.items()}
+
+
+def listens(proxy_url: str) -> dict[str, str]:
+    """The variable by which engines listen on the loopback address alone, if they and the proxy are on this host."""
+    return {ADDRESS: "127.0.0.1"} if is_here(proxy_url) and not os.environ.get("RAY_ADDRESS") else {}
 
 
 def register_replica(device: str) -> None:

@@ -1,12 +1,14 @@
 """verl's configuration: its own defaults, then what ajet needs, then what this host needs, then the user's ``[verl]``.
 
-What the user says always wins. On a GPU host only the few keys of `everywhere` differ from verl's defaults; attention,
-precision, offloading, parallelism and memory are verl's own business there.
+What the user says always wins. On a GPU host only the few keys of `everywhere` and `on_gpu` differ from verl's
+defaults; precision, offloading, parallelism and memory are verl's own business there.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,17 @@ def on_cpu(config: Config) -> dict[str, Any]:
     }
 
 
+def on_gpu() -> dict[str, Any]:
+    """Settings of a GPU host. verl's own ask for flash-attn, of which many a torch has no build. Without it attention
+    is torch's, and `worker` has logprobs counted by `cross_entropy`. Each storage unit of TransferQueue takes a core
+    from Ray: they are at most verl's eight, and a quarter of the cores."""
+    units = max(1, min(8, (os.cpu_count() or 1) // 4))
+    values: dict[str, Any] = {"transfer_queue.backend.SimpleStorage.num_data_storage_units": units}
+    if find_spec("flash_attn") is None:
+        values[forest_refused.ATTENTION] = "sdpa"
+    return values
+
+
 def seeds(theirs: Mapping[str, Any]) -> dict[str, Any]:
     """One seed for what the trainer draws: an adapter's start, a critic's head, the order of rows."""
     return dict.fromkeys([key for key in refused.SEEDS if type(theirs.get(key)) is int], f"${{{refused.SEED}}}")
@@ -219,7 +232,7 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
     tree = defaults({name: value for name, value in config.verl.items() if name in GROUPS})
     theirs, model = keys(tree), families.known(config.model)
     values = everywhere(config) | off_policy(config) | clipping(config) | schedules(config)
-    values |= (on_cpu(config) if device == "cpu" else {}) | over_trees(config, device) | padded(config, model)
+    values |= (on_cpu(config) if device == "cpu" else on_gpu()) | over_trees(config, device) | padded(config, model)
     values |= (attached(folder, apart) if folder else {}) | seeds(theirs)
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)

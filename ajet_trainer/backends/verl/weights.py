@@ -10,6 +10,8 @@ them there (`ajet_trainer.engines`).
 
 from __future__ import annotations
 
+import errno
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -71,7 +73,17 @@ class SharedFolder:
         if self._is_master:
             target = self._folder / str(global_steps)
             target.mkdir(parents=True, exist_ok=True)
+            room_for(sum(tensor.nbytes for tensor in tensors.values()), target)
             save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+
+
+def room_for(size: int, folder: Path) -> None:
+    """Raises `OSError` unless `folder` has room for `size` bytes. A write into memory that is short of it may end the
+    process without a word."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        said = f"weights of {size / 1e9:.1f} GB do not fit into {folder}, which has {free / 1e9:.1f} GB free"
+        raise OSError(errno.ENOSPC, f"{said}: set weights_dir, or make /dev/shm larger")
 
 
 def write_adapter(engine: Any, folder: Path, *, master: bool) -> None:

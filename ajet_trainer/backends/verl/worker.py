@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import torch
 from tensordict import TensorDict
 from torch.optim.lr_scheduler import LambdaLR
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.device import get_device_name
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ajet_trainer.backends.verl import (
     compared,
+    cross_entropy,
     forest_engine,  # noqa: F401  # registers its engines
 )
 from ajet_trainer.backends.verl.counting import counted, over_rate, over_top
@@ -36,6 +39,8 @@ class CountingWorker(SteadyWorker):
     """verl's training worker, whose engine counts its updates. That of a critic is nothing more."""
 
     def __init__(self, config: Any) -> None:
+        if get_device_name() == "cuda" and find_spec("flash_attn") is None:
+            cross_entropy.stand_in()
         super().__init__(config)
         counted(self.engine)
 

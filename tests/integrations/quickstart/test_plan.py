@@ -44,5 +44,10 @@ def test_the_trainer_reads_the_configuration_that_is_written(tmp_path: Path) -> 
     }  # fmt: skip
 
 
+def test_a_gpu_is_shared_by_trainer_and_engine() -> None:
+    verl = Plan(device="cuda").tables(model=Path("m"), proxy_url="http://127.0.0.1:1", run_dir=Path("r"))["verl"]
+    assert verl["trainer.device"] == "cuda" and verl["actor_rollout_ref.rollout.gpu_memory_utilization"] < 0.5
+
+
 def test_a_secret_that_comes_again_is_another_task() -> None:
     assert task_of(1, 7) != task_of(11, 7)

@@ -121,6 +121,19 @@ def test_short_disk_and_memory_are_named(tmp_path: Path, monkeypatch: pytest.Mon
         programs.check_machine(tmp_path)
 
 
+@pytest.mark.usefixtures("roomy")
+@pytest.mark.parametrize(("said", "words"), [("echo 4096; echo 81559", "4.3 GB"), ("exit 9", "0.0 GB")])
+def test_a_short_gpu_is_named(said: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{said}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(QuickstartError, match=rf"{words} of a GPU's memory are free; 16 GB are needed"):
+        programs.check_machine(tmp_path, "cuda")
+    program.write_text("#!/bin/sh\necho 81559\n")
+    programs.check_machine(tmp_path, "cuda")
+
+
 def test_programs_are_found_beside_us_in_the_daemons_environment_and_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,6 @@ def test_attention_on_gpus_is_blockwise_and_a_model_must_be_there(tiny: Path) ->
     assert composed({}, model=str(tiny), rows="tree").actor_rollout_ref.model.override_config == {
         "attn_implementation": "flex_attention"
     }
-    assert "attn_implementation" not in composed({}, model=str(tiny)).actor_rollout_ref.model.override_config
     assert "'sdpa' does not compute a tree" in refused({ATTENTION: "sdpa"}, model=str(tiny), rows="tree")
     here, flat = (composed({}, model=str(tiny), device="cpu", rows=rows, max_tokens=3000).actor_rollout_ref
                   for rows in ("tree", "timeline"))  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.backends.verl.settings import ONE_PROCESS, RANKS, compose, defaults, everywhere, on_cpu
+from ajet_trainer.backends.verl.settings import ONE_PROCESS, RANKS, compose, defaults, everywhere, on_cpu, on_gpu
 from ajet_trainer.config import Config
 from ajet_trainer.run_folder import hold
 from ajet_trainer.training import first_words
@@ -151,8 +151,8 @@ def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path) -> None:
 
 
 def test_a_gpu_host_keeps_verls_own_defaults() -> None:
-    """The CPU settings change nothing there: attention, precision, offloading and sleeping stay verl's."""
+    """The CPU settings change nothing there: precision, offloading and sleeping stay verl's."""
     config = Config(model="m")
     ours, theirs = compose(config, "cuda", None), defaults()
-    for key in set(on_cpu(config)) - set(everywhere(config)):
+    for key in set(on_cpu(config)) - set(everywhere(config)) - set(on_gpu()):
         assert OmegaConf.select(ours, key) == OmegaConf.select(theirs, key), key

@@ -10,6 +10,7 @@ from verl.trainer.ppo.utils import need_critic
 from verl.utils.config import omega_conf_to_dataclass
 
 from ajet_sdk.settings import ConfigError
+from ajet_trainer.backends.verl import settings
 from ajet_trainer.backends.verl.settings import compose, shaping
 from ajet_trainer.config import Config, load
 from ajet_trainer.overlong import Shaping
@@ -38,6 +39,23 @@ def refused(verl: dict[str, Any], **ours: Any) -> str:
         composed(verl, **ours)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_a_gpu_host_without_flash_attn_has_torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl's default would fail as the model is loaded."""
+    there = False
+    monkeypatch.setattr(settings, "find_spec", lambda name: there or None)
+    assert composed({}).actor_rollout_ref.model.override_config == {"attn_implementation": "sdpa"}
+    said = {"actor_rollout_ref.model.override_config.attn_implementation": "eager"}
+    assert composed(said).actor_rollout_ref.model.override_config == {"attn_implementation": "eager"}
+    there = True
+    assert composed({}).actor_rollout_ref.model.override_config == {}
+
+
+@pytest.mark.parametrize(("cores", "units"), [(2, 1), (8, 2), (16, 4), (128, 8)])
+def test_storage_units_follow_the_cores_of_a_gpu_host(cores: int, units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings.os, "cpu_count", lambda: cores)
+    assert composed({}).transfer_queue.backend.SimpleStorage.num_data_storage_units == units
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ import ray
 import torch
 from safetensors.torch import load_file
 
-from ajet_trainer.backends.verl.backend import environment
+from ajet_trainer.backends.verl import ADDRESS
+from ajet_trainer.backends.verl.backend import environment, listens
 from ajet_trainer.backends.verl.weights import SharedFolder, wait
 from ajet_trainer.backends.verl.worker import RUN_WORD, own_socket, run_word
 from ajet_trainer.engines.http import EngineLost
@@ -84,6 +86,14 @@ def test_the_folder_holds_the_newest_weights_only(tmp_path: Path) -> None:
     assert {name: tensor.tolist() for name, tensor in saved.items()} == {"w": [2.0, 2.0], "also_w": [2.0, 2.0]}
 
 
+def test_weights_that_do_not_fit_are_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=7))
+    writer = SharedFolder(bucket_size=1, is_master=True, folder=str(tmp_path))
+    with pytest.raises(OSError, match=r"do not fit into .*/1, which has 0.0 GB free: set weights_dir"):
+        asyncio.run(writer.send_weights(iter([("w", torch.zeros(2))]), global_steps=1))
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
 def test_each_run_on_a_host_sends_weights_through_a_socket_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -100,3 +110,11 @@ def test_each_run_on_a_host_sends_weights_through_a_socket_of_its_own(
         sockets.add(mine)
         monkeypatch.delenv(RUN_WORD)
     assert len(sockets) == 2
+
+
+def test_engines_are_reached_by_no_other_host_unless_the_proxy_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert listens("http://127.0.0.1:8484") == {ADDRESS: "127.0.0.1"}
+    assert listens("http://gpu.example.com:8484") == {}
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert listens("http://127.0.0.1:8484") == {}, "an engine may be on another node than the proxy"

@@ -2,7 +2,7 @@
 
 Without flash-attn, verl 0.9 takes them row by row, and for bfloat16 logits in bfloat16. With it, verl calls one kernel
 that reads the logits once and counts in float32. This module stands in for that one function, as exact and with as few
-calls, in plain torch. Importing it is enough: `actor_rollout_ref.model.external_lib = "tests.gpu.cross_entropy"`.
+calls, in plain torch.
 """
 
 from __future__ import annotations
@@ -48,5 +48,7 @@ def cross_entropy_loss(logits: Any, labels: Any, inplace_backward: bool = False,
     return loss, torch.zeros_like(loss)
 
 
-theirs.cross_entropy_loss = cross_entropy_loss
-theirs.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = True  # verl's own spelling
+def stand_in() -> None:
+    """Has verl call `cross_entropy_loss` in this process."""
+    theirs.cross_entropy_loss = cross_entropy_loss
+    theirs.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = True  # verl's own spelling
