@@ -90,10 +90,11 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
 
 def first_words(error: Exception) -> str:
     """The words of an error in one line: its first line, and the next if the first only announces it. An error of
-    another process brings that one's traceback, and then the last line says what happened."""
+    another process brings that one's traceback, and then the line behind that says what happened."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    if any(line.startswith("  File ") for line in lines):
-        return lines[-1]
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    if frames:
+        return next((line for line in lines[frames[-1] :] if line[:1].strip()), lines[-1])
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 

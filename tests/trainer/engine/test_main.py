@@ -113,8 +113,8 @@ def test_an_error_is_said_in_one_line() -> None:
         "Error in call to target: no such model"
     )
     assert first_words(KeyError()) == "KeyError"
-    of_a_worker = RuntimeError('ray::Server.launch() (pid=7)\n  File "a.py", line 1, in launch\nValueError: no room')
-    assert first_words(of_a_worker) == "ValueError: no room"
+    traceback = 'ray::Server.launch() (pid=7)\n  File "a.py", line 1, in launch\n    go()\nValueError: no room\nmore'
+    assert first_words(RuntimeError(traceback)) == "ValueError: no room"
 
 
 @pytest.mark.parametrize(
