@@ -133,11 +133,11 @@ class Config:
     max_tokens: int = option(
         4096, "Longest sample that is trained, in tokens; also the context length of an engine launched here."
     )
-    rows: str = option(
-        "timeline",
-        "What the trainer computes tokens by: timeline, each row whole; or tree, what rows of a step share once, with "
-        "the same gradient.",
-        choices=("timeline", "tree"),
+    rows: str | None = option(
+        None,
+        "What the trainer computes tokens by: tree, what rows of a step share once; or timeline, each row whole, with "
+        "the same gradient. By default tree where model and settings carry trees, and timeline elsewhere and on GPUs.",
+        choices=("tree", "timeline"),
     )
     save_freq: int = option(
         10, "Checkpoint every so many steps; batches are acknowledged with the checkpoint that holds them. 0: at the "

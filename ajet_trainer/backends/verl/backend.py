@@ -31,8 +31,6 @@ class Verl:
         progress.phase("importing verl")
         device = choose_device(config.verl.get(DEVICE))
         env = environment(device, progress.run_dir) | listens(config.proxy_url)
-        if config.rows == "tree":
-            env["VERL_ENGINE_VENDOR"] = VENDOR
         os.environ.update(env)
         from ajet_trainer.backends.verl import settings
         from ajet_trainer.backends.verl.cluster import cluster, note_processes
@@ -41,9 +39,12 @@ class Verl:
 
         repair_marker(settings.checkpoints(config))
         prune(settings.checkpoints(config), config.keep_checkpoints)
-        tree = settings.compose(
+        config, tree, why = settings.decided(
             config, device, engines.folder if engines else None, apart=engines is not None and engines.apart
         )
+        if config.rows == "tree":
+            os.environ["VERL_ENGINE_VENDOR"] = env["VERL_ENGINE_VENDOR"] = VENDOR
+        progress.say(f"rows = {config.rows}" + (f": {why}" if why else ""))
         if engines is None:
             register_replica(device)
         progress.phase("starting Ray and TransferQueue")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ its class alone, since it sets no threads; `main` sets them for all processes.""
 GROUPS = ("model_engine",)
 """Keys that choose among verl's configuration files and so must be known before these are read."""
 NOT_ASYNC = "a checkpoint must be whole before its batches are acknowledged"
+NO_TREES = ": set rows = 'timeline'"
 PACKED = "rows differ in number and length, so micro-batches are packed by tokens; set {}"
 OURS = {
     "actor_rollout_ref.rollout.n": "set group_size in [trainer]",
@@ -225,9 +227,27 @@ def defaults(groups: Mapping[str, Any] = {}) -> DictConfig:
         return hydra_compose("ppo_trainer", overrides=[f"{name}={value}" for name, value in groups.items()])
 
 
+def decided(
+    config: Config, device: str, folder: Path | None, *, apart: bool = False
+) -> tuple[Config, DictConfig, str | None]:
+    """`config` with its `rows`, the configuration that `compose` makes of it, and why rows are whole though nobody asked
+    for that. On GPUs a user has to ask for trees: whole updates by them were not measured there."""
+    if config.rows is not None:
+        return config, compose(config, device, folder, apart=apart), None
+    why = "trees were not measured on GPUs; rows = 'tree' asks for them"
+    if device == "cpu":
+        trees = replace(config, rows="tree")
+        try:
+            return trees, compose(trees, device, folder, apart=apart), None
+        except ConfigError as error:  # what has nothing to do with trees is raised again below
+            why = str(error).removesuffix(NO_TREES)
+    whole = replace(config, rows="timeline")
+    return whole, compose(whole, device, folder, apart=apart), why
+
+
 def compose(config: Config, device: str, folder: Path | None, *, apart: bool = False) -> DictConfig:
-    """verl's whole configuration, resolved. `folder` is where attached weights travel, or an adapter `apart`. Raises
-    `ConfigError`."""
+    """verl's whole configuration, resolved, for rows that are decided. `folder` is where attached weights travel, or an
+    adapter `apart`. Raises `ConfigError`."""
     refuse(refused.named("model_engine", config.verl.get("model_engine", "dp"), refused.ENGINES))
     tree = defaults({name: value for name, value in config.verl.items() if name in GROUPS})
     theirs, model = keys(tree), families.known(config.model)
@@ -248,7 +268,7 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
     functions.register_all(tree)
     refuse(refused.faults(tree, config))
     if config.rows == "tree":
-        refuse((key, f"{said}: set rows = 'timeline'") for key, said in forest_refused.faults(tree))
+        refuse((key, f"{said}{NO_TREES}") for key, said in forest_refused.faults(tree))
     refuse(families.faults(tree, model, config.max_tokens) if model is not None else ())
     return tree
 

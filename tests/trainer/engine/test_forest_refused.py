@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, LlavaConfig
 
+from ajet_sdk.settings import ConfigError
 from ajet_trainer.backends.verl.forest_refused import model_faults
+from ajet_trainer.backends.verl.settings import compose, decided
+from ajet_trainer.backends.verl.unread import keys
+from ajet_trainer.config import Config
 from tests.trainer.engine.test_settings import ACTOR, composed, refused
 
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
@@ -114,3 +118,23 @@ def test_a_configuration_that_cannot_be_read(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     ((key, said),) = model_faults(str(tmp_path), FLEX)
     assert key == "model" and "has no configuration that can be read here (" in said and "()" not in said
+
+
+def test_rows_are_trees_where_they_can_be_and_nothing_is_refused_for_their_sake(tiny: Path, tmp_path: Path) -> None:
+    def form(verl: dict[str, Any] = {}, device: str = "cpu", model: str = str(tiny), **ours: Any) -> tuple[str, str]:
+        config, tree, why = decided(Config(model=model, verl=verl, **ours), device, None)
+        assert keys(tree) == keys(compose(config, device, None)), "as if the user had set these rows"
+        return str(config.rows), why or ""
+
+    assert form() == ("tree", "")
+    assert form(rows="timeline") == ("timeline", "")
+    assert form(device="cuda") == ("timeline", "trees were not measured on GPUs; rows = 'tree' asks for them")
+    assert form(device="cuda", rows="tree") == ("tree", "")
+    fused = f"{MODEL}.use_fused_kernels"
+    assert form({fused: True}) == (
+        "timeline", f"{fused} computes the logprob of the next token alone, and a fork has several"
+    )
+    rows, why = form(model=saved(tmp_path, "gemma2"))
+    assert rows == "timeline" and why.endswith("(gemma2) has layers of sliding_attention, so it does not compute trees")
+    with pytest.raises(ConfigError, match="remax"):
+        form({"algorithm.adv_estimator": "remax"})
