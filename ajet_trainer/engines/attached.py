@@ -82,6 +82,17 @@ class Attached:
             raise ConfigError(f"engine_urls {said}: start them with one --max-model-len", param="engine_urls")
         return max(limits.values())
 
+    def dtype(self) -> str | None:
+        """The dtype in which all engines hold and compute the model, as ``bfloat16``; None where one tells none, or
+        another than the others, or quantizes."""
+        found = set()
+        for url in self.urls:
+            with http.asking(url, http.ANSWER_S, self._key) as engine:
+                said = http.told(engine)
+            found.add(None if said.get("quantization") else said.get("dtype"))
+        one = found.pop() if len(found) == 1 else None
+        return one.removeprefix("torch.") if isinstance(one, str) else None
+
     def _longest_of(self, url: str) -> int:
         with http.asking(url, http.ANSWER_S, self._key) as engine:
             try:

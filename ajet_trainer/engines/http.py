@@ -85,11 +85,18 @@ def version_of(engine: httpx.Client) -> str | None:
     return None
 
 
+def told(engine: httpx.Client) -> Mapping[str, Any]:
+    """The engine's settings of its model, with `dtype` and `quantization`, if it tells them; else nothing."""
+    with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
+        found = engine.get("/server_info?config_format=json").raise_for_status().json()["vllm_config"]["model_config"]
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def told_config(engine: httpx.Client) -> Mapping[str, Any]:
     """The configuration of the engine's model, if it tells that; else nothing."""
-    with suppress(httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
-        told = engine.get("/server_info?config_format=json").raise_for_status().json()
-        found = told["vllm_config"]["model_config"]["hf_config"]
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
+        found = told(engine)["hf_config"]
         made = found if isinstance(found, dict) else json.loads(found[found.index("{") :])
         return made if isinstance(made, dict) else {}
     return {}

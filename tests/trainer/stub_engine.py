@@ -40,6 +40,8 @@ class StubEngine:
         self.meet: threading.Barrier | None = None
         self.tells: str | None = None
         """The configuration of its model, if it tells it."""
+        self.dtype: str | None = None
+        self.quantization: str | None = None
         self.ids: tuple[int, ...] = (8, 9, 10)
         self.logprobs = (-1.0, -2.0, -3.0)
         engine = self
@@ -108,8 +110,10 @@ class StubEngine:
         elif path == "/weight_info":
             return 200, {"weight_version": self.version}
         elif path == "/server_info":
-            told = {"vllm_config": {"model_config": {"hf_config": self.tells}}}
-            return (500, {"error": {"message": "no"}}) if self.tells is None else (200, told)
+            model = {"hf_config": self.tells, "dtype": self.dtype, "quantization": self.quantization}
+            told = {"vllm_config": {"model_config": model}}
+            silent = self.tells is self.dtype is None
+            return (500, {"error": {"message": "no"}}) if silent else (200, told)
         elif path == "/v1/completions":
             return self.complete(body)
         elif path in (LOAD, UNLOAD):

@@ -47,6 +47,8 @@ class Verl:
         progress.say(f"rows = {config.rows}" + (f": {why}" if why else ""))
         if engines is None:
             register_replica(device)
+        else:
+            settings.sent_in(tree, engines.dtype())
         progress.phase("starting Ray and TransferQueue")
         with cluster(tree, device, env, progress.run_dir):
             signals()

@@ -15,10 +15,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+from verl.utils.torch_dtypes import PrecisionType
 
 from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError, nearest
-from ajet_trainer.backends.verl import families, forest_refused, functions, refused
+from ajet_trainer.backends.verl import compared, families, forest_refused, functions, refused
 from ajet_trainer.backends.verl.estimators import BY_TURN
 from ajet_trainer.backends.verl.refused import CORRECTION, Fault
 from ajet_trainer.backends.verl.unread import ACTOR, keys, unread
@@ -29,6 +30,7 @@ from ajet_trainer.turns import ByTurn
 
 FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.", ".reward_kwargs.")
 """Parts of verl's tree that take any key."""
+SENT = f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{BACKEND}"
 RANKS = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """vLLM's executor within its core: a worker process of its own costs 0.6 GB and some seconds. On a CPU vLLM takes it by
@@ -208,8 +210,16 @@ def attached(folder: Path, apart: bool) -> dict[str, Any]:
         "actor_rollout_ref.rollout.nnodes": 1,
         "actor_rollout_ref.rollout.checkpoint_engine.backend": BACKEND,
         "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": "ajet_trainer.backends.verl.weights",
-        f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{BACKEND}.folder": str(folder),
+        f"{SENT}.folder": str(folder),
     }
+
+
+def sent_in(tree: DictConfig, dtype: str | None) -> None:
+    """Has weights sent in the `dtype` of engines that stand alone, if `tree` computes in it too: then what rounding
+    takes away, neither of them reads."""
+    computed = compared.dtype_of(tree)
+    if dtype is not None and computed is not None and str(PrecisionType.to_dtype(computed)) == f"torch.{dtype}":
+        OmegaConf.update(tree, f"{SENT}.dtype", dtype, force_add=True)
 
 
 def checkpoints(config: Config) -> Path:
@@ -230,7 +240,7 @@ def defaults(groups: Mapping[str, Any] = {}) -> DictConfig:
 def decided(
     config: Config, device: str, folder: Path | None, *, apart: bool = False
 ) -> tuple[Config, DictConfig, str | None]:
-    """`config` with its `rows`, the configuration that `compose` makes of it, and why rows are whole though nobody asked
+    """`config` with its `rows`, the configuration that `compose` makes of it, and why rows are whole where nobody asked
     for that. On GPUs a user has to ask for trees: whole updates by them were not measured there."""
     if config.rows is not None:
         return config, compose(config, device, folder, apart=apart), None

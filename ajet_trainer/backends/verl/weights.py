@@ -58,9 +58,10 @@ class SharedFolder:
     This is its sending half alone, since an engine that stands alone receives by itself.
     """
 
-    def __init__(self, bucket_size: int, is_master: bool, folder: str) -> None:
-        self._is_master = is_master
-        self._folder = Path(folder)
+    def __init__(self, bucket_size: int, is_master: bool, folder: str, dtype: str | None = None) -> None:
+        """Numbers are written in `dtype` (as ``bfloat16``), or as they come."""
+        self._is_master, self._folder = is_master, Path(folder)
+        self._dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
 
     async def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
         """Writes ``FOLDER/GLOBAL_STEPS/model.safetensors``; gathering is collective, so every process iterates."""
@@ -69,7 +70,8 @@ class SharedFolder:
         tensors = {}
         for name, tensor in weights:
             if self._is_master:
-                tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()  # tied weights must not share memory
+                dtype = self._dtype if tensor.is_floating_point() else None
+                tensors[name] = tensor.detach().to("cpu", dtype, copy=True).contiguous()  # tied ones must share nothing
         if self._is_master:
             target = self._folder / str(global_steps)
             target.mkdir(parents=True, exist_ok=True)

@@ -121,8 +121,10 @@ def test_a_configuration_that_cannot_be_read(text: str, tmp_path: Path) -> None:
 
 
 def test_rows_are_trees_where_they_can_be_and_nothing_is_refused_for_their_sake(tiny: Path, tmp_path: Path) -> None:
-    def form(verl: dict[str, Any] = {}, device: str = "cpu", model: str = str(tiny), **ours: Any) -> tuple[str, str]:
-        config, tree, why = decided(Config(model=model, verl=verl, **ours), device, None)
+    def form(
+        verl: dict[str, Any] | None = None, device: str = "cpu", model: str = str(tiny), **ours: Any
+    ) -> tuple[str, str]:
+        config, tree, why = decided(Config(model=model, verl=verl or {}, **ours), device, None)
         assert keys(tree) == keys(compose(config, device, None)), "as if the user had set these rows"
         return str(config.rows), why or ""
 

@@ -52,6 +52,19 @@ def test_a_gpu_host_without_flash_attn_has_torchs_attention(monkeypatch: pytest.
     assert composed({}).actor_rollout_ref.model.override_config == {}
 
 
+def test_weights_are_sent_in_the_engines_dtype_if_the_trainer_computes_in_it_too(tmp_path: Path) -> None:
+    tree = composed({}, folder=tmp_path)
+    sent = tree.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.ajet_folder
+    for other in ("float16", "float32", None):
+        settings.sent_in(tree, other)
+        assert dict(sent) == {"folder": str(tmp_path)}, f"{other} would lose what the trainer computes with"
+    settings.sent_in(tree, "bfloat16")
+    assert dict(sent) == {"folder": str(tmp_path), "dtype": "bfloat16"}
+    megatron = composed({"model_engine": "megatron"}, folder=tmp_path)
+    settings.sent_in(megatron, "bfloat16")
+    assert "dtype" not in megatron.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.ajet_folder
+
+
 @pytest.mark.parametrize(("cores", "units"), [(2, 1), (8, 2), (16, 4), (128, 8)])
 def test_storage_units_follow_the_cores_of_a_gpu_host(cores: int, units: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings.os, "cpu_count", lambda: cores)

@@ -86,6 +86,15 @@ def test_the_folder_holds_the_newest_weights_only(tmp_path: Path) -> None:
     assert {name: tensor.tolist() for name, tensor in saved.items()} == {"w": [2.0, 2.0], "also_w": [2.0, 2.0]}
 
 
+def test_weights_are_written_in_the_dtype_that_is_asked_for(tmp_path: Path) -> None:
+    writer = SharedFolder(bucket_size=1, is_master=True, folder=str(tmp_path), dtype="bfloat16")
+    weight, count = torch.tensor([1.0 + 2**-12, -3.0]), torch.tensor([7])
+    asyncio.run(writer.send_weights(iter([("w", weight), ("n", count)]), global_steps=1))
+    saved = load_file(tmp_path / "1" / "model.safetensors")
+    assert saved["w"].dtype == torch.bfloat16 and saved["w"].tolist() == [1.0, -3.0]
+    assert saved["n"].dtype == torch.int64 and weight.dtype == torch.float32
+
+
 def test_weights_that_do_not_fit_are_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=7))
     writer = SharedFolder(bucket_size=1, is_master=True, folder=str(tmp_path))

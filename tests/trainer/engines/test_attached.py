@@ -52,6 +52,23 @@ def test_the_folder_of_adapters_outlives_the_run(tmp_path: Path) -> None:
     assert shared.is_dir()
 
 
+def test_weights_are_sent_in_the_dtype_that_all_engines_tell(
+    engine: StubEngine, other: StubEngine, tmp_path: Path
+) -> None:
+    engines = Attached(Config(model="m", engine_urls=(engine.url, other.url)), tmp_path)
+    assert engines.dtype() is None, "they tell nothing"
+    engine.dtype = "torch.bfloat16"
+    assert engines.dtype() is None, "one of them tells nothing"
+    other.dtype = engine.dtype
+    assert engines.dtype() == "bfloat16"
+    other.dtype = "torch.float16"
+    assert engines.dtype() is None
+    engine.dtype = other.dtype
+    assert engines.dtype() == "float16"
+    engine.quantization = other.quantization = "fp8"
+    assert engines.dtype() is None, "what it rounds to, it rounds by itself"
+
+
 def test_only_engines_that_stand_alone_are_sent_weights() -> None:
     with attached(Config(model="m"), lambda: None, pytest.fail) as none:
         assert none is None
