@@ -9,7 +9,6 @@ do, since its calls would wait for ever.
 
 from __future__ import annotations
 
-import json
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -90,15 +89,6 @@ def told(engine: httpx.Client) -> Mapping[str, Any]:
     with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
         found = engine.get("/server_info?config_format=json").raise_for_status().json()["vllm_config"]["model_config"]
         return found if isinstance(found, dict) else {}
-    return {}
-
-
-def told_config(engine: httpx.Client) -> Mapping[str, Any]:
-    """The configuration of the engine's model, if it tells that; else nothing."""
-    with suppress(ValueError, LookupError, TypeError, AttributeError):
-        found = told(engine)["hf_config"]
-        made = found if isinstance(found, dict) else json.loads(found[found.index("{") :])
-        return made if isinstance(made, dict) else {}
     return {}
 
 

@@ -1,7 +1,7 @@
 """Makes sure, before each push, that engines which stand alone serve the model that is trained, by what they say.
 
 Weights of another model may fit by name and size, and the engine would answer nonsense from then on. So its names, its
-folder, its context and its configuration are compared with the folder of `model`, as far as it tells them, before the
+context, and the configuration in its folder if this host has that, are compared with the folder of `model` before the
 first push. From then on it must tell the same. An engine may also be started again with the right model, and serves the
 weights that it began with: then it does not know their version any more.
 """
@@ -100,8 +100,7 @@ def look(config: Config, before: Mapping[str, Served]) -> dict[str, Served]:
             said = None
             if url not in before:
                 roots = (config_of(root) for _, root, _ in says.models)
-                its = next(filter(None, roots), None) or (http.told_config(engine) if own else {})
-                said = fault(config, own, says, its)
+                said = fault(config, own, says, next(filter(None, roots), {}))
             elif says.models != before[url].models:
                 said = f"was started again with another model: it serves {named(says)}, and served {named(before[url])}"
         if said is not None:

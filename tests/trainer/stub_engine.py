@@ -38,8 +38,6 @@ class StubEngine:
         self.refuses: Callable[[str], bool] = lambda folder: False
         self.watch: Callable[[], None] = lambda: None
         self.meet: threading.Barrier | None = None
-        self.tells: str | None = None
-        """The configuration of its model, if it tells it."""
         self.dtype: str | None = None
         self.quantization: str | None = None
         self.ids: tuple[int, ...] = (8, 9, 10)
@@ -110,10 +108,8 @@ class StubEngine:
         elif path == "/weight_info":
             return 200, {"weight_version": self.version}
         elif path == "/server_info":
-            model = {"hf_config": self.tells, "dtype": self.dtype, "quantization": self.quantization}
-            told = {"vllm_config": {"model_config": model}}
-            silent = self.tells is self.dtype is None
-            return (500, {"error": {"message": "no"}}) if silent else (200, told)
+            told = {"vllm_config": {"model_config": {"dtype": self.dtype, "quantization": self.quantization}}}
+            return (500, {"error": {"message": "no"}}) if self.dtype is None else (200, told)
         elif path == "/v1/completions":
             return self.complete(body)
         elif path in (LOAD, UNLOAD):

@@ -55,15 +55,6 @@ def test_an_engine_of_another_folder_is_refused_by_its_configuration(
         look(config, {})
 
 
-@pytest.mark.parametrize("told", ['Qwen2Config {"hidden_size": 64}', '{"text_config": {"hidden_size": 64}}'])
-def test_an_engine_elsewhere_is_refused_by_what_it_tells(engine: StubEngine, config: Config, told: str) -> None:
-    engine.tells = told
-    with pytest.raises(EngineLost, match=r"its hidden_size is 64, and that of .* is 128"):
-        look(config, {})
-    engine.tells = "Qwen2Config {nothing"
-    look(config, {})
-
-
 def test_an_engine_with_a_longer_context_than_the_model_has_is_refused(
     engine: StubEngine, config: Config, tmp_path: Path
 ) -> None:
