@@ -40,9 +40,12 @@ def server(url: str) -> tuple[str, int] | None:
 
 
 def is_here(url: str) -> bool:
-    """True if `url` has a loopback address, which nobody else's host can mean."""
+    """True if `url` has a loopback address (RFC 1122, RFC 4291), or the name ``localhost``."""
     host, _ = server(url) or ("", 0)
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.rstrip(".") == "localhost"
 
 
 def is_key(text: str) -> bool:

@@ -93,7 +93,7 @@ def first_words(error: Exception) -> str:
     another process brings that one's traceback, and then the line behind that says what happened."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
-    if frames:
+    if frames and any(line.startswith(("ray::", "Traceback ", "\x1b[36mray::")) for line in lines):
         return next((line for line in lines[frames[-1] :] if line[:1].strip()), lines[-1])
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 

@@ -31,7 +31,7 @@ STEPS, PROOF_STEPS = 30, 12
               help="Folder of another chat model. [default: SmolLM2-135M-Instruct, which is downloaded]")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False),
               help="Folder for all output. [default: a new folder in runs/; for a proof runs/proof]")  # fmt: skip
-@click.option("--keep", is_flag=True, help="Keep the last checkpoint (about 1.6 GB).")
+@click.option("--keep", is_flag=True, help="Keep the last checkpoint (1.6 GB; of MODEL six times its size).")
 @click.option("--proof", is_flag=True, help="Repeat with several seeds, and compare with a control that cannot learn.")
 @click.option("--seeds", default="3", show_default=True, help="Number of seeds of a proof, or a list such as 0,1,2.")
 def quickstart(

@@ -18,8 +18,9 @@ from integrations.quickstart.guess import HIGHEST, LOWEST
 MODEL_NAME = "smollm2"
 LEARNING_RATE = 2e-5
 ON_GPU = {"actor_rollout_ref.actor.strategy": "fsdp2"}
-BESIDE_THE_TRAINER = {
-    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.3,
+SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
+BESIDE_THE_TRAINER: dict[str, Any] = {
+    SHARE: 0.3,
     "actor_rollout_ref.rollout.cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
     "actor_rollout_ref.rollout.max_num_seqs": 64,
 }

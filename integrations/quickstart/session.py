@@ -36,7 +36,7 @@ Records = Sequence[Mapping[str, Any]]
 def one_run(plan: Plan, folder: Path, *, keep: bool, screen: Screen) -> dict[str, Any]:
     """Runs `plan` in `folder` and returns its summary. Writes ``reward.png``, ``episodes.html`` and, last,
     ``summary.json``."""
-    check_machine(folder, plan.device)
+    check_machine(folder, plan.device, Path(plan.model) if plan.model else None)
     for name in ("ajet-proxy", "ajet-trainer", "ajet"):
         path_of(name)
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 from ajet_sdk.address import is_here
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.backends.verl import ADDRESS, VENDOR
@@ -30,7 +32,7 @@ class Verl:
     ) -> Iterator[Learner]:
         progress.phase("importing verl")
         device = choose_device(config.verl.get(DEVICE))
-        env = environment(device, progress.run_dir) | listens(config.proxy_url)
+        env = environment(device, progress.run_dir)
         os.environ.update(env)
         from ajet_trainer.backends.verl import settings
         from ajet_trainer.backends.verl.cluster import cluster, note_processes
@@ -42,8 +44,9 @@ class Verl:
         config, tree, why = settings.decided(
             config, device, engines.folder if engines else None, apart=engines is not None and engines.apart
         )
-        if config.rows == "tree":
-            os.environ["VERL_ENGINE_VENDOR"] = env["VERL_ENGINE_VENDOR"] = VENDOR
+        late = listens(config.proxy_url, tree) | ({"VERL_ENGINE_VENDOR": VENDOR} if config.rows == "tree" else {})
+        os.environ.update(late)
+        env |= late
         progress.say(f"rows = {config.rows}" + (f": {why}" if why else ""))
         if engines is None:
             register_replica(device)
@@ -109,9 +112,12 @@ def environment(device: str, run_dir: Path) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in values.items()}
 
 
-def listens(proxy_url: str) -> dict[str, str]:
-    """The variable by which engines listen on the loopback address alone, if they and the proxy are on this host."""
-    return {ADDRESS: "127.0.0.1"} if is_here(proxy_url) and not os.environ.get("RAY_ADDRESS") else {}
+def listens(proxy_url: str, tree: DictConfig) -> dict[str, str]:
+    """The variable by which engines listen on the loopback address alone, if they and the proxy are on this host. What
+    it says already stays as it is."""
+    joined = os.environ.get("RAY_ADDRESS") or tree.ray_kwargs.ray_init.get("address", "local") != "local"
+    said = os.environ.get(ADDRESS, "127.0.0.1" if is_here(proxy_url) and not joined else "")
+    return {ADDRESS: said} if said else {}
 
 
 def register_replica(device: str) -> None:

@@ -6,15 +6,15 @@ defaults; precision, offloading, parallelism and memory are verl's own business 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+from ray._private.utils import get_num_cpus
+from transformers.utils import is_flash_attn_2_available
 from verl.utils.torch_dtypes import PrecisionType
 
 from ajet_sdk.runs import LEARNING_RATE
@@ -171,13 +171,14 @@ def on_cpu(config: Config) -> dict[str, Any]:
     }
 
 
-def on_gpu() -> dict[str, Any]:
+def on_gpu(config: Config) -> dict[str, Any]:
     """Settings of a GPU host. verl's own ask for flash-attn, of which many a torch has no build. Without it attention
     is torch's, and `worker` has logprobs counted by `cross_entropy`. Each storage unit of TransferQueue takes a core
-    from Ray: they are at most verl's eight, and a quarter of the cores."""
-    units = max(1, min(8, (os.cpu_count() or 1) // 4))
-    values: dict[str, Any] = {"transfer_queue.backend.SimpleStorage.num_data_storage_units": units}
-    if find_spec("flash_attn") is None:
+    from Ray, as does its controller, and verl takes three for each GPU. Units are what is left, at most eight."""
+    gpus = config.verl.get("trainer.n_gpus_per_node", 1)
+    left = int(get_num_cpus()) - 1 - (3 * gpus if type(gpus) is int else 0)
+    values: dict[str, Any] = {"transfer_queue.backend.SimpleStorage.num_data_storage_units": max(1, min(8, left))}
+    if not is_flash_attn_2_available() and config.verl.get("model_engine", "dp") == "dp":
         values[forest_refused.ATTENTION] = "sdpa"
     return values
 
@@ -262,7 +263,8 @@ def compose(config: Config, device: str, folder: Path | None, *, apart: bool = F
     tree = defaults({name: value for name, value in config.verl.items() if name in GROUPS})
     theirs, model = keys(tree), families.known(config.model)
     values = everywhere(config) | off_policy(config) | clipping(config) | schedules(config)
-    values |= (on_cpu(config) if device == "cpu" else on_gpu()) | over_trees(config, device) | padded(config, model)
+    values |= on_cpu(config) if device == "cpu" else on_gpu(config)
+    values |= over_trees(config, device) | padded(config, model)
     values |= (attached(folder, apart) if folder else {}) | seeds(theirs)
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)

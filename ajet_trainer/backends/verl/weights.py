@@ -75,8 +75,10 @@ class SharedFolder:
         if self._is_master:
             target = self._folder / str(global_steps)
             target.mkdir(parents=True, exist_ok=True)
+            file = target / "model.safetensors"
+            file.unlink(missing_ok=True)
             room_for(sum(tensor.nbytes for tensor in tensors.values()), target)
-            save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+            save_file(tensors, file, metadata={"format": "pt"})
 
 
 def room_for(size: int, folder: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from tensordict import TensorDict
 from torch.optim.lr_scheduler import LambdaLR
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils import torch_functional
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -39,7 +39,7 @@ class CountingWorker(SteadyWorker):
     """verl's training worker, whose engine counts its updates. That of a critic is nothing more."""
 
     def __init__(self, config: Any) -> None:
-        if get_device_name() == "cuda" and find_spec("flash_attn") is None:
+        if get_device_name() == "cuda" and not torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE:
             cross_entropy.stand_in()
         super().__init__(config)
         counted(self.engine)

@@ -122,16 +122,26 @@ def test_short_disk_and_memory_are_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("roomy")
-@pytest.mark.parametrize(("said", "words"), [("echo 4096; echo 81559", "4.3 GB"), ("exit 9", "0.0 GB")])
-def test_a_short_gpu_is_named(said: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{said}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(QuickstartError, match=rf"{words} of a GPU's memory are free; 16 GB are needed"):
+def test_a_larger_model_needs_more(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(2_000_000_000)
+    with pytest.raises(QuickstartError, match=r"20\.0 GB of memory are free; 24 GB are needed"):
+        programs.check_machine(tmp_path, "cpu", tmp_path)
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_short_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = (16_000_000_000, 80_000_000_000)
+    monkeypatch.setattr(programs, "gpu_memory", lambda: there)
+    with pytest.raises(QuickstartError, match=r"16\.0 GB of a GPU's memory are free; 29 GB are needed, of which vLLM"):
         programs.check_machine(tmp_path, "cuda")
-    program.write_text("#!/bin/sh\necho 81559\n")
+    there = (16_000_000_000, 24_000_000_000)
     programs.check_machine(tmp_path, "cuda")
+
+
+def test_where_torch_sees_no_gpu_it_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert programs.gpu_memory() == (0, 0)
 
 
 def test_programs_are_found_beside_us_in_the_daemons_environment_and_on_the_path(

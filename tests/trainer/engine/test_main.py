@@ -115,6 +115,8 @@ def test_an_error_is_said_in_one_line() -> None:
     assert first_words(KeyError()) == "KeyError"
     traceback = 'ray::Server.launch() (pid=7)\n  File "a.py", line 1, in launch\n    go()\nValueError: no room\nmore'
     assert first_words(RuntimeError(traceback)) == "ValueError: no room"
+    quoted = 'no kernel for this mask\n  File "a.py", line 1, in mask\n    f()\nSet VERBOSE=1 for more'
+    assert first_words(RuntimeError(quoted)) == "no kernel for this mask", "code that is quoted is no other process"
 
 
 @pytest.mark.parametrize(
@@ -154,5 +156,5 @@ def test_a_gpu_host_keeps_verls_own_defaults() -> None:
     """The CPU settings change nothing there: precision, offloading and sleeping stay verl's."""
     config = Config(model="m")
     ours, theirs = compose(config, "cuda", None), defaults()
-    for key in set(on_cpu(config)) - set(everywhere(config)) - set(on_gpu()):
+    for key in set(on_cpu(config)) - set(everywhere(config)) - set(on_gpu(config)):
         assert OmegaConf.select(ours, key) == OmegaConf.select(theirs, key), key

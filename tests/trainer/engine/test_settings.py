@@ -44,7 +44,7 @@ def refused(verl: dict[str, Any], **ours: Any) -> str:
 def test_a_gpu_host_without_flash_attn_has_torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """verl's default would fail as the model is loaded."""
     there = False
-    monkeypatch.setattr(settings, "find_spec", lambda name: there or None)
+    monkeypatch.setattr(settings, "is_flash_attn_2_available", lambda: there)
     assert composed({}).actor_rollout_ref.model.override_config == {"attn_implementation": "sdpa"}
     said = {"actor_rollout_ref.model.override_config.attn_implementation": "eager"}
     assert composed(said).actor_rollout_ref.model.override_config == {"attn_implementation": "eager"}
@@ -65,10 +65,13 @@ def test_weights_are_sent_in_the_engines_dtype_if_the_trainer_computes_in_it_too
     assert "dtype" not in megatron.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.ajet_folder
 
 
-@pytest.mark.parametrize(("cores", "units"), [(2, 1), (8, 2), (16, 4), (128, 8)])
-def test_storage_units_follow_the_cores_of_a_gpu_host(cores: int, units: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings.os, "cpu_count", lambda: cores)
-    assert composed({}).transfer_queue.backend.SimpleStorage.num_data_storage_units == units
+@pytest.mark.parametrize(("cores", "gpus", "units"), [(2, 1, 1), (8, 1, 4), (16, 1, 8), (16, 4, 3), (128, 8, 8)])
+def test_storage_units_are_the_cores_that_verl_leaves(
+    cores: int, gpus: int, units: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "get_num_cpus", lambda: cores)
+    storage = composed({"trainer.n_gpus_per_node": gpus}).transfer_queue.backend.SimpleStorage
+    assert storage.num_data_storage_units == units
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from ajet_trainer.backends.verl import ADDRESS
@@ -123,7 +124,14 @@ def test_each_run_on_a_host_sends_weights_through_a_socket_of_its_own(
 
 def test_engines_are_reached_by_no_other_host_unless_the_proxy_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert listens("http://127.0.0.1:8484") == {ADDRESS: "127.0.0.1"}
-    assert listens("http://gpu.example.com:8484") == {}
+    monkeypatch.delenv(ADDRESS, raising=False)
+    here, alone = "http://127.0.0.1:8484", OmegaConf.create({"ray_kwargs": {"ray_init": {"num_cpus": None}}})
+    assert listens(here, alone) == {ADDRESS: "127.0.0.1"}
+    assert listens("http://gpu.example.com:8484", alone) == {}
+    joined = OmegaConf.create({"ray_kwargs": {"ray_init": {"address": "head:6379"}}})
+    assert listens(here, joined) == {}, "an engine may be on another node than the proxy"
+    monkeypatch.setenv(ADDRESS, "10.0.0.1")
+    assert listens(here, alone) == {ADDRESS: "10.0.0.1"}, "the proxy's end of a tunnel is here, and the proxy is not"
+    monkeypatch.delenv(ADDRESS)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert listens("http://127.0.0.1:8484") == {}, "an engine may be on another node than the proxy"
+    assert listens(here, alone) == {}
