@@ -99,14 +99,16 @@ async def wanting(client: Client, models: Collection[str], never: Collection[str
     return next(((name, int(answer["next"][name])) for name in wanted if name not in never), None)
 
 
-async def rewarding(client: Client, episode: str, reward: routes.Reward) -> Outcome:
-    """Gives a reward under an id made here, so that it counts once, however often it is sent.
+async def rewarding(client: Client, episode: str | None, reward: routes.Reward) -> Outcome:
+    """Gives a reward under an id made here, so that it counts once, however often it is sent. Without an `episode`, the
+    proxy finds it by the answer that the reward names.
 
     Returns the reward that the episode now has, of all that it was given by any process; and the reason if the proxy
     discarded the episode nevertheless.
     """
     body = replace(reward, id=f"rew-{uuid.uuid4().hex}")
-    answer = _object(client.target, await client.ask("reward", body, id=episode))
+    name = "reward_answer" if episode is None else "reward"
+    answer = _object(client.target, await client.ask(name, body, id=episode))
     if answer.get("state") != "discarded":
         return Outcome(reward=answer.get("reward"))
     return Outcome(reward=answer.get("reward"), discarded=str(answer.get("reason")), lost=answer.get("detail"))
@@ -193,10 +195,14 @@ class EpisodeLife(Opened):
         note: str | None = None,
         state: str | None = None,
         model: str | None = None,
+        response: str | None = None,
     ) -> None:
         """Gives a finite reward, to the whole episode or to one `call`, `agent` or `model` of it; a `final` one seals
-        it. `state` names the state in which `call` was made."""
-        reward = routes.Reward(finite(value), call, agent, final, note=note, state=state, model=model)
+        it. `state` names the state in which `call` was made. `response` names a call by the id of its answer, and
+        `note` is kept beside the reward."""
+        reward = routes.Reward(
+            finite(value), call, agent, final, note=note, state=state, model=model, response=response
+        )
         outcome = await rewarding(self._client, self.id, reward)
         if final or self.outcome is not None:
             self.outcome = outcome
@@ -401,12 +407,14 @@ async def reward(
     note: str | None = None,
     state: str | None = None,
     model: str | None = None,
+    response: str | None = None,
     episode: str | None = None,
     deadline: float = DEADLINE_S,
 ) -> None:
-    """Rewards the episode that this process belongs to (see `current_episode`); returns once the reward is on disk."""
-    found = current_episode(episode)
-    body = routes.Reward(finite(value), call, agent, final, note=note, state=state, model=model)
+    """Rewards the episode that this process belongs to (see `current_episode`), or the one in which a model gave the
+    answer `response`; returns once the reward is on disk."""
+    found = episode if response is not None else current_episode(episode)
+    body = routes.Reward(finite(value), call, agent, final, note=note, state=state, model=model, response=response)
     async with Client(deadline=deadline) as client:
         await rewarding(client, found, body)
 

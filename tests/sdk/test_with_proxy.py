@@ -161,3 +161,26 @@ async def test_two_clients_play_what_is_wanted_together(daemon: ProxyProcess, mo
         assert (told["opened"], told["rewards"]) == (wanted, [0.5] * wanted)
         assert sorted(started) == sorted([*tasks, "h1", "h5"])
         assert (await http.get("/wanted")).json() == {"eval": {}, "next": {}}
+
+
+def test_a_log_is_scored_by_the_ids_of_its_answers(daemon: ProxyProcess, ajet: Ajet) -> None:
+    url = f"{daemon.url}/v1/chat/completions"
+    logged = [
+        httpx.post(url, json=ASK | {"user": f"sample {number}"}, timeout=LONG_S, trust_env=False) for number in range(4)
+    ]
+    ids, episodes = [one.json()["id"] for one in logged], [one.headers["X-AJet-Episode"] for one in logged]
+    ajet_sdk.reward(0.25, response=ids[0])
+    asyncio.run(aio.reward(0.5, response=ids[1]))
+    assert ajet("reward", "0.75", "--response", ids[2])[0] == 0
+    with ajet_sdk.episode("log/4") as ep:
+        ep.reward(1.0, response=ask(ep).json()["id"])
+    assert ep.outcome == Outcome(reward=1.0)
+    ajet_sdk.reward(0.125, response=ids[3], episode=episodes[3], final=False)
+    code, out, err = ajet("show", episodes[2])
+    assert code == 0 and ids[2] in out and "reward: 0.75" in out
+    with Client() as client:
+        records = [client.ask("get_episode", id=name).json() for name in episodes]
+    assert [one["reward"] for one in records] == [0.25, 0.5, 0.75, 0.125]
+    assert [one["state"] for one in records] == [*3 * ["ready"], "open"]
+    code, out, err = ajet("reward", "1", "--response", "chatcmpl-nobody")
+    assert code == 1 and "chatcmpl-nobody" in err
