@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import math
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from ajet_sdk import aio, errors
 from ajet_sdk.play import rollouts
 from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.schedule import rollouts_at
+from ajet_sdk.play.tasks import read_tasks
 from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.patience import LONG_S, reached, until
 from tests.kit.ports import free_port
@@ -116,7 +120,7 @@ async def test_a_proxy_that_goes_away_is_a_result(stub: ControlStub) -> None:
     assert (results[0].outcome, results[0].episode, results[0].infra) == ("failed", "ep-0", True)
 
 
-@pytest.mark.parametrize("task", [None, True, "", {"question": "?"}, ["a"], 1.5])
+@pytest.mark.parametrize("task", [None, True, "", {"question": math.nan}, ["a"], 1.5, {"question": {1.5}}])
 async def test_a_task_without_a_name_is_the_callers_mistake(stub: ControlStub, task: Any) -> None:
     with pytest.raises(errors.BadRequest, match="pass name="):
         await aio.run(one, [task], repeat=1)
@@ -125,6 +129,15 @@ async def test_a_task_without_a_name_is_the_callers_mistake(stub: ControlStub, t
     assert not stub.episodes, "nothing begins of which the results would be lost"
     await aio.run(one, [task], repeat=1, name=lambda _: "named")
     assert stub.episodes["ep-0"]["task"] == "named"
+
+
+async def test_a_mapping_is_called_as_its_line_in_a_file_is(stub: ControlStub, tmp_path: Path) -> None:
+    mappings = [{"question": "1 + 1?", "answer": 2}, {"id": 7}, {"task": {}, "id": "x"}, {"task": "t", "id": 1}]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(dict(reversed(one.items()))) + "\n" for one in mappings))
+    results = await aio.run(one, mappings, repeat=1, parallel=1)
+    assert [result.task for result in results] == [line.name for line in read_tasks(file)]
+    assert results[0].task.startswith("task-") and len({result.task for result in results}) == 4
 
 
 async def test_tasks_that_cannot_be_had_end_the_run(stub: ControlStub) -> None:
