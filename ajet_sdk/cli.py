@@ -54,11 +54,12 @@ def ajet() -> None:
 @click.option("--agent", metavar="NAME", callback=text, help="Reward this agent's samples only.")
 @click.option("--model", metavar="NAME", callback=text, help="Reward only what this model sampled.")
 @click.option("--state", metavar="NAME", callback=text, help="The state in which the call was made; needs --call.")
+@click.option("--note", metavar="TEXT", callback=text, help="Words to keep beside the reward.")
 @click.option("--not-final", is_flag=True, help="Do not seal the episode, because more rewards will come.")
 @proxy_option
 def reward(
     value: float, episode: str | None, call: str | None, agent: str | None, model: str | None, state: str | None,
-    not_final: bool, proxy: str | None, response: str | None,
+    not_final: bool, proxy: str | None, response: str | None, note: str | None,
 ) -> None:
     """Give an episode a reward.
 
@@ -70,7 +71,9 @@ def reward(
     from ajet_sdk.routes import Reward, check_id
 
     with usage():
-        body = Reward(finite(value), call, agent, final=not not_final, state=state, model=model, response=response)
+        body = Reward(
+            finite(value), call, agent, final=not not_final, note=note, state=state, model=model, response=response
+        )
         found = episode if response is not None else check_id(current_episode(episode))
     with client_for(proxy) as client:
         wait(rewarding(client.core, found, body))

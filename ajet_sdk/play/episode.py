@@ -257,7 +257,7 @@ class EpisodeLife(Opened):
         ended = replace(ended, record=record)
         decision = await decided(source, ended, self.program_failed)
         if isinstance(decision, Earns):
-            await self._reward(decision.value)
+            await self._reward(decision.value, note=decision.note)
             return decision
         if isinstance(decision, Fails):
             try:

@@ -184,3 +184,20 @@ def test_a_log_is_scored_by_the_ids_of_its_answers(daemon: ProxyProcess, ajet: A
     assert [one["state"] for one in records] == [*3 * ["ready"], "open"]
     code, out, err = ajet("reward", "1", "--response", "chatcmpl-nobody")
     assert code == 1 and "chatcmpl-nobody" in err
+
+
+def test_a_note_stands_beside_the_reward_whichever_way_it_came(daemon: ProxyProcess, ajet: Ajet) -> None:
+    def agent(task: str, episode: ajet_sdk.Episode) -> tuple[float, str]:
+        ask(episode)
+        return 0.5, "returned"
+
+    (played,) = ajet_sdk.run(agent, ["note"], repeat=1)
+    with ajet_sdk.episode("note") as command, ajet_sdk.episode("note") as header:
+        assert ajet("reward", "1", "--note", "at the prompt", "--not-final", "--episode", command.id)[0] == 0
+        said = {"X-AJet-Reward": "1", "X-AJet-Reward-Note": "in a header"}
+        httpx.get(f"{daemon.url}/e/{header.id}/v1/models", headers=said, trust_env=False).raise_for_status()
+        records = [command.record(), header.record()]
+    with Client() as client:
+        records.append(client.ask("get_episode", id=played.episode).json())
+    assert [one["rewards"][0]["note"] for one in records] == ["at the prompt", "in a header", "returned"]
+    assert "note returned" in ajet("show", str(played.episode))[1]

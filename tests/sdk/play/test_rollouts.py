@@ -73,11 +73,13 @@ async def test_failures_are_results(stub: ControlStub) -> None:
             await episode.reward(0.5)
         if task == "seals":
             await episode.seal()
-        return {"text": "seven", "nan": float("nan"), "fine": True}.get(task)
+        return {
+            "text": "seven", "nan": float("nan"), "fine": True, "pair": (0.5, "half of it"), "no pair": (0.5, 1),
+        }.get(task)
 
     tasks = [
         "raises", "exits", "fails", "cancels", "rewards another way", "aborts", "rewards itself",
-        "seals", "nothing", "text", "nan", "fine",
+        "seals", "nothing", "text", "nan", "fine", "pair", "no pair",
     ]
     results = await aio.run(agent, tasks, repeat=1, parallel=4)
     told = {item.task: (item.outcome, item.reward, item.reason) for item in results}
@@ -91,7 +93,8 @@ async def test_failures_are_results(stub: ControlStub) -> None:
     assert told["seals"] == ("aborted", None, "discarded by the proxy: no_reward")
     assert told["nothing"] == ("aborted", None, "left without a reward")
     assert told["text"][2] == "BadRequest: a reward must be a finite number of at most 1e+12, not 'seven'"
-    assert told["nan"][0] == "aborted"
+    assert told["nan"][0] == told["no pair"][0] == "aborted"
+    assert told["pair"] == ("rewarded", 0.5, None)
     assert told["fine"] == ("rewarded", 1.0, None)
     assert "open" not in {record["state"] for record in stub.episodes.values()}
 
