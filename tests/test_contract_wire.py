@@ -78,7 +78,7 @@ async def test_the_answers_of_control_routes(tmp_path: Path) -> None:
         await play(client, seen)
         status = (await client.status()).keys()
     fits(told("11.1"), [status, status - {"any_model"}], unseen=["intercept", "teams"])
-    unseen = {"POST /gate/open": ["not_resumed"], "POST /rewards": ["reason"]}
+    unseen = {"POST /gate/open": ["not_resumed"], "POST /rewards": ["reason", "reward_by_agent"]}
     for route, fields in answers.items():
         fits(fields, seen[route], unseen=unseen.get(route, []))
     for route in ("PUT /runs/{id}", "PATCH /runs/{id}", "GET /runs/{id}"):
@@ -100,6 +100,11 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
         await ask("POST", "/episodes/{id}/heartbeat", id=id)
         await ask("POST", "/episodes/{id}/rewards", {"value": 1.0, "final": False}, id=id)
         await ask("POST", "/episodes/{id}/seal", id=id)
+    game = (await ask("POST", "/episodes", {}))["episode"]
+    for agent, value in (("a", 1.0), ("b", -1.0)):
+        await ask("POST", "/episodes/{id}/rewards", {"value": value, "agent": agent, "final": False}, id=game)
+    for end in ("heartbeat", "seal", "abort"):
+        await ask("POST", f"/episodes/{{id}}/{end}", id=game)
     said = await client.chat("answered")
     await ask("POST", "/rewards", {"value": 1.0, "response": said.json["id"]})
     lost = (await ask("POST", "/episodes"))["episode"]
@@ -161,6 +166,8 @@ def test_the_record_of_an_episode() -> None:
     )
     for agent, model in (("x", "m"), ("y", "n")):
         rig.call("over several", agent=agent, model=model, tenant="a")
+    for agent, value in (("x", 0.5), ("y", -0.5)):
+        rig.reward("over several", value, agent=agent, final=False)
     rig.reward("over several", 1.0)
     rig.abort("plain", "why", "agent")
     rig.open("of a client", client=rig.join(), revision="r1")

@@ -53,7 +53,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of an episode: its reward (None: none), or why it was given up (None: it was not).
+    """The end of an episode: its reward (None: none), or why it was given up (None: it was not). `agents` has the
+    rewards of its agents, where they differ from that.
 
     `discarded` is the proxy's reason for not keeping an episode that nobody aborted. ``incomplete_call`` says that it
     has its reward, and no whole call to a model; `lost` then says why its calls were lost. `infra` says that the world
@@ -65,6 +66,7 @@ class Outcome:
     discarded: str | None = None
     lost: str | None = None
     infra: bool = False
+    agents: Mapping[str, float] = field(default_factory=dict)
 
 
 def new_episode_id() -> str:
@@ -109,9 +111,10 @@ async def rewarding(client: Client, episode: str | None, reward: routes.Reward) 
     body = replace(reward, id=f"rew-{uuid.uuid4().hex}")
     name = "reward_answer" if episode is None else "reward"
     answer = _object(client.target, await client.ask(name, body, id=episode))
+    outcome = Outcome(reward=answer.get("reward"), agents=answer.get("reward_by_agent") or {})
     if answer.get("state") != "discarded":
-        return Outcome(reward=answer.get("reward"))
-    return Outcome(reward=answer.get("reward"), discarded=str(answer.get("reason")), lost=answer.get("detail"))
+        return outcome
+    return replace(outcome, discarded=str(answer.get("reason")), lost=answer.get("detail"))
 
 
 async def aborting(client: Client, episode: str, reason: str | None, cause: str | None = None) -> dict[str, Any]:
@@ -315,13 +318,14 @@ class Episode(EpisodeLife):
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
     """The end of an episode with this record."""
     reason, reward, world = record.get("reason"), record.get("reward"), lost_to_the_world(record)
+    agents = record.get("reward_by_agent") or {}
     if record.get("state") != "discarded":
-        return Outcome(reward=reward)
+        return Outcome(reward=reward, agents=agents)
     if reason == "aborted":
         return Outcome(aborted=record.get("detail") or "aborted", infra=world)
     lost = record.get("detail")
     if reason == "incomplete_call" and reward is not None and not world:
-        return Outcome(reward=reward, discarded=reason, lost=lost)
+        return Outcome(reward=reward, discarded=reason, lost=lost, agents=agents)
     why = f" ({lost})" if lost else ""
     return Outcome(aborted=f"discarded by the proxy: {reason}{why}", discarded=reason, infra=world)
 

@@ -76,7 +76,7 @@ def result_of(
         infra = of_the_world(error, episode.infra)
     return RunResult(
         task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, untrainable_in(lost),
-        None if settled is None else settled.discarded, infra,
+        None if settled is None else settled.discarded, infra, agents={} if settled is None else settled.agents,
     )
 
 

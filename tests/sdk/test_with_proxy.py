@@ -201,3 +201,22 @@ def test_a_note_stands_beside_the_reward_whichever_way_it_came(daemon: ProxyProc
         records.append(client.ask("get_episode", id=played.episode).json())
     assert [one["rewards"][0]["note"] for one in records] == ["at the prompt", "in a header", "returned"]
     assert "note returned" in ajet("show", str(played.episode))[1]
+
+
+def test_a_game_of_two_is_shown_by_agent(daemon: ProxyProcess, ajet: Ajet) -> None:
+    def game(task: str, episode: ajet_sdk.Episode) -> None:
+        ask(episode)
+        won = 1.0 if task == "won" else -0.5
+        episode.reward(won, agent="white", final=False)
+        episode.reward(-won, agent="black")
+
+    results = ajet_sdk.run(game, ["won", "lost"], repeat=1, parallel=1)
+    assert [item.reward for item in results] == [0.0, 0.0]
+    assert results[0].agents == {"white": 1.0, "black": -1.0}
+    assert results.mean_by_agent == {"white": 0.25, "black": -0.25}
+    assert "0 (white 1, black -1)" in results.table() and "0 (white -0.5, black 0.5)" in results.table()
+    assert results.summary().endswith("mean reward 0 (white 0.25, black -0.25)")
+    assert "reward_by_agent: white 1, black -1" in ajet("show", str(results[0].episode))[1]
+    rewards = "import ajet_sdk; ajet_sdk.reward(1, agent='white', final=False); ajet_sdk.reward(-1, agent='black')"
+    code, out, err = ajet("run", "--task", "program", "--", sys.executable, "-c", f"{AGENT}\n{rewards}")
+    assert (code, "0 (white 1, black -1)" in out) == (0, True), (out, err)

@@ -112,5 +112,7 @@ def _reaches(claims: Claims, episode: Episode) -> bool:
 def _shown(asked: Asked) -> dict[str, Any]:
     known = asked.state.episodes.known(asked.id)
     out = {"episode": known.id, "state": known.state, "reward": known.reward()}
-    more = {"reason": known.reason, "detail": known.detail}
+    more = {
+        "reason": known.reason, "detail": known.detail, "reward_by_agent": known.reward_by_agent() or None,
+    }
     return out | {name: value for name, value in more.items() if value is not None}
