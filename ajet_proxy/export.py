@@ -56,8 +56,11 @@ def rows(
         if by is not None:
             yield from _trees(state, episodes, choice, by)
             return
-        for sample in filter(choice.takes, chain.from_iterable(map(_of, episodes))):
-            yield sft_row(sample) if form == "sft" else sample.to_json()
+        for episode in episodes:
+            answers = {turn.call: turn.response for turn in episode.transcript.turns()}
+            for sample in filter(choice.takes, _of(episode)):
+                row = sft_row(sample) if form == "sft" else sample.to_json()
+                yield row | {"responses": [answers[call] for call in sample.calls]}
 
 
 def _pairs(state: State, episodes: Iterable[Episode], choice: Choice) -> Iterator[dict[str, Any]]:
@@ -134,7 +137,7 @@ def write_parquet(found: Iterator[dict[str, Any]], out: BinaryIO, form: str) -> 
 def _schema(arrow: Any, form: str) -> Any:
     text, ids, mask, number = arrow.string(), arrow.list_(arrow.int32()), arrow.list_(arrow.int8()), arrow.float64()
     if form == "sft":
-        own = {"reward": number, "input_ids": ids, "labels": ids}
+        own = {"reward": number, "input_ids": ids, "labels": ids, "responses": arrow.list_(text)}
     elif form == "preferences":
         own = {
             "rejected_sample": text, "prompt_ids": ids, "chosen_ids": ids, "chosen_mask": mask,
@@ -148,7 +151,7 @@ def _schema(arrow: Any, form: str) -> Any:
             "policy_versions": arrow.list_(versions), "calls": arrow.list_(text), "spans": arrow.list_(span),
             "reward": number, "broken_by": text, "repaired_tokens": arrow.int64(), "uncertain_tokens": arrow.int64(),
             "sampling": arrow.list_(arrow.struct([("sampling", text), ("count", arrow.int64())])),
-            "finish_reasons": arrow.list_(text), "turns": arrow.list_(arrow.int64()),
+            "finish_reasons": arrow.list_(text), "turns": arrow.list_(arrow.int64()), "responses": arrow.list_(text),
         }
     return arrow.schema(list({"sample": text, "task": text, "model": text, "agent": text, **own}.items()))
 

@@ -50,14 +50,16 @@ def ajet() -> None:
 @click.argument("value", type=float)
 @click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
 @click.option("--call", metavar="ID", callback=text, help="Reward this call only.")
+@click.option("--response", metavar="ID", callback=text, help="Reward the call with this answer, in any episode.")
 @click.option("--agent", metavar="NAME", callback=text, help="Reward this agent's samples only.")
 @click.option("--model", metavar="NAME", callback=text, help="Reward only what this model sampled.")
 @click.option("--state", metavar="NAME", callback=text, help="The state in which the call was made; needs --call.")
+@click.option("--note", metavar="TEXT", callback=text, help="Words to keep beside the reward.")
 @click.option("--not-final", is_flag=True, help="Do not seal the episode, because more rewards will come.")
 @proxy_option
 def reward(
     value: float, episode: str | None, call: str | None, agent: str | None, model: str | None, state: str | None,
-    not_final: bool, proxy: str | None,
+    not_final: bool, proxy: str | None, response: str | None, note: str | None,
 ) -> None:
     """Give an episode a reward.
 
@@ -69,8 +71,10 @@ def reward(
     from ajet_sdk.routes import Reward, check_id
 
     with usage():
-        body = Reward(finite(value), call, agent, final=not not_final, state=state, model=model)
-        found = check_id(current_episode(episode))
+        body = Reward(
+            finite(value), call, agent, final=not not_final, note=note, state=state, model=model, response=response
+        )
+        found = episode if response is not None else check_id(current_episode(episode))
     with client_for(proxy) as client:
         wait(rewarding(client.core, found, body))
 

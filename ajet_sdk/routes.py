@@ -33,6 +33,7 @@ HEADER_REWARD_CALL = "X-AJet-Reward-Call"
 HEADER_REWARD_STATE = "X-AJet-Reward-State"
 HEADER_REWARD_MODEL = "X-AJet-Reward-Model"
 HEADER_REWARD_AGENT = "X-AJet-Reward-Agent"
+HEADER_REWARD_NOTE = "X-AJet-Reward-Note"
 HEADER_FINAL = "X-AJet-Final"
 HEADER_CLIENT = "X-AJet-Client"
 HEADER_TRAINER = "X-AJet-Trainer"
@@ -68,7 +69,7 @@ MAX_LABEL = 1000
 MAX_CLIENT_TEXT = 200
 """Characters of a client's name or lane, of a revision, and of a run."""
 MAX_ID = 200
-"""Characters of a reward's id."""
+"""Characters of a reward's id, and of an answer's."""
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
 DESIRED = ("running", "stopped")
@@ -174,7 +175,8 @@ class OpenEpisode(Body):
 class Reward(Body):
     """``POST episodes/ID/rewards``. ``id`` makes it idempotent; without one the proxy makes one. ``value`` is at most
     `MAX_REWARD`. ``state`` names the state in which ``call`` was made, so that it is compared with others in it. With
-    ``model`` it is only for what that model sampled."""
+    ``model`` it is only for what that model sampled. ``response`` names a call by the id of the answer that its client
+    saw. Then ``POST rewards`` finds the episode."""
 
     value: float = number(-MAX_REWARD, MAX_REWARD)
     call: str | None = None
@@ -184,13 +186,15 @@ class Reward(Body):
     note: str | None = text(0, MAX_WORDS, None)
     state: str | None = text(1, MAX_LABEL, None)
     model: str | None = text(1, MAX_LABEL, None)
+    response: str | None = text(1, MAX_ID, None)
 
     def __post_init__(self) -> None:
         """Also refuses a state of no call, and a model beside a call."""
         Body.__post_init__(self)
-        if self.state is not None and self.call is None:
+        is_of_a_call = self.call is not None or self.response is not None
+        if self.state is not None and not is_of_a_call:
             raise BadRequest("state is that of a call: name the call too", param="state")
-        if self.model is not None and self.call is not None:
+        if self.model is not None and is_of_a_call:
             raise BadRequest("a call is of one model already: leave the model out", param="model")
 
 
@@ -417,6 +421,7 @@ ROUTES: tuple[Route, ...] = (
     Route("list_episodes", "GET", "/episodes", "admin", None),
     Route("get_episode", "GET", "/episodes/{id}", "agent", None),
     Route("reward", "POST", "/episodes/{id}/rewards", "agent", Reward),
+    Route("reward_answer", "POST", "/rewards", "agent", Reward),
     Route("seal", "POST", "/episodes/{id}/seal", "agent", Empty),
     Route("abort", "POST", "/episodes/{id}/abort", "agent", Abort),
     Route("heartbeat", "POST", "/episodes/{id}/heartbeat", "agent", Empty),

@@ -139,6 +139,8 @@ class Call:
     and are other tokens."""
     sampling: Sampling | None = None
     """The sampling of its tokens, in effect; None where that is not known."""
+    response: str | None = None
+    """The id of the answer that it is a part of, as its client saw it."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -152,7 +154,7 @@ class Call:
         if not isinstance(record, Mapping):
             raise BadRequest("a call must be a JSON object")
         token_ids = _ints(record.get("token_ids"), "token_ids")
-        for name in ("identified_by", "continuity"):
+        for name in ("identified_by", "continuity", "response"):
             if not isinstance(record.get(name), (str, type(None))):
                 raise BadRequest(f"{name} must be a string", param=name)
         altered = record.get("altered") or ()
@@ -175,6 +177,7 @@ class Call:
             version_uncertain=record.get("version_uncertain") is True,
             same_text=_same_text(record.get("same_text")),
             sampling=sampling_of(record.get("sampling")),
+            response=record.get("response"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -200,7 +203,7 @@ def call_json(call: Any, episode: str, tokens: Mapping[str, Any], sampling: Samp
     extra = {
         "identified_by": call.identified_by, "continuity": call.continuity, "altered": list(call.altered) or None,
         "version_uncertain": call.version_uncertain or None, "same_text": call.same_text and list(call.same_text),
-        "sampling": sampling,
+        "sampling": sampling, "response": call.response,
     }  # fmt: skip
     return out | {name: value for name, value in extra.items() if value is not None}
 

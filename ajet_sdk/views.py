@@ -90,7 +90,7 @@ def episode_view(record: Mapping[str, Any]) -> str:
     calls = record.get("calls") or []
     lines.append("\n" + counted(calls, "call"))
     if calls:
-        head = ("  call", "prompt", "sampled", "finish", "policy", "identified by", "sampling", "")
+        head = ("  call", "prompt", "sampled", "finish", "policy", "identified by", "sampling", "answer", "")
         lines.append(align([head, *map(_call, calls)]))
     timelines = record.get("timelines") or []
     if timelines:
@@ -152,6 +152,7 @@ def _call(call: Mapping[str, Any]) -> tuple[str, ...]:
         _brief(call.get("policy_version", "-")),
         str(call.get("identified_by") or "-"),
         sampling_text(call.get("sampling")),
+        str(call.get("response") or "-"),
         lost,
     )
 

@@ -27,9 +27,14 @@ def batch_figures(hand: Hand, rows: Sequence[Row], by_turn: ByTurn | None) -> di
     groups = [group for _, admission in hand for group in admission.groups]
     mean = math.fsum(rewards) / len(rewards)
     samples = [sample for episode in trained for sample in trainable(episode)]
+    agents: dict[str, list[float]] = {}
+    for sample in samples:
+        agents.setdefault(sample.agent, []).append(sample.reward or 0.0)
+    means = {agent: math.fsum(found) / len(found) for agent, found in agents.items()}
     rows = [row for row in rows if row.sampled]  # the others are only compared
     return {
         "reward_mean": mean,
+        **({"reward_by_agent": means} if len(means) > 1 else {}),
         "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
         "groups": len(groups),
         "groups_without_signal": sum(not has_signal(group, by_turn) for group in groups),

@@ -87,6 +87,8 @@ class Progress:
         parts = [f"step {self.step}{of}"]
         if "reward_mean" in metrics:  # a line of step 0 has an evaluation alone
             parts.append(f"reward {metrics['reward_mean']:.3f} ± {metrics['reward_std']:.3f}")
+            if agents := metrics.get("reward_by_agent"):
+                parts.append(", ".join(f"{agent or 'no agent'} {mean:.3f}" for agent, mean in agents.items()))
             parts.append(f"{metrics['episodes']} episodes, {metrics['sampled_tokens']} sampled tokens")
         if flat := metrics.get("groups_without_signal"):
             parts.append(f"{flat} of {metrics['groups']} groups without a signal")

@@ -56,6 +56,13 @@ PLAIN = ("temperature", "logprobs", "seed")
 OVERLONG = "overlong"
 PROCESSED = "start the engine with --logprobs-mode processed_logprobs"
 DEFAULTS = "start the engine with --generation-config vllm, or have agents send the value"
+ASKED = "agents ask for it, or the engine's defaults do, which --generation-config vllm removes"
+OF_OURS = {
+    PROCESSED: "set actor_rollout_ref.rollout.logprobs_mode in [verl] to processed_logprobs",
+    DEFAULTS: "have agents send the value",
+    ASKED: "agents ask for it, or actor_rollout_ref.rollout in [verl] does",
+}
+"""Advice in place of other advice, where the trainer itself has launched the engines, without the model's defaults."""
 ADVICE = {
     "greedy": "nothing was sampled: have agents ask for a temperature above 0",
     "raw_logprobs": f"the logprobs are not of the distribution that was sampled from: {PROCESSED}",
@@ -94,6 +101,8 @@ class Rule:
     """The punishment for length, if there is one."""
     compares: bool = True
     """True where an episode's advantage is what it has above others of its group."""
+    launched: bool = False
+    """True where the trainer has launched the engines."""
 
     def verdict(self, facts: Mapping[str, Any] | None) -> Verdict:
         """Decides what becomes of a call under this rule."""
@@ -151,11 +160,13 @@ def judge(facts: Mapping[str, Any] | None, assumed: float) -> Verdict:
     return Verdict("corrected" if shaping else "exact", temperature, "+".join(shaping))
 
 
-def advice(reason: str) -> str:
-    """Advice about calls that are left out, or untold, for `reason`."""
-    if reason.startswith("untold_"):
-        return f"the engine does not tell its defaults: {DEFAULTS}"
-    return ADVICE.get(reason, "agents ask for it, or the engine's defaults do, which --generation-config vllm removes")
+def advice(reason: str, *, launched: bool = False) -> str:
+    """Advice about calls that are left out, or untold, for `reason`. `launched`: the engines are the trainer's own."""
+    untold = f"the engine does not tell its defaults: {DEFAULTS}"
+    said = untold if reason.startswith("untold_") else ADVICE.get(reason, ASKED)
+    for words, others in OF_OURS.items() if launched else ():
+        said = said.replace(words, others)
+    return said
 
 
 def runs_of(sample: Sample) -> Runs[Mapping[str, Any] | None]:
@@ -207,7 +218,8 @@ def treat(episode: BatchEpisode, rule: Rule) -> Treated:
             if verdict.kind != "left out":
                 kept.setdefault(verdict.temperature, []).append(turn)
             elif rule.sampling == "strict":
-                return replace(made, refused=f"call {turn.call}: {verdict.reason} ({advice(verdict.reason)})")
+                why = advice(verdict.reason, launched=rule.launched)
+                return replace(made, refused=f"call {turn.call}: {verdict.reason} ({why})")
             counts = {"left out": made.left_out, "untold": made.untold}.get(verdict.kind)
             if counts is not None:
                 counts[verdict.reason] += 1
@@ -221,7 +233,8 @@ def treat(episode: BatchEpisode, rule: Rule) -> Treated:
     treated = replace(made, episode=replace(episode, samples=tuple(samples)))
     if made.left_out and all(sample.sample in never for sample in counted(treated.episode)):
         reason, _ = made.left_out.most_common(1)[0]
-        return replace(treated, refused=f"every call that was rewarded is left out: {reason} ({advice(reason)})")
+        why = advice(reason, launched=rule.launched)
+        return replace(treated, refused=f"every call that was rewarded is left out: {reason} ({why})")
     return treated
 
 

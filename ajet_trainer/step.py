@@ -258,6 +258,7 @@ class Run:
             rule, sampling=self.config.sampling, overlong=self.config.overlong == "mask",
             no_signal=self.config.no_signal, oldest=None if most is None else self.learner.version - most,
             max_tokens=min(self.config.max_tokens, rule.max_tokens or self.config.max_tokens),
+            launched=not self.config.attached,
         )  # fmt: skip
         admission = admit(leased, rule, trained=self.batches.blocked, failed=self.attempts.given_up())
         for rejection in admission.rejected:
@@ -267,10 +268,10 @@ class Run:
             self.progress.say(f"set aside after {MAX_ATTEMPTS} failed steps: what batch {leased.batch} held of them is "
                               f"in {path}")  # fmt: skip
         for reason in admission.left_out:
-            self.progress.say_once(f"calls are left out ({reason}): {advice(reason)}")
+            self.progress.say_once(f"calls are left out ({reason}): {advice(reason, launched=rule.launched)}")
         for reason in admission.untold:
-            said = f"calls are trained without a word on how they were sampled ({reason}): {advice(reason)}"
-            self.progress.say_once(said)
+            what = f"calls are trained without a word on how they were sampled ({reason})"
+            self.progress.say_once(f"{what}: {advice(reason, launched=rule.launched)}")
         return admission
 
     def dismiss(self, hand: Hand) -> None:

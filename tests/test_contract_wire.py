@@ -78,8 +78,9 @@ async def test_the_answers_of_control_routes(tmp_path: Path) -> None:
         await play(client, seen)
         status = (await client.status()).keys()
     fits(told("11.1"), [status, status - {"any_model"}], unseen=["intercept", "teams"])
+    unseen = {"POST /gate/open": ["not_resumed"], "POST /rewards": ["reason", "reward_by_agent"]}
     for route, fields in answers.items():
-        fits(fields, seen[route], unseen=["not_resumed"] if route == "POST /gate/open" else [])
+        fits(fields, seen[route], unseen=unseen.get(route, []))
     for route in ("PUT /runs/{id}", "PATCH /runs/{id}", "GET /runs/{id}"):
         fits(told("12"), seen[route])
 
@@ -99,6 +100,13 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
         await ask("POST", "/episodes/{id}/heartbeat", id=id)
         await ask("POST", "/episodes/{id}/rewards", {"value": 1.0, "final": False}, id=id)
         await ask("POST", "/episodes/{id}/seal", id=id)
+    game = (await ask("POST", "/episodes", {}))["episode"]
+    for agent, value in (("a", 1.0), ("b", -1.0)):
+        await ask("POST", "/episodes/{id}/rewards", {"value": value, "agent": agent, "final": False}, id=game)
+    for end in ("heartbeat", "seal", "abort"):
+        await ask("POST", f"/episodes/{{id}}/{end}", id=game)
+    said = await client.chat("answered")
+    await ask("POST", "/rewards", {"value": 1.0, "response": said.json["id"]})
     lost = (await ask("POST", "/episodes"))["episode"]
     await ask("POST", "/episodes/{id}/abort", id=lost)
     for end, body in (("seal", None), ("rewards", {"value": 1.0})):
@@ -158,6 +166,8 @@ def test_the_record_of_an_episode() -> None:
     )
     for agent, model in (("x", "m"), ("y", "n")):
         rig.call("over several", agent=agent, model=model, tenant="a")
+    for agent, value in (("x", 0.5), ("y", -0.5)):
+        rig.reward("over several", value, agent=agent, final=False)
     rig.reward("over several", 1.0)
     rig.abort("plain", "why", "agent")
     rig.open("of a client", client=rig.join(), revision="r1")
@@ -238,6 +248,7 @@ CALL = Call(
     call="c", episode="e", model="m", agent="", started_at=1.0, prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,),
     finish_reason="stop", policy_versions=((1, 1),), identified_by="key", altered=("logprobs",),
     continuity="exact", version_uncertain=True, same_text=("b", 1), sampling={"logprobs": "raw"},
+    response="chatcmpl-1",
 )
 SAMPLE = Sample(
     sample="e/0", episode="e", task="t", model="m", agent="", token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0),

@@ -53,7 +53,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of an episode: its reward (None: none), or why it was given up (None: it was not).
+    """The end of an episode: its reward (None: none), or why it was given up (None: it was not). `agents` has the
+    rewards of its agents, where they differ from that.
 
     `discarded` is the proxy's reason for not keeping an episode that nobody aborted. ``incomplete_call`` says that it
     has its reward, and no whole call to a model; `lost` then says why its calls were lost. `infra` says that the world
@@ -65,6 +66,7 @@ class Outcome:
     discarded: str | None = None
     lost: str | None = None
     infra: bool = False
+    agents: Mapping[str, float] = field(default_factory=dict)
 
 
 def new_episode_id() -> str:
@@ -99,17 +101,20 @@ async def wanting(client: Client, models: Collection[str], never: Collection[str
     return next(((name, int(answer["next"][name])) for name in wanted if name not in never), None)
 
 
-async def rewarding(client: Client, episode: str, reward: routes.Reward) -> Outcome:
-    """Gives a reward under an id made here, so that it counts once, however often it is sent.
+async def rewarding(client: Client, episode: str | None, reward: routes.Reward) -> Outcome:
+    """Gives a reward under an id made here, so that it counts once, however often it is sent. Without an `episode`, the
+    proxy finds it by the answer that the reward names.
 
     Returns the reward that the episode now has, of all that it was given by any process; and the reason if the proxy
     discarded the episode nevertheless.
     """
     body = replace(reward, id=f"rew-{uuid.uuid4().hex}")
-    answer = _object(client.target, await client.ask("reward", body, id=episode))
+    name = "reward_answer" if episode is None else "reward"
+    answer = _object(client.target, await client.ask(name, body, id=episode))
+    outcome = Outcome(reward=answer.get("reward"), agents=answer.get("reward_by_agent") or {})
     if answer.get("state") != "discarded":
-        return Outcome(reward=answer.get("reward"))
-    return Outcome(reward=answer.get("reward"), discarded=str(answer.get("reason")), lost=answer.get("detail"))
+        return outcome
+    return replace(outcome, discarded=str(answer.get("reason")), lost=answer.get("detail"))
 
 
 async def aborting(client: Client, episode: str, reason: str | None, cause: str | None = None) -> dict[str, Any]:
@@ -193,10 +198,14 @@ class EpisodeLife(Opened):
         note: str | None = None,
         state: str | None = None,
         model: str | None = None,
+        response: str | None = None,
     ) -> None:
         """Gives a finite reward, to the whole episode or to one `call`, `agent` or `model` of it; a `final` one seals
-        it. `state` names the state in which `call` was made."""
-        reward = routes.Reward(finite(value), call, agent, final, note=note, state=state, model=model)
+        it. `state` names the state in which `call` was made. `response` names a call by the id of its answer, and
+        `note` is kept beside the reward."""
+        reward = routes.Reward(
+            finite(value), call, agent, final, note=note, state=state, model=model, response=response
+        )
         outcome = await rewarding(self._client, self.id, reward)
         if final or self.outcome is not None:
             self.outcome = outcome
@@ -251,7 +260,7 @@ class EpisodeLife(Opened):
         ended = replace(ended, record=record)
         decision = await decided(source, ended, self.program_failed)
         if isinstance(decision, Earns):
-            await self._reward(decision.value)
+            await self._reward(decision.value, note=decision.note)
             return decision
         if isinstance(decision, Fails):
             try:
@@ -309,13 +318,14 @@ class Episode(EpisodeLife):
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
     """The end of an episode with this record."""
     reason, reward, world = record.get("reason"), record.get("reward"), lost_to_the_world(record)
+    agents = record.get("reward_by_agent") or {}
     if record.get("state") != "discarded":
-        return Outcome(reward=reward)
+        return Outcome(reward=reward, agents=agents)
     if reason == "aborted":
         return Outcome(aborted=record.get("detail") or "aborted", infra=world)
     lost = record.get("detail")
     if reason == "incomplete_call" and reward is not None and not world:
-        return Outcome(reward=reward, discarded=reason, lost=lost)
+        return Outcome(reward=reward, discarded=reason, lost=lost, agents=agents)
     why = f" ({lost})" if lost else ""
     return Outcome(aborted=f"discarded by the proxy: {reason}{why}", discarded=reason, infra=world)
 
@@ -401,12 +411,14 @@ async def reward(
     note: str | None = None,
     state: str | None = None,
     model: str | None = None,
+    response: str | None = None,
     episode: str | None = None,
     deadline: float = DEADLINE_S,
 ) -> None:
-    """Rewards the episode that this process belongs to (see `current_episode`); returns once the reward is on disk."""
-    found = current_episode(episode)
-    body = routes.Reward(finite(value), call, agent, final, note=note, state=state, model=model)
+    """Rewards the episode that this process belongs to (see `current_episode`), or the one in which a model gave the
+    answer `response`; returns once the reward is on disk."""
+    found = episode if response is not None else current_episode(episode)
+    body = routes.Reward(finite(value), call, agent, final, note=note, state=state, model=model, response=response)
     async with Client(deadline=deadline) as client:
         await rewarding(client, found, body)
 

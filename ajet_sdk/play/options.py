@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,21 +14,22 @@ from ajet_sdk.errors import BadRequest
 from ajet_sdk.play.membership import own_name
 from ajet_sdk.play.patience import warn
 from ajet_sdk.play.results import Progress, RunResult
-from ajet_sdk.play.tasks import Line
+from ajet_sdk.play.tasks import Line, named
 
 
 def name_of(task: Any) -> str:
-    """The name of a task: a string or integer itself, the ``task`` or ``id`` of a mapping, or what a line of a file is
+    """The name of a task: a string or integer itself, that of a mapping (`named`), or what a line of a file is
     called."""
     if isinstance(task, Line):
         return task.name
-    if isinstance(task, Mapping):
-        task = task.get("task", task.get("id"))
+    with suppress(TypeError, ValueError, RecursionError):
+        if isinstance(task, Mapping):
+            return named(task)
     if isinstance(task, (str, int)) and not isinstance(task, bool) and str(task):
         return str(task)
     raise BadRequest(
-        "a task must be a string, an integer, or a mapping with one of them under 'task' or 'id'; pass name= to say "
-        f"what {repr(task)[:80]} is called",
+        "a task must be a string, an integer, or a mapping that has one of them under 'task' or 'id', or is JSON; pass "
+        f"name= to say what {repr(task)[:80]} is called",
         param="tasks",
     )
 

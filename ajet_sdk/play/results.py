@@ -9,7 +9,9 @@ for a program that asked no model.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 
 from ajet_sdk.text import align, counted, plain
 
@@ -20,7 +22,7 @@ class RunResult:
     `untrainable` is set if its engine does not report what it sampled: one of `ajet_sdk.untrainable.UNTRAINABLE`.
     `discarded` is the proxy's own reason, if it discarded the episode by itself. `infra` is set if the world failed,
     and not the agent; `again`, if the run plays it again, and another
-    result says what came of that."""
+    result says what came of that. `agents` has the rewards of its agents, where they differ from the episode's."""
 
     task: str
     index: int
@@ -33,6 +35,12 @@ class RunResult:
     discarded: str | None = None
     infra: bool = False
     again: bool = False
+    agents: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def earned(self) -> str:
+        """The reward in words, with those of the agents; empty without one."""
+        return "" if self.reward is None else f"{self.reward:g}{_by_agent(self.agents, 'g')}"
 
     @property
     def ok(self) -> bool:
@@ -42,6 +50,11 @@ class RunResult:
     def kept(self) -> bool:
         """True if the proxy keeps it: to be trained, or as an evaluation."""
         return self.ok and self.discarded is None
+
+
+def _by_agent(rewards: Mapping[str, float], form: str) -> str:
+    said = ", ".join(f"{name} {reward:{form}}" for name, reward in rewards.items())
+    return f" ({said})" if said else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,13 @@ class RunResults(tuple[RunResult, ...]):
         return sum(rewards) / len(rewards) if rewards else None
 
     @property
+    def mean_by_agent(self) -> dict[str, float]:
+        """The mean reward of each agent, over the rollouts that were rewarded and in which agents' rewards differ."""
+        agents = [item.agents for item in self if item.ok]
+        known = {name: [one[name] for one in agents if name in one] for name in dict.fromkeys(chain(*agents))}
+        return {name: sum(rewards) / len(rewards) for name, rewards in known.items()}
+
+    @property
     def failures(self) -> list[RunResult]:
         """The rollouts that were aborted or failed, and are not played again."""
         return [item for item in self if not item.ok and not item.again]
@@ -88,10 +108,9 @@ class RunResults(tuple[RunResult, ...]):
         head = ("task", "#", "episode", "outcome", "reward", "seconds", "reason")
         rows: list[tuple[str, ...]] = [head]
         for item in self:
-            rewarded = "" if item.reward is None else f"{item.reward:g}"
             reason = " ".join((item.reason or "").split())[:120]
             task = item.task.replace("\n", " ")
-            row = (task, str(item.index), item.episode or "-", item.outcome, rewarded, f"{item.seconds:.1f}", reason)
+            row = (task, str(item.index), item.episode or "-", item.outcome, item.earned, f"{item.seconds:.1f}", reason)
             rows.append(tuple(map(plain, row)))
         return f"{align(rows)}\n{self.summary()}"
 
@@ -107,7 +126,7 @@ class RunResults(tuple[RunResult, ...]):
             parts.append(counted(world, "failure") + " of the world" + (f" ({again} played again)" if again else ""))
         mean = self.mean_reward
         if mean is not None:
-            parts.append(f"mean reward {mean:.4g}")
+            parts.append(f"mean reward {mean:.4g}{_by_agent(self.mean_by_agent, '.4g')}")
         if untrainable := len(self.untrainable):
             parts.append(f"{untrainable} cannot be trained")
         return f"{counted(self, 'episode')}: {', '.join(parts) or 'none begun'}"

@@ -32,7 +32,6 @@ from ajet_sdk.play.results import Progress, RunResult, RunResults
 from ajet_sdk.play.revision import of_agent
 from ajet_sdk.play.schedule import AT_ONCE, LATER, Job, Later, OnceRollouts, Rollout, Source, WantedRollouts
 from ajet_sdk.rewards.blame import Interrupted, WorldFailed, of_the_world, reason_of
-from ajet_sdk.rewards.numbers import finite
 from ajet_sdk.rewards.sources import Returned
 from ajet_sdk.untrainable import untrainable_in
 
@@ -77,7 +76,7 @@ def result_of(
         infra = of_the_world(error, episode.infra)
     return RunResult(
         task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, untrainable_in(lost),
-        None if settled is None else settled.discarded, infra,
+        None if settled is None else settled.discarded, infra, agents={} if settled is None else settled.agents,
     )
 
 
@@ -314,7 +313,7 @@ class Rollouts:
                 raise Interrupted(INTERRUPTED)
             value, error = await hands.play(self._agent, job.rollout.task, episode)
             if value is not None:
-                await episode.settle(Returned(await hands.call(finite, value)))
+                await episode.settle(await hands.call(Returned.of, value))
         except GeneratorExit:
             raise
         except BaseException as caught:  # as SystemExit is, or what an event loop of the agent's own was cancelled with
@@ -378,9 +377,9 @@ async def run(agent: Agent, tasks: Iterable[Any], repeat: int = 8, parallel: int
     """Runs ``agent(task, episode)`` `repeat` times for each task, up to `parallel` at once; `options` are the fields of
     `ajet_sdk.play.options.RunOptions`.
 
-    What the agent returns is the episode's final reward. None means that it rewarded or aborted the episode itself; one
-    that it left without a reward is aborted. Whatever the agent raises aborts its episode and is recorded in the
-    results. A list in which a task has no name is refused before any task is begun.
+    What the agent returns is the episode's final reward, or a pair of that and a note. None means that it rewarded or
+    aborted the episode itself; one that it left without a reward is aborted. Whatever the agent raises aborts its
+    episode and is recorded in the results. A list in which a task has no name is refused before any task is begun.
 
     If an attempt at the model went unanswered, the world failed, and not the agent, whatever it returns or raises. So
     say an exception of one of the classes `infra`, a client's error of connection or server, a proxy that cannot be

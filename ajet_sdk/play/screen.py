@@ -71,7 +71,7 @@ class Screen:
 
 def result_line(item: RunResult, so_far: str) -> str:
     """One rollout of a data set in a line."""
-    rewarded = item.outcome if item.reward is None else f"{item.outcome} {item.reward:g}"
+    rewarded = f"{item.outcome} {item.earned}".rstrip()
     why = " ".join((item.reason or "").split())[:200]
     whose = "the world failed: " if item.infra else ""
     more = [f"{whose}{why}" if why else "", "played again" if item.again else ""]

@@ -99,12 +99,17 @@ def _json_line(line: str) -> Line:
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON: {error.msg} (at character {error.pos})") from None
     check_storable(value, "a value")
-    given = [value.get("task"), value.get("id")] if isinstance(value, Mapping) else [value]
-    if (name := next(filter(None, map(_as_name, given)), None)) is not None:
+    if (name := named(value) if isinstance(value, Mapping) else _as_name(value)) is not None:
         return Line(name, line)
-    if isinstance(value, Mapping):
-        return Line(f"line-{hashlib.sha256(line.encode()).hexdigest()[:16]}", line)
     raise ValueError(f"it must be a JSON object, a text or an integer, not {line[:40]}")
+
+
+def named(task: Mapping[str, Any]) -> str:
+    """The name of a task that is an object: its ``task``, else its ``id``, else a digest of it. `ValueError` or
+    `TypeError` for a digest of what is no JSON."""
+    given = map(_as_name, (task.get("task"), task.get("id")))
+    said = json.dumps(dict(task), sort_keys=True, allow_nan=False)
+    return next(filter(None, given), None) or f"task-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
 
 def _as_name(value: Any) -> str | None:

@@ -150,7 +150,7 @@ def _show(client: Client, episode: Episode, result: RunResult, calls: Calls, cop
     all_calls = record.get("calls") or []
     whole = [one for one in all_calls if one.get("complete")]
     sampled = sum(int(one.get("sampled_tokens", 0)) for one in whole)
-    ended = f"reward {result.reward:g}" if result.ok and result.reward is not None else f"{result.outcome}"
+    ended = f"reward {result.earned}" if result.ok and result.reward is not None else f"{result.outcome}"
     why = f": {'the world failed: ' if result.infra else ''}{result.reason}" if result.reason else ""
     if episode.program_failed is not None and episode.program_failed not in why:
         why = f" ({episode.program_failed}){why}"

@@ -43,10 +43,11 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A reward by its source. As a `fallback` it counts only if nothing was given."""
+    """A reward by its source, with its note. As a `fallback` it counts only if nothing was given."""
 
     value: float
     fallback: bool = False
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,10 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Earns:
-    """The episode gets this final reward."""
+    """The episode gets this final reward, with its note."""
 
     value: float
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def decide(
         return Fails(ended.reason)
     if said is None:
         return Fails(UNREWARDED)
-    return Earns(said.value) if isinstance(said, Number) else Fails(said.reason, hint=hint)
+    return Earns(said.value, said.note) if isinstance(said, Number) else Fails(said.reason, hint=hint)
 
 
 def given_to(record: Mapping[str, Any]) -> Given:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from typing import Any
 
 from ajet_sdk.rewards.decision import Ended, NoNumber, Number, Said, Source
-from ajet_sdk.rewards.numbers import LastNumber, read
+from ajet_sdk.rewards.numbers import LastNumber, finite, read
 
 PRINTED, WRITTEN = "no line of its output is a number", "no line of the file that AJET_REWARD_FILE names is a number"
 ONLY = "only successes are trained"
@@ -19,12 +20,20 @@ SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The number that a function returned."""
+    """The number that a function returned, and the note beside it if it returned a pair."""
 
     value: float
+    note: str | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Returned:
+        """What `value` says that a function returned."""
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
+            return cls(finite(value[0]), value[1])
+        return cls(finite(value))
 
     async def reward(self, ended: Ended) -> Said:
-        return Number(self.value)
+        return Number(self.value, note=self.note)
 
 
 @dataclass(frozen=True, slots=True)

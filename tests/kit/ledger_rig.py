@@ -111,6 +111,10 @@ def check(state: State) -> None:
     assert state.episodes.finished == {one.id: one.transcript.size() for one in live if one.ended_at is not None}
     assert len(state.batches) + len(state.batches.leaving) == state.batches.leases
     assert state.episodes.by_call == {call: episode.id for episode in live for call in episode.transcript.calls}
+    answers = dict[str, set[str]]()
+    for turn in (turn for episode in live for turn in episode.transcript.turns() if turn.response is not None):
+        answers.setdefault(str(turn.response), set()).add(turn.call)
+    assert state.episodes.by_response == answers
     owners = {call: state.episodes[state.episodes.by_call[call]] for call in state.episodes.unsent}
     assert all(episode.transcript.calls[call].state == "complete" for call, episode in owners.items())
     entries = [entry for episode in episodes for entry in episode.transcript.calls.values()]
@@ -312,7 +316,7 @@ class LedgerRig:
             call, prompt, sampled, at=entry.asked.started_at, model=entry.asked.model, agent=entry.asked.agent,
             version=version,
         )
-        done = replace(done, same_text=same_text)
+        done = replace(done, same_text=same_text, response=f"answer-{call}")
         return self.run(self.commands.finish_call(
             episode, pack(done), at=self.at, marks=marks, begins=tuple(begins)
         ))

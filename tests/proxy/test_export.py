@@ -62,6 +62,9 @@ def test_samples_are_those_that_were_delivered(data: Path) -> None:
     replayed = [json.loads(line) for line in replay_lines(data)]
     for sample in (*found, *replayed):
         sample["logprobs"] = [round(value, 5) for value in sample["logprobs"]]
+    assert [sample.pop("responses") for sample in found] == [
+        [f"answer-{call}" for call in sample["calls"]] for sample in found
+    ]
     assert by_name(found) == by_name(replayed)
     assert len(found) == 9
 
@@ -76,6 +79,7 @@ def test_what_is_exported_can_be_chosen(data: Path) -> None:
 
 def test_rows_for_fine_tuning(data: Path) -> None:
     found = exported(data, "--as", "sft", "--min-reward", "3")
+    assert all(row["responses"][0].startswith("answer-call-") for row in found)
     assert [(row["input_ids"], row["labels"]) for row in found] == [
         ([1, 2, 0, 5, 3], [-100, -100, -100, 5, 3]), ([1, 2, 1, 5, 7], [-100, -100, -100, 5, 7]),
     ]
@@ -91,7 +95,7 @@ def test_pairs(data: Path) -> None:
 
 def test_trees(data: Path) -> None:
     """What they have laid out are the samples, archived or not, and a task's group holds both."""
-    samples = exported(data)
+    samples = [{name: value for name, value in row.items() if name != "responses"} for row in exported(data)]
     trees, groups = exported(data, "--tree"), exported(data, "--tree", "--by", "group")
     assert trees == exported(data, "--tree", "--by", "episode")
     assert [tree["episodes"] for tree in trees] == [[sample["episode"]] for sample in samples]

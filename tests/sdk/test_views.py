@@ -68,8 +68,8 @@ def test_an_episode() -> None:
     ):
         assert words in view
     rows = [line.split() for line in view.splitlines()]
-    assert ["c1", "10", "3", "stop", "3", "key", "T=0.7", "top_p=0.9,", "raw", "logprobs"] in rows
-    assert ["c2", "2", "1", "-", "3,", "1", "-", "-", "lost:", "disconnected"] in rows
+    assert ["c1", "10", "3", "stop", "3", "key", "T=0.7", "top_p=0.9,", "raw", "logprobs", "-"] in rows
+    assert ["c2", "2", "1", "-", "3,", "1", "-", "-", "-", "lost:", "disconnected"] in rows
     assert "metadata" not in view
 
 

@@ -161,3 +161,62 @@ async def test_two_clients_play_what_is_wanted_together(daemon: ProxyProcess, mo
         assert (told["opened"], told["rewards"]) == (wanted, [0.5] * wanted)
         assert sorted(started) == sorted([*tasks, "h1", "h5"])
         assert (await http.get("/wanted")).json() == {"eval": {}, "next": {}}
+
+
+def test_a_log_is_scored_by_the_ids_of_its_answers(daemon: ProxyProcess, ajet: Ajet) -> None:
+    url = f"{daemon.url}/v1/chat/completions"
+    logged = [
+        httpx.post(url, json=ASK | {"user": f"sample {number}"}, timeout=LONG_S, trust_env=False) for number in range(4)
+    ]
+    ids, episodes = [one.json()["id"] for one in logged], [one.headers["X-AJet-Episode"] for one in logged]
+    ajet_sdk.reward(0.25, response=ids[0])
+    asyncio.run(aio.reward(0.5, response=ids[1]))
+    assert ajet("reward", "0.75", "--response", ids[2])[0] == 0
+    with ajet_sdk.episode("log/4") as ep:
+        ep.reward(1.0, response=ask(ep).json()["id"])
+    assert ep.outcome == Outcome(reward=1.0)
+    ajet_sdk.reward(0.125, response=ids[3], episode=episodes[3], final=False)
+    code, out, err = ajet("show", episodes[2])
+    assert code == 0 and ids[2] in out and "reward: 0.75" in out
+    with Client() as client:
+        records = [client.ask("get_episode", id=name).json() for name in episodes]
+    assert [one["reward"] for one in records] == [0.25, 0.5, 0.75, 0.125]
+    assert [one["state"] for one in records] == [*3 * ["ready"], "open"]
+    code, out, err = ajet("reward", "1", "--response", "chatcmpl-nobody")
+    assert code == 1 and "chatcmpl-nobody" in err
+
+
+def test_a_note_stands_beside_the_reward_whichever_way_it_came(daemon: ProxyProcess, ajet: Ajet) -> None:
+    def agent(task: str, episode: ajet_sdk.Episode) -> tuple[float, str]:
+        ask(episode)
+        return 0.5, "returned"
+
+    (played,) = ajet_sdk.run(agent, ["note"], repeat=1)
+    with ajet_sdk.episode("note") as command, ajet_sdk.episode("note") as header:
+        assert ajet("reward", "1", "--note", "at the prompt", "--not-final", "--episode", command.id)[0] == 0
+        said = {"X-AJet-Reward": "1", "X-AJet-Reward-Note": "in a header"}
+        httpx.get(f"{daemon.url}/e/{header.id}/v1/models", headers=said, trust_env=False).raise_for_status()
+        records = [command.record(), header.record()]
+    with Client() as client:
+        records.append(client.ask("get_episode", id=played.episode).json())
+    assert [one["rewards"][0]["note"] for one in records] == ["at the prompt", "in a header", "returned"]
+    assert "note returned" in ajet("show", str(played.episode))[1]
+
+
+def test_a_game_of_two_is_shown_by_agent(daemon: ProxyProcess, ajet: Ajet) -> None:
+    def game(task: str, episode: ajet_sdk.Episode) -> None:
+        ask(episode)
+        won = 1.0 if task == "won" else -0.5
+        episode.reward(won, agent="white", final=False)
+        episode.reward(-won, agent="black")
+
+    results = ajet_sdk.run(game, ["won", "lost"], repeat=1, parallel=1)
+    assert [item.reward for item in results] == [0.0, 0.0]
+    assert results[0].agents == {"white": 1.0, "black": -1.0}
+    assert results.mean_by_agent == {"white": 0.25, "black": -0.25}
+    assert "0 (white 1, black -1)" in results.table() and "0 (white -0.5, black 0.5)" in results.table()
+    assert results.summary().endswith("mean reward 0 (white 0.25, black -0.25)")
+    assert "reward_by_agent: white 1, black -1" in ajet("show", str(results[0].episode))[1]
+    rewards = "import ajet_sdk; ajet_sdk.reward(1, agent='white', final=False); ajet_sdk.reward(-1, agent='black')"
+    code, out, err = ajet("run", "--task", "program", "--", sys.executable, "-c", f"{AGENT}\n{rewards}")
+    assert (code, "0 (white 1, black -1)" in out) == (0, True), (out, err)

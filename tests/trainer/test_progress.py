@@ -39,6 +39,8 @@ def test_a_step_is_one_line_of_json_and_one_line_to_read(tmp_path: Path) -> None
     assert record["learner"] == {"x": None, "y": [1.0, None]}
     assert said[0].startswith("step 3/7 · reward 0.500 ± 0.100 · 4 episodes, 9 sampled tokens")
     assert progress.step == 3
+    progress.record(line(4, reward_by_agent={"white": 0.25, "": -0.25}))
+    assert "reward 0.500 ± 0.100 · white 0.250, no agent -0.250 · 4 episodes" in said[1]
 
 
 def test_a_step_says_how_many_groups_have_no_signal_and_how_many_updates_were_left_out(tmp_path: Path) -> None:

@@ -213,6 +213,9 @@ def trained_calls(part: Sample, calls: Mapping[str, Call], rule: Rule) -> list[s
 def test_every_reason_says_what_to_do() -> None:
     assert "--generation-config vllm" in advice("untold_top_p") and "agents ask" in advice("top_p")
     assert "--logprobs-mode processed_logprobs" in advice("raw_logprobs")
+    for reason in ("untold_top_p", "top_p", *ADVICE):
+        assert "--" not in advice(reason, launched=True), "nobody starts an engine that the trainer launches"
+    assert "rollout.logprobs_mode" in advice("raw_logprobs", launched=True)
     assert set(ADVICE) == {
         "greedy", "raw_logprobs", "scored_logprobs", "unknown_logprobs", "untold", "temperature",
         "overlong",

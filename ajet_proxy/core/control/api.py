@@ -24,12 +24,12 @@ def overview(asked: Asked) -> Answer:
 
 HANDLERS: Mapping[str, Callable[[Asked], Answer]] = {
     handler.__name__: handler for handler in (
-        episodes.open_episode, episodes.list_episodes, episodes.get_episode, episodes.reward, episodes.seal,
-        episodes.abort, episodes.heartbeat, training.lease, training.ack, training.nack, training.extend,
+        episodes.open_episode, episodes.list_episodes, episodes.get_episode, episodes.reward, episodes.reward_answer,
+        episodes.seal, episodes.abort, episodes.heartbeat, training.lease, training.ack, training.nack, training.extend,
         training.flush, training.mix, training.set_mix, training.drop_mix, training.gate_close, training.gate_open,
         training.policy, training.trainers, training.evaluate, training.evaluation, playing.wanted, playing.play,
-        playing.get_play, playing.end_play, playing.join, playing.clients, playing.beat, playing.leave,
-        runs.list_runs, runs.get_run, runs.forget_run, runs.run_metrics, runs.run_log, runs.supervise, status, overview,
+        playing.get_play, playing.end_play, playing.join, playing.clients, playing.beat, playing.leave, runs.list_runs,
+        runs.get_run, runs.forget_run, runs.run_metrics, runs.run_log, runs.supervise, status, overview,
     )
 }  # fmt: skip
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ajet_proxy.core.control.asked import Answer, Asked, Body
+from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.views import Tokens, Wanted, parts, records
 from ajet_sdk.errors import BadRequest, Forbidden
 from ajet_sdk.routes import OpenEpisode
@@ -70,6 +73,15 @@ def reward(asked: Asked) -> Answer:
     return Answer(lambda: {"id": name, **_shown(asked)}, events)
 
 
+def reward_answer(asked: Asked) -> Answer:
+    """A reward whose episode is found by the id of an answer."""
+    body = asked.body
+    if body.response is None:
+        raise BadRequest("name the answer as response, or the episode in the path", param="response")
+    episode, _ = asked.state.episodes.part_of(body.response, body.call, partial(_reaches, asked.claims))
+    return reward(replace(asked, id=episode.id))
+
+
 def seal(asked: Asked) -> Answer:
     return Answer(partial(_shown, asked), asked.commands.seal(_own(asked), at=asked.at))
 
@@ -87,13 +99,20 @@ def _own(asked: Asked) -> str:
     claims, episode = asked.claims, asked.id
     if claims.episode not in (None, episode):
         raise Forbidden(f"this key is for episode {claims.episode} alone", code="foreign_episode")
-    if claims.tenant != asked.state.episodes.known(episode).opening.tenant and claims.scope != "admin":
+    if not _reaches(claims, asked.state.episodes.known(episode)):
         raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
     return episode
+
+
+def _reaches(claims: Claims, episode: Episode) -> bool:
+    own = claims.episode in (None, episode.id) and claims.tenant == episode.opening.tenant
+    return own or claims.scope == "admin"
 
 
 def _shown(asked: Asked) -> dict[str, Any]:
     known = asked.state.episodes.known(asked.id)
     out = {"episode": known.id, "state": known.state, "reward": known.reward()}
-    more = {"reason": known.reason, "detail": known.detail}
+    more = {
+        "reason": known.reason, "detail": known.detail, "reward_by_agent": known.reward_by_agent() or None,
+    }
     return out | {name: value for name, value in more.items() if value is not None}

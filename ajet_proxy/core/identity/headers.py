@@ -33,12 +33,14 @@ from ajet_sdk.routes import (
     HEADER_REWARD_AGENT,
     HEADER_REWARD_CALL,
     HEADER_REWARD_MODEL,
+    HEADER_REWARD_NOTE,
     HEADER_REWARD_STATE,
     HEADER_TASK,
     HEADER_TRAINER,
     HEADER_WIRE,
     MAX_LABEL,
     MAX_REWARD,
+    MAX_WORDS,
     Reward,
     check_id,
 )
@@ -53,8 +55,8 @@ SUBAGENT_HEADER = "x-claude-code-agent-id"
 """With which Claude Code names a sub-agent; its main agent sends none."""
 _KNOWN = {name.lower(): name for name in (
     HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
-    HEADER_REWARD_STATE, HEADER_REWARD_MODEL, HEADER_REWARD_AGENT, HEADER_FINAL, HEADER_CLIENT, HEADER_TRAINER,
-    HEADER_WIRE,
+    HEADER_REWARD_STATE, HEADER_REWARD_MODEL, HEADER_REWARD_AGENT, HEADER_REWARD_NOTE, HEADER_FINAL, HEADER_CLIENT,
+    HEADER_TRAINER, HEADER_WIRE,
 )}  # fmt: skip
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
@@ -129,10 +131,10 @@ class Headers:
         unknown = [name for name in self._by_name if name.startswith(HEADER_PREFIX) and name not in _KNOWN]
         return {name: _KNOWN[difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]] for name in unknown}
 
-    def _text(self, name: str) -> str | None:
+    def _text(self, name: str, most: int = MAX_LABEL) -> str | None:
         value = self._by_name.get(name.lower())
-        if value and (len(value) > MAX_LABEL or not is_text(value)):
-            raise BadRequest(f"{name} must be UTF-8 text of at most {MAX_LABEL} characters", param=name)
+        if value and (len(value) > most or not is_text(value)):
+            raise BadRequest(f"{name} must be UTF-8 text of at most {most} characters", param=name)
         return value or None
 
     def _flag(self, name: str) -> bool:
@@ -145,12 +147,12 @@ class Headers:
         text = self._by_name.get(HEADER_REWARD.lower())
         call, state = self._text(HEADER_REWARD_CALL), self._text(HEADER_REWARD_STATE)
         final, model = self._flag(HEADER_FINAL), self._text(HEADER_REWARD_MODEL)
-        agent = self._text(HEADER_REWARD_AGENT)
+        agent, note = self._text(HEADER_REWARD_AGENT), self._text(HEADER_REWARD_NOTE, MAX_WORDS)
         if state is not None and call is None:
             raise BadRequest(f"{HEADER_REWARD_STATE} needs {HEADER_REWARD_CALL}", param=HEADER_REWARD_STATE)
         if text is None:
-            if final or {call, model, agent} != {None}:
-                needy = f"{HEADER_FINAL}, {HEADER_REWARD_CALL}, {HEADER_REWARD_MODEL} and {HEADER_REWARD_AGENT}"
+            if final or {call, model, agent, note} != {None}:
+                needy = f"{HEADER_FINAL} and the headers {HEADER_REWARD}-…"
                 raise BadRequest(f"{needy} need {HEADER_REWARD}", param=HEADER_REWARD)
             return None
         if any(name.lower() == HEADER_REWARD.lower() and value != text for name, value in self.sent.items()):
@@ -164,7 +166,7 @@ class Headers:
                 f"{HEADER_REWARD} must be a finite number of at most {MAX_REWARD:g}, not {text[:80]!r}",
                 param=HEADER_REWARD,
             )
-        return Reward(value=value, call=call, agent=agent, final=final, state=state, model=model)
+        return Reward(value=value, call=call, agent=agent, final=final, note=note, state=state, model=model)
 
 
 def is_text(value: str) -> bool:

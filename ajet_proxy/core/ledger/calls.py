@@ -52,6 +52,7 @@ class Calls:
         entry = episode.transcript.calls[turn.call]
         self._mixes.stirs(episode)
         born, shut = self._weights.births.setdefault(turn.model, Births()), self._gates.of(turn.model).shut
+        self._episodes.answered(turn)
         episode.transcript.finish(entry, event.call, *born.sampled(turn, entry.asked.updates, shut=shut))
         if episode.state == "open":
             self._episodes.lineage.add(event.episode, event.marks)
@@ -63,6 +64,7 @@ class Calls:
         episode = self._episodes[event.episode]
         entry = episode.transcript.calls[event.call]
         self._episodes.unsent.discard(event.call)
+        self._episodes.forget_answer(entry.turn)
         came = fate(event.reason, status=event.status, told=bool(event.marks))
         self._attempt_ended(episode, entry, came, event)
         if episode.state == "open":

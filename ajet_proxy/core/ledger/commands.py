@@ -217,10 +217,13 @@ class Commands:
             return ()
         takes("reward", known)
         has_room(known, body.note)
-        if body.call is not None and body.call not in known.transcript.calls:
-            raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call", param="call")
+        call = body.call
+        if body.response is not None:
+            _, call = self.state.episodes.part_of(body.response, call, lambda one: one.id == episode)
+        elif call is not None and call not in known.transcript.calls:
+            raise NotFound(f"episode {episode} has no call {call}", code="unknown_call", param="call")
         rewarded = ev.RewardGiven(
-            at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note, body.state, body.model
+            at, episode, reward_id, body.value, call, body.agent, body.final, body.note, body.state, body.model
         )
         return (rewarded, *(self._sealed(known, at) if body.final and known.state == "open" else ()))
 

@@ -247,6 +247,19 @@ class Episode:
         """Sum up what it earned, whatever the scopes of its rewards."""
         return total(self.rewards.values())
 
+    def reward_by_agent(self) -> dict[str, float]:
+        """The rewards of the agents that any reward names, where one of them is not that of the episode. Those of the
+        whole episode are in each, and those of calls in that of the agent who asked."""
+        asked = {call: entry.asked.agent for call, entry in self.transcript.calls.items()}
+        given = {
+            name: one.agent if one.call is None else asked.get(one.call, "") for name, one in self.rewards.items()
+        }
+        found = {
+            agent: total(one for name, one in self.rewards.items() if given[name] in (None, agent)) or 0.0
+            for agent in dict.fromkeys(filter(None, given.values()))
+        }
+        return {} if set(found.values()) <= {self.reward()} else found
+
     def head(self) -> Episode:
         """Return the part that a listing shows of it once archived: no calls and no notes."""
         opening = structs.replace(self.opening, model=self.opening.model or self.transcript.first_model())

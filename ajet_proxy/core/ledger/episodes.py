@@ -7,7 +7,7 @@ the state any more. It is kept in ``leaving`` until it is known to be in the arc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
@@ -15,7 +15,8 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.session_names import NAME_RUNS
-from ajet_sdk.errors import NotFound
+from ajet_proxy.core.trajectory.timeline import Turn
+from ajet_sdk.errors import Conflict, NotFound
 
 MOST_SHARED = 10_000
 """Names that were those of several runs, the latest."""
@@ -48,6 +49,8 @@ class Episodes(dict[str, Episode]):
         self.archived: Counter[str] = Counter()
         """How many were archived in each state."""
         self.by_call: dict[str, str] = {}
+        self.by_response: dict[str, set[str]] = {}
+        """The complete calls that are parts of an answer, by its id."""
         self.unsent: set[str] = set()
         """Complete calls of which it is not known yet that their client was sent the end."""
         self.lineage, self.sealed_lineage = Lineage(), Lineage()  # of open episodes, and sealed ones that a body names
@@ -101,10 +104,36 @@ class Episodes(dict[str, Episode]):
         episode = self.leaving[name] = self.pop(name)
         self.archived[episode.state] += 1
         del self.finished[name]
-        for call in episode.transcript.calls:
+        for call, entry in episode.transcript.calls.items():
             del self.by_call[call]
             self.unsent.discard(call)
+            self.forget_answer(entry.turn)
         return episode
+
+    def part_of(self, response: str, call: str | None, reaches: Callable[[Episode], bool]) -> tuple[Episode, str]:
+        """The episode and the call that are meant by the id of an answer, and by `call` if that is given. Only episodes
+        count that are in memory and that the caller `reaches`."""
+        named = sorted(one for one in self.by_response.get(response, ()) if call in (None, one))
+        found = [(episode, one) for one in named if reaches(episode := self[self.by_call[one]])]
+        if not found:
+            message = f"no whole call answered with {response}: it was lost, is another tenant's, or is archived by now"
+            raise NotFound(message, code="unknown_response", param="response")
+        if len(found) > 1:
+            message = f"{len(found)} calls answered with {response}: name one as call, such as {found[0][1]}"
+            raise Conflict(message, code="several_calls", param="response")
+        return found[0]
+
+    def answered(self, turn: Turn) -> None:
+        """The client of the call `turn` has an answer."""
+        if turn.response is not None:
+            self.by_response.setdefault(turn.response, set()).add(turn.call)
+
+    def forget_answer(self, turn: Turn | None) -> None:
+        """The call `turn`, if there is one, is not found by its answer any more."""
+        if turn is not None and turn.response is not None:
+            self.by_response[turn.response].discard(turn.call)
+            if not self.by_response[turn.response]:
+                del self.by_response[turn.response]
 
     def moved(self, episode: Episode) -> None:
         """`episode` has come to another state."""
@@ -121,6 +150,9 @@ class Episodes(dict[str, Episode]):
         """Rebuild whatever follows from the episodes."""
         self.by_call = {call: episode.id for episode in self.values() for call in episode.transcript.calls}
         self.unsettled = {name: episode for name, episode in self.items() if episode.state in ("open", "sealed")}
+        for episode in self.values():
+            for turn in episode.transcript.turns():
+                self.answered(turn)
 
     def _name_shared(self, event: ev.NameShared) -> None:
         self.shared_names.pop(event.name, None)

@@ -241,7 +241,8 @@ def summary(episode: Episode) -> dict[str, Any]:
     }
     extra = {
         "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
-        "ended_at": episode.ended_at, "members": opening.members, "teachers": opening.teachers,
+        "ended_at": episode.ended_at, "reward_by_agent": episode.reward_by_agent() or None,
+        "members": opening.members, "teachers": opening.teachers,
         "metadata": opening.metadata or None, "tenant": opening.tenant or None, "shares": _shares(episode),
         "stored": episode.stored, "evaluation": opening.evaluation, "cause": episode.cause, "client": opening.client,
         "revision": opening.revision, "play": opening.play, "place": None if opening.play is None else opening.place,

@@ -95,6 +95,8 @@ class Dialect(Protocol):
     """Reads the history in a (translated) request."""
     takes_ids: bool = False
     """True if the engine's route takes prompt ids, so that a turn can be continued."""
+    gives_again: bool = False
+    """True if the engine may keep its answers, and gives them out again by their ids."""
 
     def translate(self, request: JsonBody) -> JsonBody:
         """`request` as the engine's route takes it; `BadRequest` for what cannot be carried faithfully."""
@@ -155,8 +157,8 @@ class Reader(Protocol):
     spoilt: str | None = None
     """The reason to lose all calls, whatever they were told to be: the engine failed, or contradicted itself. It may
     show behind the end."""
-    response_id: str | None = None
-    """The id under which the engine may keep the answer, where it gives answers out again."""
+    response_id: Any = None
+    """The id of the answer, as the client sees it."""
     tells_versions: bool = False
     """True if the engine has a place for the weights that sampled each token, so that it can be asked for them."""
 

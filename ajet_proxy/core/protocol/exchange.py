@@ -43,6 +43,7 @@ from typing import Any, Literal, get_args
 
 from msgspec.structs import replace
 
+from ajet_proxy.core.identity.headers import is_text
 from ajet_proxy.core.protocol.beside import Beside, failure
 from ajet_proxy.core.protocol.cache_salt import salted
 from ajet_proxy.core.protocol.dialect import Ask, Dialect, with_versions
@@ -50,6 +51,7 @@ from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import MAX_ID
 
 MAX_EVENT = 32 << 20
 """A longer event of a stream is not waited for; the ids of a million tokens are a quarter of it."""
@@ -163,8 +165,15 @@ class Exchange:
 
     @property
     def response_id(self) -> str | None:
+        """The id of the answer that the client sees, if it can be the name of one; known once `settled`."""
+        name = self.reader.response_id
+        return name if isinstance(name, str) and len(name) <= MAX_ID and is_text(name) else None
+
+    @property
+    def kept_as(self) -> str | None:
         """The id under which the engine may keep the answer, if it gives answers out again; known once `settled`."""
-        return None if self.asked.fields.get("store") is False else self.reader.response_id
+        keeps = self.dialect.gives_again and self.asked.fields.get("store") is not False
+        return self.response_id if keeps else None
 
     @property
     def failed(self) -> str | None:

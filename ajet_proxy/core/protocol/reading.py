@@ -245,6 +245,7 @@ class Reading(Reader):
         if values.get("error") and not choices:
             self.spoil(ENGINE_ERROR)
         self._model = values.get("model") or self._model
+        self.response_id = self.response_id or values.get("id")
         edits: Edits = {}
         if choices and not isinstance(choices, list):
             self.spoil(CAPTURE_FAILED)

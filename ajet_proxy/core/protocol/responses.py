@@ -105,7 +105,7 @@ class Responses(Dialect):
     target = path
     limits = ("max_output_tokens",)
     words, entries = ("instructions", "input", "previous_response_id"), "input"
-    past, takes_ids = ResponseHistory, True
+    past, takes_ids, gives_again = ResponseHistory, True, True
 
     def outline(self, request: Mapping[str, Any], history: History, **whose: str) -> responses.Responding | None:
         return responses.outline(request, history, **whose) if isinstance(history, ResponseHistory) else None
@@ -313,8 +313,7 @@ class ResponseReading(Reader):
             self._outcome = _outcome(response, later=self._ask.skip == "background")
         except UNREADABLE:
             self._outcome = Lost(0, CAPTURE_FAILED)
-        name = response.get("id")
-        self.response_id = name if isinstance(name, str) else None
+        self.response_id = name = response.get("id")
         self._answer = {"id": name, "output": response.get("output"), "shown": self._shown or None}
         self.ended = True
 

@@ -21,6 +21,15 @@ RENAMED = frozenset((
     CHAT.path + "/render", COMPLETIONS.path + "/render",
 ))  # fmt: skip
 """The routes that say something of a model's tokens: within an episode, of the model that its calls go to."""
+GENERATING = {
+    "/inference/v1/generate": f"{COMPLETIONS.path}, which takes a list of token ids as prompt",
+    "/generate": f"{COMPLETIONS.path}, which takes a list of token ids as prompt",
+    "/v1/chat/completions/batch": f"{CHAT.path}, once for each conversation",
+    "/cohere/v2/chat": CHAT.path,
+    "/invocations": f"{CHAT.path} or {COMPLETIONS.path}",
+}
+"""Other routes that generate, and what agents use in their place: these would pass without a record of what was
+sampled."""
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
 CONTROL_ROUTES = frozenset((
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/pause", "/resume", "/sleep", "/wake_up", "/abort_requests",
@@ -37,7 +46,8 @@ def open_route(written: str, allowed: tuple[str, ...] = ()) -> str | None:
     They may also use what is `allowed`."""
     path = unquote(written)
     plain = _plain(path)
-    is_open = (plain in OPEN_ROUTES or plain in allowed or path.startswith("/v1/")) and plain not in CONTROL_ROUTES
+    passes = path.startswith("/v1/") and plain not in GENERATING
+    is_open = (plain in OPEN_ROUTES or plain in allowed or passes) and plain not in CONTROL_ROUTES
     disguised = any(part in (".", "..") for part in path.split("/")) or "//" in path or "\\" in path
     return plain if is_open and not disguised and path.isprintable() else None
 
@@ -48,6 +58,8 @@ def described(written: str) -> str:
     if not path:
         return "/e/EPISODE" + _IN_V1  # in whose place a key may stand
     plain = _plain(path)
+    if plain in GENERATING:
+        return f"{path[:200]}, whose calls would not be recorded: use {GENERATING[plain]}"
     if f"/v1{plain}" in (*CAPTURED, "/v1/models"):
         return path[:200] + _IN_V1
     return path[:200] + (": the owner's page is /ajet/" if plain == "/" else "")

@@ -128,10 +128,11 @@ class Change(Struct, frozen=True):
 
 def to_packed(
     captured: Captured, origin: Origin, changes: Sequence[Change] = (), same_text: tuple[str, int] | None = None,
-    sampling: str | None = None,
+    sampling: str | None = None, response: str | None = None,
 ) -> Packed:
     """The record of one choice. If the request named no model, it has the name that the engine answered with. `changes`
-    are what was read of the weights while the call ran, and `sampling` says how it was sampled, as JSON text."""
+    are what was read of the weights while the call ran, and `sampling` says how it was sampled, as JSON text. It is a
+    part of the answer `response`."""
     spans, uncertain = versions_of(captured, origin.policy_version, changes)
     return packed(
         captured.prompt_token_ids, captured.token_ids, captured.logprobs,
@@ -147,6 +148,7 @@ def to_packed(
         version_uncertain=uncertain,
         same_text=same_text,
         sampling=sampling,
+        response=response,
     )
 
 

@@ -64,6 +64,7 @@ class Turn(Struct, frozen=True):
     version_uncertain: bool = False
     same_text: tuple[str, int] | None = None
     sampling: str | None = None
+    response: str | None = None
 
     def __post_init__(self) -> None:
         if self.sampling is not None:

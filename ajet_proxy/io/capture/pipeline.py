@@ -152,7 +152,9 @@ class Pipeline:
             try:
                 with await self._send(prepared) as answer:
                     await answer.relay()
-                    await prepared.recorder.record(prepared.exchange.outcomes, prepared.finished)
+                    await prepared.recorder.record(
+                        prepared.exchange.outcomes, prepared.finished, prepared.exchange.response_id
+                    )
                     return await answer.release()
             except BaseException as error:
                 prepared.recorder.lose(self._why_lost(prepared, error))
@@ -340,8 +342,8 @@ class Pipeline:
         the history before any doubt is settled, because the next request is looked up by such a one."""
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
-            if exchange.response_id is not None:
-                self._ledger_port.keep(exchange.response_id, exchange.ask)
+            if exchange.kept_as is not None:
+                self._ledger_port.keep(exchange.kept_as, exchange.ask)
             captured = outcome if isinstance(outcome, Captured) else None
             return marks_of(history, exchange.answers[outcome.index], captured)
 

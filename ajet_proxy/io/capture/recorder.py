@@ -93,9 +93,11 @@ class Recorder:
             self._version = version
             self._changes.append(Change(version, exchange.reader.sampled))
 
-    async def record(self, outcomes: Sequence[Outcome], finished: Finished | None = None) -> None:
-        """Record `outcomes`; returns when they are on disk. `finished` is told of each whole choice before that, and
-        has the last word on where it came from."""
+    async def record(
+        self, outcomes: Sequence[Outcome], finished: Finished | None = None, response: str | None = None
+    ) -> None:
+        """Record `outcomes`, which are the answer `response`; returns when they are on disk. `finished` is told of each
+        whole choice before that, and has the last word on where it came from."""
         if self._ended:
             return
         self._held_since = monotonic()
@@ -107,7 +109,7 @@ class Recorder:
         if any(isinstance(outcome, Captured) for outcome in whole):
             self._sampled = await self._questions.sampling()
         self._ended = True
-        self._endings = [self._ending(outcome, finished) for outcome in whole]
+        self._endings = [self._ending(outcome, finished, response) for outcome in whole]
         await self._ledger_port.end(self._endings)
         self._held_since = None
 
@@ -165,7 +167,9 @@ class Recorder:
         version = self._ledger_port.serving.policy_version(self.origin.model)
         return not self._changes and version == self.origin.policy_version
 
-    def _ending(self, outcome: Captured | Lost, finished: Finished | None = None) -> Ending:
+    def _ending(
+        self, outcome: Captured | Lost, finished: Finished | None = None, response: str | None = None
+    ) -> Ending:
         """The record of one choice."""
         origin, marks = self.origin, self._marks(outcome)
         if isinstance(outcome, Lost):
@@ -177,5 +181,5 @@ class Recorder:
         if finished is not None:
             origin = finished(origin, outcome)
         same_text, sampling = self._same_text.get(outcome.index), self._sampled(outcome.scored)
-        call = to_packed(outcome, origin, self._changes, same_text, sampling)
+        call = to_packed(outcome, origin, self._changes, same_text, sampling, response)
         return Whole(origin.episode, call, marks, self.engine, self._begins)

@@ -60,7 +60,8 @@ class Control:
             desk, gate=gate, engines=engines, engine_control=engine_control, workers=workers, listening=listening
         )
         self._handlers: Mapping[str, Handler] = {
-            "open_episode": self._openings.open_episode, "join": self._join, "lease": partial(training.lease, desk),
+            "open_episode": self._openings.open_episode, "join": partial(self._named, "client"),
+            "reward_answer": partial(self._named, "episode"), "lease": partial(training.lease, desk),
             "gate_close": weights.gate_close, "gate_open": weights.gate_open, "policy": weights.policy,
             "put_run": self._runs.want, "change_run": self._runs.want, "forget_run": self._runs.forget_run,
             "supervise": self._runs.supervise, "status": self._watching.status, "events": self._watching.events,
@@ -92,9 +93,10 @@ class Control:
     async def _answer(self, _http: web.Request, asked: Asked) -> web.Response:
         return await self._desk.respond(await self._desk.settle(asked))
 
-    async def _join(self, http: web.Request, asked: Asked) -> web.Response:
+    async def _named(self, name: str, http: web.Request, asked: Asked) -> web.Response:
+        """Answers, and notes for the audit log whom the answer names."""
         shown = await self._desk.shown(await self._desk.settle(asked))
-        http[SUBJECT] = shown["client"]
+        http[SUBJECT] = shown[name]
         return web.json_response(shown)
 
 

@@ -92,6 +92,7 @@ def everywhere(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.rollout.prompt_length": config.max_tokens,
         "actor_rollout_ref.rollout.response_length": config.max_tokens,
         "actor_rollout_ref.rollout.engine_kwargs.vllm.served_model_name": config.model_name,
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config": "vllm",
         "critic.model.path": config.model,
         "critic.ppo_max_token_len_per_gpu": max(32768, config.max_tokens),
         "critic.ppo_infer_max_token_len_per_gpu": "${critic.ppo_max_token_len_per_gpu}",  # verl's V1 trainer reads it

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import math
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from ajet_sdk import aio, errors
 from ajet_sdk.play import rollouts
 from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.schedule import rollouts_at
+from ajet_sdk.play.tasks import read_tasks
 from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.patience import LONG_S, reached, until
 from tests.kit.ports import free_port
@@ -69,11 +73,13 @@ async def test_failures_are_results(stub: ControlStub) -> None:
             await episode.reward(0.5)
         if task == "seals":
             await episode.seal()
-        return {"text": "seven", "nan": float("nan"), "fine": True}.get(task)
+        return {
+            "text": "seven", "nan": float("nan"), "fine": True, "pair": (0.5, "half of it"), "no pair": (0.5, 1),
+        }.get(task)
 
     tasks = [
         "raises", "exits", "fails", "cancels", "rewards another way", "aborts", "rewards itself",
-        "seals", "nothing", "text", "nan", "fine",
+        "seals", "nothing", "text", "nan", "fine", "pair", "no pair",
     ]
     results = await aio.run(agent, tasks, repeat=1, parallel=4)
     told = {item.task: (item.outcome, item.reward, item.reason) for item in results}
@@ -87,7 +93,8 @@ async def test_failures_are_results(stub: ControlStub) -> None:
     assert told["seals"] == ("aborted", None, "discarded by the proxy: no_reward")
     assert told["nothing"] == ("aborted", None, "left without a reward")
     assert told["text"][2] == "BadRequest: a reward must be a finite number of at most 1e+12, not 'seven'"
-    assert told["nan"][0] == "aborted"
+    assert told["nan"][0] == told["no pair"][0] == "aborted"
+    assert told["pair"] == ("rewarded", 0.5, None)
     assert told["fine"] == ("rewarded", 1.0, None)
     assert "open" not in {record["state"] for record in stub.episodes.values()}
 
@@ -116,7 +123,7 @@ async def test_a_proxy_that_goes_away_is_a_result(stub: ControlStub) -> None:
     assert (results[0].outcome, results[0].episode, results[0].infra) == ("failed", "ep-0", True)
 
 
-@pytest.mark.parametrize("task", [None, True, "", {"question": "?"}, ["a"], 1.5])
+@pytest.mark.parametrize("task", [None, True, "", {"question": math.nan}, ["a"], 1.5, {"question": {1.5}}])
 async def test_a_task_without_a_name_is_the_callers_mistake(stub: ControlStub, task: Any) -> None:
     with pytest.raises(errors.BadRequest, match="pass name="):
         await aio.run(one, [task], repeat=1)
@@ -125,6 +132,15 @@ async def test_a_task_without_a_name_is_the_callers_mistake(stub: ControlStub, t
     assert not stub.episodes, "nothing begins of which the results would be lost"
     await aio.run(one, [task], repeat=1, name=lambda _: "named")
     assert stub.episodes["ep-0"]["task"] == "named"
+
+
+async def test_a_mapping_is_called_as_its_line_in_a_file_is(stub: ControlStub, tmp_path: Path) -> None:
+    mappings = [{"question": "1 + 1?", "answer": 2}, {"id": 7}, {"task": {}, "id": "x"}, {"task": "t", "id": 1}]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(dict(reversed(one.items()))) + "\n" for one in mappings))
+    results = await aio.run(one, mappings, repeat=1, parallel=1)
+    assert [result.task for result in results] == [line.name for line in read_tasks(file)]
+    assert results[0].task.startswith("task-") and len({result.task for result in results}) == 4
 
 
 async def test_tasks_that_cannot_be_had_end_the_run(stub: ControlStub) -> None:

@@ -40,7 +40,7 @@ def test_json_is_called_by_its_task_or_id(tmp_path: Path, name: str) -> None:
 
 def test_json_without_a_name_is_called_by_a_digest_that_stays(tmp_path: Path) -> None:
     one, two = (read_tasks(file(tmp_path, f'  {{"question": {number}}}\n')) for number in (1, 2))
-    assert one[0].name.startswith("line-") and len(one[0].name) == 21
+    assert one[0].name.startswith("task-") and len(one[0].name) == 21
     assert one[0].name != two[0].name
     assert one == read_tasks(file(tmp_path, '{"question": 1}'))
 

@@ -145,7 +145,8 @@ def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path) -> None:
     actor = tree.actor_rollout_ref
     assert (actor.actor.optim.lr, actor.rollout.dtype, actor.actor.something_new) == (3e-6, "float32", 1)
     assert actor.rollout.engine_kwargs.vllm == {
-        "served_model_name": "policy", "tool_call_parser": "hermes", "distributed_executor_backend": ONE_PROCESS,
+        "served_model_name": "policy", "generation_config": "vllm", "tool_call_parser": "hermes",
+        "distributed_executor_backend": ONE_PROCESS,
     }  # fmt: skip
     two = compose(Config(model="m", verl={RANKS: 2}), "cpu", None).actor_rollout_ref.rollout
     assert two.engine_kwargs.vllm.distributed_executor_backend == "mp", "one process cannot hold two ranks"

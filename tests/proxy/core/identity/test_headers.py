@@ -46,6 +46,10 @@ def test_rewards() -> None:
     assert labels(reward="1e0", final="0", reward_call="call-1").reward == Reward(1.0, "call-1", None, False)
     stated = labels(reward="0", reward_call="call-1", reward_state="kitchen").reward
     assert stated == Reward(0.0, "call-1", None, False, state="kitchen")
+    assert labels(reward="0", reward_note="n" * 10_000).reward == Reward(0.0, final=False, note="n" * 10_000)
+    for unusable in ({"reward_note": "of nothing"}, {"reward": "0", "reward_note": "n" * 10_001}):
+        with pytest.raises(BadRequest):
+            labels(**unusable)
 
 
 def test_two_rewards_must_be_one() -> None:
@@ -90,7 +94,7 @@ def test_a_reward_may_be_for_one_model_or_agent(whose: str) -> None:
     assert reward is not None
     other = {"model": reward.agent, "agent": reward.model}[whose]
     assert (reward.value, getattr(reward, whose), other) == (0.5, "planner", None)
-    with pytest.raises(BadRequest, match="X-AJet-Reward-Model and X-AJet-Reward-Agent need X-AJet-Reward"):
+    with pytest.raises(BadRequest, match="the headers X-AJet-Reward-… need X-AJet-Reward"):
         Headers({f"x-ajet-reward-{whose}": "planner"}).labels  # noqa: B018
 
 

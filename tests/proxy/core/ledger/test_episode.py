@@ -209,3 +209,22 @@ def test_which_calls_would_be_trained_if_they_were_whole(fields: dict[str, objec
 )  # fmt: skip
 def test_the_lane_of_a_task(task: str | None, given: str | None, lane: str) -> None:
     assert blank(task=task, lane=given).group_key.lane == lane
+
+
+def test_the_rewards_of_agents_where_they_differ_from_the_episode_s(rig: LedgerRig) -> None:
+    def told(episode: str) -> dict[str, float]:
+        return rig.state.episodes.known(episode).reward_by_agent()
+
+    for game in ("even", "alone", "played"):
+        rig.open(game)
+    rig.reward("even", 1.0)
+    assert told("even") == {}
+    rig.reward("alone", 0.5, agent="white")
+    assert told("alone") == {}
+    black = rig.call("played", agent="black")
+    rig.reward("played", 0.25, final=False)
+    rig.reward("played", 1.0, agent="white", final=False)
+    rig.reward("played", -1.0, call=black, final=False)
+    rig.reward("played", -0.5, agent="black", final=False)
+    assert told("played") == {"white": 1.25, "black": -1.25}
+    assert rig.state.episodes.known("played").reward() == -0.25

@@ -8,7 +8,7 @@ import pytest
 
 from ajet_proxy.core.protocol.dialect import PROBE
 from ajet_proxy.core.protocol.request import JsonBody
-from ajet_proxy.core.protocol.routes import CAPTURED, CONTROL_ROUTES, described, open_route
+from ajet_proxy.core.protocol.routes import CAPTURED, CONTROL_ROUTES, GENERATING, described, open_route
 
 
 @pytest.mark.parametrize(("written", "route"), [
@@ -30,6 +30,12 @@ def test_the_operator_may_open_more() -> None:
 @pytest.mark.parametrize("path", sorted(CONTROL_ROUTES))
 def test_what_changes_the_engine_nobody_may_open(path: str) -> None:
     assert open_route(path, (path,)) is open_route(path + "/", (path,)) is None
+
+
+@pytest.mark.parametrize("path", sorted(GENERATING))
+def test_what_generates_without_a_record_is_closed_and_names_the_route_to_use(path: str) -> None:
+    assert open_route(path) is open_route(f"{path}/") is None and open_route(path, (path,)) == path
+    assert any(f"use {route}" in described(f"{path}/") for route in CAPTURED)
 
 
 @pytest.mark.parametrize(("written", "words"), [

@@ -41,6 +41,7 @@ def calls(draw: st.DrawFn) -> Packed:
         call, logprobs=tuple(logprobs), identified_by=draw(st.none() | text),
         altered=tuple(draw(st.lists(text, max_size=2))), continuity=draw(st.none() | text),
         version_uncertain=draw(st.booleans()), same_text=draw(st.none() | st.tuples(text, st.integers(1, 2**31))),
+        response=draw(st.none() | text),
     ))  # fmt: skip
 
 
