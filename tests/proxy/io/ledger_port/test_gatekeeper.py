@@ -112,9 +112,8 @@ async def test_who_waits_too_long_is_told_when_to_come_back() -> None:
 
 async def test_no_engine_is_a_closed_gate_with_its_own_words() -> None:
     _, gate = make(hold_s=0.02)
-    with pytest.raises(NotReady, match="no engine"):
-        with await gate.enter(ready=lambda: False):
-            pass
+    with pytest.raises(NotReady, match="no engine"), await gate.enter(ready=lambda: False):
+        pass
     with await gate.enter(ready=lambda: True):
         assert gate.in_flight == 1
 
@@ -142,9 +141,8 @@ async def test_draining_waits_for_those_inside() -> None:
 
 async def test_an_exception_or_a_cancelled_wait_leaves_the_counts_right() -> None:
     door, gate = make()
-    with pytest.raises(ZeroDivisionError):
-        with await gate.enter():
-            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), await gate.enter():
+        raise ZeroDivisionError
     door.open = False
     held = asyncio.create_task(visit(gate, [], "held"))
     await asyncio.sleep(0.01)
