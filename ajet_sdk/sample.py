@@ -33,8 +33,8 @@ SamplingSpans = tuple[tuple[Sampling | None, int], ...]
 def are_logprobs(values: Sequence[float]) -> bool:
     """True if `values` can be logprobs, as the 32-bit floats that a trainer gets: finite, and above 0 by no more than
     rounding makes. (vLLM tells -inf as -9999.)"""
-    narrow = array("f", values)
-    return math.isfinite(sum(narrow)) and max(narrow, default=0.0) <= LOGPROB_SLACK
+    least, most = array("f", (min(values, default=0.0), max(values, default=0.0)))  # rounding keeps their order
+    return math.isfinite(sum(values)) and math.isfinite(least) and most <= LOGPROB_SLACK
 
 
 def _ints(value: Any, name: str) -> tuple[int, ...]:

@@ -16,16 +16,19 @@ from ajet_sdk.tree import common_prefix as common_prefix
 
 NOT_SO = (ValidationError, UnicodeEncodeError)
 """What msgspec's `convert` raises for a value of another type; the second for half a surrogate pair."""
-TokenIds = list[Annotated[int, Meta(ge=0, lt=2**31)]]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+_TokenIds = list[TokenId]
 
 
 def are_tokens(values: Any) -> bool:
     """Tell whether `values` is a list of token ids, which `pack_tokens` takes."""
+    if not isinstance(values, list):
+        return False
     try:
-        convert(values, TokenIds)
+        convert(values, _TokenIds)
     except NOT_SO:
         return False
-    return isinstance(values, list)
+    return True
 
 
 def pack_tokens(ids: Sequence[int]) -> bytes:

@@ -63,7 +63,7 @@ FIELD = "kv_transfer_params"
 """Where vLLM's routes take prompt ids, under ``prompt_token_ids``, in place of its own rendering."""
 
 
-class Known(Struct, frozen=True):
+class Known(Struct, frozen=True, gc=False):
     """A call that the history of a later request may end with. ``lacks`` is the word for what that history leaves out
     of the answer; None if the answer is whole. ``ended`` says how its text ended: at a stop token (``token``), the
     length limit (``length``) or a stop string (``string``). It is ``call`` for any answer with a tool call."""

@@ -276,15 +276,15 @@ class Commands:
             return (ev.BatchReturned(at, expired.id, "expired"),)
         out = self.clients.expire(at, AT_ONCE)
         ended = {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)}
-        for episode in self.state.episodes.unsettled.values():
+        for name, episode in self.state.episodes.unsettled.items():
             if len(out) >= AT_ONCE:
                 break
-            if episode.id in ended:
+            if name in ended:
                 continue
             if at - episode.opening.at >= episode.opening.wall_timeout:
-                out.append(ev.EpisodeDiscarded(at, episode.id, "wall_timeout"))
-            elif episode.state == "open" and episode.id not in held and self._is_idle(episode, at):
-                out.append(ev.EpisodeDiscarded(at, episode.id, "idle_timeout"))
+                out.append(ev.EpisodeDiscarded(at, name, "wall_timeout"))
+            elif episode.state == "open" and self._is_idle(episode, at) and name not in held:
+                out.append(ev.EpisodeDiscarded(at, name, "idle_timeout"))
         late = self._late(at, {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)})
         return (*out, ev.EpisodesLate(at, late)) if late else tuple(out)
 

@@ -20,7 +20,7 @@ from ajet_proxy.core.ledger.texts import Texts
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
 
 
-class Asked(Struct, frozen=True, eq=False):
+class Asked(Struct, frozen=True, eq=False, gc=False):
     """A request as it was asked. Its calls, one for each choice, share this one object. So they are recognized as its
     calls, and many choices cost no more than one."""
 

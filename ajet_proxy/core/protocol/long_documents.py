@@ -16,7 +16,7 @@ from msgspec import MsgspecError, Struct
 from msgspec.json import Decoder
 
 from ajet_proxy.core.protocol.json_edits import Spanned, load, scan
-from ajet_proxy.core.tokens import TokenIds
+from ajet_proxy.core.tokens import TokenId
 
 
 class _Row(Struct, gc=False):
@@ -30,11 +30,12 @@ _END = b']},"finish_reason":'
 _NAMES = (b'"logprobs":', b'"token_ids":', b'"prompt_token_ids":')
 _NULL = b"null"
 _rows = Decoder(list[_Row]).decode
-_ids = Decoder(TokenIds).decode
+_ids = Decoder(tuple[TokenId, ...]).decode
 
 
 class Document(NamedTuple):
-    """`answer` as read from `text`. `logprobs` are those of its one choice where they were taken out of the text."""
+    """`answer` as read from `text`. Where lists were taken out of the text, its ids are tuples, which are checked, and
+    `logprobs` are those of its one choice."""
 
     text: str
     answer: Spanned
@@ -55,7 +56,7 @@ def read(body: bytes, *, long: bool, spans: bool) -> Document:
     return Document(text, scan(text, deep="choices"), [])
 
 
-def _taken(body: bytes) -> tuple[str, list[int], list[int], list[float]] | None:
+def _taken(body: bytes) -> tuple[str, tuple[int, ...], tuple[int, ...], list[float]] | None:
     """The text without its lists, and the lists: the prompt's ids, the sampled ids and the logprobs. None unless each
     is there once, in vLLM's order."""
     start, end = body.find(_LOGPROBS), body.rfind(_END)

@@ -222,7 +222,7 @@ class Reading(Reader):
     def outcomes(self) -> tuple[Outcome, ...]:
         if self.spoilt is not None or self._unfinished:
             return tuple(Lost(index, self.spoilt or TRUNCATED) for index in range(len(self._choices)))
-        prompts = [tuple(prompt) if are_tokens(prompt) else prompt for prompt in self._prompts]
+        prompts = [tuple(prompt) if are_tokens(prompt) else prompt for prompt in self._prompts]  # a tuple was checked
         return tuple(
             partial.outcome(index, self._model, prompts[index // self._each])
             for index, partial in enumerate(self._choices)

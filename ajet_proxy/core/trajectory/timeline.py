@@ -42,7 +42,7 @@ POLICIES: tuple[Policy, ...] = ("strict", "repair", "off")
 """`strict` and `repair` make the same timelines; `core.trajectory.repair` joins them when samples are made of them."""
 
 
-class Turn(Struct, frozen=True):
+class Turn(Struct, frozen=True, gc=False):
     """A call without its tokens: it sampled ``[start, end)`` of the timeline (or of its own text) that holds it.
 
     ``logprobs`` are float64 in native byte order, one for each sampled token. ``sampling`` is the JSON text of how they
@@ -110,7 +110,7 @@ _IN_BOTH = tuple(name for name in Turn.__struct_fields__ if name not in ("start"
 """The fields that a `Turn` shares with a `Call`."""
 
 
-class Packed(Struct, frozen=True):
+class Packed(Struct, frozen=True, gc=False):
     """A call as it is kept: its turn, and prompt and sampled tokens as one text."""
 
     turn: Turn

@@ -5,7 +5,7 @@ them. Requests are held, not refused: an agent never learns that the weights cha
 gives up with a 503, so that a dead trainer cannot hold agents forever. Each model has a gate, and a request counts as
 one model's (`ajet_proxy.io.engines.upstream.Engines.home`).
 
-Invariant: `in_flight` is the number of ``enter`` blocks that are running, and none starts while its gate is not open.
+Invariant: `in_flight` is the number of requests `_Inside`, and none comes in while its gate is not open.
 `busy_s` never falls, and grows exactly while `in_flight` is not 0. The same holds for each model.
 """
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -43,10 +43,9 @@ class Requests:
         self.in_flight += 1
 
     def go(self) -> None:
-        busy_s = self.busy_s
+        if self.in_flight == 1:
+            self._busy_before = self.busy_s
         self.in_flight -= 1
-        if self.in_flight == 0:
-            self._busy_before = busy_s
 
 
 class Gatekeeper(Requests):
@@ -81,12 +80,12 @@ class Gatekeeper(Requests):
         self._stopping = True
         self.changed()
 
-    @asynccontextmanager
     async def enter(
         self, model: Callable[[], str] = str, ready: Callable[[], bool] = lambda: True, episode: str = ""
-    ) -> AsyncIterator[None]:
-        """Enter once the gate is open and `ready` (e.g. an engine is known) holds; `NotReady` after `hold_s`. `model`
-        tells as whose the request counts, which may change while it waits. `episode` is whose request it is."""
+    ) -> AbstractContextManager[None]:
+        """Return once the gate is open and `ready` (e.g. an engine is known) holds; `NotReady` after `hold_s`. The
+        request is inside as long as the context is that it gets at once. `model` tells as whose it counts, which may
+        change while it waits. `episode` is whose request it is."""
 
         def passable() -> bool:
             return self.is_open(model()) and ready()
@@ -94,18 +93,8 @@ class Gatekeeper(Requests):
         began = perf_counter()
         if not passable():
             await self._hold(passable, model, episode)
-        now = perf_counter()
-        self._waited(now - began)
-        inside = (self, self._of[model()])
-        for requests in inside:
-            requests.come(now)
-        try:
-            yield
-        finally:
-            for requests in inside:
-                requests.go()
-            if inside[1].in_flight == 0:
-                self.changed()
+        self._waited(perf_counter() - began)
+        return _Inside(self, self._of[model()])
 
     def inside(self, among: Callable[[str], bool] = lambda model: True) -> int:
         """The number of requests inside, of the models `among` which to look."""
@@ -148,3 +137,21 @@ class Gatekeeper(Requests):
             except TimeoutError:
                 return condition()
         return True
+
+
+class _Inside:
+    """A request that has passed the gate, and counts among all and among those of its model."""
+
+    def __init__(self, gate: Gatekeeper, own: Requests) -> None:
+        self._gate, self._own = gate, own
+
+    def __enter__(self) -> None:
+        now = perf_counter()
+        self._gate.come(now)
+        self._own.come(now)
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.go()
+        self._own.go()
+        if self._own.in_flight == 0:
+            self._gate.changed()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -159,7 +159,7 @@ class LocalPort:
 
     @asynccontextmanager
     async def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AsyncIterator[None]:
-        async with self._come_in(model, episode):
+        with await self._come_in(model, episode):
             self._discards.add(episode, on_discard)
             try:
                 yield
@@ -195,7 +195,7 @@ class LocalPort:
                 now = partial(self._commands.begin_call, asked, known)
                 self._store.check(await self._store.decide(now, unknown))
                 unknown = (spare,)  # by the time that it is let in, much may have happened
-            async with self._come_in(model, episode):
+            with await self._come_in(model, episode):
                 begin = partial(self._begun, request, asked, chosen, (episode, spare), name)
                 begun, events = await self._store.decide(begin, unknown)
                 self._store.post(events)
@@ -331,7 +331,7 @@ class LocalPort:
             if isinstance(event, ev.EpisodeDiscarded) and not event.models:
                 self._discards.discarded(event.episode)
 
-    def _come_in(self, model: str, episode: str) -> AbstractAsyncContextManager[None]:
+    def _come_in(self, model: str, episode: str) -> Awaitable[AbstractContextManager[None]]:
         """Wait for the gate of the model that will serve a request for `model`."""
         home, ready = partial(self._engines.home, model), lambda: bool(self._engines.candidates(model))
         return self._gate.enter(home, ready, episode)

@@ -201,6 +201,8 @@ class Journal:
         self._descriptor = -1
         self._path = self._folder
         """The segment that is written, once there is one."""
+        self._made: os.stat_result
+        """That of its file, by which this is known: a file that is open keeps its number."""
         self._number, self._end = 0, 0
         self._ragged = False
         """Whether bytes of a record that is not durable may stand behind the last one that is."""
@@ -259,6 +261,7 @@ class Journal:
         """End the last segment after its last whole record. The rest is kept next to it for a person to look at."""
         self._end = max(self._end, len(MAGIC)) if path.stat().st_size >= len(MAGIC) else 0
         self._descriptor, self._path = os.open(path, os.O_RDWR), path
+        self._made = os.fstat(self._descriptor)
         if os.pread(self._descriptor, len(MAGIC), 0) != MAGIC:
             self._end = 0
         size = os.fstat(self._descriptor).st_size
@@ -322,9 +325,9 @@ class Journal:
         """`JournalGone` if the segment that is being written is not where a start would look for it."""
         if self._descriptor < 0:
             return
-        ours = os.fstat(self._descriptor)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(os.stat(self._path), ours) and ours.st_size >= self._end:
+            there = os.stat(self._path)
+            if os.path.samestat(there, self._made) and there.st_size >= self._end:
                 return
         raise JournalGone(
             f"{self._path} was moved, removed, replaced or cut short under the proxy: put {self._folder} back as it "
@@ -370,12 +373,14 @@ class Journal:
             os.pwrite(descriptor, MAGIC, 0)
             os.fsync(descriptor)
             sync_folder(self._folder)
+            made = os.fstat(descriptor)
         except OSError:
             os.close(descriptor)
             raise
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._path, self._number, self._end = descriptor, path, self._number + 1, len(MAGIC)
+        self._descriptor, self._path, self._made = descriptor, path, made
+        self._number, self._end = self._number + 1, len(MAGIC)
 
 
 def sync_folder(folder: Path) -> None:

@@ -64,6 +64,8 @@ class _Waiter:
     future: asyncio.Future[None]
     patient: bool
     """It waits for the disk to recover instead of being told 503 at once."""
+    until: float
+    """When its patience ends, by the loop's clock. Who came first gives up first."""
 
 
 class Store:
@@ -89,6 +91,8 @@ class Store:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flushed_at = 0.0
         self._waiters: deque[_Waiter] = deque()
+        self._patience_timer: asyncio.TimerHandle | None = None
+        """One for all who wait: almost nobody waits for so long, and a timer for each would cost more than its wait."""
         self._sleepers: dict[asyncio.Future[None], object] = {}
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._listeners: list[Callable[[Sequence[Event]], None]] = []
@@ -136,14 +140,13 @@ class Store:
         if not (self.healthy or patient):
             raise self._not_ready()
         if self._journal.durable < self._journal.appended:
-            waiter = _Waiter(self._journal.appended, self._loop.create_future(), patient)
+            until = self._loop.time() + self.patience_s
+            waiter = _Waiter(self._journal.appended, self._loop.create_future(), patient, until)
             self._waiters.append(waiter)
+            if self._patience_timer is None:
+                self._patience_timer = self._loop.call_at(until, self._give_up)
             self._flush_in(0.0)
-            try:
-                async with asyncio.timeout(self.patience_s):
-                    await waiter.future
-            except TimeoutError:
-                raise self._not_ready(f"it did not take this within {self.patience_s:g} seconds") from None
+            await waiter.future
         self._metrics.observe("ajet_commit_seconds", time.perf_counter() - began)
 
     def post(self, events: Sequence[Event]) -> None:
@@ -227,8 +230,9 @@ class Store:
     async def close(self) -> None:
         """Write what is pending, end every wait and let the directory go. `JournalDamaged` if a start would not find
         what was written."""
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
+        for timer in (self._flush_timer, self._patience_timer):
+            if timer is not None:
+                timer.cancel()
         unwritten = await asyncio.to_thread(self._journal.close)
         if unwritten:
             logger.error("closing with %d records that the disk did not take", unwritten)
@@ -289,6 +293,14 @@ class Store:
             for waiter in [waiter for waiter in self._waiters if not waiter.patient]:
                 _resolve(waiter.future, self._not_ready())
                 self._waiters.remove(waiter)
+
+    def _give_up(self) -> None:
+        """Tell those who have waited for too long, and come back for the next one."""
+        while self._waiters and self._waiters[0].until <= self._loop.time():
+            late = self._not_ready(f"it did not take this within {self.patience_s:g} seconds")
+            _resolve(self._waiters.popleft().future, late)
+        first = self._waiters[0].until if self._waiters else None
+        self._patience_timer = None if first is None else self._loop.call_at(first, self._give_up)
 
     def _not_ready(self, why: str = "it is closed") -> NotReady:
         error = self._journal.error

@@ -54,8 +54,8 @@ def test_the_lists_are_out_of_the_text(spans: bool) -> None:
     document["prompt_token_ids"] = None
     document["choices"][0] |= {"token_ids": None, "logprobs": None}
     assert (json.loads(text), logprobs) == (document, [-0.5, -1.25])
-    assert answer.values["prompt_token_ids"] == [1, 2]
-    assert answer.values["choices"][0].values["token_ids"] == [5, 6]
+    assert answer.values["prompt_token_ids"] == (1, 2)
+    assert answer.values["choices"][0].values["token_ids"] == (5, 6)
     assert bool(answer.spans) == spans
 
 

@@ -272,9 +272,8 @@ async def test_closing_on_a_full_disk_tells_those_who_wait(
 
 async def test_what_ends_on_a_full_disk_does_not_wait_for_ever(tmp_path: Path, disk: Disk) -> None:
     """It is refused after a while, and on disk all the same once that can be written."""
-    store = Store.open(tmp_path, SETTINGS, journal=quick)
+    store = Store.open(tmp_path, SETTINGS, patience_s=0.05, journal=quick)
     await broken(store, disk)
-    store.patience_s = 0.05
     other = LedgerRig()
     other.open("ep", task="t")
     other.begin("ep")
@@ -295,6 +294,21 @@ async def test_a_disk_that_says_nothing_is_not_waited_for_either(tmp_path: Path,
     async with asyncio.timeout(300):
         with pytest.raises(NotReady, match=r"not take this within 0\.05 seconds"):
             await store.commit(story()[0])
+    disk.release()
+    await store.close()
+
+
+async def test_each_waits_as_long_as_its_own_patience(tmp_path: Path, disk: Disk) -> None:
+    store = Store.open(tmp_path, SETTINGS, patience_s=0.2, journal=quick)
+    disk.hold()
+    first = asyncio.create_task(store.commit(story()[0]))
+    await asyncio.sleep(0.1)
+    began = asyncio.get_running_loop().time()
+    async with asyncio.timeout(300):
+        for waiting in (asyncio.create_task(store.commit(())), first):
+            with pytest.raises(NotReady, match="not take this"):
+                await waiting
+    assert asyncio.get_running_loop().time() - began >= 0.2
     disk.release()
     await store.close()
 
