@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from ajet_sdk.play.program import Program, run_program
     from ajet_sdk.play.results import RunResult, RunResults
     from ajet_sdk.play.threads import run
+    from ajet_sdk.rewards.blame import Busy
 
 __version__ = "0.1.0"
 __all__ = [
-    "AjetError", "Client", "Episode", "Program", "ProxyUnreachable", "RunResult", "RunResults", "abort", "aio",
+    "AjetError", "Busy", "Client", "Episode", "Program", "ProxyUnreachable", "RunResult", "RunResults", "abort", "aio",
     "episode", "errors", "join", "reward", "run", "run_program",
 ]
-_HOMES = ("errors", "blocking", "play.blocking", "play.results", "play.threads", "play.program")
+_HOMES = ("errors", "rewards.blame", "blocking", "play.blocking", "play.results", "play.threads", "play.program")
 """Where these names are defined; each module imports only those before it."""
 
 

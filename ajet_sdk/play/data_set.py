@@ -25,7 +25,7 @@ from ajet_sdk.errors import AjetError, BadRequest, NotFound
 from ajet_sdk.play.episode import aborting, no_proxy
 from ajet_sdk.play.options import RunOptions, said_by
 from ajet_sdk.play.results import Progress, RunResult
-from ajet_sdk.play.schedule import AGAIN_S, LATER, Call, Job, Later, Rollout, Source, rollouts_at
+from ajet_sdk.play.schedule import LATER, Call, Job, Later, Rollout, Source, pause_after, rollouts_at
 from ajet_sdk.play.tasks import as_part, digest
 
 LOOK_S = 1.0
@@ -230,7 +230,7 @@ class PlayedRollouts(Source):
             return False
         if result.outcome == "failed" and result.episode is not None:
             self._loose.append(result.episode)
-        lane.due[place] = now if changed else now + AGAIN_S * 4 ** max(0, lane.opens[place])
+        lane.due[place] = now if changed else now + pause_after(max(0, lane.opens[place]))
         lane.opens[place] -= changed
         return changed or self._allowed(lane, place)
 

@@ -38,7 +38,8 @@ from ajet_sdk.play.tasks import Line
 from ajet_sdk.play.threads import ThreadHands, carried_out, start
 from ajet_sdk.play.watching import QUICK_S, Changes, Streak
 from ajet_sdk.rewards import sources
-from ajet_sdk.rewards.decision import Ended, Fails, Source
+from ajet_sdk.rewards.blame import Busy
+from ajet_sdk.rewards.decision import FULL, TEMPORARY, Ended, Fails, Source
 from ajet_sdk.rewards.numbers import LastNumber
 
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
@@ -202,8 +203,10 @@ class ProgramAgent:
         began = time.monotonic()
         code, printed = self._run(self._program.argv, env, episode)
         episode.program_failed = sources.describe(code) if code != 0 else None
+        if code == FULL:
+            raise Busy(f"exit code {FULL}")
         if self._streak is not None:
-            quick = code != 0 and time.monotonic() - began < QUICK_S
+            quick = code not in (0, TEMPORARY) and time.monotonic() - began < QUICK_S
             if not quick:
                 self._streak.began(well=True)
             elif (calls := self._calls_now(episode)) is not None:

@@ -30,8 +30,9 @@ from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Patience
 from ajet_sdk.play.results import Progress, RunResult, RunResults
 from ajet_sdk.play.revision import of_agent
+from ajet_sdk.play.room import FULL_S, Room
 from ajet_sdk.play.schedule import AT_ONCE, LATER, Job, Later, OnceRollouts, Rollout, Source, WantedRollouts
-from ajet_sdk.rewards.blame import Interrupted, WorldFailed, of_the_world, reason_of
+from ajet_sdk.rewards.blame import Interrupted, WorldFailed, of_the_world, reason_of, world_is_full
 from ajet_sdk.rewards.sources import Returned
 from ajet_sdk.untrainable import untrainable_in
 
@@ -41,6 +42,9 @@ WANTED_S = 1.0
 HOLD_S = 15.0
 """The proxy may hold an episode so long for which there is no room. That of a play is refused at once, while another
 lane may have some."""
+
+FULL = "room"
+"""The name under which a full world is waited for."""
 
 Agent = Callable[[Any, Episode], Awaitable[Any]]
 
@@ -152,6 +156,7 @@ class Rollouts:
         self._fault: BaseException | None = None
         self._quiet_until = 0.0
         self._forgiven = False
+        self._room = Room(client.clock)
 
     @property
     def results(self) -> RunResults:
@@ -233,19 +238,27 @@ class Rollouts:
         if isinstance(begun, Begun):
             error = begun.error if begun.episode is None else await self._play(hands, begun.job, begun.episode)
             await self._end(hands, begun, error)
+        else:
+            self._room.left()
         return begun
 
     async def _take(self, hands: Hands) -> Job | Later | None:
         """The next job, unless the run is over. After a look that found nothing, the next one waits."""
         now = time.monotonic()
-        if self._stopped or self._fault is not None:
+        if self._stopped or self._fault is not None or self._room.over:
             return None
         if now < self._quiet_until or self._held():
             return LATER
         if self._forgiven:
             self._forgiven = False
             self.source.forgive()
+        if not self._room.begins():
+            full = f"the world says that it is full, with {self._open} episodes of this run in it"
+            await self._wait_for(hands, FULL, full, now)
+            return LATER
         taken = await self.source.take(self._client, hands.call)
+        if not isinstance(taken, Job):
+            self._room.left()
         if taken is LATER:
             self._quiet_until = now + WANTED_S
             await self._wait_for(hands, None, self.source.waits_for(), now)
@@ -336,8 +349,15 @@ class Rollouts:
     async def _end(self, hands: Hands, begun: Begun, error: BaseException | None) -> None:
         """Hands on what came of a rollout."""
         result = result_of(begun.job.rollout, begun.task, begun.episode, error, time.monotonic() - begun.started)
-        changed = isinstance(error, ProgramChanged)
-        if self.source.ended(begun.job, result, time.monotonic(), changed=changed) and not self._stopped:
+        full, changed = result.infra and world_is_full(error), isinstance(error, ProgramChanged)
+        again = self.source.ended(begun.job, result, time.monotonic(), changed=changed or full)
+        self._room.ended(full=full)
+        if not full:
+            self._patience.ends(FULL)
+        elif self._room.over:
+            lasted = f"the world has been full for {FULL_S / 60:g} minutes in which nothing of this run played"
+            await hands.call(self._options.say, f"{lasted}: no more begins")
+        if again and not self._stopped and not self._room.over:
             self._quiet_until, result = 0.0, replace(result, again=True)
         self._done[begun.number] = result
         self._open -= begun.episode is not None

@@ -18,8 +18,13 @@ from ajet_sdk.errors import BadRequest
 from ajet_sdk.play.episode import wanting
 from ajet_sdk.play.results import RunResult
 
-AGAIN_S = 1.0
-"""The pause before a rollout is played again; it grows fourfold."""
+AGAIN_S, MOST_S = 1.0, 60.0
+"""The pause before a rollout is played again: at first, and at most. It grows fourfold."""
+
+
+def pause_after(failures: int) -> float:
+    """The pause after so many earlier failures, of which chance takes up to half: what failed together comes apart."""
+    return min(MOST_S, AGAIN_S * 4.0 ** min(failures, 8)) * (1.0 - 0.5 * Client.chance())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +85,8 @@ class Source:
         """`job` is being played."""
 
     def ended(self, job: Job, result: RunResult, now: float, *, changed: bool) -> bool:
-        """`job` came to `result`; returns True if it is played again. `changed` says that it was ended because its
-        program has changed."""
+        """`job` came to `result`; returns True if it is played again. `changed` says that this was no attempt: its
+        program has changed, or the world had no place for it."""
         return False
 
     def forgive(self) -> None:
@@ -123,7 +128,7 @@ class OnceRollouts(Source):
         again = result.infra and result.episode is not None and (changed or job.failures < self._retries)
         if again:
             failures = job.failures + (not changed)
-            due = now if changed else now + AGAIN_S * 4**job.failures
+            due = now if changed else now + pause_after(job.failures)
             self._again.append((due, replace(job, failures=failures, episode=None)))
         return again
 

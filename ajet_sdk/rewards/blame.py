@@ -43,6 +43,10 @@ class WorldFailed(Exception):
     """The world failed, and not the agent: the episode is given up, and never trained."""
 
 
+class Busy(WorldFailed):
+    """The world is full: the episode found no place in it. That is no attempt."""
+
+
 class Interrupted(BaseException):
     """The run was interrupted, and its episode is given up."""
 
@@ -60,6 +64,22 @@ def of_the_world(error: BaseException, infra: tuple[type[BaseException], ...] = 
     return _says(error, (WorldFailed, *infra), []) is True
 
 
+def world_is_full(error: BaseException | None) -> bool:
+    """True if `error` is a `Busy`, or was caused by one."""
+    found = [] if error is None else [error]
+    for one in found:
+        found += [cause for cause in _causes(one) if not any(cause is known for known in found)]
+    return any(isinstance(one, Busy) for one in found)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """What caused `error`, or is in it."""
+    causes = (
+        error.__cause__, getattr(error, "reason", None), *error.args, *_sequence(getattr(error, "exceptions", ())),
+    )  # fmt: skip
+    return [one for one in causes if isinstance(one, BaseException)]
+
+
 def _says(error: BaseException, infra: tuple[type[BaseException], ...], seen: list[BaseException]) -> bool | None:
     """True if it was the world, False if it was not, None if `error` does not tell."""
     if any(error is one for one in seen):
@@ -67,10 +87,7 @@ def _says(error: BaseException, infra: tuple[type[BaseException], ...], seen: li
     seen.append(error)
     if isinstance(error, infra):
         return True
-    causes = (
-        error.__cause__, getattr(error, "reason", None), *error.args, *_sequence(getattr(error, "exceptions", ())),
-    )  # fmt: skip
-    inside = {_says(one, infra, seen) for one in causes if isinstance(one, BaseException)}
+    inside = {_says(one, infra, seen) for one in _causes(error)}
     own = _by_itself(error, inside)
     if own is None and inside - {None}:
         return True in inside

@@ -17,6 +17,8 @@ from ajet_sdk.rewards.numbers import LastNumber
 
 TEMPORARY = 75
 """The exit code of a program that the world failed: ``EX_TEMPFAIL`` of sysexits.h."""
+FULL = 69
+"""The exit code of a program for which the world had no place: ``EX_UNAVAILABLE``. That is no attempt."""
 WORLD_ENDS = ("client_gone",)
 """Reasons of the proxy to discard an episode that are nobody's failure who plays."""
 UNREWARDED = "left without a reward"

@@ -27,8 +27,7 @@ from tests.kit.patience import LONG_S, reached
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is waited for comes soon."""
     monkeypatch.setattr(rollouts, "WANTED_S", 0.01)
-    for module in (plays, turns):
-        monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(turns, "AGAIN_S", 0.01)
     monkeypatch.setattr(plays, "LOOK_S", 0.01)
 
 

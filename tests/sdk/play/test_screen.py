@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk.play import data_set as plays
-from ajet_sdk.play import trial
+from ajet_sdk.play import schedule, trial
 from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.screen import result_line
 from tests.kit.control_stub import ControlStub
@@ -36,7 +35,7 @@ if os.environ["AJET_TASK"] == "broken":
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is played again soon."""
-    monkeypatch.setattr(plays, "AGAIN_S", 0.01)
+    monkeypatch.setattr(schedule, "AGAIN_S", 0.01)
 
 
 @pytest.fixture
