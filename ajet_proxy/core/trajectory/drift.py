@@ -16,13 +16,14 @@ these are among its generations. With ``at`` the first differing position, the f
 `tools_changed`     ``at`` is in the first half of the first prompt, where system text and tools stand, and the next
                     generation still follows whole. The conversation goes on under a new head.
 `history_edited`    ``at`` is in prompt tokens elsewhere, and the next generation follows whole.
-`template`          ``at`` is in prompt tokens, and only the tail of the next generation follows. Its reasoning was
-                    taken out together with the template's opening of it.
+`template`          ``at`` is in prompt tokens behind the last message, and only the tail of the next generation
+                    follows there. Its reasoning was taken out together with the template's opening of it.
 `parallel`          ``at`` is in prompt tokens after a generation: two continuations of one shared history.
 `compacted`         ``at`` is in the first prompt, and the timeline has several calls. The prompt is at most half as
                     long as the timeline's last one, but at least an eighth of it is shared. A summary took the place
                     of history.
-`new_chain`         else: a shared beginning, such as one system prompt, and another conversation.
+`new_chain`         else: a shared beginning, such as one system prompt, and another conversation. Its messages may
+                    quote what was sampled.
 ==================  ====================================================================================================
 
 If the call's continuity has found out that the agent itself left something out (`EDITED`), the name is `history_edited`
@@ -51,6 +52,8 @@ EDITED = ("words_left_out", "reasoning_left_out")
 it was sampled: what looks like drift there is `history_edited`."""
 VAGUE = ("new_chain", "parallel", "compacted")
 """Names for a difference between things that both timelines were given."""
+OPENING = 4
+"""Tokens that a template may write in place of the reasoning that it took out, as an empty block."""
 TAIL = 8
 """Tokens at the end of a generation that must be found again to say that the prompt comes back to it."""
 
@@ -94,12 +97,25 @@ def _in_prompt(
     first, length = spans[0][0], count(prompt)
     if ahead:
         start, end = ahead[0]
-        if find(prompt, cut(history, start, end), at, length) >= 0:
+        whole = find(prompt, cut(history, start, end), at, length)
+        if whole >= 0 and cut(prompt, whole - 1, whole) == cut(history, start - 1, start):
             return "tools_changed" if at * 2 < first else "history_edited"
-        if find(prompt, cut(history, max(start, end - TAIL), end), at, length) >= 0:
+        if _is_opened_otherwise(prompt, history, at, start, end):
             return "template"
     if at >= first:
         return "parallel"
     if len(spans) > 1 and length * 2 <= spans[-1][0] and at * 8 >= length:
         return "compacted"
     return "new_chain"
+
+
+def _is_opened_otherwise(prompt: bytes, history: bytes, at: int, start: int, end: int) -> bool:
+    """Tell whether the end of the generation stands in its own place in the prompt, which parts from `history` at the
+    template's opening of it. No message ends in between, as it does where a later message quotes the generation."""
+    tail = max(start, end - TAIL)
+    place = find(prompt, cut(history, tail, end), at, count(prompt))
+    if place < 0 or find(history, cut(history, end - 1, end), at, start) >= 0:
+        return False
+    while tail > start and place > at and cut(prompt, place - 1, place) == cut(history, tail - 1, tail):
+        place, tail = place - 1, tail - 1
+    return place - at <= OPENING

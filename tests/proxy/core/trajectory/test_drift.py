@@ -68,6 +68,31 @@ def test_a_situation_has_its_name(case: str) -> None:
     assert broken_by(pack_tokens(prompt), pack_tokens(HISTORY), SPANS) == name
 
 
+END = [STOP, 3, 4, 5]
+"""The end of a message, and the opening of an answer."""
+TOLD = [HEAD + list(range(120, 126)) + END, list(range(200, 206))]
+"""A first message, and its answer without a stop token."""
+LEAD = [700, 701, 702, 703, 704]
+QUOTED = {
+    "the message grew by a quote": HEAD + [*range(120, 126), *LEAD, *TOLD[1], 710, *END],
+    "right behind what was there": HEAD + [*range(120, 126), *TOLD[1], 710, *END],
+    "at its end": HEAD + [*range(120, 126), *LEAD, *TOLD[1], *END],
+    "the observation changed, too": HEAD + [*range(120, 123), *LEAD, *TOLD[1], 710, *END],
+    "only the end of it": HEAD + [*range(120, 126), 700, *TOLD[1][-3:], *END],
+}
+
+
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("case", QUOTED)
+def test_a_message_that_quotes_an_answer_is_a_new_prompt_and_no_drift(case: str, stops: bool) -> None:
+    """As an environment tells a game: one message repeats all turns so far."""
+    if case == "right behind what was there" and not stops:
+        pytest.skip("without a stop token nothing tells where the message ended")
+    prompt, answer = TOLD[0], [*TOLD[1], *([STOP] if stops else [])]
+    span = (len(prompt), len(prompt) + len(answer))
+    assert broken_by(pack_tokens(QUOTED[case]), pack_tokens(prompt + answer), [span]) == "new_chain"
+
+
 SHORT = {
     "two tokens became one": ("retokenized", [900]),
     "only its end is left": ("template", [202, 203]),
