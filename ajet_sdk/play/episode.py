@@ -170,6 +170,8 @@ class EpisodeLife(Opened):
         """The end of the episode, as far as the proxy has acknowledged it to this object; None while it is open."""
         self.program_failed: str | None = None
         """The failure of the program that played it, in words: ``exit code 3``."""
+        self.conversations = 1
+        """The conversations that it held as it was settled, if they do not go on from one another."""
 
     def env(self) -> dict[str, str]:
         """The variables that let a program in any language find its model and its episode (contract §3.5)."""
@@ -258,6 +260,7 @@ class EpisodeLife(Opened):
         client = self._client if within_s is None else self._client.within(within_s)
         record = await self._at_rest(client, REST_S if rests else 0.0)
         ended = replace(ended, record=record)
+        self.conversations = 1 + sum(one.get("broken_by") == "new_chain" for one in record.get("timelines") or ())
         decision = await decided(source, ended, self.program_failed)
         if isinstance(decision, Earns):
             await self._reward(decision.value, note=decision.note)

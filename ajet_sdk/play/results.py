@@ -22,7 +22,8 @@ class RunResult:
     `untrainable` is set if its engine does not report what it sampled: one of `ajet_sdk.untrainable.UNTRAINABLE`.
     `discarded` is the proxy's own reason, if it discarded the episode by itself. `infra` is set if the world failed,
     and not the agent; `again`, if the run plays it again, and another
-    result says what came of that. `agents` has the rewards of its agents, where they differ from the episode's."""
+    result says what came of that. `agents` has the rewards of its agents, where they differ from the episode's. Its
+    `conversations` do not go on from one another, of one agent and model."""
 
     task: str
     index: int
@@ -36,6 +37,7 @@ class RunResult:
     infra: bool = False
     again: bool = False
     agents: Mapping[str, float] = field(default_factory=dict)
+    conversations: int = 1
 
     @property
     def earned(self) -> str:

@@ -19,7 +19,7 @@ from ajet_sdk.play.program import Program, proxy_variable, run_program
 from ajet_sdk.play.results import Progress, RunResult, RunResults
 from ajet_sdk.play.revision import of_program
 from ajet_sdk.play.tasks import Line
-from ajet_sdk.text import plain
+from ajet_sdk.text import counted, plain
 from ajet_sdk.untrainable import UNTRAINABLE
 
 
@@ -138,6 +138,13 @@ def _explain(done: Sequence[RunResult], program: Program, client: Client) -> Non
     if why := next((item.untrainable for item in results.untrainable), None):
         some = f"{len(results.untrainable)} of them cannot" if results.kept else "nothing of this run can"
         say(f"{some} be trained: the engine {UNTRAINABLE[why].fault} ({why}); {UNTRAINABLE[why].remedy}")
+    if several := [item for item in done if item.conversations > 1]:
+        most = max(item.conversations for item in several)
+        say(
+            f"{len(several)} of {counted(done, 'episode')} held several conversations that do not go on from one another "
+            f"(up to {most}), and one reward covers them all. If they are several runs, give each its own episode: in process "
+            "(ajet_sdk.episode), by a header (X-AJet-Episode), by a path (/e/NAME/v1), or by POST /ajet/v1/episodes"
+        )
     if empty := [item for item in done if item.ok and not item.kept and item.untrainable is None]:
         needs = "use OPENAI_BASE_URL" if program.interception is None else "use HTTPS_PROXY, and trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"

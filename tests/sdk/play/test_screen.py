@@ -95,6 +95,28 @@ def test_a_run_of_one_task_fails_if_the_world_failed_all_of_it(ajet: Ajet, stub:
     assert code == 1 and out.endswith("1 episode: 1 failure of the world\n")
 
 
+ASKS = """
+import json, os, sys, urllib.request
+for prompt in sys.argv[1:]:
+    body = json.dumps({"model": "stub", "messages": [{"role": "user", "content": prompt}], "max_tokens": 4}).encode()
+    urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, {
+        "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})).read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("prompts", "most"), [(["ping", "what is 2 + 3?", "name a color"], 3), (["name a color"] * 3, 1), ([], 1)]
+)
+def test_a_program_of_several_conversations_is_told_at_its_end(
+    ajet: Ajet, daemon: ProxyProcess, prompts: list[str], most: int
+) -> None:
+    """A harness that plays a whole benchmark in one process is one episode; a prompt that is asked again is no other."""
+    code, _, err = ajet("run", "--task", "bench", "--repeat", "2", "--", sys.executable, "-c", ASKS, *prompts)
+    words = f"2 of 2 episodes held several conversations that do not go on from one another (up to {most}), and one"
+    assert (words in err) is (most > 1), err
+    assert ("POST /ajet/v1/episodes" in err) is (most > 1)
+
+
 def test_lines_that_cannot_be_used_are_all_named_and_nothing_is_played(
     ajet: Ajet, stub: ControlStub, tmp_path: Path
 ) -> None:
