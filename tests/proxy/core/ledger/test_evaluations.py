@@ -86,6 +86,7 @@ def test_an_episode_that_a_header_makes_an_evaluation_as_it_opens_belongs_to_it(
     rig.begin("later")
     rig.begin("later", eval=True)
     assert rig.state.episodes["by-header"].opening.evaluation == name
+    assert (rig.state.episodes["by-header"].opening.place, told(rig, name)["opened"]) == (0, 1), "it has a place"
     assert (rig.state.episodes["later"].opening.eval, rig.state.episodes["later"].opening.evaluation) == (True, None)
 
 

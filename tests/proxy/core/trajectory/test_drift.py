@@ -70,15 +70,15 @@ def test_a_situation_has_its_name(case: str) -> None:
 
 END = [STOP, 3, 4, 5]
 """The end of a message, and the opening of an answer."""
-TOLD = [HEAD + list(range(120, 126)) + END, list(range(200, 206))]
+TOLD = [[*HEAD, *range(120, 126), *END], list(range(200, 206))]
 """A first message, and its answer without a stop token."""
 LEAD = [700, 701, 702, 703, 704]
 QUOTED = {
-    "the message grew by a quote": HEAD + [*range(120, 126), *LEAD, *TOLD[1], 710, *END],
-    "right behind what was there": HEAD + [*range(120, 126), *TOLD[1], 710, *END],
-    "at its end": HEAD + [*range(120, 126), *LEAD, *TOLD[1], *END],
-    "the observation changed, too": HEAD + [*range(120, 123), *LEAD, *TOLD[1], 710, *END],
-    "only the end of it": HEAD + [*range(120, 126), 700, *TOLD[1][-3:], *END],
+    "the message grew by a quote": [*HEAD, *range(120, 126), *LEAD, *TOLD[1], 710, *END],
+    "right behind what was there": [*HEAD, *range(120, 126), *TOLD[1], 710, *END],
+    "at its end": [*HEAD, *range(120, 126), *LEAD, *TOLD[1], *END],
+    "the observation changed, too": [*HEAD, *range(120, 123), *LEAD, *TOLD[1], 710, *END],
+    "only the end of it": [*HEAD, *range(120, 126), 700, *TOLD[1][-3:], *END],
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,24 @@ async def test_runs_that_begin_alike_under_one_name_have_an_episode_each(front: 
     other = Run(front, name, "another task")
     await other.turn()
     assert other.episodes[0].startswith("ep-")
+    assert "was the name of several runs" in "".join(front.store.state.alerts().values())
+
+
+async def test_rollouts_that_are_named_by_their_example_have_an_episode_each(front: Front) -> None:
+    """As ``vf-eval`` sends them: three of example 0 at a time, then one after another, some rewarded meanwhile."""
+    async def rollout(first: str, seed: int, number: str = "0") -> Run:
+        run = Run(front, ({"X-Session-ID": number, "x-stainless-retry-count": "0"}, {}), first)
+        await run.turn(seed=seed)
+        await run.turn(seed=seed)
+        return run
+
+    runs = list(await asyncio.gather(*(rollout("example 0", seed) for seed in range(3)), rollout("example 1", 3, "1")))
+    front.reward(runs[0].episodes[0])
+    for seed in range(4, 7):
+        runs.append(await rollout("example 0", seed))
+        front.reward(runs[-1].episodes[0])
+    assert [len(set(run.episodes)) for run in runs] == [1] * 7
+    assert len({run.episodes[0] for run in runs}) == 7
     assert "was the name of several runs" in "".join(front.store.state.alerts().values())
 
 
