@@ -1,4 +1,4 @@
-"""Reasons why calls cannot be trained although a model answered: their engine does not report what it sampled."""
+"""Reasons why nothing can be learned although a model answered, and the remedies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 GIVES_TOKEN_IDS = "use vLLM ≥ 0.10.2, which knows return_token_ids"
 GIVES_LOGPROBS = "start vLLM without --max-logprobs 0"
+
+
+SIGNAL = "choose tasks that the model solves now and then, or reward parts of a solution"
+"""The remedy if all rewards that are compared are equal."""
 
 
 class Untrainable(NamedTuple):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.untrainable import SIGNAL
 from ajet_trainer.run_folder import put
 from ajet_trainer.trained_rows import take_back
 
@@ -91,7 +92,8 @@ class Progress:
                 parts.append(", ".join(f"{agent or 'no agent'} {mean:.3f}" for agent, mean in agents.items()))
             parts.append(f"{metrics['episodes']} episodes, {metrics['sampled_tokens']} sampled tokens")
         if flat := metrics.get("groups_without_signal"):
-            parts.append(f"{flat} of {metrics['groups']} groups without a signal")
+            why = "" if flat < metrics["groups"] else f": the rewards of each are all equal; {SIGNAL}"
+            parts.append(f"{flat} of {metrics['groups']} groups without a signal{why}")
         if skipped := metrics.get("skipped_updates"):
             parts.append(f"{skipped:.0f} of {metrics['updates'] + skipped:.0f} updates left out: gradient not finite")
         if "eval_reward_mean" in metrics:

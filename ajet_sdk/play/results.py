@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+from ajet_sdk.rounding import differ, slack
 from ajet_sdk.text import align, counted, plain
 
 
@@ -104,6 +105,19 @@ class RunResults(tuple[RunResult, ...]):
     def kept(self) -> list[RunResult]:
         """The rewarded ones that the proxy keeps: to be trained, or as an evaluation."""
         return [item for item in self if item.kept]
+
+    @property
+    def without_signal(self) -> str | None:
+        """How every task with several rewards fared, if the rewards of each are all equal; None if they are not."""
+        tasks: dict[str, list[float]] = {}
+        for item in self:
+            if item.kept and item.reward is not None:
+                tasks.setdefault(item.task, []).append(item.reward)
+        groups = [rewards for rewards in tasks.values() if len(rewards) > 1]
+        if not groups or any(differ(rewards, slack(map(abs, rewards))) for rewards in groups):
+            return None
+        found = {rewards[0] for rewards in groups}
+        return f"has the reward {found.pop():g} each time" if len(found) == 1 else "has one reward each time"
 
     def table(self) -> str:
         """A plain-text table, one rollout a line, and a line that sums up."""

@@ -20,7 +20,7 @@ from ajet_sdk.play.results import Progress, RunResult, RunResults
 from ajet_sdk.play.revision import of_program
 from ajet_sdk.play.tasks import Line
 from ajet_sdk.text import counted, plain
-from ajet_sdk.untrainable import UNTRAINABLE
+from ajet_sdk.untrainable import SIGNAL, UNTRAINABLE
 
 
 class Screen:
@@ -106,7 +106,7 @@ def run_and_show(
             screen.end()  # what came of the others is true all the same
         raise
     screen.end()
-    _explain(screen.done, program, client)
+    _explain(screen.done, program, client, learns=not options["eval"])
     if play is not None:
         _show_progress(screen)
     return code
@@ -132,7 +132,7 @@ def _show_progress(screen: Screen) -> None:
         say(f"the next start goes on where this was left: {found.done} of {found.episodes} played")
 
 
-def _explain(done: Sequence[RunResult], program: Program, client: Client) -> None:
+def _explain(done: Sequence[RunResult], program: Program, client: Client, *, learns: bool) -> None:
     """Says why nothing of a run, or not all of it, can be trained, as far as that is known."""
     results = RunResults(done)
     if why := next((item.untrainable for item in results.untrainable), None):
@@ -141,10 +141,13 @@ def _explain(done: Sequence[RunResult], program: Program, client: Client) -> Non
     if several := [item for item in done if item.conversations > 1]:
         most = max(item.conversations for item in several)
         say(
-            f"{len(several)} of {counted(done, 'episode')} held several conversations that do not go on from one another "
-            f"(up to {most}), and one reward covers them all. If they are several runs, give each its own episode: in process "
-            "(ajet_sdk.episode), by a header (X-AJet-Episode), by a path (/e/NAME/v1), or by POST /ajet/v1/episodes"
+            f"{len(several)} of {counted(done, 'episode')} held several conversations that do not go on from one "
+            f"another (up to {most}), and one reward covers them all. If they are several runs, give each its own "
+            "episode: in process (ajet_sdk.episode), by a header (X-AJet-Episode), by a path (/e/NAME/v1), or by "
+            "POST /ajet/v1/episodes"
         )
+    if learns and (flat := results.without_signal) is not None:
+        say(f"every task {flat}: its group carries no signal, and nothing is learned of it: {SIGNAL}")
     if empty := [item for item in done if item.ok and not item.kept and item.untrainable is None]:
         needs = "use OPENAI_BASE_URL" if program.interception is None else "use HTTPS_PROXY, and trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"

@@ -51,6 +51,8 @@ def test_a_step_says_how_many_groups_have_no_signal_and_how_many_updates_were_le
     progress.record({"step": 2, **step, "groups_without_signal": 0, "updates": 4, "skipped_updates": 0})
     assert "· 16 of 20 groups without a signal · 1 of 4 updates left out: gradient not finite" in said[0]
     assert "signal" not in said[1] and "updates" not in said[1]
+    progress.record({"step": 3, **step, "groups_without_signal": 20})
+    assert "· 20 of 20 groups without a signal: the rewards of each are all equal; choose tasks that the" in said[2]
 
 
 def test_resuming_drops_the_lines_of_lost_steps_and_a_torn_last_line(tmp_path: Path) -> None:

@@ -110,11 +110,23 @@ for prompt in sys.argv[1:]:
 def test_a_program_of_several_conversations_is_told_at_its_end(
     ajet: Ajet, daemon: ProxyProcess, prompts: list[str], most: int
 ) -> None:
-    """A harness that plays a whole benchmark in one process is one episode; a prompt that is asked again is no other."""
-    code, _, err = ajet("run", "--task", "bench", "--repeat", "2", "--", sys.executable, "-c", ASKS, *prompts)
+    """A harness that plays a whole benchmark in one process is one episode. A prompt asked again is no other."""
+    _, _, err = ajet("run", "--task", "bench", "--repeat", "2", "--", sys.executable, "-c", ASKS, *prompts)
     words = f"2 of 2 episodes held several conversations that do not go on from one another (up to {most}), and one"
     assert (words in err) is (most > 1), err
     assert ("POST /ajet/v1/episodes" in err) is (most > 1)
+
+
+@pytest.mark.parametrize(("script", "more", "says"), [
+    ("exit 0", (), "every task has the reward 1 each time"), ("exit 1", (), "every task has the reward 0 each time"),
+    ("exit 0", ("--eval",), ""), ('test "$AJET_EPISODE" = ep-0', (), ""),
+])  # fmt: skip
+def test_groups_without_a_signal_are_told_at_the_end(
+    ajet: Ajet, stub: ControlStub, script: str, more: tuple[str, ...], says: str
+) -> None:
+    _, _, err = ajet("run", "--task", "t", "--repeat", "2", *more, "--", "sh", "-c", script)
+    assert ("carries no signal, and nothing is learned of it: choose tasks" in err) is bool(says)
+    assert says in err
 
 
 def test_lines_that_cannot_be_used_are_all_named_and_nothing_is_played(
