@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -137,6 +137,13 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
     await ask("POST", "/clients/{id}/beat", id=joined)
     await ask("GET", "/clients")
     await ask("DELETE", "/clients/{id}", id=joined)
+    await play_runs(ask)
+    await ask("POST", "/gate/close", {})
+    await ask("POST", "/gate/open", {"policy_version": 2})
+
+
+async def play_runs(ask: Callable[..., Awaitable[Any]]) -> None:
+    """Have a run wanted, checked by a supervisor, told of and forgotten."""
     heard = await ask("POST", "/supervisor", supervisor := {"name": "s", "instance": "i", "wait_s": 5})
     put = asyncio.create_task(ask("PUT", "/runs/{id}", {"config": {}, "desired": "stopped"}, id="r"))
     heard = await ask("POST", "/supervisor", supervisor | {"known": heard["known"]})
@@ -149,8 +156,6 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
     for rest in ("", "/metrics", "/log"):
         await ask("GET", f"/runs/{{id}}{rest}", id="r")
     await ask("DELETE", "/runs/{id}", id="r")
-    await ask("POST", "/gate/close", {})
-    await ask("POST", "/gate/open", {"policy_version": 2})
 
 
 def test_the_record_of_an_episode() -> None:
