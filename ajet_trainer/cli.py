@@ -31,10 +31,12 @@ def run(path: str, watch: bool, assignments: tuple[str, ...]) -> None:
     with dots is verl's.
     """
     def read() -> Config:
-        return load(path, assignments, os.environ)
+        return as_served(load(path, assignments, os.environ), say)
 
     def say(line: str) -> None:
         click.echo(line, file=out)
+
+    from ajet_trainer.engines.same_model import as_served
 
     out = sys.stdout  # verl and Ray write into the run folder, what is said here stays on the terminal
     live = Live(Path(path), read, say) if watch else None

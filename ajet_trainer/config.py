@@ -47,7 +47,9 @@ class Config:
     model: str = option(
         "", "Folder (or hub name) of the model to train, in Hugging Face format; required.", metavar="DIR"
     )
-    model_name: str = option("policy", "Name under which agents ask for the model.")
+    model_name: str = option(
+        "policy", "Name under which agents ask for the model; unset: the only one that engine_urls serve, else policy."
+    )
     proxy_url: str = option(
         "http://127.0.0.1:8484", "Where ajet-proxy listens: one URL, since a trainer has one daemon.", convert=_one_url,
     )

@@ -198,12 +198,20 @@ class Link:
         slower = team.get(model, {}).get("waits_for")
         return None if slower is None else (slower, team[model]["updates"] - team[slower]["updates"])
 
-    def _glance(self) -> dict[str, Any]:
-        """The status, asked once; empty without an answer. No figure is worth a wait, nor the end of a run."""
+    def played(self) -> tuple[int, int] | None:
+        """The episodes of the model that are ready, and that are open. None if the proxy does not tell at once."""
+        lanes = self._glance(f"/mix?{urlencode({'model': self._model or ''})}").get("lanes")
+        return None if lanes is None else (
+            sum(lane["ready"] for lane in lanes.values()), sum(lane["open"] for lane in lanes.values())
+        )  # fmt: skip
+
+    def _glance(self, path: str = "/status") -> dict[str, Any]:
+        """What the proxy tells at `path`, asked once; empty without an answer. No figure is worth a wait, nor the end
+        of a run."""
         once, found = self.within(0.0), dict[str, Any]()
         once._answer_s = min(BUSY_ANSWER_S, self._answer_s)
         with suppress(AjetError):
-            found = once._told("/status")
+            found = once._told(path)
         return found
 
     def evaluate(self, model: str, episodes: int, name: str) -> None:

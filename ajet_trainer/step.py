@@ -51,6 +51,8 @@ CLOSE_S = 10.0
 """The time for which the end of a run keeps trying to reach a proxy that is not there."""
 REPLACED = "other_trainer"
 """The code of a refusal: another trainer of the model has taken our place."""
+TOLD_S, TOLD_AGAIN_S = 10.0, 60.0
+"""The wait for episodes after which it is said what a batch needs and what is there, and until that is said anew."""
 POLL_S = 2.0
 """The wait of one request for a batch at the proxy, which is also how long a stop signal may go unnoticed."""
 
@@ -213,7 +215,7 @@ class Run:
         What ran out while the daemon was away may be leased again: then the newer lease stands for both.
         """
         hand: list[Batch] = []
-        waits = WAITING
+        waits, due = WAITING, self.clock() + TOLD_S
         with self.progress.part("wait", waits), self.idle.waiting():
             while True:
                 if not hand:
@@ -232,6 +234,9 @@ class Run:
                     self.gate.open_if_unknown()
                     self.learner.check()
                     waits = self.look_at_team(waits)
+                    if self.clock() >= due and waits == WAITING:
+                        self.say_what_is_there(hand)
+                        due = self.clock() + TOLD_AGAIN_S
                     continue
                 for older in [other for other in hand if overlap(other, leased)]:
                     hand.remove(older)
@@ -250,6 +255,21 @@ class Run:
         if said != before:
             self.progress.phase(said, quiet=slower is None)
         return said
+
+    def say_what_is_there(self, hand: Sequence[Batch]) -> None:
+        """Says what a batch needs and what the proxy has of it, if that was not said before."""
+        if (played := self.link.played()) is None:
+            return
+        config, (ready, open_) = self.config, played
+        said = (
+            f"{WAITING}: a batch is {counted(range(config.groups), 'group')} (tasks) of {config.group_size} episodes "
+            f"of model {config.model_name!r}. At the proxy {ready} are ready and {open_} open"
+        )  # fmt: skip
+        if hand:
+            said += f", besides {counted(range(groups_in(hand)), 'group')} in hand"
+        if not ready + open_:
+            said += f": nobody plays. Agents ask for this model at {config.proxy_url}/v1"
+        self.progress.say_once(said)
 
     def admit(self, leased: Batch) -> Admission:
         """Decides what of a batch is trained; says what is not, and why."""

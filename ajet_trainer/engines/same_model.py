@@ -9,8 +9,9 @@ weights that it began with: then it does not know their version any more.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,9 @@ from ajet_trainer.engines import http
 from ajet_trainer.engines.http import EngineLost, asking, cards, words
 
 LOOK_S = 30.0
+NAME = "policy"
+"""The `model_name` of a configuration that sets none."""
+UNREADABLE = (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError)
 UNTOLD = "default"
 """The version of its weights that vLLM tells until it is told another."""
 SHAPE = (
@@ -43,6 +47,21 @@ def served(engine: httpx.Client) -> Served:
     mine = (card for card in cards(engine) if not card.get("parent"))
     own = sorted((str(card["id"]), str(card.get("root")), card.get("max_model_len")) for card in mine)
     return Served(tuple(own), http.version_of(engine))
+
+
+def as_served(config: Config, say: Callable[[str], None]) -> Config:
+    """`config` with the name of the only model that its engines serve, where it names none itself. A line says so. An
+    adapter has a name of its own."""
+    names = set[tuple[str, ...]]()
+    if config.model_name != NAME or any("lora" in key for key, _ in flatten(config.verl)):
+        return config
+    for url in config.engine_urls:
+        with suppress(*UNREADABLE), asking(url, http.ANSWER_S, config.engine_key) as engine:
+            names.add(tuple(name for name, _, _ in served(engine).models))
+    if len(names) != 1 or len(only := next(iter(names))) != 1 or only[0] == NAME:
+        return config
+    say(f"model_name = {only[0]!r}: the engine serves it alone, and the configuration names none")
+    return replace(config, model_name=only[0])
 
 
 def shape(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,6 +104,12 @@ def fault(wanted: Config, own: Mapping[str, Any], says: Served, its: Mapping[str
     return None
 
 
+def _takes_weights(engine: httpx.Client, url: str) -> None:
+    """Raises `EngineLost` for an engine that was started without the routes that take whole weights."""
+    if engine.get("/is_paused").status_code == 404:
+        raise EngineLost(f"the engine at {url} takes no weights: {http.DEV_MODE}")
+
+
 def look(config: Config, before: Mapping[str, Served]) -> dict[str, Served]:
     """Asks each engine of `config` what it serves. Raises `EngineLost` for one that serves another model than `before`,
     or, if it was not looked at before, than that of `config`. One that does not answer is left out."""
@@ -101,6 +126,8 @@ def look(config: Config, before: Mapping[str, Served]) -> dict[str, Served]:
             if url not in before:
                 roots = (config_of(root) for _, root, _ in says.models)
                 said = fault(config, own, says, next(filter(None, roots), {}))
+                if said is None and config.model_name in (name for name, _, _ in says.models):
+                    _takes_weights(engine, url)
             elif says.models != before[url].models:
                 said = f"was started again with another model: it serves {named(says)}, and served {named(before[url])}"
         if said is not None:

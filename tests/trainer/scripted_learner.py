@@ -128,6 +128,7 @@ class MemoryProxy:
         """The news of another run when this one begins."""
         self.busy: float | None = None
         self.slower: list[tuple[str, int] | None] = []
+        self.there: tuple[int, int] | None = None
         self.frozen: list[str] = []
         """What is wrong with an engine, each time that the gate is opened."""
         """For whom the trainer waits, lease by lease, before it is given anything."""
@@ -157,6 +158,9 @@ class MemoryProxy:
 
     def waits_for(self) -> tuple[str, int] | None:
         return self.slower.pop(0)
+
+    def played(self) -> tuple[int, int] | None:
+        return self.there
 
     def lease(self, ask: Lease) -> Batch | None:
         self.answer()

@@ -255,6 +255,18 @@ def test_for_whom_the_model_waits_stands_in_the_status() -> None:
     assert link(lambda _: httpx.Response(200, json={}), Clock(), model="coder").waits_for() is None
 
 
+def test_what_is_played_of_the_model_stands_in_its_mix() -> None:
+    lanes = {"": {"open": 1, "ready": 2}, "math": {"open": 3, "ready": 4}}
+    asked = list[str]()
+
+    def tells(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(200, json={"lanes": lanes})
+
+    assert link(tells, Clock(), model="a b").played() == (6, 4) and asked[0].endswith("/mix?model=a+b")
+    assert link(lambda _: httpx.Response(503, json={}), Clock(), model="coder").played() is None
+
+
 def test_an_answer_that_is_no_json_is_still_an_error_of_its_status() -> None:
     with pytest.raises(NotFound, match="HTTP 404: <html>"):
         link(lambda _: httpx.Response(404, text="<html>"), Clock()).nack("b")

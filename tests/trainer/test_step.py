@@ -540,3 +540,30 @@ def test_leases_that_run_out_at_any_instant_train_everything_once(tmp_path: Path
         blocked = TrainedBatches.from_state(setting.disk.batches).blocked
         assert {f"{task}e0" for task in left & learned} <= blocked
         assert len(left) < setting.config.groups
+
+
+def test_a_trainer_that_waits_says_what_a_batch_needs_and_what_is_there(tmp_path: Path) -> None:
+    """After ten seconds, and again a minute later if something else is there then."""
+    setting, now = Setting(tmp_path, 1, group_size=8, max_lead=0), [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    setting.time, setting.proxy.there = {"clock": clock}, (0, 0)
+    setting.proxy.slower = [None] * 150
+    setting.instants.happens = {setting.instants.seen + 120: lambda: setattr(setting.proxy, "there", (5, 2))}
+    setting.whole()
+    needs = "waiting for episodes: a batch is 2 groups (tasks) of 8 episodes of model 'policy'. At the proxy "
+    assert [line for line in setting.said if line.startswith("waiting")] == [
+        f"{needs}0 are ready and 0 open: nobody plays. Agents ask for this model at http://127.0.0.1:8484/v1",
+        f"{needs}5 are ready and 2 open",
+    ]
+
+
+def test_a_proxy_that_does_not_tell_what_is_there_is_waited_for_in_silence(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 1, max_lead=0)
+    setting.time = {"clock": iter(range(0, 10_000, 5)).__next__}
+    setting.proxy.slower = [None] * 9
+    setting.whole()
+    assert not [line for line in setting.said if line.startswith("waiting")]

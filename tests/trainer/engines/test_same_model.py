@@ -98,3 +98,32 @@ def test_an_engine_must_have_the_name_unless_it_is_sent_an_adapter(engine: StubE
         look(replace(config, model_name="planner"), {})
     lora = {"actor_rollout_ref.model.lora_rank": 8}
     assert look(replace(config, model_name="planner", verl=lora), {})
+
+
+def test_the_only_model_that_engines_serve_is_taken_where_none_is_named(engine: StubEngine, config: Config) -> None:
+    said, before = list[str](), config
+    assert same_model.as_served(config, said.append) == before and not said, "it serves the name"
+    engine.base = "Qwen/Qwen3-8B"
+    found = same_model.as_served(config, said.append)
+    assert found.model_name == "Qwen/Qwen3-8B" and "model_name = 'Qwen/Qwen3-8B': the engine serves it" in said[0]
+    assert look(found, {}), "adapters do not count"
+    with stub_engine("other") as other:
+        for left in (
+            replace(config, model_name="planner"),
+            replace(config, engine_urls=(engine.url, other.url)),
+            replace(config, engine_urls=(f"http://127.0.0.1:{free_port()}",)),
+            replace(config, verl={"actor_rollout_ref.model.lora_rank": 8}),
+            replace(config, engine_urls=()),
+        ):
+            assert same_model.as_served(left, said.append) == left
+    assert len(said) == 1
+
+
+def test_an_engine_that_cannot_take_weights_is_found_before_the_model_is_loaded(
+    engine: StubEngine, config: Config
+) -> None:
+    engine.lacks.add("/is_paused")
+    with pytest.raises(EngineLost, match=r"takes no weights: start vLLM with VLLM_SERVER_DEV_MODE=1$"):
+        look(config, {})
+    lora = {"actor_rollout_ref.model.lora_rank": 8}
+    assert look(replace(config, model_name="planner", verl=lora), {}), "which is sent the adapter by another route"
