@@ -84,7 +84,11 @@ def serve(file: str | None, **flags: Any) -> None:
     config = _load(file, flags)
     from ajet_proxy import daemon as app
 
-    app.main(config, lambda url: click.echo(f"ajet-proxy ready on {url}"))
+    def ready(url: str) -> None:
+        click.echo(f"ajet-proxy ready on {url}")
+        click.echo(f"page {url}/ajet/, data in {Path(config.data_dir).absolute()}", err=True)
+
+    app.main(config, ready)
 
 
 @cli.command()

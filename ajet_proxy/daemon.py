@@ -374,7 +374,8 @@ def open_data_dir(config: Config) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot make data_dir {path}: {error.strerror}") from error
+        advice = "make it for this user (mkdir -m 700, chown), or choose another --data-dir"
+        raise ConfigError(f"cannot make data_dir {path}: {error.strerror}: {advice}") from error
     return path
 
 

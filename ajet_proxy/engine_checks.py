@@ -82,9 +82,7 @@ class EngineChecks:
         found += await self._generation()
         if self._config.continuity == "auto":
             found.append(await self._continuity())
-        if self._config.gate_mode == "pause":
-            found.append(await self._pause())
-        return found
+        return [*found, await self._pause()]
 
     async def _same(self) -> list[Finding]:
         """An engine that serves something else than when it was last given weights, or is frozen; if a proxy has noted
@@ -209,10 +207,12 @@ class EngineChecks:
         return self._ok("takes history as exact ids")
 
     async def _pause(self) -> Finding:
-        if (await self._told("/is_paused"))[0] == 404:
-            return self._fault("gate_mode is pause, but it has no /pause",
-                               "start vLLM with VLLM_SERVER_DEV_MODE=1, or use --gate-mode drain")
-        return self._ok("can be paused while weights change")
+        how = "start vLLM with VLLM_SERVER_DEV_MODE=1"
+        if (await self._told("/is_paused"))[0] != 404:
+            return self._ok("can be paused while weights change")
+        if self._config.gate_mode == "pause":
+            return self._fault("gate_mode is pause, but it has no /pause", f"{how}, or use --gate-mode drain")
+        return self._warning("takes no weights of a trainer", f"{how}; for episodes alone it is well as it is")
 
     async def _chat(self, **more: Any) -> tuple[int, dict[str, Any]]:
         body = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, **more}

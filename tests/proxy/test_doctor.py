@@ -139,6 +139,8 @@ class Restless(EngineStub):
 
 async def test_pausing_needs_an_engine_that_can(tmp_path: Path) -> None:
     assert "it has no /pause" in faults(await examined(Restless(), tmp_path, gate_mode="pause"))[0]
+    said = as_text(await examined(Restless(), tmp_path))
+    assert "takes no weights of a trainer" in said and "VLLM_SERVER_DEV_MODE=1; for episodes alone it is well" in said
 
 
 async def test_a_journal_that_is_gone_is_a_fault(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from ajet_sdk.frame import decode_batch
 from ajet_sdk.sample import Batch
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import PROXY, ProxyProcess, failed_start
+from tests.kit.stub_process import stub_process
 from tests.proxy.serving import eventually
 
 STUB = {"split_seed": 3}
@@ -289,7 +290,7 @@ def test_a_second_proxy_on_the_same_data_is_refused(tmp_path: Path) -> None:
     [
         (["--listen", "192.0.2.1:1", "--insecure"], "192.0.2.1"),
         (["--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"], "tls_cert"),
-        (["--data-dir", "/proc/nothing"], "data_dir"),
+        (["--data-dir", "/proc/nothing"], "mkdir -m 700, chown), or choose another --data-dir"),
     ],
 )
 def test_what_cannot_start_says_why_in_one_line(tmp_path: Path, options: list[str], words: str) -> None:
@@ -299,6 +300,14 @@ def test_what_cannot_start_says_why_in_one_line(tmp_path: Path, options: list[st
     assert words in err
     assert "Traceback" not in err
     assert err.count("\n") == 1
+
+
+def test_a_proxy_that_is_ready_names_page_data_and_engine(tmp_path: Path) -> None:
+    with stub_process() as engine, ProxyProcess(engine, tmp_path / "data") as proxy:
+        said = f"engine {engine} serves 'stub'"
+        while said not in (log := proxy.log.read_text()):
+            time.sleep(0.1)
+    assert f"page {proxy.url}/ajet/, data in {tmp_path / 'data'}" in log
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:

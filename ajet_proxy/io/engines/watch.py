@@ -112,7 +112,9 @@ class EngineWatch:
         self._spoken.set()
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
+        """Looks until it is cancelled, and first says whether engines answer."""
+        with suppress(Exception):  # an odd answer is for the looks to log
+            await self.greet()
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
@@ -123,6 +125,17 @@ class EngineWatch:
                 await self.look()
             except Exception:  # an odd answer is no reason to look no more
                 logger.exception("engines could not be looked at")
+
+    async def greet(self) -> None:
+        """Log what each engine serves, which are the names that agents ask for, or that it does not answer."""
+        urls = self._engines.all()
+        for url, told in zip(urls, await self._probe(urls), strict=True):
+            if told.models:
+                names = ", ".join(repr(name) for name, *_ in told.models)
+                logger.info("engine %s serves %s", as_asked(url), names)
+            else:
+                remedy = "start it, or set AJET_UPSTREAM_KEY to its --api-key"
+                logger.warning("engine %s does not say what it serves: %s", as_asked(url), remedy)
 
     async def look(self) -> None:
         """Looks at each engine once."""

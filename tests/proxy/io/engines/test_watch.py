@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -227,3 +228,14 @@ def test_a_file_that_cannot_be_read_holds_nothing(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"u": 3}'):
         (tmp_path / watch.FILE).write_text(text)
         assert read(tmp_path) == {}
+
+
+async def test_at_the_start_it_is_said_what_each_engine_serves(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await site.watch.greet()
+    await site.stub.__aexit__()
+    await site.watch.greet()
+    url = site.stub.url
+    remedy = "start it, or set AJET_UPSTREAM_KEY to its --api-key"
+    assert caplog.messages[0] == f"engine {url} serves 'policy'"
+    assert caplog.messages[-1] == f"engine {url} does not say what it serves: {remedy}"
