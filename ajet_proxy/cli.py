@@ -177,10 +177,11 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
     config = _load(file, flags)
     import asyncio
 
-    from ajet_proxy import doctor as checks
+    from ajet_proxy.doctor import examine
+    from ajet_sdk import findings as shown
 
-    findings = asyncio.run(checks.examine(config))
-    click.echo(checks.as_json(findings) if as_json else checks.as_text(findings))
+    findings = asyncio.run(examine(config))
+    click.echo(shown.as_json(findings) if as_json else shown.as_text(findings))
     if any(finding.level == "fault" for finding in findings):
         sys.exit(1)
 

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import json
 import os
 import shutil
 import stat
-from dataclasses import asdict
 from pathlib import Path
 
 import aiohttp
 
-from ajet_proxy.engine_checks import EngineChecks, Finding, fault, ok, warning
+from ajet_proxy.engine_checks import EngineChecks
 from ajet_proxy.io.engines.upstream import base_url
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.intercept import authority
 from ajet_proxy.io.storage.data_dir import has_journal, refuse_lost
 from ajet_proxy.io.storage.journal import JournalDamaged, folder_of
 from ajet_proxy.settings import Config
+from ajet_sdk.findings import Finding, fault, ok, warning
 from ajet_sdk.settings import ConfigError
 
 LOW_DISK = 1 << 30
@@ -32,20 +31,6 @@ AS_ITS_USER = "run doctor as the user that runs the proxy (or as root)"
 async def examine(config: Config) -> list[Finding]:
     """Every check, in the order in which faults should be repaired."""
     return [*_data_dir(config), *_retention(config), *await _upstreams(config)]
-
-
-def as_text(findings: list[Finding]) -> str:
-    """One line a finding, with its advice below it."""
-    lines = []
-    for item in findings:
-        lines.append(f"{item.level:8}{item.check}: {item.message}")
-        if item.advice:
-            lines.append(f"        → {item.advice}")
-    return "\n".join(lines)
-
-
-def as_json(findings: list[Finding]) -> str:
-    return json.dumps({"ok": all(f.level != "fault" for f in findings), "findings": [asdict(f) for f in findings]})
 
 
 def _data_dir(config: Config) -> list[Finding]:

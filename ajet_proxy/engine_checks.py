@@ -1,18 +1,14 @@
-"""The doctor's checks of one engine: that it serves, tells what it samples, and can be paused and continued.
-
-A warning is something that works but will surprise; a fault is something that does not work.
-"""
+"""The doctor's checks of one engine: that it serves, tells what it samples, and can be paused and continued."""
 
 from __future__ import annotations
 
 import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 
@@ -25,6 +21,7 @@ from ajet_proxy.io.engines.vllm import over
 from ajet_proxy.io.engines.watch import changed
 from ajet_proxy.io.engines.watch import read as noted_engines
 from ajet_proxy.settings import Config
+from ajet_sdk.findings import Finding, fault, ok, warning
 from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 
 CLOCK_SKEW_S = 30.0
@@ -36,19 +33,6 @@ _LESS: tuple[tuple[dict[str, bool], str, str], ...] = (
     ({"logprobs": False}, "return_token_ids and logprobs", GIVES_TOKEN_IDS),
 )
 """A request without what an engine may refuse, what that is called, and what to do then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check's result. ``advice`` says what to do; it is empty when there is nothing to do."""
-
-    level: Literal["ok", "warning", "fault"]
-    check: str
-    message: str
-    advice: str = ""
-
-
-ok, warning, fault = partial(Finding, "ok"), partial(Finding, "warning"), partial(Finding, "fault")
 
 
 class EngineChecks:

@@ -47,6 +47,25 @@ def run(path: str, watch: bool, assignments: tuple[str, ...]) -> None:
 
 
 @cli.command()
+@click.option("--config", "path", metavar="FILE", required=True, help="The file of `run`.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+@click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
+def doctor(path: str, as_json: bool, assignments: tuple[str, ...]) -> None:
+    """Check this host for a run.
+
+    Nothing is loaded. For each fault it says what to do.
+    """
+    from ajet_sdk import findings as shown
+    from ajet_trainer.doctor import examine
+    from ajet_trainer.engines.same_model import as_served
+
+    found = examine(as_served(load(path, assignments, os.environ), lambda line: None))
+    click.echo(shown.as_json(found) if as_json else shown.as_text(found))
+    if any(finding.level == "fault" for finding in found):
+        sys.exit(1)
+
+
+@cli.command()
 @click.option("--proxy", metavar="URL", required=True, help="Where ajet-proxy listens.")
 @click.option("--allow", metavar="FILE", required=True, help="TOML file that says what may run on this host.")
 @click.option("--name", metavar="NAME", help="What this supervisor is called.  [default: the host's name]")

@@ -179,20 +179,20 @@ class Link:
     def knows(self, version: int, upstreams: Sequence[str] | None) -> bool:
         """Tell whether the proxy says at once that the model is served at `version`, behind an open gate. If
         `upstreams` are given, they must be its engines."""
-        told: dict[str, Any] = self._glance().get("models", {}).get(self._model, {})
+        told: dict[str, Any] = _glance(self).get("models", {}).get(self._model, {})
         serves = (told.get("policy_version"), told.get("gate")) == (version, "open")
         return serves and (upstreams is None or told.get("upstreams") == list(upstreams))
 
     def busy_s(self) -> float | None:
         """Seconds since the proxy's start in which an agent's request for the model was under way. None if the proxy
         does not tell at once."""
-        found: float | None = self._glance().get("models", {}).get(self._model, {}).get("busy_s")
+        found: float | None = _glance(self).get("models", {}).get(self._model, {}).get("busy_s")
         return found
 
     def waits_for(self) -> tuple[str, int] | None:
         """The model of the team that this one waits for, and how many updates it is behind. None if there is none, or
         the proxy does not tell at once."""
-        teams: list[dict[str, Any]] = self._glance().get("teams", [])
+        teams: list[dict[str, Any]] = _glance(self).get("teams", [])
         model = self._model or ""
         team = next((team for team in teams if model in team), dict[str, Any]())
         slower = team.get(model, {}).get("waits_for")
@@ -200,19 +200,10 @@ class Link:
 
     def played(self) -> tuple[int, int] | None:
         """The episodes of the model that are ready, and that are open. None if the proxy does not tell at once."""
-        lanes = self._glance(f"/mix?{urlencode({'model': self._model or ''})}").get("lanes")
+        lanes = _glance(self, f"/mix?{urlencode({'model': self._model or ''})}").get("lanes")
         return None if lanes is None else (
             sum(lane["ready"] for lane in lanes.values()), sum(lane["open"] for lane in lanes.values())
         )  # fmt: skip
-
-    def _glance(self, path: str = "/status") -> dict[str, Any]:
-        """What the proxy tells at `path`, asked once; empty without an answer. No figure is worth a wait, nor the end
-        of a run."""
-        once, found = self.within(0.0), dict[str, Any]()
-        once._answer_s = min(BUSY_ANSWER_S, self._answer_s)
-        with suppress(AjetError):
-            found = once._told(path)
-        return found
 
     def evaluate(self, model: str, episodes: int, name: str) -> None:
         """So many evaluation episodes of `model` are wanted from now on, as the evaluation `name`."""
@@ -287,6 +278,16 @@ class Link:
                 raise failure
             self._sleep(wait)
             pause = min(pause * 2, 5.0)
+
+
+def _glance(link: Link, path: str = "/status") -> dict[str, Any]:
+    """What the proxy tells at `path`, asked once; empty without an answer. No figure is worth a wait, nor the end of a
+    run."""
+    once, found = link.within(0.0), dict[str, Any]()
+    once._answer_s = min(BUSY_ANSWER_S, link._answer_s)
+    with suppress(AjetError):
+        found = once._told(path)
+    return found
 
 
 def content_of(answer: httpx.Response, url: str) -> bytes:

@@ -85,7 +85,10 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
         except Exception as error:
             progress.phase("failed", quiet=True)
             traceback.print_exc(file=file)
-            raise TrainingFailed(f"{first_words(error)} (more in {log})") from error
+            said, folder = first_words(error), Path(config.model).absolute()
+            if not folder.is_dir():
+                said += f"; there is no folder {folder}, so {config.model!r} was taken for a hub's model"
+            raise TrainingFailed(f"{said} (more in {log})") from error
 
 
 def first_words(error: Exception) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine
+from ajet_proxy.doctor import LOW_DISK, examine
 from ajet_proxy.io.http import keyring
 from ajet_proxy.settings import Config
+from ajet_sdk.findings import Finding, as_json, as_text
 from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 from tests.kit.answering import saying
 from tests.kit.certificates import Authority

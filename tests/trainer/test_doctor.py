@@ -1,0 +1,124 @@
+"""The trainer's doctor: what is wrong with a host is said in words, and nothing is loaded for it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ajet_sdk.findings import Finding
+from ajet_trainer import doctor
+from ajet_trainer.cli import cli
+from ajet_trainer.config import Config
+from tests.kit.ports import free_port
+from tests.trainer.stub_engine import StubEngine, stub_engine
+
+BILLION = 1_000_000_000
+NOWHERE = f"http://127.0.0.1:{free_port()}"
+
+
+def folder(path: Path, size: int = BILLION) -> Path:
+    """A model of `size` parameters, as far as it is looked at."""
+    path.mkdir()
+    header = json.dumps({"__metadata__": {"format": "pt"}, "a": {"dtype": "BF16", "shape": [size // 2, 2]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (path / "config.json").write_text("{}")
+    (path / "tokenizer_config.json").write_text("{}")
+    (path / "chat_template.jinja").write_text("x")
+    return path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(model=str(folder(tmp_path / "m")), run_dir=str(tmp_path / "run"), proxy_url=NOWHERE)
+
+
+@pytest.fixture
+def engine() -> Iterator[StubEngine]:
+    with stub_engine() as made:
+        yield made
+
+
+def of(config: Config, check: str) -> list[Finding]:
+    return [found for found in doctor.examine(config) if found.check == check]
+
+
+def only(config: Config, check: str) -> Finding:
+    [found] = of(config, check)
+    return found
+
+
+def test_a_model_is_counted_without_being_read(config: Config) -> None:
+    assert only(config, "model").message.endswith("1.00 billion parameters")
+    assert not of(config, "chat template")
+
+
+@pytest.mark.parametrize(("lacks", "check", "said"), [
+    ("config.json", "model", "no configuration"), ("tokenizer_config.json", "model", "no tokenizer"),
+    ("model.safetensors", "model", "no weights"), ("chat_template.jinja", "chat template", "has none"),
+])  # fmt: skip
+def test_what_a_model_folder_lacks_is_named(config: Config, lacks: str, check: str, said: str) -> None:
+    (Path(config.model) / lacks).unlink()
+    found = only(config, check)
+    assert said in found.message and found.advice and found.level == ("fault" if check == "model" else "warning")
+
+
+def test_a_folder_that_is_not_there_may_be_a_hub_name(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert only(replace(config, model="org/name"), "model").level == "warning"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = only(replace(config, model="org/name"), "model")
+    assert found.level == "fault" and "there is no folder" in found.message
+
+
+@pytest.mark.parametrize(("free", "verl", "check", "level"), [
+    ([], {}, "memory", "fault"), ([], {"actor_rollout_ref.model.lora_rank": 8}, "memory", "ok"),
+    ([15 * BILLION], {}, "GPU memory", "fault"), ([17 * BILLION], {}, "GPU memory", "ok"),
+    ([9 * BILLION] * 2, {"trainer.n_gpus_per_node": 2}, "GPU memory", "ok"),
+    ([9 * BILLION], {"trainer.n_gpus_per_node": 2}, "GPU memory", "fault"),
+    ([17 * BILLION], {"trainer.device": "cpu"}, "memory", "fault"),
+    ([], {"trainer.device": "cuda"}, "GPU memory", "fault"),
+])  # fmt: skip
+def test_memory_is_held_against_what_is_trained(
+    config: Config, monkeypatch: pytest.MonkeyPatch, free: list[int], verl: dict[str, Any], check: str, level: str
+) -> None:
+    """16 bytes a parameter, and 4 with an adapter; of a GPU its share."""
+    monkeypatch.setattr(doctor, "gpus", lambda: free)
+    monkeypatch.setattr(doctor, "available", lambda: 10 * BILLION)
+    found = only(replace(config, verl=verl), check)
+    assert found.level == level and bool(found.advice) == (level == "fault")
+
+
+def test_weights_on_their_way_need_room(config: Config, engine: StubEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 3 * BILLION
+
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
+    attached = replace(config, engine_urls=(engine.url,))
+    found = only(attached, "weights")
+    assert found.level == "fault" and "take 4.0 GB" in found.message and "3.0 GB are free" in found.message
+    assert only(attached, "disk").message.startswith("3 checkpoints take 36.0 GB")
+    assert not of(replace(attached, verl={"actor_rollout_ref.model.lora_rank": 8}), "weights")
+
+
+def test_proxy_and_engines_are_asked(config: Config, engine: StubEngine) -> None:
+    gone = replace(config, engine_urls=(engine.url, NOWHERE))
+    assert only(gone, "proxy").level == "fault" and "ajet-proxy serve" in only(gone, "proxy").advice
+    assert [found.level for found in of(gone, "engine")] == ["ok", "fault"]
+    engine.lacks.add("/is_paused")
+    assert "VLLM_SERVER_DEV_MODE=1" in only(gone, "engine").advice
+
+
+def test_the_command_ends_with_1_if_there_is_a_fault(config: Config, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'[trainer]\nmodel = "{config.model}"\nproxy_url = "{NOWHERE}"\nrun_dir = "{config.run_dir}"\n')
+    done = CliRunner().invoke(cli, ["doctor", "--config", str(path)])
+    assert done.exit_code == 1 and "fault   proxy: " in done.output and "        → " in done.output
+    told = json.loads(CliRunner().invoke(cli, ["doctor", "--config", str(path), "--json"]).output)
+    assert told["ok"] is False and not (tmp_path / "run").exists()
