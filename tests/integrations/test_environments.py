@@ -1,0 +1,86 @@
+"""Environments and benchmarks of others, unmodified: their own code asks, plays and judges, and the episode has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.stage import FOLDER, LOCKS, Stage, python_of
+from tests.kit.engine_script import Rule
+from tests.kit.environment import clean
+
+pytestmark = [pytest.mark.integrations, pytest.mark.slow]
+
+PACKAGES = {
+    "with_reasoning_gym.py": ("reasoning-gym", "reasoning-gym"),
+    "with_verifiers.py": ("verifiers", "verifiers"),
+    "with_vf_eval.py": ("verifiers", "verifiers"),
+}  # fmt: skip
+"""The recipes, with the environment that each runs in and the package that it was run with."""
+
+
+@pytest.mark.parametrize("recipe", PACKAGES)
+def test_another_version_is_said_in_a_line(tmp_path: Path, recipe: str) -> None:
+    """A recipe names the locked version, and says so before a package of another version may break it."""
+    environment, package = PACKAGES[recipe]
+    [locked] = re.findall(rf"^{package}==(\S+)$", (LOCKS / f"{environment}.lock").read_text(), re.MULTILINE)
+    (other := tmp_path / f"{package.replace('-', '_')}-9.9.dist-info").mkdir()
+    (other / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 9.9\n")
+    (tmp_path / f"{package.replace('-', '_')}.py").write_text("raise ImportError('of another version')\n")
+    program = (python_of(environment), str(FOLDER / recipe))
+    done = subprocess.run(program, env=clean(PYTHONPATH=str(tmp_path)), capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[0] == f"{package} 9.9 is installed; this recipe was run with {locked}"
+
+
+def test_reasoning_gym(theatre: Stage) -> None:
+    """Its scorer gives the reward, and its examples stand before the question. The same command has nothing to do."""
+    theatre.script((Rule("words: hundred, go", "go, hundred"), Rule("Reverse", "no idea")))
+    task, options = "word_sequence_reversal", ("size=2", "examples=2", "repeat=2", "min_words=2", "max_words=2")
+    program = (python_of("reasoning-gym"), str(FOLDER / "with_reasoning_gym.py"), task, *options)
+    assert "4 episodes: 4 rewarded, mean reward 0.5" in theatre.run(*program)
+    for number, reward in ((0, 1.0), (1, 0.0)):
+        episodes = theatre.episodes(f"{task}/{number}")
+        assert [(one["state"], one["reward"], len(one["calls"])) for one in episodes] == [("ready", reward, 1)] * 2
+
+
+SUMS = (Rule("17 + 25", "It is 42."), Rule("3 + 4", "No idea."))
+TASKSETS = str(Path(__file__).parent / "environments")
+"""Small environments, as users write them, for those packages that bring none which plays without a network."""
+
+
+def check_sums(theatre: Stage, newest: int, named_by: str) -> None:
+    """The episodes of two rollouts of each sum: each is whole, with its score as reward and its metrics as note."""
+    episodes = [theatre.record(one["episode"]) for one in theatre.listed()[:newest]]
+    told = [(one["state"], one["reward"], [each["note"] for each in one["rewards"]]) for one in episodes]
+    assert sorted(told) == [*[("ready", 0.0, ['{"words": 2.0}'])] * 2, *[("ready", 1.0, ['{"words": 3.0}'])] * 2]
+    for one in episodes:
+        assert [(call["complete"], call["identified_by"]) for call in one["calls"]] == [(True, named_by)]
+    assert len({one["task"] for one in episodes}) == 2
+
+
+def test_verifiers(theatre: Stage) -> None:
+    theatre.script(SUMS)
+    local = {"taskset": {"id": "sum_v1"}, "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}
+    program = (python_of("verifiers"), str(FOLDER / "with_verifiers.py"), json.dumps(local))
+    out = theatre.run(*program, env=programs_of("verifiers"))
+    assert "4 episodes: 4 rewarded, mean reward 0.5" in out
+    check_sums(theatre, 4, "path")
+
+
+def test_vf_eval(theatre: Stage) -> None:
+    theatre.script(SUMS)
+    local = ("--env.agent.harness.id", "null", "--env.agent.runtime.type", "subprocess")
+    program = (python_of("verifiers"), str(FOLDER / "with_vf_eval.py"), "sum_v1", "-n", "2", "-r", "2", *local)
+    theatre.run(*program, env=programs_of("verifiers"))
+    check_sums(theatre, 4, "harness")
+
+
+def programs_of(environment: str) -> dict[str, str]:
+    """Finds the programs of an environment, uv among them, and the small environments above."""
+    folder = Path(python_of(environment)).parent
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": TASKSETS}
