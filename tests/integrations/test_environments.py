@@ -17,8 +17,11 @@ from tests.kit.environment import clean
 pytestmark = [pytest.mark.integrations, pytest.mark.slow]
 
 PACKAGES = {
+    "with_inspect.py": ("inspect-ai", "inspect-ai"),
     "with_reasoning_gym.py": ("reasoning-gym", "reasoning-gym"),
+    "with_textarena.py": ("textarena", "textarena"),
     "with_verifiers.py": ("verifiers", "verifiers"),
+    "with_verifiers_groups.py": ("verifiers-groups", "verifiers"),
     "with_vf_eval.py": ("verifiers", "verifiers"),
 }  # fmt: skip
 """The recipes, with the environment that each runs in and the package that it was run with."""
@@ -78,6 +81,44 @@ def test_vf_eval(theatre: Stage) -> None:
     program = (python_of("verifiers"), str(FOLDER / "with_vf_eval.py"), "sum_v1", "-n", "2", "-r", "2", *local)
     theatre.run(*program, env=programs_of("verifiers"))
     check_sums(theatre, 4, "harness")
+
+
+def test_verifiers_whose_groups_are_scored_together(theatre: Stage) -> None:
+    theatre.script(SUMS)
+    program = (python_of("verifiers-groups"), str(FOLDER / "with_verifiers_groups.py"), "longest", "3")
+    theatre.run(*program, env=programs_of("verifiers-groups"))
+    episodes = theatre.episodes("longest/0")
+    assert [(one["state"], one["reward"], len(one["calls"])) for one in episodes] == [("ready", 1.0, 1)] * 3
+    assert {each["note"] for one in episodes for each in one["rewards"]} == {'{"longest": 1.0, "num_turns": 1.0}'}
+
+
+def test_inspect(theatre: Stage, tmp_path: Path) -> None:
+    """Each sample of each epoch is an evaluation of its own, which its own calls name."""
+    theatre.script(SUMS)
+    told = ("--model", "openai-api/ajet/policy", "--epochs", "2", "--display", "plain", "--log-dir", str(tmp_path))
+    env = {"AJET_BASE_URL": f"{theatre.proxy}/v1", "AJET_API_KEY": "none", "HOME": str(tmp_path)}
+    program = (python_of("inspect-ai"), str(FOLDER / "with_inspect.py"), "eval", "sums.py", *told)
+    assert re.search(r"accuracy +0\.5", theatre.run(*program, env=env, cwd=Path(TASKSETS)))
+    for name, reward, note in (("17+25", 1.0, "C"), ("3+4", 0.0, "I")):
+        episodes = theatre.episodes(f"sums.py/{name}")
+        assert [(one["state"], one["reward"], one["eval"]) for one in episodes] == [("recorded", reward, True)] * 2
+        assert [each["note"] for one in episodes for each in one["rewards"]] == [note] * 2
+        assert [call["identified_by"] for one in episodes for call in one["calls"]] == ["header"] * 2
+
+
+@pytest.mark.parametrize("models", [("policy", "policy"), ("first-model", "second-model")], ids=["one", "two"])
+def test_textarena(theatre: Stage, models: tuple[str, str]) -> None:
+    """Each seat is an agent with a reward and a timeline of its own, as one model or as two."""
+    theatre.script((Rule("bet", "[bet]"),))
+    members = [f"player-{seat}={model}" for seat, model in enumerate(models)] if models[0] != models[1] else []
+    program = (python_of("textarena"), str(FOLDER / "with_textarena.py"), "KuhnPoker-v0-raw", "1", *members)
+    assert "8 episodes: 8 rewarded" in theatre.run(*program)
+    for one in theatre.episodes("KuhnPoker-v0-raw/0")[:8]:
+        rewards = {each["agent"]: each["value"] for each in one["rewards"]}
+        assert one["state"] == "ready" and sorted(rewards.values()) == [-1.0, 1.0]
+        asked = {(call["agent"], call["model"]) for call in one["calls"]}
+        assert asked == {("player-0", models[0]), ("player-1", models[1])}
+        assert [line.get("broken_by") for line in one["timelines"]] == [None, None]
 
 
 def programs_of(environment: str) -> dict[str, str]:
