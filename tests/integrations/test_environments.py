@@ -8,16 +8,21 @@ import re
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.integrations.stage import FOLDER, LOCKS, Stage, python_of
 from tests.kit.engine_script import Rule
 from tests.kit.environment import clean
+from tests.kit.patience import until
+from tests.kit.ports import free_port
 
 pytestmark = [pytest.mark.integrations, pytest.mark.slow]
 
 PACKAGES = {
+    "with_gymnasium.py": ("gymnasium", "gymnasium"),
     "with_inspect.py": ("inspect-ai", "inspect-ai"),
+    "with_openenv.py": ("openenv", "openenv"),
     "with_reasoning_gym.py": ("reasoning-gym", "reasoning-gym"),
     "with_textarena.py": ("textarena", "textarena"),
     "with_verifiers.py": ("verifiers", "verifiers"),
@@ -119,6 +124,41 @@ def test_textarena(theatre: Stage, models: tuple[str, str]) -> None:
         asked = {(call["agent"], call["model"]) for call in one["calls"]}
         assert asked == {("player-0", models[0]), ("player-1", models[1])}
         assert [line.get("broken_by") for line in one["timelines"]] == [None, None]
+
+
+def test_gymnasium(theatre: Stage) -> None:
+    """Six steps over the ice to the goal: as many turns of one timeline, with the environment's reward."""
+    way = {0: 2, 1: 2, 2: 1, 6: 1, 10: 1, 14: 2}
+    theatre.script([Rule(f"State: {state}", f"Action {action}") for state, action in sorted(way.items(), reverse=True)])
+    options = ("FrozenLake-v1", "1", '{"is_slippery": false}')
+    program = (python_of("gymnasium"), str(FOLDER / "with_gymnasium.py"), *options)
+    assert "8 episodes: 8 rewarded, mean reward 1" in theatre.run(*program)
+    for one in theatre.episodes("FrozenLake-v1/0"):
+        assert (one["state"], one["reward"], len(one["calls"])) == ("ready", 1.0, 6)
+        assert [line.get("broken_by") for line in one["timelines"]] == [None]
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").is_success
+    except httpx.TransportError:
+        return False
+
+
+def test_openenv(theatre: Stage) -> None:
+    """A server with two places has two players, and refuses none. What it refuses others is the world's failure."""
+    theatre.script((Rule("door 0", "It is 0."), Rule("door 1", "No idea."), Rule("Try again", "I give up.")))
+    url, server = f"http://127.0.0.1:{(port := free_port())}", ("-m", "uvicorn", "doors:app", "--port", str(port))
+    with subprocess.Popen((python_of("openenv"), *server), cwd=TASKSETS, env=clean()) as serving:
+        assert until(lambda: answers(url))
+        program = (python_of("openenv"), str(FOLDER / "with_openenv.py"), url)
+        assert "16 episodes: 16 rewarded, mean reward 0.5" in theatre.run(*program, "2", "2", "message")
+        assert "failures of the world" in theatre.run(*program, "8", "4", "message")
+        serving.terminate()
+    for number, reward, calls in ((0, 1.0, 1), (1, 0.0, 2)):
+        for one in theatre.episodes(f"openenv/{number}")[-8:]:
+            assert (one["state"], one["reward"], len(one["calls"])) == ("ready", reward, calls)
+            assert [line.get("broken_by") for line in one["timelines"]] == [None]
 
 
 def programs_of(environment: str) -> dict[str, str]:
