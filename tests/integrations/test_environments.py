@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.integrations, pytest.mark.slow]
 
 PACKAGES = {
     "with_gymnasium.py": ("gymnasium", "gymnasium"),
+    "with_harbor.py": ("harbor", "harbor"),
     "with_inspect.py": ("inspect-ai", "inspect-ai"),
     "with_openenv.py": ("openenv", "openenv"),
     "with_reasoning_gym.py": ("reasoning-gym", "reasoning-gym"),
@@ -153,12 +154,26 @@ def test_openenv(theatre: Stage) -> None:
         assert until(lambda: answers(url))
         program = (python_of("openenv"), str(FOLDER / "with_openenv.py"), url)
         assert "16 episodes: 16 rewarded, mean reward 0.5" in theatre.run(*program, "2", "2", "message")
-        assert "failures of the world" in theatre.run(*program, "8", "4", "message")
+        assert "failures of the world" in theatre.run(*program, "8", "1", "message")
         serving.terminate()
     for number, reward, calls in ((0, 1.0, 1), (1, 0.0, 2)):
         for one in theatre.episodes(f"openenv/{number}")[-8:]:
             assert (one["state"], one["reward"], len(one["calls"])) == ("ready", reward, calls)
             assert [line.get("broken_by") for line in one["timelines"]] == [None]
+
+
+def test_harbor_without_a_container(theatre: Stage, tmp_path: Path) -> None:
+    """Terminus 2 works in a terminal, and the task's own test judges; only the box is a plain folder."""
+    keys = [{"keystrokes": "echo hello > greeting.txt\n", "duration": 2.0}]
+    answer = json.dumps({"analysis": "none", "plan": "write", "commands": keys, "task_complete": True})
+    theatre.script((Rule("hello into greeting.txt", answer),))
+    program = (python_of("harbor"), str(FOLDER / "with_harbor.py"), f"{TASKSETS}/boxed", "bare_box:Box", "2")
+    env = programs_of("harbor") | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HOME": str(tmp_path)}
+    out = theatre.run(*program, env=env, cwd=tmp_path)
+    assert "8 episodes: 8 rewarded, mean reward 1" in out
+    for one in theatre.episodes("harbor/hello"):
+        assert (one["state"], one["reward"], one["rewards"][0]["note"]) == ("ready", 1.0, "{'reward': 1.0}")
+        assert [line.get("broken_by") for line in one["timelines"]] == [None]
 
 
 def programs_of(environment: str) -> dict[str, str]:
