@@ -18,14 +18,13 @@ from harbor.trial.trial import Trial
 
 import ajet_sdk
 
-folder, box = Path(sys.argv[1]), sys.argv[2]
+folder, box = Path(sys.argv[1]), {"import_path" if ":" in sys.argv[2] else "type": sys.argv[2]}
 
 
 async def trial(task: str, episode: ajet_sdk.Episode) -> dict[str, float]:
     model = {"api_base": episode.base_url, "llm_kwargs": {"api_key": episode.api_key}, "record_terminal_session": False}
     agent = AgentConfig(name="terminus-2", model_name="openai/policy", kwargs=model)
-    where = EnvironmentConfig(**{"import_path" if ":" in box else "type": box})
-    config = TrialConfig(task=TaskConfig(path=folder / task), agent=agent, environment=where)
+    config = TrialConfig(task=TaskConfig(path=folder / task), agent=agent, environment=EnvironmentConfig(**box))
     result = await (await Trial.create(config)).run()
     if result.verifier_result is None or not result.verifier_result.rewards:
         raise OSError(f"no reward: {result.exception_info}")
