@@ -21,11 +21,13 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.findings import Finding, fault, ok, warning
 from ajet_trainer.config import DEVICE, Config, flatten
 from ajet_trainer.engines import same_model
+from ajet_trainer.engines.attached import Attached
 from ajet_trainer.engines.http import EngineLost
 from ajet_trainer.link import Link
 
-FLOAT, TRAINED, SAVED = 4, 16, 12
-"""Bytes a parameter: of a weight on its way to an engine, of one that is trained, and of one in a checkpoint."""
+HALF, FLOAT, TRAINED, SAVED = 2, 4, 16, 12
+"""Bytes a parameter: of a weight on its way to an engine in bfloat16, or to another; of one that is trained; and of one
+in a checkpoint."""
 
 
 def examine(config: Config) -> list[Finding]:
@@ -117,8 +119,9 @@ def _disk(config: Config, size: int) -> Iterator[Finding]:
     if config.attached and not _adapter(config):
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
         folder = _existing(Path(config.weights_dir or shared))
-        said = f"weights on their way take {size * FLOAT / 1e9:.1f} GB of {folder}"
-        yield _room("weights", said, size * FLOAT, shutil.disk_usage(folder).free, "enlarge it, or set weights_dir")
+        two = 2 * size * (HALF if Attached(config, folder).dtype() == "bfloat16" else FLOAT)
+        said = f"weights of two steps on their way take {two / 1e9:.1f} GB of {folder}"
+        yield _room("weights", said, two, shutil.disk_usage(folder).free, "enlarge it, or set weights_dir")
 
 
 def _others(config: Config) -> Iterator[Finding]:
@@ -165,10 +168,12 @@ def available() -> int:
 
 
 def gpus() -> list[int]:
-    """The free bytes of each GPU, by NVIDIA's own program; empty if there is none."""
+    """The free bytes of each GPU that CUDA_VISIBLE_DEVICES lets torch see, by NVIDIA's own program; empty if there is
+    none."""
     query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.split()
-        return [int(one) << 20 for one in told]
-    except (OSError, subprocess.SubprocessError, ValueError):
+        free, seen = [int(one) << 20 for one in told], os.environ.get("CUDA_VISIBLE_DEVICES")
+        return free if seen is None else [free[int(one)] for one in seen.split(",") if one.strip()]
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return []

@@ -102,7 +102,9 @@ def test_weights_on_their_way_need_room(config: Config, engine: StubEngine, monk
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
     attached = replace(config, engine_urls=(engine.url,))
     found = only(attached, "weights")
-    assert found.level == "fault" and "take 4.0 GB" in found.message and "3.0 GB are free" in found.message
+    assert found.level == "fault" and "take 8.0 GB" in found.message and "3.0 GB are free" in found.message
+    engine.dtype = "torch.bfloat16"
+    assert "take 4.0 GB" in only(attached, "weights").message
     assert only(attached, "disk").message.startswith("3 checkpoints take 36.0 GB")
     assert not of(replace(attached, verl={"actor_rollout_ref.model.lora_rank": 8}), "weights")
 
