@@ -309,7 +309,7 @@ def answered(path: str = RESPONSES, *, response: Any = "resp_1", **asked: Any) -
 def noted(*exchanges: Exchange, limit: int = LIMIT) -> KeptResponses:
     kept = KeptResponses(limit)
     for running in exchanges:
-        if running.response_id is not None:
+        if running.kept_as is not None:
             kept.keep(running.response_id, running.ask)
     return kept
 
