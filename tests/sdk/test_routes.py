@@ -272,7 +272,8 @@ def test_every_text_of_a_body_has_a_length_or_is_one_of_some_words_or_names_what
 
 HOLD = {
     (0, 200): "OpenEpisode.revision",
-    (1, 200): "Attend.instance Attend.run Join.lane Join.name Join.revision Policy.run Reward.id",
+    (1, 200): "Attend.instance Attend.run Join.lane Join.name Join.revision Policy.run Reward.id "
+    "Reward.response",
     (0, 1000): "Attend.host Flush.lane Flush.task GateClose.model GateOpen.model Lease.model OpenEpisode.agent "
     "OpenEpisode.model OpenEpisode.task Reward.agent SetMix.model",
     (1, 1000): "Attend.model Evaluate.model Policy.model Reward.model Reward.state Supervise.instance",

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING
 
 from ajet_sdk.address import is_here
 from ajet_sdk.settings import ConfigError
@@ -19,6 +18,9 @@ from ajet_trainer.config import DEVICE, Config
 from ajet_trainer.engines.attached import Attached
 from ajet_trainer.learner import Learner
 from ajet_trainer.progress import Progress
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 class Verl:
