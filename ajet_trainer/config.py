@@ -243,9 +243,8 @@ def check(config: Config) -> Config:
     """`config` if its values make sense together, with those that follow from others. Raises `ConfigError`."""
     if not config.model:
         raise ConfigError("model is required: the folder of the model to train", param="model")
-    is_path = config.model.startswith(("/", "./", "../")) or config.model.count("/") > 1
-    if is_path and not Path(config.model).is_dir():
-        raise ConfigError(f"model: there is no folder {Path(config.model).absolute()}", param="model")
+    if config.model.startswith(("/", "./", "../")) and not Path(config.model).is_dir():
+        raise ConfigError(f"model: there is no folder {config.model}", param="model")
     if not config.proxy_url:
         raise ConfigError("proxy_url is required: where ajet-proxy listens", param="proxy_url")
     for name, urls in (("proxy_url", (config.proxy_url,)), ("engine_urls", config.engine_urls)):

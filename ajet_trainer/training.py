@@ -62,6 +62,8 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
 
     The libraries of the backend write what they have to say into its log in the run folder.
     """
+    if config.model.count("/") > 1 and not (folder := Path(config.model).absolute()).is_dir():  # a hub's names have one
+        raise ConfigError(f"model: there is no folder {folder}", param="model")
     stop = Stop()
     stop.install()
     log = Path(config.run_dir) / backend().log

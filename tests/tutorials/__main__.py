@@ -117,7 +117,6 @@ def make_clone(clone: Path, engines: Mapping[str, str]) -> None:
     """A folder in which the commands of a page find what a clone has; its trainers train nothing."""
     for name in (".venv", "integrations"):
         (clone / name).symlink_to(ROOT / name)
-    (clone / MODEL).mkdir(parents=True)
     words = " ".join(f"{model}={engine}" for model, engine in engines.items())
     trainer = f"PYTHONPATH={ROOT} exec {sys.executable} -m tests.tutorials.scripted_trainer {words}"
     script(clone / ".venv-engine/bin/ajet-trainer", f'{trainer} "$@"')

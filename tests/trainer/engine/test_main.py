@@ -96,6 +96,13 @@ def test_a_run_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None
     assert err.startswith(f"ajet-trainer: run_dir '{tmp_path}/file/run' cannot be written to: ")
 
 
+def test_a_model_that_can_only_be_a_folder_is_missed_before_anything_is_asked(tmp_path: Path) -> None:
+    """A configuration is read on other hosts too, where the folder need not be."""
+    status, out, err = run(tmp_path, "model=not/there/yet")
+    assert (status, out) == (2, "")
+    assert err == f"ajet-trainer: model: there is no folder {Path('not/there/yet').absolute()}\n"
+
+
 def test_one_trainer_at_a_time_works_in_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with hold(tmp_path / "run"):
