@@ -167,11 +167,11 @@ async def test_half_of_a_renewal_leaves_the_certificate_as_it_was(site: Site, ca
     site.renew(new, "cert")
     with caplog.at_level(logging.INFO, "ajet_proxy"):
         assert [await site.lease() for _ in range(2)] == [403, 403]
-        (said,) = caplog.messages
+        (said,) = [said for said in caplog.messages if "certificate" in said]
         assert said.startswith(f"the certificate stays as it was: cannot use tls_cert {site.own.cert} with tls_key")
         site.renew(new, "key")
         assert await site.lease(site.others) == 403
-    assert caplog.messages[1:] == [f"took up the changed certificate {site.own.cert}"]
+    assert caplog.messages[-1] == f"took up the changed certificate {site.own.cert}"
 
 
 async def test_files_that_could_not_be_read_are_read_at_the_next_handshake(

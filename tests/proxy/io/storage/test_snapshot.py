@@ -72,7 +72,7 @@ def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
         rig.call(episode, history, (turn,))
         history = (*history, turn, 7)
     loaded = stored(tmp_path, rig.state)
-    assert (tmp_path / "journal/00000001.snapshot").stat().st_size < 20_000
+    assert (tmp_path / "journal/00000001.snapshot").stat().st_size < 21_000
     known = loaded.episodes[episode].transcript
     assert len(known.texts.texts) == 1
     assert {entry.text for entry in known.calls.values()} == {0}
