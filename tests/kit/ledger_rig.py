@@ -306,7 +306,7 @@ class LedgerRig:
     def finish(
         self, episode: str, call: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), *,
         version: int | None = None, same_text: tuple[str, int] | None = None, begins: Sequence[str] = (),
-        marks: tuple[Mark, ...] = (),
+        marks: tuple[Mark, ...] = (), response: str | None = None,
     ) -> Sequence[Event]:
         known = self.state.episodes.find(episode)
         assert known is not None
@@ -316,7 +316,7 @@ class LedgerRig:
             call, prompt, sampled, at=entry.asked.started_at, model=entry.asked.model, agent=entry.asked.agent,
             version=version,
         )
-        done = replace(done, same_text=same_text, response=f"answer-{call}")
+        done = replace(done, same_text=same_text, response=response or f"answer-{call}")
         return self.run(self.commands.finish_call(
             episode, pack(done), at=self.at, marks=marks, begins=tuple(begins)
         ))

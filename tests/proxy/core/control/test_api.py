@@ -134,6 +134,21 @@ def test_rewarding(caller: Caller) -> None:
         caller.post(path, {"value": 2, "id": "r1"})
 
 
+def test_rewarding_by_the_id_of_an_answer(caller: Caller) -> None:
+    mine, other = caller.rig.open("mine", tenant="acme"), caller.rig.open("other", tenant="else")
+    call = caller.rig.call(mine, tenant="acme")
+    given = {"value": 1.0, "response": f"answer-{call}", "final": False}
+    for claims in (Claims("agent", "else"), Claims("agent", "acme", other)):
+        with refused(NotFound, "unknown_response"):
+            caller.post("/rewards", given, claims=claims)
+    for claims in (Claims("agent", "acme"), Claims("agent", "acme", mine), EVERYTHING):
+        assert caller.post("/rewards", given, claims=claims)["episode"] == mine
+    rewards = caller.rig.state.episodes.known(mine).rewards.values()
+    assert [(one.call, one.value) for one in rewards] == [(call, 1.0)] * 3
+    with refused(BadRequest, None):
+        caller.post("/rewards", {"value": 1.0})
+
+
 def test_sealing_aborting_and_living(caller: Caller) -> None:
     episode = caller.rig.open()
     assert caller.post(f"/episodes/{episode}/heartbeat")["state"] == "open"

@@ -16,7 +16,7 @@ from ajet_proxy.core.ledger.events import CallLost, CallStarted
 from ajet_proxy.core.ledger.views import Wanted, records
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.core.trajectory.call import prompt_hash
-from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import MAX_REWARD, Lease
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.refused import refused
@@ -292,3 +292,35 @@ def test_a_state_is_that_of_a_call(rig: LedgerRig) -> None:
     rig.reward(episode, 0.0, id="r", call=call, state="kitchen", final=False)
     rig.restart()
     assert rig.state.episodes[episode].rewards["r"].state == "kitchen"
+
+
+# ---- answers by their ids
+
+
+def test_a_reward_names_a_call_by_the_id_of_its_answer() -> None:
+    rig = LedgerRig()
+    one, other = rig.open(), rig.open()
+    calls = rig.begin(one, choices=2)
+    for call in calls:
+        rig.finish(one, call, response="shared")
+    alone = rig.call(other)
+    with refused(Conflict, "several_calls", param="response"):
+        rig.reward(one, response="shared", final=False)
+    rig.reward(one, response="shared", call=calls[1], final=False)
+    for stranger in (f"answer-{alone}", "nobody's"):
+        with refused(NotFound, "unknown_response", param="response"):
+            rig.reward(one, response=stranger, final=False)
+    assert [given.call for given in rig.state.episodes[one].rewards.values()] == [calls[1]]
+
+
+def test_an_answer_of_several_calls_is_forgotten_with_the_last_of_them() -> None:
+    rig = LedgerRig()
+    first, second = rig.open(), rig.open()
+    for episode in (first, second):
+        (call,) = rig.begin(episode)
+        rig.finish(episode, call, response="same")
+    assert len(rig.state.episodes.by_response["same"]) == 2
+    for left, episode in ((1, first), (0, second)):
+        rig.abort(episode)
+        rig.archive()
+        assert len(rig.state.episodes.by_response.get("same", ())) == left

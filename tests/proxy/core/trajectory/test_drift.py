@@ -228,3 +228,14 @@ def test_a_history_whose_last_calls_said_nothing() -> None:
     spans = [SPANS[0], (len(history), len(history))]
     assert broken_by(pack_tokens(swap(history, -2, [900, 901], 2)), pack_tokens(history), spans) == "parallel"
     assert broken_by(pack_tokens([*FIRST[:-2], 900]), pack_tokens(FIRST), [(30, 30)]) == "new_chain"
+
+
+def test_reasoning_that_is_taken_out_with_its_opening_is_the_templates() -> None:
+    """However long the answer behind it is: an empty block stands in place of both."""
+    thought, answer = [*range(900, 920)], [*range(200, 220), STOP]
+    history = [*FIRST, 950, *thought, *answer]
+    span = (len(FIRST) + 1, len(history))
+    prompt = [*FIRST, 951, 952, *answer, *RESULTS[0]]
+    assert broken_by(pack_tokens(prompt), pack_tokens(history), [span]) == "template"
+    behind = [*FIRST, *range(700, 706), *answer, *RESULTS[0]]
+    assert broken_by(pack_tokens(behind), pack_tokens(history), [span]) == "new_chain"
