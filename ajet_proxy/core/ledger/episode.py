@@ -250,9 +250,10 @@ class Episode:
     def reward_by_agent(self) -> dict[str, float]:
         """The rewards of the agents that any reward names, where one of them is not that of the episode. Those of the
         whole episode are in each, and those of calls in that of the agent who asked."""
-        asked = {call: entry.asked.agent for call, entry in self.transcript.calls.items()}
+        calls = self.transcript.calls
         given = {
-            name: one.agent if one.call is None else asked.get(one.call, "") for name, one in self.rewards.items()
+            name: one.agent if one.call is None else calls[one.call].asked.agent if one.call in calls else ""
+            for name, one in self.rewards.items()
         }
         found = {
             agent: total(one for name, one in self.rewards.items() if given[name] in (None, agent)) or 0.0
