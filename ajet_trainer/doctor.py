@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -21,7 +20,7 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.findings import Finding, fault, ok, warning
 from ajet_trainer.config import DEVICE, Config, flatten
 from ajet_trainer.engines import same_model
-from ajet_trainer.engines.attached import Attached
+from ajet_trainer.engines.attached import Attached, weights_parent
 from ajet_trainer.engines.http import EngineLost
 from ajet_trainer.link import Link
 
@@ -117,8 +116,7 @@ def _disk(config: Config, size: int) -> Iterator[Finding]:
     said = f"{kept} checkpoints take {size * SAVED * kept / 1e9:.1f} GB"
     yield _room("disk", said, size * SAVED * kept, shutil.disk_usage(run).free, remedy)
     if config.attached and not _adapter(config):
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-        folder = _existing(Path(config.weights_dir or shared))
+        folder = _existing(weights_parent(config))
         two = 2 * size * (HALF if Attached(config, folder).dtype() == "bfloat16" else FLOAT)
         said = f"weights of two steps on their way take {two / 1e9:.1f} GB of {folder}"
         yield _room("weights", said, two, shutil.disk_usage(folder).free, "enlarge it, or set weights_dir")

@@ -129,12 +129,17 @@ def attached(config: Config, permit: Callable[[], None], say: Callable[[str], No
         yield Attached(config, folder, apart=apart, permit=permit, say=say)
 
 
+def weights_parent(config: Config) -> Path:
+    """The folder in which that of the weights is made: `weights_dir`, else the host's memory."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    return Path(config.weights_dir or shared).absolute()
+
+
 @contextmanager
 def weights_folder(config: Config, *, apart: bool = False) -> Iterator[Path]:
     """The folder in which weights travel. It is this run's own and is removed with it. What a killed run left goes with
     the next. But that of an adapter `apart` stays, because engines may read it again."""
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    parent = Path(config.weights_dir or shared).absolute()
+    parent = weights_parent(config)
     run = f"{platform.node()}:{Path(config.run_dir).absolute()}"
     word = hashlib.sha256(run.encode()).hexdigest()[:16]
     if apart:
