@@ -106,8 +106,9 @@ def fault(wanted: Config, own: Mapping[str, Any], says: Served, its: Mapping[str
 
 def _takes_weights(engine: httpx.Client, url: str) -> None:
     """Raises `EngineLost` for an engine that was started without the routes that take whole weights."""
-    if engine.get("/is_paused").status_code == 404:
-        raise EngineLost(f"the engine at {url} takes no weights: {http.DEV_MODE}")
+    with suppress(httpx.TransportError):  # one that has gone meanwhile is found by the next look
+        if engine.get("/is_paused").status_code == 404:
+            raise EngineLost(f"the engine at {url} takes no weights: {http.DEV_MODE}")
 
 
 def look(config: Config, before: Mapping[str, Served]) -> dict[str, Served]:
