@@ -141,10 +141,11 @@ class Team:
         self.counts["shares that one trainer refused and the other trained"] = apart
 
     def _check_weights(self, model: str, trained: set[str]) -> None:
-        """What the weights hold and what the ledger calls trained is the same, but for what the trainer refuses to
-        train again and nobody could group yet."""
+        """What the weights hold and what the ledger calls trained is the same, but for what the trainer would refuse to
+        train again: what it lost, and what the checkpoint it would start from has to acknowledge first."""
         latest = self.stage.checkpoint(model)
-        weights = set(latest["weights"])
-        lost = set(latest["history"]["lost"])
-        assert weights - trained <= lost, f"in the weights, but not trained: {sorted(weights - trained - lost)[:5]}"
+        weights, history = set(latest["weights"]), latest["history"]
+        refused = set(history["lost"]).union(*(batch["episodes"] for batch in history["saved"]))
+        more = sorted(weights - trained - refused)
+        assert not more, f"in the weights, but not trained: {more[:5]}"
         self.counts[f"episodes in the weights of {model}, each once"] = len(weights)
