@@ -47,6 +47,7 @@ proof: setup
 	@.venv-engine/bin/python -m integrations.quickstart --proof $(if $(SEEDS),--seeds $(SEEDS))
 
 tutorials: setup
+	@.ci/setup integrations reasoning-gym
 	@.venv/bin/python -m tests.tutorials $(NAMES)
 
 pictures: setup

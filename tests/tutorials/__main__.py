@@ -115,7 +115,7 @@ def scripted(name: str, network: Hosts | None) -> Iterator[Mapping[str, str]]:
 
 def make_clone(clone: Path, engines: Mapping[str, str]) -> None:
     """A folder in which the commands of a page find what a clone has; its trainers train nothing."""
-    for name in (".venv", "integrations"):
+    for name in (".venv", ".venv-integrations", "integrations"):
         (clone / name).symlink_to(ROOT / name)
     words = " ".join(f"{model}={engine}" for model, engine in engines.items())
     trainer = f"PYTHONPATH={ROOT} exec {sys.executable} -m tests.tutorials.scripted_trainer {words}"

@@ -21,6 +21,7 @@ STORIES: dict[str, tuple[Rule, ...]] = {
     "live": (Rule("cat", "A small animal that purrs"), Rule("sun", "Very old")),
     "critic": (Rule("right?", "yes"), Rule("2 + 3", "5"), Rule("1 + 1", "2"), Rule("= ?", "9")),
     "team": (Rule("sun", "q"), Rule("moon", "c"), Rule("yes", "s"), Rule("no", "x")),
+    "puzzles": (Rule("words: hundred, go", "go, hundred"), Rule("words: the, by", "by, the"), Rule("words:", "no")),
     "coding": (
         Rule("mended", "Done."),
         Rule("function median", tool="bash", arguments={"command": MEND_MEDIAN, "description": "Mends it"}),
