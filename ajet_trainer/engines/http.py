@@ -27,6 +27,8 @@ WAKE_S = 30.0
 """For how long an engine is told to go on, and is asked to forget what old weights computed."""
 ANSWER_S = 10.0
 """The time for an answer that needs no work."""
+TOLD_S = 60.0
+"""The time to tell its settings: vLLM then also lists the packages of its host, which a busy one does slowly."""
 AGAIN = (408, 425, 429)
 DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 START_AGAIN = "start it again"
@@ -87,7 +89,8 @@ def version_of(engine: httpx.Client) -> str | None:
 def told(engine: httpx.Client) -> Mapping[str, Any]:
     """The engine's settings of its model, with `dtype` and `quantization`, if it tells them; else nothing."""
     with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-        found = engine.get("/server_info?config_format=json").raise_for_status().json()["vllm_config"]["model_config"]
+        answer = engine.get("/server_info?config_format=json", timeout=TOLD_S).raise_for_status()
+        found = answer.json()["vllm_config"]["model_config"]
         return found if isinstance(found, dict) else {}
     return {}
 

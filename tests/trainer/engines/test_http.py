@@ -57,6 +57,17 @@ def test_the_engines_own_key_opens_it(engine: StubEngine) -> None:
         assert http.wake(asked, 300.0) == ""
 
 
+def test_settings_are_waited_for_longer_than_what_needs_no_work() -> None:
+    waits = list[float]()
+
+    def answer(request: http.httpx.Request) -> http.httpx.Response:
+        waits.append(request.extensions["timeout"]["read"])
+        return http.httpx.Response(200, json={"vllm_config": {"model_config": {"dtype": "float32"}}})
+
+    with http.httpx.Client(base_url="http://e", transport=http.httpx.MockTransport(answer), timeout=1) as asked:
+        assert http.told(asked) == {"dtype": "float32"} and waits == [60.0]
+
+
 def test_an_engine_forgets_once_nothing_uses_what_it_has_computed(engine: StubEngine) -> None:
     engine.busy = 2
     with http.asking(engine.url, 300.0) as asked:
