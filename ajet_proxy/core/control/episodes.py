@@ -78,8 +78,8 @@ def reward_answer(asked: Asked) -> Answer:
     body = asked.body
     if body.response is None:
         raise BadRequest("name the answer as response, or the episode in the path", param="response")
-    episode, _ = asked.state.episodes.part_of(body.response, body.call, partial(_reaches, asked.claims))
-    return reward(replace(asked, id=episode.id))
+    episode, call = asked.state.episodes.part_of(body.response, body.call, partial(_reaches, asked.claims))
+    return reward(replace(asked, id=episode.id, body=replace(body, call=call, response=None)))
 
 
 def seal(asked: Asked) -> Answer:
