@@ -213,7 +213,8 @@ class Commands:
         recorded = known.rewards.get(reward_id)
         if recorded is not None:
             if recorded.value != body.value:
-                raise Conflict(f"reward {reward_id} has another value already", code="reward_exists", param="id")
+                message = f"reward {reward_id} has another value already: a correction is a reward with another id"
+                raise Conflict(message, code="reward_exists", param="id")
             return ()
         takes("reward", known)
         has_room(known, body.note)

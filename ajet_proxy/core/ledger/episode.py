@@ -54,6 +54,12 @@ TAKES: Mapping[str, Mapping[str, str]] = {
 answer. ``refuse``: 409."""
 
 
+OTHER = "; open another episode"
+FINAL = "; a final reward ends an episode: give it after the last call, or final=False before"
+CORRECT = "; correct a reward before a trainer leases its episode"
+"""What to do about it, behind a refusal."""
+
+
 def takes(command: str, episode: Episode) -> bool:
     """Tell whether `command` has something to do in this state; `Conflict` if the state refuses it. An episode that a
     trainer has had and may yet acknowledge, or has trained in part, counts as leased."""
@@ -64,6 +70,10 @@ def takes(command: str, episode: Episode) -> bool:
         message = f"episode {episode.id} is {episode.state}{why}: too late for this {command}"
         if state != episode.state:
             message += ", since a trainer has had it"
+        if command == "call":
+            message += FINAL if episode.rewards else OTHER
+        if command == "reward":
+            message += OTHER if state == "discarded" else CORRECT
         raise Conflict(message, code=f"episode_{state}")
     if verdict == DO and episode.stored is not None:
         raise Conflict(f"episode {episode.id} is archived: too late for this {command}", code="episode_archived")

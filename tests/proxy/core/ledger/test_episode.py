@@ -61,8 +61,36 @@ def test_where_a_state_leads(rig: LedgerRig, state: str, target: str) -> None:
 
 def test_a_refusal_says_why_the_episode_ended(rig: LedgerRig) -> None:
     episode = rig.state.episodes[rig.in_state("discarded")]
-    with pytest.raises(Conflict, match=r"discarded \(aborted\): too late for this reward"):
+    with pytest.raises(Conflict, match=r"discarded \(aborted\): too late for this reward; open another episode$"):
         takes("reward", episode)
+
+
+def test_a_refusal_says_what_to_do_about_it(rig: LedgerRig) -> None:
+    early = rig.open()
+    rig.reward(early)
+    with pytest.raises(Conflict, match=r"\(incomplete_call\): too late for this call; a final reward ends an episode"):
+        takes("call", rig.state.episodes[early])
+    silent = rig.open()
+    rig.seal(silent)
+    with pytest.raises(Conflict, match=r"\(no_reward\): too late for this call; open another episode$"):
+        takes("call", rig.state.episodes[silent])
+    with pytest.raises(Conflict, match="is leased: too late for this reward; correct a reward before a trainer"):
+        takes("reward", rig.state.episodes[rig.in_state("leased")])
+    with pytest.raises(Conflict, match=r"is trained: too late for this abort$"):
+        takes("abort", rig.state.episodes[rig.in_state("trained")])
+
+
+@pytest.mark.parametrize("id", ["r", "s"])
+def test_a_second_final_reward_corrects_the_first_unless_it_has_its_id(rig: LedgerRig, id: str) -> None:
+    episode = rig.open()
+    rig.call(episode, (1,), (2,))
+    rig.reward(episode, 1.0, id="r")
+    if id == "r":
+        with refused(Conflict, "reward_exists", match="a correction is a reward with another id"):
+            rig.reward(episode, 0.5, id=id)
+    else:
+        rig.reward(episode, 0.5, id=id)
+    assert rig.state.episodes[episode].reward() == (1.0 if id == "r" else 0.5)
 
 
 def test_an_episode_takes_so_many_rewards_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
