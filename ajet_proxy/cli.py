@@ -178,12 +178,9 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
     import asyncio
 
     from ajet_proxy.doctor import examine
-    from ajet_sdk import findings as shown
+    from ajet_sdk.findings import show
 
-    findings = asyncio.run(examine(config))
-    click.echo(shown.as_json(findings) if as_json else shown.as_text(findings))
-    if any(finding.level == "fault" for finding in findings):
-        sys.exit(1)
+    show(asyncio.run(examine(config)), json=as_json)
 
 
 @cli.command("issue-key")

@@ -22,6 +22,7 @@ from ajet_proxy.io.storage.data_dir import has_journal, refuse_lost
 from ajet_proxy.io.storage.journal import JournalDamaged, folder_of
 from ajet_proxy.settings import Config
 from ajet_sdk.findings import Finding, fault, ok, warning
+from ajet_sdk.ports import listener
 from ajet_sdk.settings import ConfigError
 
 LOW_DISK = 1 << 30
@@ -42,7 +43,7 @@ def _data_dir(config: Config) -> list[Finding]:
     if not there:
         parent = next(p for p in path.absolute().parents if p.exists())
         if os.access(parent, os.W_OK | os.X_OK):
-            return [ok(check, f"{path} does not exist yet and can be made"), _disk(parent)]
+            return [ok(check, f"{path} does not exist yet and can be made"), _disk(parent), *_running(config)]
         return [fault(check, f"{path} does not exist and {parent} is not writable",
                        f"make it for the user that runs the proxy: mkdir -m 700 {path}, or choose --data-dir")]
     if not path.is_dir() or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -55,7 +56,7 @@ def _data_dir(config: Config) -> list[Finding]:
     if secret.exists() and stat.S_IMODE(secret.stat().st_mode) & 0o077:
         found.append(fault("permissions", f"{secret} is readable by others", f"chmod 600 {secret}"))
     found += [*_strangers(path), *_journal(path), *_keys(path), *_authority(path / "ca")]
-    return [*found, _disk(path), _lock(path)]
+    return [*found, _disk(path), *_running(config)]
 
 
 def _strangers(path: Path) -> list[Finding]:
@@ -130,18 +131,21 @@ def _retention(config: Config) -> list[Finding]:
                      "what an episode takes")]
 
 
-def _lock(path: Path) -> Finding:
-    lock = path / "lock"
-    if not lock.exists():
-        return ok("lock", "no proxy has used this data directory yet")
+def _running(config: Config) -> list[Finding]:
+    """A proxy on this data directory, or what keeps one from listening."""
+    lock, said = Path(config.data_dir, "lock"), "no proxy is running on this data directory"
     try:
         with lock.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        said = "no proxy has used this data directory yet"
     except BlockingIOError:
-        return ok("lock", "a proxy is running on this data directory; a second one would be refused")
+        return [ok("lock", "a proxy is running on this data directory; a second one would be refused")]
     except PermissionError:
-        return fault("lock", f"this user may not open {lock}", "run doctor as the user that runs the proxy")
-    return ok("lock", "no proxy is running on this data directory")
+        return [fault("lock", f"this user may not open {lock}", AS_ITS_USER)]
+    taken = ((port, who) for _, port in config.listening if port and (who := listener(port)))
+    remedy = "stop it, or give another address (--listen, --intercept)"
+    return [ok("lock", said), *(fault("port", f"{who} listens on port {port}", remedy) for port, who in taken)]
 
 
 async def _upstreams(config: Config) -> list[Finding]:

@@ -6,10 +6,13 @@ A warning is something that works but will surprise; a fault is something that d
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
+
+import click
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,13 @@ class Finding:
 
 
 ok, warning, fault = partial(Finding, "ok"), partial(Finding, "warning"), partial(Finding, "fault")
+
+
+def show(findings: Sequence[Finding], *, json: bool) -> None:
+    """Prints them, and ends the process with 1 if there is a fault."""
+    click.echo(as_json(findings) if json else as_text(findings))
+    if any(finding.level == "fault" for finding in findings):
+        sys.exit(1)
 
 
 def as_text(findings: Iterable[Finding]) -> str:

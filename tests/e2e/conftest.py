@@ -71,8 +71,8 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def doctor(url: str, folder: Path, *options: str) -> list[dict[str, str]]:
     """The findings of ``ajet-proxy doctor`` about an engine, after a check that a fault fails it."""
     done = subprocess.run(
-        [str(PROXY), "doctor", "--json", "--upstream", url, "--data-dir", str(folder / "none"), *options],
-        capture_output=True, text=True, timeout=600, check=False,
+        [str(PROXY), "doctor", "--json", "--upstream", url, "--data-dir", str(folder / "none"), "--listen",
+         "127.0.0.1:0", *options], capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
     assert done.returncode == any(item["level"] == "fault" for item in found), found

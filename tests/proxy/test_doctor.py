@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from ajet_proxy import doctor
 from ajet_proxy.doctor import LOW_DISK, examine
 from ajet_proxy.io.http import keyring
 from ajet_proxy.settings import Config
 from ajet_sdk.findings import Finding, as_json, as_text
+from ajet_sdk.ports import listener
 from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 from tests.kit.answering import saying
 from tests.kit.certificates import Authority
@@ -26,6 +29,12 @@ from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
 from tests.proxy.io.capture.test_continuity import Deaf
 from tests.proxy.serving import serving
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens on the proxy's port, whatever else runs on this host."""
+    monkeypatch.setattr(doctor, "listener", lambda port: None)
 
 
 def run(config: Config) -> list[Finding]:
@@ -259,6 +268,22 @@ async def test_a_running_proxy_is_seen_by_its_lock(tmp_path: Path) -> None:
         assert "no proxy is running" in as_text(await examine(Config(data_dir=str(tmp_path))))
         fcntl.flock(stream, fcntl.LOCK_EX)
         assert "a proxy is running" in as_text(await examine(Config(data_dir=str(tmp_path))))
+
+
+@pytest.mark.parametrize("folder", [".", "new"])
+def test_a_port_that_another_program_has_is_named_unless_a_proxy_runs_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        config = Config(data_dir=str(tmp_path / folder), listen=f"127.0.0.1:{port}", intercept=("127.0.0.1:0",))
+        monkeypatch.setattr(doctor, "listener", listener)
+        (found,) = [item for item in run(config) if item.level == "fault"]
+        assert f"(process {os.getpid()}) listens on port {port}" in found.message and "--listen" in found.advice
+        (tmp_path / folder).mkdir(exist_ok=True)
+        with (tmp_path / folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert faults(run(config)) == []
 
 
 @pytest.mark.parametrize(("sampling", "levels", "words"), [

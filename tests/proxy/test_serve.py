@@ -318,7 +318,8 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
         code, err = failed_start(["--listen", address, "--data-dir", str(tmp_path / "d")])
     assert code == 1
     assert err.count("\n") == 1
-    assert f"cannot listen on {address}: address already in use; stop what listens there, or give another" in err
+    who = f"{Path('/proc/self/comm').read_text().strip()} (process {os.getpid()})"
+    assert f"cannot listen on {address}: address already in use by {who}: stop that, or give another --listen" in err
 
 
 def test_systemd_is_told_ready_watchdog_and_stopping(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.ports import listener
+
 TURN_S = 0.001
 PR_SET_PDEATHSIG = 1
 
@@ -83,6 +85,7 @@ def look_for_garbage_less() -> None:
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
     """`error`, of a socket that could not listen there, in one line that says what to do about it."""
-    reason = (error.strerror or str(error)).rpartition(": ")[2].lower()
-    advice = "; stop what listens there, or give another --listen" if error.errno == errno.EADDRINUSE else ""
+    reason, advice = (error.strerror or str(error)).rpartition(": ")[2].lower(), ""
+    if error.errno == errno.EADDRINUSE:
+        advice = f" by {listener(port) or 'another program'}: stop that, or give another --listen"
     return OSError(error.errno, f"cannot listen on {host}:{port}: {reason}{advice}")
