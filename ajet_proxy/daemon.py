@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import functools
 import logging
 import os
 import secrets
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -74,6 +76,8 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 """A client that is gone has its open episodes discarded within a second."""
 STOP_MARGIN_S = 5.0
+START_BYTES = 64 << 10
+"""The least room that a start needs on the disk."""
 
 
 class App:
@@ -114,6 +118,7 @@ class App:
             self.listening.append(("0.0.0.0", config.address[1]))
             refuse_own(config, self.listening)
         self._data_dir = data_dir = open_data_dir(config)
+        refuse_unwritable(data_dir)
         self._clock, self._metrics = clock, metrics = Clock(), Metrics()
         self._budget = budget = MemoryBudget(metrics)
         self._store = store = await self._open_store()
@@ -377,6 +382,18 @@ def open_data_dir(config: Config) -> Path:
         advice = "make it for this user (mkdir -m 700, chown), or choose another --data-dir"
         raise ConfigError(f"cannot make data_dir {path}: {error.strerror}: {advice}") from error
     return path
+
+
+def refuse_unwritable(data_dir: Path) -> None:
+    """`OSError`, with what to do, if a start could write nothing there."""
+    try:
+        with tempfile.TemporaryFile(dir=data_dir) as probe:
+            probe.write(bytes(START_BYTES))
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space there" if full else "make it writable for this user (chown, remount)"
+        said = f"cannot write to data_dir {data_dir}: {os.strerror(error.errno or 0)}: {remedy}, or choose another"
+        raise OSError(error.errno, f"{said} --data-dir") from error
 
 
 def issue_key(config: Config, scope: str, tenant: str, ttl_s: float, model: str = "") -> str:
