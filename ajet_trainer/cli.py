@@ -31,7 +31,7 @@ def run(path: str, watch: bool, assignments: tuple[str, ...]) -> None:
     with dots is verl's.
     """
     def read() -> Config:
-        return as_served(load(path, assignments, os.environ), say)
+        return load(path, assignments, os.environ)
 
     def say(line: str) -> None:
         click.echo(line, file=out)
@@ -40,7 +40,7 @@ def run(path: str, watch: bool, assignments: tuple[str, ...]) -> None:
 
     out = sys.stdout  # verl and Ray write into the run folder, what is said here stays on the terminal
     live = Live(Path(path), read, say) if watch else None
-    config = read()
+    config = as_served(read(), say)
     from ajet_trainer.training import train
 
     train(config, say, live or (lambda config: config))
@@ -55,14 +55,11 @@ def doctor(path: str, as_json: bool, assignments: tuple[str, ...]) -> None:
 
     Nothing is loaded. For each fault it says what to do.
     """
-    from ajet_sdk import findings as shown
+    from ajet_sdk.findings import show
     from ajet_trainer.doctor import examine
     from ajet_trainer.engines.same_model import as_served
 
-    found = examine(as_served(load(path, assignments, os.environ), lambda line: None))
-    click.echo(shown.as_json(found) if as_json else shown.as_text(found))
-    if any(finding.level == "fault" for finding in found):
-        sys.exit(1)
+    show(examine(as_served(load(path, assignments, os.environ), lambda line: None)), json=as_json)
 
 
 @cli.command()

@@ -27,6 +27,10 @@ from ajet_sdk.address import is_key, server
 from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, nearest, option, read_toml, toml
 from ajet_trainer.mix import Mixture, read_mix
 
+NAME = "policy"
+"""The `model_name` of a configuration that sets none."""
+ADAPTER = ("lora_rank", "lora.rank", "lora_adapter_path")
+"""How verl's keys end that have an adapter trained."""
 DEVICE = "trainer.device"
 """verl's key for what it trains on."""
 KEEP = "trainer.max_actor_ckpt_to_keep"
@@ -48,7 +52,7 @@ class Config:
         "", "Folder (or hub name) of the model to train, in Hugging Face format; required.", metavar="DIR"
     )
     model_name: str = option(
-        "policy", "Name under which agents ask for the model; unset: the only one that engine_urls serve, else policy."
+        NAME, "Name under which agents ask for the model; unset: the only one that engine_urls serve, else policy."
     )
     proxy_url: str = option(
         "http://127.0.0.1:8484", "Where ajet-proxy listens: one URL, since a trainer has one daemon.", convert=_one_url,
@@ -166,6 +170,11 @@ class Config:
         return self.groups * max(1, self.overlap or 0) if self.ahead is None else self.ahead
 
     @property
+    def adapts(self) -> bool:
+        """True if an adapter is trained, and not the whole model."""
+        return any(key.endswith(ADAPTER) and value for key, value in flatten(self.verl))
+
+    @property
     def keep_checkpoints(self) -> int:
         """The number of checkpoints that stay on disk."""
         kept: int = self.verl.get(KEEP, 2)
@@ -237,6 +246,15 @@ def literal(text: str) -> Any:
         return toml(f"x = {text.lower() if text in ('True', 'False') else text}")["x"]
     except ValueError:
         return text
+
+
+def find_model(config: Config) -> Path:
+    """The folder of its model; one that is not there for a hub's. Raises `ConfigError` for what can be no hub's."""
+    folder = Path(config.model)
+    nested = folder.parent != Path()
+    if not folder.is_dir() and (config.model.count("/") > 1 or (nested and folder.parent.is_dir())):
+        raise ConfigError(f"model: there is no folder {folder.absolute()}", param="model")
+    return folder
 
 
 def check(config: Config) -> Config:

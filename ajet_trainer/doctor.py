@@ -2,6 +2,7 @@
 
 Sizes follow from the number of parameters in the model's folder. verl trains float32 weights with Adam: 4 bytes a
 parameter for weights, gradients and each of Adam's two moments, before activations. An adapter needs the weights alone.
+An engine that verl launches takes its share of each GPU, or on a CPU float32 weights.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, requires, version
 from math import prod
 from pathlib import Path
 
+from ajet_sdk.address import is_here, server
 from ajet_sdk.errors import AjetError
 from ajet_sdk.findings import Finding, fault, ok, warning
-from ajet_trainer.config import DEVICE, Config, flatten
+from ajet_sdk.ports import listener
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import DEVICE, Config, find_model
 from ajet_trainer.engines import same_model
 from ajet_trainer.engines.attached import Attached, weights_parent
 from ajet_trainer.engines.http import EngineLost
@@ -27,12 +32,20 @@ from ajet_trainer.link import Link
 HALF, FLOAT, TRAINED, SAVED = 2, 4, 16, 12
 """Bytes a parameter: of a weight on its way to an engine in bfloat16, or to another; of one that is trained; and of one
 in a checkpoint."""
+SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
+"""verl's key for the share of a GPU that an engine takes which it launches; 0.5 if it is not set."""
+ASK = "import torch; print(*(n for i in range(torch.cuda.device_count()) for n in torch.cuda.mem_get_info(i)))"
 
 
 def examine(config: Config) -> list[Finding]:
     """Every check, in the order in which faults should be repaired."""
-    size = parameters(Path(config.model))
-    return [*_versions(), *_model(config, size), *_memory(config, size), *_disk(config, size), *_others(config)]
+    return [*_versions(), *_model(config), *room(config), *_others(config)]
+
+
+def room(config: Config, beside: float = 0.0) -> list[Finding]:
+    """Memory and disk against what a run takes, and `beside` bytes of each for what else is to run."""
+    size, free = parameters(Path(config.model)), gpus() if config.verl.get(DEVICE) != "cpu" else []
+    return [*_memory(config, size, free, beside), *_disk(config, size, beside)]
 
 
 def parameters(folder: Path) -> int:
@@ -63,14 +76,18 @@ def _versions() -> Iterator[Finding]:
         yield fault("versions", said, "pip install 'ajet[trainer]' in the environment that holds torch, vLLM and verl")
     if not wrong:
         yield ok("versions", "all packages are of the versions that the trainer accepts")
-    if not wrong and gpus() and "+cpu" in version("torch"):
+    if not wrong and shutil.which("nvidia-smi") and "+cpu" in version("torch"):
         yield warning("versions", "this host has GPUs, and torch is a CPU build", "install torch for CUDA")
 
 
-def _model(config: Config, size: int) -> Iterator[Finding]:
-    folder = Path(config.model)
+def _model(config: Config) -> Iterator[Finding]:
+    try:
+        folder = find_model(config)
+    except ConfigError as error:
+        yield fault("model", str(error).partition(": ")[2], "give model the path of a folder")
+        return
     if not folder.is_dir():
-        offline = os.environ.get("HF_HUB_OFFLINE") == "1" or config.model.count("/") > 1
+        offline = os.environ.get("HF_HUB_OFFLINE") == "1"
         said = f"there is no folder {folder.absolute()}, so {config.model!r} is the name of a model of a hub"
         yield (fault if offline else warning)("model", said, "give model the path of a folder, if it is one")
         return
@@ -78,48 +95,47 @@ def _model(config: Config, size: int) -> Iterator[Finding]:
         if not (folder / name).is_file():
             yield fault("model", f"{folder} has no {lacking} ({name})", "give the folder as save_pretrained writes it")
             return
-    if not size:
-        yield fault("model", f"{folder} has no weights (*.safetensors)", "give the whole folder")
-    else:
+    if size := parameters(folder):
         yield ok("model", f"{folder}: {size / 1e9:.2f} billion parameters")
+    else:
+        yield fault("model", f"{folder} has no weights (*.safetensors)", "give the whole folder")
     apart = any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json"))
     if not apart and "chat_template" not in (folder / "tokenizer_config.json").read_text():
         yield warning("chat template", f"{folder} has none: chat completions are refused by vLLM",
                       "use a model that has one, or start vLLM with --chat-template")
 
 
-def _memory(config: Config, size: int) -> Iterator[Finding]:
-    """Memory of the host or of its GPUs against what weights, gradients and Adam take, before activations."""
-    bytes_ = size * (FLOAT if _adapter(config) else TRAINED)
-    free = gpus() if config.verl.get(DEVICE) != "cpu" else []
-    if config.verl.get(DEVICE) == "cuda" and not free:
-        yield fault("GPU memory", "no GPU is seen here", f"install its driver, or set {DEVICE} = 'cpu'")
-        return
-    said = f"the trainer takes {bytes_ / 1e9:.1f} GB before activations"
-    if not free:
-        yield _room("memory", said, bytes_, available(), "train a smaller model, or an adapter (lora_rank)")
-        return
-    used = int(config.verl.get("trainer.n_gpus_per_node", 1))
-    if used > len(free):
-        yield fault("GPU memory", f"{used} GPUs are asked for, and {len(free)} seen", "set trainer.n_gpus_per_node")
-        return
-    share = bytes_ / used / int(config.verl.get("trainer.nnodes", 1))
-    remedy = "use more GPUs (trainer.n_gpus_per_node), offload (docs/guide/trainer.md), or end what uses them"
-    yield _room("GPU memory", f"{said}, {share / 1e9:.1f} GB on each of {used}", share, min(free[:used]), remedy)
+def _memory(config: Config, size: int, gpus: Sequence[tuple[int, int]], beside: float) -> Iterator[Finding]:
+    """Memory of the host, or of `gpus`, against what weights, gradients and Adam take, and an engine that verl
+    launches."""
+    trained, own = size * (FLOAT if config.adapts else TRAINED), not config.attached
+    said = f"weights, gradients and moments{' and an engine' if own else ''}"
+    if not gpus and config.verl.get(DEVICE) == "cuda":
+        yield fault("GPU memory", "torch sees no GPU here", f"install its driver, or set {DEVICE} = 'cpu'")
+    elif not gpus:
+        remedy = "train a smaller model, or an adapter (lora_rank), or end other programs"
+        yield _room("memory", said, trained + own * size * FLOAT + beside, memory("MemAvailable") or 1 << 60, remedy)
+    elif (used := int(config.verl.get("trainer.n_gpus_per_node", 1))) > len(gpus):
+        yield fault("GPU memory", f"{used} GPUs are asked for, and {len(gpus)} seen", "set trainer.n_gpus_per_node")
+    else:
+        free, whole = min(gpus[:used])
+        part = trained / used / int(config.verl.get("trainer.nnodes", 1))
+        remedy = "use more GPUs (trainer.n_gpus_per_node), offload (docs/guide/trainer.md), or end what uses them"
+        engine = own * float(config.verl.get(SHARE, 0.5)) * whole
+        yield _room("GPU memory", f"{said} on each of {used}", part + engine + beside, free, remedy)
 
 
-def _disk(config: Config, size: int) -> Iterator[Finding]:
+def _disk(config: Config, size: int, beside: float) -> Iterator[Finding]:
     kept = config.keep_checkpoints + 1
     run, remedy = _existing(Path(config.run_dir)), "set run_dir to a larger disk, or trainer.max_actor_ckpt_to_keep"
     if not os.access(run, os.W_OK):
         yield fault("run_dir", f"{run} cannot be written", "chown it to this user, or set another run_dir")
-    said = f"{kept} checkpoints take {size * SAVED * kept / 1e9:.1f} GB"
-    yield _room("disk", said, size * SAVED * kept, shutil.disk_usage(run).free, remedy)
-    if config.attached and not _adapter(config):
+    yield _room("disk", f"{kept} checkpoints", size * SAVED * kept + beside, shutil.disk_usage(run).free, remedy)
+    if config.attached and not config.adapts:
         folder = _existing(weights_parent(config))
         two = 2 * size * (HALF if Attached(config, folder).dtype() == "bfloat16" else FLOAT)
-        said = f"weights of two steps on their way take {two / 1e9:.1f} GB of {folder}"
-        yield _room("weights", said, two, shutil.disk_usage(folder).free, "enlarge it, or set weights_dir")
+        said, remedy = f"weights of two steps in {folder}", "enlarge it, or set weights_dir"
+        yield _room("weights", said, two, shutil.disk_usage(folder).free, remedy)
 
 
 def _others(config: Config) -> Iterator[Finding]:
@@ -129,7 +145,8 @@ def _others(config: Config) -> Iterator[Finding]:
             link.meet()
         yield ok("proxy", f"{config.proxy_url} answers, and takes our key")
     except AjetError as error:
-        yield fault("proxy", error.message, "start ajet-proxy serve, or set proxy_url and key")
+        said = error.message + _instead(config.proxy_url)
+        yield fault("proxy", said, "start ajet-proxy serve, or set proxy_url and key")
     try:
         found = same_model.look(config, {})
     except EngineLost as error:
@@ -140,16 +157,18 @@ def _others(config: Config) -> Iterator[Finding]:
         if url in found:
             yield ok("engine", f"{url} serves {same_model.named(found[url])}")
         else:
-            yield fault("engine", f"{url} does not answer", "start vLLM there, or set engine_urls")
+            yield fault("engine", f"{url} does not answer{_instead(url)}", "start vLLM there, or set engine_urls")
 
 
-def _adapter(config: Config) -> bool:
-    """True if an adapter is trained, and not the whole model."""
-    return any(key.endswith("lora_rank") and value for key, value in flatten(config.verl))
+def _instead(url: str) -> str:
+    """Who listens at the port of `url`, if that is on this host."""
+    _, port = server(url) or ("", 0)
+    found = listener(port) if is_here(url) else None
+    return "" if found is None else f" ({found} listens on port {port})"
 
 
 def _room(check: str, said: str, needed: float, free: float, remedy: str) -> Finding:
-    text = f"{said}, and {free / 1e9:.1f} GB are free"
+    text = f"{said} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
     return fault(check, text, remedy) if needed > free else ok(check, text)
 
 
@@ -157,21 +176,20 @@ def _existing(path: Path) -> Path:
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
 
 
-def available() -> int:
-    """Bytes of memory that this host has free; without a limit where it does not tell."""
+def memory(kind: str) -> int | None:
+    """Bytes of a kind that /proc/meminfo names, where the system has such a file."""
     try:
-        return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
+        return int(Path("/proc/meminfo").read_text().split(f"{kind}:")[1].split()[0]) * 1024
     except (OSError, IndexError, ValueError):
-        return 1 << 60
+        return None
 
 
-def gpus() -> list[int]:
-    """The free bytes of each GPU that CUDA_VISIBLE_DEVICES lets torch see, by NVIDIA's own program; empty if there is
-    none."""
-    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+def gpus() -> list[tuple[int, int]]:
+    """The free and all bytes of each GPU that torch sees. It is asked in a process of its own, which takes its part of
+    them with it."""
     try:
-        told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.split()
-        free, seen = [int(one) << 20 for one in told], os.environ.get("CUDA_VISIBLE_DEVICES")
-        return free if seen is None else [free[int(one)] for one in seen.split(",") if one.strip()]
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        told = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True, timeout=120)
+    except (OSError, subprocess.SubprocessError):
         return []
+    numbers = iter(map(int, told.stdout.split()))
+    return list(zip(numbers, numbers, strict=True))

@@ -17,7 +17,7 @@ from types import FrameType
 from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.backends import backend
-from ajet_trainer.config import Config, digest
+from ajet_trainer.config import Config, digest, find_model
 from ajet_trainer.engines import same_model
 from ajet_trainer.engines.attached import attached
 from ajet_trainer.keeper import Keeper
@@ -62,8 +62,7 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
 
     The libraries of the backend write what they have to say into its log in the run folder.
     """
-    if config.model.count("/") > 1 and not (folder := Path(config.model).absolute()).is_dir():  # a hub's names have one
-        raise ConfigError(f"model: there is no folder {folder}", param="model")
+    folder = find_model(config)
     stop = Stop()
     stop.install()
     log = Path(config.run_dir) / backend().log
@@ -87,9 +86,9 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
         except Exception as error:
             progress.phase("failed", quiet=True)
             traceback.print_exc(file=file)
-            said, folder = first_words(error), Path(config.model).absolute()
-            if not folder.is_dir():
-                said += f"; there is no folder {folder}, so {config.model!r} was taken for a hub's model"
+            said = first_words(error)
+            if not folder.is_dir() and "huggingface.co" in str(error):
+                said = f"model: there is no folder {folder.absolute()}, and no hub gave {config.model!r}: give a folder"
             raise TrainingFailed(f"{said} (more in {log})") from error
 
 

@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from ajet_trainer.config import Config, flatten
+from ajet_trainer.config import NAME, Config
 from ajet_trainer.engines import http
 from ajet_trainer.engines.http import EngineLost, asking, cards, words
 
 LOOK_S = 30.0
-NAME = "policy"
-"""The `model_name` of a configuration that sets none."""
 UNREADABLE = (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError)
 UNTOLD = "default"
 """The version of its weights that vLLM tells until it is told another."""
@@ -53,7 +51,7 @@ def as_served(config: Config, say: Callable[[str], None]) -> Config:
     """`config` with the name of the only model that its engines serve, where it names none itself. A line says so. An
     adapter has a name of its own."""
     names = set[tuple[str, ...]]()
-    if config.model_name != NAME or any("lora" in key for key, _ in flatten(config.verl)):
+    if config.model_name != NAME or config.adapts:
         return config
     for url in config.engine_urls:
         with suppress(*UNREADABLE), asking(url, http.ANSWER_S, config.engine_key) as engine:
@@ -90,7 +88,7 @@ def fault(wanted: Config, own: Mapping[str, Any], says: Served, its: Mapping[str
     """The reason why an engine that `says` so of itself is none of the model `wanted`. Its configuration is `own`, and
     `its` is the engine's, as far as known."""
     names = [name for name, _, _ in says.models]
-    if wanted.model_name not in names and not any("lora" in key for key, _ in flatten(wanted.verl)):
+    if wanted.model_name not in names and not wanted.adapts:
         return f"serves no model by the name {wanted.model_name!r} (model_name), but {', '.join(names) or 'none'}"
     ours, theirs = shape(own), shape(its)
     for name in ours.keys() & theirs.keys():

@@ -13,7 +13,7 @@ from typing import Any
 
 from ajet_sdk.runs import LEARNING_RATE, LIVE
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.config import OF_THE_HOST, Config, check
+from ajet_trainer.config import NAME, OF_THE_HOST, Config, check
 
 OURS = tuple(key.partition(".")[2] for key in LIVE if key.startswith("trainer."))
 
@@ -32,6 +32,8 @@ class Live:
             return config
         try:
             wanted = self._read()
+            if wanted.model_name == NAME:  # it names none: what the engines serve stays
+                wanted = replace(wanted, model_name=config.model_name)
             found = check(taken_up(config, wanted))
         except ConfigError as error:
             if str(error) != self._fault:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet_trainer.doctor import SHARE
 from integrations.quickstart.guess import HIGHEST, LOWEST
 
 MODEL_NAME = "smollm2"
 LEARNING_RATE = 2e-5
 ON_GPU = {"actor_rollout_ref.actor.strategy": "fsdp2"}
-SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 BESIDE_THE_TRAINER: dict[str, Any] = {
     SHARE: 0.3,
     "actor_rollout_ref.rollout.cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],

@@ -20,14 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from ajet_sdk.errors import AjetError
-from integrations.quickstart.plan import BESIDE_THE_TRAINER, SHARE
+from ajet_trainer.config import Config
+from ajet_trainer.doctor import room
+from integrations.quickstart.plan import Plan
 
-OURS_GB = 0.27
-"""The weights of SmolLM2-135M, for which disk and memory were measured. A larger model adds to both."""
-DISK_GB, MEMORY_GB, GPU_GB = 6.0, 7.0, 2.0
-CHECKPOINT, TRAINED = 6.0, 10.0
-"""Estimates for a model in bfloat16: a checkpoint is six times as large (weights and Adam's two moments in float32),
-and what trains it in memory ten times (that, gradients, and the engine's own)."""
+BESIDE_B = 5e9
+"""Bytes of memory, and of disk, that all but the trainer and its engine take: measured with SmolLM2-135M."""
 PR_SET_CHILD_SUBREAPER = 36
 TERM_GRACE_S = 45.0
 LAST_WORDS = 12
@@ -40,47 +38,12 @@ class QuickstartError(AjetError):
     """The quick start cannot begin, or one of its programs failed; the message is for the person who ran it."""
 
 
-def check_machine(folder: Path, device: str = "cpu", model: Path | None = None) -> None:
-    """Raises `QuickstartError` if disk, memory or the GPU will not do for the model in `model`, by default ours."""
-    size = OURS_GB if model is None else sum(file.stat().st_size for file in model.glob("*.safetensors")) / 1e9
-    more = max(0.0, size - OURS_GB)
-    disk, ram = DISK_GB + CHECKPOINT * more, MEMORY_GB + (TRAINED * more if device == "cpu" else 0.0)
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free / 1e9
-    if free < disk:
-        raise QuickstartError(
-            f"{folder} has {free:.1f} GB of free disk; {disk:.0f} GB are needed: give another --run-dir"
-        )
-    available = memory("MemAvailable")
-    if available is not None and available / 1e9 < ram:
-        raise QuickstartError(
-            f"{available / 1e9:.1f} GB of memory are free; {ram:.0f} GB are needed: end other programs first"
-        )
-    if device == "cuda":
-        unused, whole = gpu_memory()
-        gpu = GPU_GB + TRAINED * size + BESIDE_THE_TRAINER[SHARE] * whole / 1e9
-        if unused / 1e9 < gpu:
-            said = f"{unused / 1e9:.1f} GB of a GPU's memory are free; {gpu:.0f} GB are needed"
-            raise QuickstartError(f"--device cuda: {said}, of which vLLM takes a share of the whole")
-
-
-def gpu_memory() -> tuple[int, int]:
-    """Bytes of memory that are free on the first GPU that torch sees, and all of them; 0 if there is none. Asked in a
-    process of its own, which takes its part of that memory with it."""
-    asked = [sys.executable, "-c", "import torch; print(*torch.cuda.mem_get_info())"]
-    try:
-        found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=120).stdout.split()
-        return int(found[0]), int(found[1])
-    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
-        return 0, 0
-
-
-def memory(kind: str) -> int | None:
-    """Bytes of memory of a kind that /proc/meminfo names, where the system has such a file."""
-    try:
-        return int(Path("/proc/meminfo").read_text().split(f"{kind}:")[1].split()[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        return None
+def check_machine(plan: Plan, folder: Path, model: Path) -> None:
+    """Raises `QuickstartError` if disk, memory or the GPU will not do to train `model` in `folder`."""
+    tables = plan.tables(model=model, proxy_url="", run_dir=folder)
+    for found in room(Config(**tables["trainer"], verl=tables["verl"]), BESIDE_B):
+        if found.level == "fault":
+            raise QuickstartError(f"{found.message}: {found.advice}")
 
 
 def free_port() -> int:

@@ -18,9 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ajet_trainer.doctor import memory
 from integrations.quickstart import figures, plot, session
 from integrations.quickstart.plan import Plan
-from integrations.quickstart.programs import QuickstartError, memory
+from integrations.quickstart.programs import QuickstartError
 from integrations.quickstart.screen import Screen
 
 Summary = Mapping[str, Any]

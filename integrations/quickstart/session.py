@@ -36,12 +36,12 @@ Records = Sequence[Mapping[str, Any]]
 def one_run(plan: Plan, folder: Path, *, keep: bool, screen: Screen) -> dict[str, Any]:
     """Runs `plan` in `folder` and returns its summary. Writes ``reward.png``, ``episodes.html`` and, last,
     ``summary.json``."""
-    check_machine(folder, plan.device, Path(plan.model) if plan.model else None)
     for name in ("ajet-proxy", "ajet-trainer", "ajet"):
         path_of(name)
-    folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     model = Path(plan.model) if plan.model else model_folder(CACHE.absolute(), screen)
+    check_machine(plan, folder, model)
+    folder.mkdir(parents=True, exist_ok=True)
     found = time.monotonic() - began
     loop = Loop(plan, folder, model, screen)
     loop.run(EPISODES_SHOWN)

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from integrations.quickstart.programs import memory
+from ajet_trainer.doctor import memory
 from integrations.quickstart.proof import processor
 from tests.bench import load, rivals, table
 from tests.bench.rivals import Rival, family

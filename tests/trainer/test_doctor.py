@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -75,24 +76,57 @@ def test_a_folder_that_is_not_there_may_be_a_hub_name(config: Config, monkeypatc
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = only(replace(config, model="org/name"), "model")
     assert found.level == "fault" and "there is no folder" in found.message
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    beside = only(replace(config, model=f"{Path(config.model).parent}/no"), "model")
+    assert beside.level == "fault" and "there is no folder" in beside.message
 
 
 @pytest.mark.parametrize(("free", "verl", "check", "level"), [
     ([], {}, "memory", "fault"), ([], {"actor_rollout_ref.model.lora_rank": 8}, "memory", "ok"),
-    ([15 * BILLION], {}, "GPU memory", "fault"), ([17 * BILLION], {}, "GPU memory", "ok"),
-    ([9 * BILLION] * 2, {"trainer.n_gpus_per_node": 2}, "GPU memory", "ok"),
-    ([9 * BILLION], {"trainer.n_gpus_per_node": 2}, "GPU memory", "fault"),
-    ([17 * BILLION], {"trainer.device": "cpu"}, "memory", "fault"),
+    ([15], {}, "GPU memory", "fault"), ([17], {}, "GPU memory", "ok"),
+    ([9, 9], {"trainer.n_gpus_per_node": 2}, "GPU memory", "ok"),
+    ([9], {"trainer.n_gpus_per_node": 2}, "GPU memory", "fault"),
+    ([9, 7], {"trainer.n_gpus_per_node": 2}, "GPU memory", "fault"),
+    ([17], {"trainer.device": "cpu"}, "memory", "fault"),
     ([], {"trainer.device": "cuda"}, "GPU memory", "fault"),
 ])  # fmt: skip
 def test_memory_is_held_against_what_is_trained(
     config: Config, monkeypatch: pytest.MonkeyPatch, free: list[int], verl: dict[str, Any], check: str, level: str
 ) -> None:
     """16 bytes a parameter, and 4 with an adapter; of a GPU its share."""
-    monkeypatch.setattr(doctor, "gpus", lambda: free)
-    monkeypatch.setattr(doctor, "available", lambda: 10 * BILLION)
-    found = only(replace(config, verl=verl), check)
+    monkeypatch.setattr(doctor, "gpus", lambda: [(one * BILLION, 80 * BILLION) for one in free])
+    monkeypatch.setattr(doctor, "memory", lambda kind: 10 * BILLION)
+    found = only(replace(config, engine_urls=(NOWHERE,), verl=verl), check)
     assert found.level == level and bool(found.advice) == (level == "fault")
+
+
+@pytest.mark.parametrize(("verl", "beside", "check", "said"), [
+    ({"trainer.device": "cpu"}, 0, "memory", "moments and an engine take 20.0 GB"),
+    ({"trainer.device": "cpu"}, 5e9, "memory", "take 25.0 GB"), ({}, 0, "GPU memory", "take 56.0 GB"),
+    ({doctor.SHARE: 0.3, "trainer.nnodes": 2}, 5e9, "GPU memory", "on each of 1 take 37.0 GB"),
+    ({}, 5e9, "disk", "3 checkpoints take 41.0 GB"),
+])  # fmt: skip
+def test_an_engine_that_is_launched_and_what_runs_beside_need_room_too(
+    config: Config, monkeypatch: pytest.MonkeyPatch, verl: dict[str, Any], beside: float, check: str, said: str
+) -> None:
+    """On a CPU 4 bytes a parameter; of a GPU the share that verl gives it."""
+    monkeypatch.setattr(doctor, "gpus", lambda: [(BILLION, 80 * BILLION)])
+    [found] = [one for one in doctor.room(replace(config, verl=verl), beside) if one.check == check]
+    assert said in found.message
+
+
+def test_gpus_are_those_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ASK", "print(1, 2, 3, 4)")
+    assert doctor.gpus() == [(1, 2), (3, 4)]
+    for asked in ("print()", "import a_module_that_is_not_there"):
+        monkeypatch.setattr(doctor, "ASK", asked)
+        assert doctor.gpus() == []
+
+
+def test_memory_that_the_system_does_not_tell_is_no_fault(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.memory("MemTotal") and doctor.memory("No") is None
+    monkeypatch.setattr(doctor, "memory", lambda kind: None)
+    assert only(config, "memory").level == "ok"
 
 
 def test_weights_on_their_way_need_room(config: Config, engine: StubEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +147,8 @@ def test_proxy_and_engines_are_asked(config: Config, engine: StubEngine) -> None
     gone = replace(config, engine_urls=(engine.url, NOWHERE))
     assert only(gone, "proxy").level == "fault" and "ajet-proxy serve" in only(gone, "proxy").advice
     assert [found.level for found in of(gone, "engine")] == ["ok", "fault"]
+    engine.status["/ajet/v1/status"] = 404
+    assert f"(process {os.getpid()}) listens on port" in only(replace(gone, proxy_url=engine.url), "proxy").message
     engine.lacks.add("/is_paused")
     assert "VLLM_SERVER_DEV_MODE=1" in only(gone, "engine").advice
 

@@ -11,10 +11,13 @@ import textwrap
 import time
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ajet_trainer import doctor
 from integrations.quickstart import programs
+from integrations.quickstart.plan import Plan
 from integrations.quickstart.programs import Children, QuickstartError
 
 HEAD = """
@@ -102,46 +105,36 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.shutil, "disk_usage", lambda _: Usage(0, 0, 50e9))
-    monkeypatch.setattr(programs, "memory", lambda _: 20e9)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, 50e9))
+    monkeypatch.setattr(doctor, "memory", lambda _: 20e9)
+    monkeypatch.setattr(doctor, "parameters", lambda _: 135_000_000)
 
 
 @pytest.mark.usefixtures("roomy")
 def test_a_good_machine_passes(tmp_path: Path) -> None:
-    programs.check_machine(tmp_path / "not" / "there")
+    programs.check_machine(Plan(), tmp_path / "not" / "there", tmp_path)
 
 
 @pytest.mark.usefixtures("roomy")
-def test_short_disk_and_memory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "memory", lambda _: 1e9)
-    with pytest.raises(QuickstartError, match=r"1\.0 GB of memory"):
-        programs.check_machine(tmp_path)
-    monkeypatch.setattr(programs.shutil, "disk_usage", lambda _: Usage(0, 0, 2e9))
-    with pytest.raises(QuickstartError, match=r"2\.0 GB of free disk"):
-        programs.check_machine(tmp_path)
+@pytest.mark.parametrize(("device", "change", "said"), [
+    ("cpu", {"memory": lambda _: 7e9}, r"take 7\.7 GB, and 7\.0 GB are free: .*end other programs"),
+    ("cpu", {"parameters": lambda _: 2_000_000_000}, r"take 45\.0 GB, and 20\.0 GB are free"),
+    ("cuda", {"gpus": lambda: [(16_000_000_000, 80_000_000_000)]}, r"take 31\.2 GB, and 16\.0 GB are free"),
+])  # fmt: skip
+def test_what_a_machine_lacks_is_said_as_the_doctor_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, change: dict[str, Any], said: str
+) -> None:
+    [(name, is_)] = change.items()
+    monkeypatch.setattr(doctor, name, is_)
+    with pytest.raises(QuickstartError, match=said):
+        programs.check_machine(Plan(device=device), tmp_path, tmp_path)
 
 
 @pytest.mark.usefixtures("roomy")
-def test_a_larger_model_needs_more(tmp_path: Path) -> None:
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(2_000_000_000)
-    with pytest.raises(QuickstartError, match=r"20\.0 GB of memory are free; 24 GB are needed"):
-        programs.check_machine(tmp_path, "cpu", tmp_path)
-
-
-@pytest.mark.usefixtures("roomy")
-def test_a_short_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = (16_000_000_000, 80_000_000_000)
-    monkeypatch.setattr(programs, "gpu_memory", lambda: there)
-    with pytest.raises(QuickstartError, match=r"16\.0 GB of a GPU's memory are free; 29 GB are needed, of which vLLM"):
-        programs.check_machine(tmp_path, "cuda")
-    there = (16_000_000_000, 24_000_000_000)
-    programs.check_machine(tmp_path, "cuda")
-
-
-def test_where_torch_sees_no_gpu_it_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert programs.gpu_memory() == (0, 0)
+def test_a_short_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(0, 0, 2e9))
+    with pytest.raises(QuickstartError, match=r"2 checkpoints take 8\.2 GB, and 2\.0 GB are free"):
+        programs.check_machine(Plan(), tmp_path, tmp_path)
 
 
 def test_programs_are_found_beside_us_in_the_daemons_environment_and_on_the_path(

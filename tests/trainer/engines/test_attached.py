@@ -106,7 +106,7 @@ def test_engines_that_are_started_again_get_the_last_weights_again(
 
 def test_an_engine_that_lost_its_adapter_has_it_again(engine: StubEngine, config: Config, tmp_path: Path) -> None:
     engine.base, said = "base", list[str]()
-    alone = replace(config, engine_urls=(engine.url,), model_name="planner", verl={"lora": 1})
+    alone = replace(config, engine_urls=(engine.url,), model_name="planner", verl={"lora_rank": 1})
     engines = Attached(alone, tmp_path, apart=True, say=said.append)
     engines.push(1, Path.mkdir)
     [folder] = tmp_path.iterdir()

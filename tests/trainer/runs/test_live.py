@@ -59,6 +59,15 @@ def test_live_keys_are_taken_up_and_others_are_named(file: File) -> None:
     assert file.live(found) is found
 
 
+def test_the_name_that_engines_serve_stays_where_the_file_names_none(file: File) -> None:
+    served = replace(START, model_name="Qwen/Qwen3-8B")
+    file.write("groups = 8")
+    assert file.live(served) == replace(served, groups=8) and file.said == []
+    file.write("model_name = 'other'")
+    file.live(served)
+    assert file.said == ["model_name: a change of this takes a restart"]
+
+
 def test_a_change_that_could_not_be_read_is_read_at_the_next_look(
     file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
