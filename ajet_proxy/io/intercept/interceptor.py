@@ -25,6 +25,7 @@ from ajet_proxy.io.intercept.diversion import Certificates, Diversion
 from ajet_proxy.io.intercept.tunnels import Tunnels
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import Mode
+from ajet_sdk.ports import listener
 
 logger = logging.getLogger(__name__)
 logging.getLogger("mitmproxy.addons.proxyserver").setLevel(logging.CRITICAL)  # `start` raises what it would say
@@ -60,8 +61,10 @@ class Interceptor:
         if not await self._server.setup_servers():
             faults = [item.last_exception for item in self._server.servers if item.last_exception]
             reason = "; ".join(str(fault).partition("Stack backtrace")[0].strip() for fault in faults)
+            ports = [mode.address[1] for mode in self._modes if mode.address is not None]
+            who = "".join(f"; {found} listens on port {port}" for port in ports if (found := listener(port)))
             await self.close()
-            raise OSError(f"cannot intercept: {reason or 'unknown reason'}")
+            raise OSError(f"cannot intercept: {reason or 'unknown reason'}{who}")
         await self._master.running()
         bundle = authority.write_bundle(self.directory)
         self.listening = tuple(
