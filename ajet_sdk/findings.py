@@ -39,7 +39,7 @@ def as_text(findings: Iterable[Finding]) -> str:
     """One line a finding, with its advice below it."""
     lines = []
     for item in findings:
-        lines.append(f"{item.level:8}{item.check}: {item.message}")
+        lines.append(f"{item.level:8}{item.check}: {' '.join(item.message.split())}")
         if item.advice:
             lines.append(f"        → {item.advice}")
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -249,12 +250,25 @@ def literal(text: str) -> Any:
 
 
 def find_model(config: Config) -> Path:
-    """The folder of its model; one that is not there for a hub's. Raises `ConfigError` for what can be no hub's."""
+    """The folder of its model; one that is not there if a hub gives it. Raises `ConfigError` if there is no model."""
     folder = Path(config.model)
-    nested = folder.parent != Path()
-    if not folder.is_dir() and (config.model.count("/") > 1 or (nested and folder.parent.is_dir())):
+    if not folder.is_dir() and config.model.count("/") > 1:  # a hub's names have one
         raise ConfigError(f"model: there is no folder {folder.absolute()}", param="model")
+    if not folder.is_dir() and not _has_hub(config.model):
+        said = f"there is no folder {folder.absolute()}, and no hub or its cache gives {config.model!r}"
+        raise ConfigError(f"model: {said}: give the path of a folder", param="model")
     return folder
+
+
+def _has_hub(model: str) -> bool:
+    """True if the configuration of `model` is in the cache of Hugging Face's hub, or could be fetched into it."""
+    try:
+        from huggingface_hub import hf_hub_download
+
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each attempt
+        return bool(hf_hub_download(model, "config.json"))
+    except (ImportError, OSError, ValueError):
+        return False
 
 
 def check(config: Config) -> Config:

@@ -62,7 +62,7 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
 
     The libraries of the backend write what they have to say into its log in the run folder.
     """
-    folder = find_model(config)
+    find_model(config)
     stop = Stop()
     stop.install()
     log = Path(config.run_dir) / backend().log
@@ -86,10 +86,7 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
         except Exception as error:
             progress.phase("failed", quiet=True)
             traceback.print_exc(file=file)
-            said = first_words(error)
-            if not folder.is_dir() and "huggingface.co" in str(error):
-                said = f"model: there is no folder {folder.absolute()}, and no hub gave {config.model!r}: give a folder"
-            raise TrainingFailed(f"{said} (more in {log})") from error
+            raise TrainingFailed(f"{first_words(error)} (more in {log})") from error
 
 
 def first_words(error: Exception) -> str:

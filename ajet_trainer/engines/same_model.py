@@ -22,6 +22,7 @@ from ajet_trainer.engines import http
 from ajet_trainer.engines.http import EngineLost, asking, cards, words
 
 LOOK_S = 30.0
+IS_VLLM = "is there a vLLM?"
 UNREADABLE = (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError)
 UNTOLD = "default"
 """The version of its weights that vLLM tells until it is told another."""
@@ -120,7 +121,7 @@ def look(config: Config, before: Mapping[str, Served]) -> dict[str, Served]:
             except (httpx.TransportError, ValueError, LookupError, TypeError, AttributeError):
                 continue
             except httpx.HTTPError as error:
-                raise EngineLost(f"the engine at {url} does not say what it serves: {words(error)}") from error
+                raise EngineLost(f"the engine at {url} does not say what it serves: {words(error, IS_VLLM)}") from error
             said = None
             if url not in before:
                 roots = (config_of(root) for _, root, _ in says.models)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,15 +72,23 @@ def test_what_a_model_folder_lacks_is_named(config: Config, lacks: str, check: s
     assert said in found.message and found.advice and found.level == ("fault" if check == "model" else "warning")
 
 
-def test_a_folder_that_is_not_there_may_be_a_hub_name(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    assert only(replace(config, model="org/name"), "model").level == "warning"
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = only(replace(config, model="org/name"), "model")
-    assert found.level == "fault" and "there is no folder" in found.message
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    beside = only(replace(config, model=f"{Path(config.model).parent}/no"), "model")
-    assert beside.level == "fault" and "there is no folder" in beside.message
+@pytest.mark.parametrize(("model", "given", "level", "said"), [
+    ("org/name", "a path", "warning", "org/name is a hub's"), ("org/name", OSError(), "fault", "there is no folder"),
+    ("org/name", ValueError(), "fault", "no hub or its cache gives 'org/name'"),
+    ("a/path/of/one", "a path", "fault", "there is no folder"),
+])  # fmt: skip
+def test_a_folder_that_is_not_there_is_asked_of_the_hub(
+    config: Config, monkeypatch: pytest.MonkeyPatch, model: str, given: str | Exception, level: str, said: str
+) -> None:
+    def download(name: str, file: str) -> str:
+        assert (name, file) == (model, "config.json")
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
+    found = only(replace(config, model=model), "model")
+    assert (found.level, found.advice) == (level, "give model the path of a folder") and said in found.message
 
 
 @pytest.mark.parametrize(("free", "verl", "check", "level"), [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -30,11 +31,12 @@ cli.main()
 
 
 def run(folder: Path, *words: str, text: str = "") -> tuple[int, str, str]:
-    config = folder / "run.toml"
-    config.write_text(f'[trainer]\nmodel = "m"\nrun_dir = "{folder / "run"}"\n{text}')
+    config, model = folder / "run.toml", folder / "m"
+    model.mkdir(exist_ok=True)
+    config.write_text(f'[trainer]\nmodel = "{model}"\nrun_dir = "{folder / "run"}"\n{text}')
     done = subprocess.run(
         [str(PYTHON), "-c", IMPATIENT, "run", "--config", str(config), *words],
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -101,6 +103,14 @@ def test_a_model_that_can_only_be_a_folder_is_missed_before_anything_is_asked(tm
     status, out, err = run(tmp_path, "model=not/there/yet")
     assert (status, out) == (2, "")
     assert err == f"ajet-trainer: model: there is no folder {Path('not/there/yet').absolute()}\n"
+
+
+@pytest.mark.parametrize("model", ["models/qwen", "qwen"])
+def test_a_model_that_no_hub_gives_is_missed_before_anything_is_asked(tmp_path: Path, model: str) -> None:
+    status, out, err = run(tmp_path, f"model={model}")
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    said = f"no folder {Path(model).absolute()}, and no hub or its cache gives {model!r}: give the path of a folder\n"
+    assert err == f"ajet-trainer: model: there is {said}"
 
 
 def test_one_trainer_at_a_time_works_in_a_run_folder(tmp_path: Path) -> None:
