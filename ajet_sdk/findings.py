@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
-import click
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -30,7 +28,7 @@ ok, warning, fault = partial(Finding, "ok"), partial(Finding, "warning"), partia
 
 def show(findings: Sequence[Finding], *, json: bool) -> None:
     """Prints them, and ends the process with 1 if there is a fault."""
-    click.echo(as_json(findings) if json else as_text(findings))
+    sys.stdout.write(f"{as_json(findings) if json else as_text(findings)}\n")
     if any(finding.level == "fault" for finding in findings):
         sys.exit(1)
 
