@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import functools
 import logging
 import os
@@ -390,10 +389,8 @@ def refuse_unwritable(data_dir: Path) -> None:
         with tempfile.TemporaryFile(dir=data_dir) as probe:
             probe.write(bytes(START_BYTES))
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free some space there" if full else "make it writable for this user (chown, remount)"
-        said = f"cannot write to data_dir {data_dir}: {os.strerror(error.errno or 0)}: {remedy}, or choose another"
-        raise OSError(error.errno, f"{said} --data-dir") from error
+        advice = "free some space, make it writable for this user (chown, remount), or choose another --data-dir"
+        raise OSError(error.errno, f"cannot write to data_dir {data_dir}: {error.strerror}: {advice}") from error
 
 
 def issue_key(config: Config, scope: str, tenant: str, ttl_s: float, model: str = "") -> str:

@@ -250,18 +250,16 @@ def literal(text: str) -> Any:
 
 
 def find_model(config: Config) -> Path:
-    """The folder of its model; one that is not there if a hub gives it. Raises `ConfigError` if there is no model."""
+    """The folder of its model, which is not there if a hub gives it. Raises `ConfigError` if there is no model."""
     folder = Path(config.model)
-    if not folder.is_dir() and config.model.count("/") > 1:  # a hub's names have one
-        raise ConfigError(f"model: there is no folder {folder.absolute()}", param="model")
-    if not folder.is_dir() and not _has_hub(config.model):
-        said = f"there is no folder {folder.absolute()}, and no hub or its cache gives {config.model!r}"
-        raise ConfigError(f"model: {said}: give the path of a folder", param="model")
-    return folder
+    if folder.is_dir() or (config.model.count("/") < 2 and _has_hub(config.model)):
+        return folder
+    said = f"there is no folder {folder.absolute()}, and no hub or its cache gives {config.model!r}"
+    raise ConfigError(f"model: {said}: give the path of a folder", param="model")
 
 
 def _has_hub(model: str) -> bool:
-    """True if the configuration of `model` is in the cache of Hugging Face's hub, or could be fetched into it."""
+    """True if the configuration of `model` is in the cache of Hugging Face's hub, or can be fetched into it."""
     try:
         from huggingface_hub import hf_hub_download
 

@@ -54,10 +54,10 @@ TAKES: Mapping[str, Mapping[str, str]] = {
 answer. ``refuse``: 409."""
 
 
-OTHER = "; open another episode"
-FINAL = "; a final reward ends an episode: give it after the last call, or final=False before"
-CORRECT = "; correct a reward before a trainer leases its episode"
-"""What to do about it, behind a refusal."""
+INSTEAD = {
+    "call": "; open another, and give a final reward after its last call alone",
+    "reward": "; give or correct rewards before an episode is leased or discarded",
+}
 
 
 def takes(command: str, episode: Episode) -> bool:
@@ -70,11 +70,7 @@ def takes(command: str, episode: Episode) -> bool:
         message = f"episode {episode.id} is {episode.state}{why}: too late for this {command}"
         if state != episode.state:
             message += ", since a trainer has had it"
-        if command == "call":
-            message += FINAL if episode.rewards else OTHER
-        if command == "reward":
-            message += OTHER if state == "discarded" else CORRECT
-        raise Conflict(message, code=f"episode_{state}")
+        raise Conflict(message + INSTEAD.get(command, ""), code=f"episode_{state}")
     if verdict == DO and episode.stored is not None:
         raise Conflict(f"episode {episode.id} is archived: too late for this {command}", code="episode_archived")
     return verdict == DO

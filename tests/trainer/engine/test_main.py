@@ -98,15 +98,9 @@ def test_a_run_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None
     assert err.startswith(f"ajet-trainer: run_dir '{tmp_path}/file/run' cannot be written to: ")
 
 
-def test_a_model_that_can_only_be_a_folder_is_missed_before_anything_is_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["not/there/yet", "models/qwen", "qwen"])
+def test_a_model_that_nothing_gives_is_missed_before_anything_is_asked(tmp_path: Path, model: str) -> None:
     """A configuration is read on other hosts too, where the folder need not be."""
-    status, out, err = run(tmp_path, "model=not/there/yet")
-    assert (status, out) == (2, "")
-    assert err == f"ajet-trainer: model: there is no folder {Path('not/there/yet').absolute()}\n"
-
-
-@pytest.mark.parametrize("model", ["models/qwen", "qwen"])
-def test_a_model_that_no_hub_gives_is_missed_before_anything_is_asked(tmp_path: Path, model: str) -> None:
     status, out, err = run(tmp_path, f"model={model}")
     assert (status, out) == (2, "") and err.count("\n") == 1
     said = f"no folder {Path(model).absolute()}, and no hub or its cache gives {model!r}: give the path of a folder\n"
