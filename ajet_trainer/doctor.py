@@ -34,6 +34,7 @@ HALF, FLOAT, TRAINED, SAVED = 2, 4, 16, 12
 in a checkpoint."""
 SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 """verl's key for the share of a GPU that an engine takes which it launches; 0.5 if it is not set."""
+LACKING = {"config.json": "configuration", "tokenizer_config.json": "tokenizer", "*.safetensors": "weights"}
 ASK = "import torch; print(*(n for i in range(torch.cuda.device_count()) for n in torch.cuda.mem_get_info(i)))"
 
 
@@ -89,14 +90,11 @@ def _model(config: Config) -> Iterator[Finding]:
     if not folder.is_dir():
         yield warning("model", f"{config.model} is a hub's: its size is not known", "give model the path of a folder")
         return
-    for name, lacking in (("config.json", "configuration"), ("tokenizer_config.json", "tokenizer")):
-        if not (folder / name).is_file():
-            yield fault("model", f"{folder} has no {lacking} ({name})", "give the folder as save_pretrained writes it")
+    for name, what in LACKING.items():
+        if not any(folder.glob(name)):
+            yield fault("model", f"{folder} has no {what} ({name})", "give the folder as save_pretrained writes it")
             return
-    if size := parameters(folder):
-        yield ok("model", f"{folder}: {size / 1e9:.2f} billion parameters")
-    else:
-        yield fault("model", f"{folder} has no weights (*.safetensors)", "give the whole folder")
+    yield ok("model", f"{folder}: {parameters(folder) / 1e9:.2f} billion parameters")
     apart = any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json"))
     if not apart and "chat_template" not in (folder / "tokenizer_config.json").read_text():
         yield warning("chat template", f"{folder} has none: chat completions are refused by vLLM",
