@@ -55,7 +55,7 @@ answer. ``refuse``: 409."""
 
 
 INSTEAD = {
-    "call": "; open another, and give a final reward after its last call alone",
+    "call": "; open another, and give a final reward only after its last call",
     "reward": "; give or correct rewards before an episode is leased or discarded",
 }
 

@@ -66,7 +66,7 @@ def test_a_refusal_says_why_the_episode_ended(rig: LedgerRig) -> None:
 
 
 @pytest.mark.parametrize(("state", "command", "said"), [
-    ("discarded", "call", r"\): too late for this call; open another, and give a final reward after its last call"),
+    ("discarded", "call", r"\): too late for this call; open another, and give a final reward only after its last"),
     ("ready", "call", "is ready: too late for this call; open another"),
     ("trained", "reward", "too late for this reward; give or correct rewards before an episode is leased"),
     ("trained", "abort", r"is trained: too late for this abort$"),
