@@ -220,7 +220,8 @@ class Client:
                 return outcome
             failure = _failure(outcome)
             left = deadline - (self.clock() - started)
-            if not _may_pass(outcome):
+            stays = UNTRUSTED in outcome.reason if isinstance(outcome, NoReply) else outcome.status not in PASSING
+            if stays:
                 raise failure
             if failure.code in (LANE_FULL, NO_ENGINE) and getattr(body, "hold_s", None) is not None:
                 raise failure
@@ -279,12 +280,6 @@ def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[s
         headers["content-type"] = "application/json"
     url = target.url + routes.PREFIX + path + ("?" + urlencode(query) if query else "")
     return Send(route.method, url, headers, content, ATTEMPT_S)
-
-
-def _may_pass(outcome: Reply | NoReply) -> bool:
-    if isinstance(outcome, NoReply):
-        return UNTRUSTED not in outcome.reason
-    return outcome.status in PASSING
 
 
 def _failure(outcome: Reply | NoReply) -> AjetError:

@@ -62,7 +62,6 @@ def proxy_option(command: F) -> F:
 
 
 def client_for(proxy: str | None, deadline: float | None = None) -> Client:
-    """The client of a command."""
     from ajet_sdk.blocking import Client
     from ajet_sdk.client import DEADLINE_S
 

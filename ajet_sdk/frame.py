@@ -246,8 +246,24 @@ class _Groups:
         name = found.get("sample", str)
         found.where = f"sample {name}"
         token_ids, loss_mask, logprobs = self._laid_out(found)
-        return _decode_sample(
-            found, sample=name, token_ids=token_ids, loss_mask=loss_mask, logprobs=logprobs, **of_episode
+        where, length, sampled = found.where, len(loss_mask), sum(loss_mask)
+        return Sample(
+            sample=name,
+            **of_episode,
+            agent=found.get("agent", str),
+            token_ids=token_ids,
+            loss_mask=loss_mask,
+            logprobs=logprobs,
+            policy_versions=spans_of(found.get("policy_versions", list), sampled, f"{where}: policy_versions"),
+            calls=tuple(found.each("calls", str)),
+            spans=tuple(_span(span, length, where) for span in found.each("spans", list)),
+            reward=None if body.get("reward") is None else found.number("reward"),
+            broken_by=None if body.get("broken_by") is None else found.get("broken_by", str),
+            repaired_tokens=found.get("repaired_tokens", int),
+            uncertain_tokens=found.get("uncertain_tokens", int) if "uncertain_tokens" in body else 0,
+            sampling=_sampling(found.each("sampling", list), sampled, where) if "sampling" in body else (),
+            finish_reasons=_of_each_call(found, "finish_reasons", str, where),
+            turns=_turns(found, where),
         )
 
     def _laid_out(self, found: _Map) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
@@ -281,26 +297,6 @@ def _tree(found: _Map) -> Tree:
         return Tree(tokens, runs)
     except ValueError as error:
         raise FrameError(f"{found.where}: {error}", param="parents") from error
-
-
-def _decode_sample(found: _Map, *, loss_mask: tuple[int, ...], **known: Any) -> Sample:
-    """The rest of a sample whose mask and so on are `known`."""
-    body, where, length, sampled = found.body, found.where, len(loss_mask), sum(loss_mask)
-    return Sample(
-        agent=found.get("agent", str),
-        loss_mask=loss_mask,
-        policy_versions=spans_of(found.get("policy_versions", list), sampled, f"{where}: policy_versions"),
-        calls=tuple(found.each("calls", str)),
-        spans=tuple(_span(span, length, where) for span in found.each("spans", list)),
-        reward=None if body.get("reward") is None else found.number("reward"),
-        broken_by=None if body.get("broken_by") is None else found.get("broken_by", str),
-        repaired_tokens=found.get("repaired_tokens", int),
-        uncertain_tokens=found.get("uncertain_tokens", int) if "uncertain_tokens" in body else 0,
-        sampling=_sampling(found.each("sampling", list), sampled, where) if "sampling" in body else (),
-        finish_reasons=_of_each_call(found, "finish_reasons", str, where),
-        turns=_turns(found, where),
-        **known,
-    )
 
 
 def _sampling(runs: list[list[Any]], sampled: int, where: str) -> SamplingSpans:

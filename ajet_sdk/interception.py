@@ -69,7 +69,7 @@ class Interception:
     def _direct(self, env: Mapping[str, str]) -> str:
         """The hosts without a proxy: the daemon, this machine, and those before, except for hosts to intercept."""
         before = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")
-        kept = [entry.strip() for entry in before if entry.strip() and not self._covers(entry.strip())]
+        kept = [entry for entry in map(str.strip, before) if entry and not self._covers(entry)]
         return ",".join(dict.fromkeys((*LOOPBACK, self.home, *kept)))
 
     def _covers(self, entry: str) -> bool:

@@ -148,11 +148,14 @@ class Settings:
         for name in self.options:
             file = found.pop(f"{name}_file", None) if f"{name}_file" in self.options else None
             if file and found.get(name) is None:
-                found[name] = _secret(file, f"{name}_file")
+                try:
+                    found[name] = Path(file).read_text().strip()
+                except (OSError, UnicodeDecodeError) as error:
+                    reason = error.strerror if isinstance(error, OSError) else "it is not text"
+                    raise ConfigError(f"cannot read {name}_file {file}: {reason}", param=f"{name}_file") from None
         return found
 
     def variable(self, name: str) -> str:
-        """The variable of a setting."""
         return self.prefix + name.upper()
 
     def read(
@@ -210,11 +213,3 @@ def toml(text: str) -> dict[str, Any]:
     else:
         from tomli import loads
     return loads(text)
-
-
-def _secret(file: str, name: str) -> str:
-    try:
-        return Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(f"cannot read {name} {file}: {reason}", param=name) from None

@@ -163,15 +163,12 @@ def sampling_text(sampling: Any) -> str:
         return "-"
     named = {"T" if name == "temperature" else name: value for name, value in sampling.items() if name != "logprobs"}
     unknown = sum(value is None for value in named.values())
-    given = " ".join(_setting(name, value) for name, value in named.items() if value is not None)
+    given = " ".join(
+        name if isinstance(value, (list, Mapping)) or str(value).startswith("sha256:") else f"{name}={_brief(value)}"
+        for name, value in named.items() if value is not None
+    )
     parts = (given, f"{unknown} unknown" if unknown else "", f"{sampling.get('logprobs', 'unknown')} logprobs")
     return ", ".join(part for part in parts if part)
-
-
-def _setting(name: str, value: Any) -> str:
-    """Shows a list, or a long value, by its name."""
-    is_long = isinstance(value, (list, Mapping)) or str(value).startswith("sha256:")
-    return name if is_long else f"{name}={_brief(value)}"
 
 
 def _timeline(timeline: Any) -> str:

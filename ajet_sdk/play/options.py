@@ -39,10 +39,6 @@ def said_by(task: Any) -> str:
     return task.json if isinstance(task, Line) else json.dumps(task, sort_keys=True, default=repr)
 
 
-def no_progress(progress: Progress) -> None:
-    """Shows nothing."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """The way in which a run goes through its tasks.
@@ -89,7 +85,7 @@ class RunOptions:
     revision: str | None = None
     replace_older: bool = False
     on_result: Callable[[RunResult], None] | None = None
-    on_progress: Callable[[Progress], None] = no_progress
+    on_progress: Callable[[Progress], None] = lambda _: None
     say: Callable[[str], None] = warn
     proxy_url: str | None = None
     api_key: str | None = None

@@ -179,7 +179,10 @@ class ProgramAgent:
             ended = replace(ended, graded=graded, verdict=verdict)
         decision = wait(episode.settle(program.source, ended))
         if isinstance(decision, Fails) and decision.hint is not None:
-            self._hint(decision.hint)
+            with self._lock:  # once in a run
+                said, self._hinted = self._hinted, True
+            if not said:
+                self._say(decision.hint)
 
     def _environment(self, task: Any, episode: Episode) -> dict[str, str]:
         env = {**os.environ, **self._program.env, **episode.env(), **self._guardian.mark}
@@ -191,15 +194,7 @@ class ProgramAgent:
             return self._program.interception.environment(env, episode.api_key)
         return reaching(env, episode.base_url)
 
-    def _hint(self, hint: str) -> None:
-        """Says it, once in a run."""
-        with self._lock:
-            said, self._hinted = self._hinted, True
-        if not said:
-            self._say(hint)
-
     def _play(self, env: Mapping[str, str], episode: Episode) -> tuple[int, LastNumber]:
-        """Runs the program itself."""
         began = time.monotonic()
         code, printed = self._run(self._program.argv, env, episode)
         episode.program_failed = sources.describe(code) if code != 0 else None
@@ -298,20 +293,17 @@ class ProgramAgent:
         while not self._stopped.wait(min(self._watch_s, TICK_S)):
             self._tick()
             now = time.monotonic()
-            self._end_those_of_other_code(now)
+            settled = [run for run in self._runs() if not run.steady and run.began + QUICK_S <= now]
+            others = [run for run in settled if self._is_other(run.episode)]
+            for run in settled:
+                run.steady = True
+            self._end_changed(others)
             if now - asked >= min(self._watch_s, ENGINE_S):
                 asked = now
                 self._look_at_the_proxy(now)
             if now - looked >= self._watch_s and not self._absence.away:
                 looked = now
                 self._end_discarded()
-
-    def _end_those_of_other_code(self, now: float) -> None:
-        settled = [run for run in self._runs() if not run.steady and run.began + QUICK_S <= now]
-        others = [run for run in settled if self._is_other(run.episode)]
-        for run in settled:
-            run.steady = True
-        self._end_changed(others)
 
     def _look_at_the_proxy(self, now: float) -> None:
         """Says that the proxy is away, or after a while that requests wait for an engine, where it has none."""

@@ -58,7 +58,8 @@ def of_program(argv: Sequence[str], cwd: str | None = None) -> Digest:
         module = _module(word, here) if re.match("-[A-Za-ln-z]*m$", before) else None
         installed = shutil.which(word) if number == 0 and "/" not in word else None
         found = Path(module or installed or here / word)
-        if _is_file(found) and (installed is None or _is_own(found)):
+        own = (os.path.expanduser("~"), Path.cwd())
+        if _is_file(found) and (installed is None or any(found.absolute().is_relative_to(folder) for folder in own)):
             return Digest(found)
         before = word
     digest = Digest(None)
@@ -84,12 +85,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file() and HELPERS.match(path.name) is None
     except (OSError, ValueError):
         return False
-
-
-def _is_own(path: Path) -> bool:
-    """True for a file in the home folder, or in the current one."""
-    found = path.absolute()
-    return any(found.is_relative_to(folder) for folder in (os.path.expanduser("~"), Path.cwd()))
 
 
 def _module(name: str, here: Path) -> str | None:

@@ -28,7 +28,7 @@ from ajet_sdk.play.episode import STOP_DEADLINE_S, Episode, EpisodeLife, new_epi
 from ajet_sdk.play.membership import NAME_TAKEN, Membership
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Patience
-from ajet_sdk.play.results import Progress, RunResult, RunResults
+from ajet_sdk.play.results import RunResult, RunResults
 from ajet_sdk.play.revision import of_agent
 from ajet_sdk.play.room import FULL_S, Room
 from ajet_sdk.play.schedule import AT_ONCE, LATER, Job, Later, OnceRollouts, Rollout, Source, WantedRollouts
@@ -92,7 +92,6 @@ class Hands:
     episode: type[EpisodeLife] = Episode
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Returns what `function` returns."""
         return function(*args)
 
     async def play(self, agent: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
@@ -179,18 +178,15 @@ class Rollouts:
         try:
             async with self._member:
                 if isinstance(self.source, PlayedRollouts):
-                    await self._progress(hands, await self.source.begin(self._client))
+                    await hands.call(self._options.on_progress, await self.source.begin(self._client))
                 if not isinstance(self.source, OnceRollouts):
                     await self._member.join()  # a dead client of its name may have open what is waited for
                 await self._play_all()
                 if isinstance(self.source, PlayedRollouts):
-                    await self._progress(hands, await self.source.finish(self._client))
+                    await hands.call(self._options.on_progress, await self.source.finish(self._client))
         finally:
             hands.free()
         return self.results
-
-    async def _progress(self, hands: Hands, found: Progress) -> None:
-        await hands.call(self._options.on_progress, found)
 
     async def _play_all(self) -> None:
         workers = [asyncio.ensure_future(self._work()) for _ in range(self._parallel)]
@@ -348,7 +344,6 @@ class Rollouts:
         return error and self._theirs(error)
 
     async def _end(self, hands: Hands, begun: Begun, error: BaseException | None) -> None:
-        """Hands on what came of a rollout."""
         result = result_of(begun.job.rollout, begun.task, begun.episode, error, time.monotonic() - begun.started)
         full, changed = result.infra and world_is_full(error), isinstance(error, ProgramChanged)
         again = self.source.ended(begun.job, result, time.monotonic(), changed=changed or full)
@@ -385,7 +380,6 @@ def member_of(client: Client, agent: Callable[..., Any], options: RunOptions) ->
 
 
 def source_of(tasks: Iterable[Any], options: RunOptions) -> Source:
-    """The source of the jobs of a run."""
     if options.wanted:
         learn = [options.model] if options.model else list((options.members or {}).values())
         return WantedRollouts(tasks, options.repeat, learn, never=list((options.teachers or {}).values()))

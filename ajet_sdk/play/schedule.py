@@ -154,10 +154,6 @@ class WantedRollouts(Source):
         if found is None:
             return LATER
         model, place = found
-        return Job(self._at(place), model, place)
-
-    def _at(self, place: int) -> Rollout:
-        """The rollout at a place of an evaluation; behind the last task comes the first one again."""
-        around, place = divmod(place, len(self._all))
-        once = self._all[place]
-        return replace(once, index=once.index + around * self._repeat)
+        around, here = divmod(place, len(self._all))  # behind the last task comes the first one again
+        once = self._all[here]
+        return Job(replace(once, index=once.index + around * self._repeat), model, place)

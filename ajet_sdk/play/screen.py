@@ -39,12 +39,10 @@ class Screen:
     def result(self, item: RunResult) -> None:
         self.done.append(item)
         if self._lines:
-            self.copies.text(result_line(item, self._so_far()))
-
-    def _so_far(self) -> str:
-        if self.before is None:
-            return ""
-        return f"[{self.before.done + sum(item.kept for item in self.done)}/{self.before.episodes}] "
+            so_far = ""
+            if self.before is not None:
+                so_far = f"[{self.before.done + sum(item.kept for item in self.done)}/{self.before.episodes}] "
+            self.copies.text(result_line(item, so_far))
 
     def progress(self, found: Progress) -> None:
         """Says how far the play is as the run begins, and remembers it as it ends."""

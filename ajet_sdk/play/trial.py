@@ -43,7 +43,6 @@ class Calls:
         self._texts: dict[str, Any] = {}
 
     def look(self) -> None:
-        """Shows what is new."""
         record = self._record(tokens=False)
         for call in record.get("calls") or []:
             name = str(call.get("call"))

@@ -74,9 +74,9 @@ def world_is_full(error: BaseException | None) -> bool:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """What caused `error`, or is in it."""
-    causes = (
-        error.__cause__, getattr(error, "reason", None), *error.args, *_sequence(getattr(error, "exceptions", ())),
-    )  # fmt: skip
+    group = getattr(error, "exceptions", ())
+    inside = group if isinstance(group, (list, tuple)) else ()
+    causes = (error.__cause__, getattr(error, "reason", None), *error.args, *inside)
     return [one for one in causes if isinstance(one, BaseException)]
 
 
@@ -131,7 +131,3 @@ def _status(error: BaseException) -> int | None:
             if isinstance(code, int) and 100 <= code < 600:
                 return code
     return None
-
-
-def _sequence(found: object) -> Collection[object]:
-    return found if isinstance(found, (list, tuple)) else ()
