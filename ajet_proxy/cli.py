@@ -273,7 +273,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     ARGUMENTS are the options of `serve`.
     """
     from ajet_proxy import systemd as service
-    from ajet_sdk.systemd import out_of_reach, unit_path
+    from ajet_sdk.systemd import install, out_of_reach
 
     given = serve.make_context("ajet-proxy serve", list(arguments)).params
     names = ("file", *(found.name for found in SETTINGS.options.values() if found.metavar == "FILE"))
@@ -296,11 +296,8 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     if only_print:
         click.echo(text, nl=False)
         return
-    path = unit_path(service.UNIT_NAME, user=user, env=os.environ)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    scope = " --user" if user else ""
-    click.echo(f"wrote {path}\nnow run: systemctl{scope} daemon-reload && systemctl{scope} enable --now {path.name}")
+    path, then = install(service.UNIT_NAME, text, user=user, env=os.environ)
+    click.echo(f"wrote {path}\n{then}")
 
 
 def _used_data_dir(config: Config) -> Path:
@@ -330,7 +327,6 @@ def _write(lines: Iterator[str]) -> None:
 
 
 def main() -> NoReturn:
-    """The console script."""
     run_command(cli, "ajet-proxy", "the daemon's part is ajet[proxy], for Python 3.12 or newer", explain=_explain)
 
 

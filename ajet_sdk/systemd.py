@@ -29,6 +29,14 @@ def unit_path(name: str, *, user: bool, env: Mapping[str, str]) -> Path:
     return (users_config(env) / "systemd" / "user" if user else Path("/etc/systemd/system")) / name
 
 
+def install(name: str, text: str, *, user: bool, env: Mapping[str, str]) -> tuple[Path, str]:
+    """Writes a unit. Returns where it is, and what its user has to do for it to run."""
+    path, scope = unit_path(name, user=user, env=env), " --user" if user else ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path, f"now run: systemctl{scope} daemon-reload && systemctl{scope} enable --now {path.name}"
+
+
 def users_config(env: Mapping[str, str]) -> Path:
     """The user's folder of configuration."""
     return Path(env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config"))

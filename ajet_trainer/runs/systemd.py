@@ -114,9 +114,6 @@ def install(
     if only_print:
         say(text.rstrip("\n"))
         return
-    path = systemd.unit_path(UNIT_NAME, user=user, env=env)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    scope, file = (" --user", "~/.config/ajet/trainer.env") if user else ("", ENVIRONMENT_FILE)
-    say(f"wrote {path}\nput AJET_TRAINER_KEY=... into {file}, for its owner's eyes alone\n"
-        f"now run: systemctl{scope} daemon-reload && systemctl{scope} enable --now {path.name}")  # fmt: skip
+    path, then = systemd.install(UNIT_NAME, text, user=user, env=env)
+    file = "~/.config/ajet/trainer.env" if user else ENVIRONMENT_FILE
+    say(f"wrote {path}\nput AJET_TRAINER_KEY=... into {file}, for its owner's eyes alone\n{then}")
