@@ -77,11 +77,6 @@ def plant(rows: Sequence[Ints]) -> Forest:
     return Forest(ids, parent, depth, exit_, tuple(index))
 
 
-def flatten(forest: Forest) -> list[Ints]:
-    """The rows that `forest` was planted with."""
-    return [forest.ids[places] for places in forest.index]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """``L`` logprobs that rows ask for, each of them once: what a node's logits say of a child's token, at one

@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import copy
 import json
-import socket
 import ssl
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +35,7 @@ from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
 from ajet_sdk.sample import Batch
 from ajet_sdk.settings import ConfigError
+from ajet_sdk.sockets import watching
 from ajet_trainer.config import Config
 
 DEADLINE_S = 120.0
@@ -91,7 +90,8 @@ class Link:
         self._http = httpx.Client(
             base_url=self.url + routes.PREFIX,
             headers=headers,
-            transport=transport or _transport(tls, answer_s),
+            # the system gives up unsent data before we do: late, an old word would open a gate that was closed since
+            transport=transport or httpx.HTTPTransport(verify=tls or True, socket_options=watching(0.8 * answer_s)),
             trust_env=False,
         )
         self.deadline_s = deadline_s
@@ -301,13 +301,6 @@ def content_of(answer: httpx.Response, url: str) -> bytes:
         pieces.append(piece)
     said = f"{url} answers with more than the {MAX_FRAME_BYTES} bytes that a batch may have; {_RELEASES}"
     raise TooLarge(said, code="frame_too_large")
-
-
-def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTransport:
-    """Connections whose system gives up unsent data before we do. After a network outage it would deliver that minutes
-    late, and an old word would open a gate that was closed since."""
-    options = [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(800 * answer_s))] if sys.platform == "linux" else []
-    return httpx.HTTPTransport(verify=tls or True, socket_options=options)
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 LOCK = "lock"
 """The file that a run locks for as long as it lives."""
+PRIVATE = 0o600
 
 
 def hold(run_dir: Path, name: str = LOCK) -> IO[str]:
@@ -34,7 +35,7 @@ def run_of(run_dir: Path) -> str:
     word = path.read_text().strip() if path.exists() else ""
     if not word:
         word = secrets.token_hex(8)
-        put_private(path, word + "\n")
+        put(path, word + "\n", PRIVATE)
     return word
 
 
@@ -48,13 +49,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def put(path: Path, text: str, mode: int = 0o644) -> None:
-    """Puts `text` into the file at `path`, all of it or nothing."""
+    """Puts `text` into the file at `path`, all of it or nothing. With `PRIVATE`, its owner alone may read it."""
     temporary = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
         file.write(text)
     temporary.replace(path)
-
-
-def put_private(path: Path, text: str) -> None:
-    """As `put`, for a file that its owner alone may read."""
-    put(path, text, 0o600)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ajet_sdk.errors import AjetError
-from ajet_trainer.run_folder import LOCK, put_private, read_json
+from ajet_trainer.run_folder import LOCK, PRIVATE, put, read_json
 
 TAKEN = 75
 """The exit code of one that came second."""
@@ -41,7 +41,8 @@ def become(run_dir: Path, starts: int, command: list[str]) -> NoReturn:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         sys.exit(TAKEN)
-    put_private(run_dir / "started.json", json.dumps({"pid": os.getpid(), "starts": starts, "word": uuid.uuid4().hex}))
+    start = {"pid": os.getpid(), "starts": starts, "word": uuid.uuid4().hex}
+    put(run_dir / "started.json", json.dumps(start), PRIVATE)
     os.set_inheritable(descriptor, True)
     os.execv(command[0], command)
 

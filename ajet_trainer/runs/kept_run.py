@@ -21,7 +21,7 @@ from typing import Any
 
 from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.run_folder import LOCK, put_private, read_json
+from ajet_trainer.run_folder import LOCK, PRIVATE, put, read_json
 from ajet_trainer.runs import held
 from ajet_trainer.runs.allowed import Allowed, config_of, toml_of
 from ajet_trainer.runs.hidden import Hidden
@@ -126,25 +126,20 @@ class KeptRun:
         if int(phase.get("step", 0)) > self.step:
             self.step, self.attempts = int(phase["step"]), 0
         if wanted["desired"] == "running" and starts == wanted["starts"]:
-            fault = self._hand_over(wanted)
+            fault = None
+            try:
+                self._write(wanted)
+            except ConfigError as error:  # the host allows it no longer
+                fault = self.host.hidden.text(error.message)
             up = str(phase.get("phase", "")).startswith(TRAINING)
             self._report("running" if up else "starting", starts=starts, reason=fault)
             return
         if pid is not None and start and (self.urged or not self._was_told(start)):
             self.host.say(f"run {self.name}: asking its trainer to end")
             held.tell_to_end(self.folder, pid)
-            put_private(self.folder / TOLD, json.dumps({"word": start["word"]}))
+            put(self.folder / TOLD, json.dumps({"word": start["word"]}), PRIVATE)
             self.urged = False
         self._report("stopping", starts=starts)
-
-    def _hand_over(self, wanted: Mapping[str, Any]) -> str | None:
-        """Gives a trainer that runs what is wanted now. Returns what is wrong with that, if the host allows it no
-        longer."""
-        try:
-            self._write(wanted)
-        except ConfigError as error:
-            return self.host.hidden.text(error.message)
-        return None
 
     def _note_end(self) -> None:
         """Remembers how a trainer of ours ended."""
@@ -195,7 +190,7 @@ class KeptRun:
         config_of(document)
         text, path = toml_of(document), self.folder / CONFIG
         if not path.exists() or path.read_text() != text:
-            put_private(path, text)
+            put(path, text, PRIVATE)
 
     def _report(self, state: str, **more: Any) -> None:
         (last, whole), now = phase_in(self.folder / PHASE), self._phase()

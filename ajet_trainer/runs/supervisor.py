@@ -19,7 +19,7 @@ from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import check_name
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import SETTINGS, digest
-from ajet_trainer.run_folder import hold, put_private
+from ajet_trainer.run_folder import PRIVATE, hold, put
 from ajet_trainer.runs.allowed import Allowed, config_of
 from ajet_trainer.runs.hidden import Hidden
 from ajet_trainer.runs.kept_run import COMMAND, Host, KeptRun, found_in
@@ -70,7 +70,7 @@ class Supervisor:
         """The word of the folder of runs, by which the daemon knows it after a restart."""
         path = self.allowed.runs / ".supervisor"
         if not path.exists():
-            put_private(path, uuid.uuid4().hex)
+            put(path, uuid.uuid4().hex, PRIVATE)
         return path.read_text().strip()
 
     def end(self) -> None:

@@ -18,7 +18,7 @@ from ajet_sdk.output import say
 from ajet_sdk.runs import LEARNING_RATE
 from ajet_trainer.config import digest, load
 from ajet_trainer.progress import Progress
-from ajet_trainer.run_folder import put_private
+from ajet_trainer.run_folder import PRIVATE, put
 from ajet_trainer.runs.live import Live
 
 STEP_S = 0.02
@@ -59,7 +59,7 @@ def main() -> None:
         step += 1
         rate = config.verl.get(LEARNING_RATE)
         made = json.dumps([os.getpid(), step, rate]) + "\n"
-        put_private(saved, made)
+        put(saved, made, PRIVATE)
         append(history, made)
         progress.record({"step": step, "config": digest(config), "rate": rate, "timing": {}})
     if config.model_name == "deaf":

@@ -16,7 +16,6 @@ from ajet_trainer.forest import (
     Prices,
     blocks,
     cut,
-    flatten,
     mask_mod,
     plant,
     prices,
@@ -52,8 +51,9 @@ def test_each_prefix_is_one_node_and_rows_come_back(rows: list[list[int]]) -> No
     forest = plant(arrays(rows))
     found = paths(forest)
     assert len(found) == len(set(found)) and set(found) == prefixes(rows)
-    assert [row.tolist() for row in flatten(forest)] == rows
-    assert all(row.dtype == np.int64 for row in flatten(forest))
+    back = [forest.ids[places] for places in forest.index]
+    assert [row.tolist() for row in back] == rows
+    assert all(row.dtype == np.int64 for row in back)
     assert forest.depth.tolist() == [len(path) - 1 for path in found]
     assert forest.tokens == sum(map(len, rows)) and forest.seen == sum(map(len, found))
 

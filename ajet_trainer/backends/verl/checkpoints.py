@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 from ajet_trainer.run_folder import put
@@ -25,7 +26,9 @@ DTYPE = "dtype"
 def repair_marker(folder: Path) -> int | None:
     """The step that verl will resume from, or None for a start from scratch; `folder` holds ``global_step_N``."""
     steps, whole = _steps(folder)
-    marked = _marked(folder)
+    marked = None
+    with suppress(OSError, ValueError):
+        marked = int((folder / MARKER).read_text())
     newest = marked if marked in whole else (whole[-1] if whole else None)
     for step in steps:
         if newest is None or step > newest:
@@ -62,10 +65,3 @@ def _steps(folder: Path) -> tuple[list[int], list[int]]:
     names = (path.name.removeprefix("global_step_") for path in folder.glob("global_step_*"))
     steps = sorted(int(name) for name in names if name.isdecimal())
     return steps, [step for step in steps if is_whole(folder / f"global_step_{step}")]
-
-
-def _marked(folder: Path) -> int | None:
-    try:
-        return int((folder / MARKER).read_text())
-    except (OSError, ValueError):
-        return None

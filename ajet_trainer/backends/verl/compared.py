@@ -26,12 +26,6 @@ def dtype_of(config: DictConfig) -> str | None:
     return str(OmegaConf.select(actor, "fsdp_config.mixed_precision.param_dtype") or "bf16")
 
 
-def dtype_of_launched(config: DictConfig) -> str:
-    """The dtype in which the engines compute that verl launches."""
-    rollout = config.actor_rollout_ref.rollout
-    return str(rollout.get("quantization") or rollout.dtype)
-
-
 def logprobs_of(worker: Any, texts: Sequence[Text], *, packed: bool) -> list[list[float]] | None:
     """The logprobs of verl's training `worker`, at temperature 1, of each answer in `texts`. Every process computes the
     same. None in one that has no part of the output."""

@@ -170,7 +170,8 @@ class VerlLearner:
         computed = verl.actor_rollout_wg.logprobs_of([(prompt, answer.ids) for answer in found])
         if self.colocated:
             self.push()
-        served = compared.dtype_of_launched(verl.config) if self.colocated else None
+        rollout = verl.config.actor_rollout_ref.rollout
+        served = str(rollout.get("quantization") or rollout.dtype) if self.colocated else None
         for url, answer, own in zip(urls, found, next(one for one in computed if one is not None), strict=True):
             answers.check(url, answer, own, served, compared.dtype_of(verl.config))
 

@@ -23,7 +23,6 @@ class Loggers:
         self._warned: set[str] = set()
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Passes the metrics of `step` on."""
         if self._made is None:
             self._made = {}
             for name in names(self._config):

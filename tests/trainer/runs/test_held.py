@@ -67,6 +67,6 @@ def test_a_folder_that_cannot_be_asked_says_so(tmp_path: Path) -> None:
 def test_a_note_that_was_cut_short_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "note").write_bytes(text.encode("latin-1"))
     assert run_folder.read_json(tmp_path / "note") == {}
-    run_folder.put_private(tmp_path / "note", '{"a": 1}')
+    run_folder.put(tmp_path / "note", '{"a": 1}', run_folder.PRIVATE)
     assert run_folder.read_json(tmp_path / "note") == {"a": 1}
     assert (tmp_path / "note").stat().st_mode & 0o777 == 0o600
