@@ -140,7 +140,6 @@ async def serve(wire: socket.socket) -> None:
 
 
 def main() -> None:
-    """Run the worker process."""
     for number in endings():
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()

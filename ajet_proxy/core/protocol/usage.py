@@ -27,7 +27,6 @@ class Tail:
     _last = b""
 
     def feed(self, data: bytes) -> None:
-        """Takes the next piece."""
         self._last = (self._last + data[-LAST:])[-LAST:]
 
     def tokens(self) -> int:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TypeVar
 
 from ajet_proxy.core.tokens import common_prefix, cut, unpack_tokens
@@ -106,13 +108,7 @@ def _sampling(turns: Iterable[Turn]) -> SamplingSpans:
 
 def _runs(spans: Iterable[tuple[T, int]]) -> tuple[tuple[T, int], ...]:
     """`spans` of sampled tokens; equal neighbors become one."""
-    runs: list[tuple[T, int]] = []
-    for value, sampled in spans:
-        if runs and runs[-1][0] == value:
-            runs[-1] = (value, runs[-1][1] + sampled)
-        else:
-            runs.append((value, sampled))
-    return tuple(runs)
+    return tuple((value, sum(sampled for _, sampled in run)) for value, run in groupby(spans, itemgetter(0)))
 
 
 def _reward(turns: Sequence[Turn], rewards: Iterable[EpisodeReward]) -> float | None:

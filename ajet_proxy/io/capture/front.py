@@ -99,7 +99,6 @@ class HttpFront:
         app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=body_of.unasked)
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
-        """Answer one request."""
         if (refused := without_websocket(http)) is not None:
             self._metrics.inc("ajet_requests_total", route="refused", status=refused.status)
             return refused
@@ -169,7 +168,6 @@ class HttpFront:
             self._ledger_port.unserved(identity, "" if body is None else body.model, code)
 
     async def _pass(self, caller: Caller) -> web.StreamResponse:
-        """Pass a request on as it is."""
         sent, body = await self._body(caller), None
         with contextlib.suppress(BadRequest):
             body = await self._read(caller, sent)

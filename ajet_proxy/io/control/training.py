@@ -32,7 +32,12 @@ async def lease(desk: Desk, http: web.Request, asked: Asked) -> web.Response:
     It looks again when another look may find more. The frame is made in a thread: leased episodes do not change, and
     millions of tokens take a while.
     """
-    _check_wire(http)
+    reads = http.headers.get(HEADER_WIRE)
+    if reads is not None and str(frame.VERSION) not in map(str.strip, reads.split(",")):
+        raise BadRequest(
+            f"this proxy writes wire version {frame.VERSION}; the trainer reads {reads[:80]!r}: update one of them",
+            code="wire_version", param=HEADER_WIRE,
+        )
     store, clock, stopping = desk.store, desk.clock, desk.stopping
     deadline = clock.now() + asked.body.wait_s
     while True:
@@ -54,16 +59,6 @@ async def lease(desk: Desk, http: web.Request, asked: Asked) -> web.Response:
     batch = http[SUBJECT] = str((await desk.shown(answer))["batch"])
     data = await asyncio.to_thread(lambda: frame.encode_batch(views.batch(store.state, batch)))
     return web.Response(body=data, content_type=frame.CONTENT_TYPE)
-
-
-def _check_wire(http: web.Request) -> None:
-    """Refuse a trainer that reads none of the wire versions we write."""
-    asked = http.headers.get(HEADER_WIRE)
-    if asked is not None and str(frame.VERSION) not in [item.strip() for item in asked.split(",")]:
-        raise BadRequest(
-            f"this proxy writes wire version {frame.VERSION}; the trainer reads {asked[:80]!r}: update one of them",
-            code="wire_version", param=HEADER_WIRE,
-        )
 
 
 class Weights:

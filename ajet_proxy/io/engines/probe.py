@@ -105,7 +105,6 @@ class SamplingProbe:
         return task.result() if task.done() and not task.cancelled() else sampling.Known()
 
     async def close(self, _app: web.Application | None = None) -> None:
-        """Ask no more."""
         tasks = [task for task, _ in self._asking.values()]
         for task in tasks:
             task.cancel()

@@ -54,7 +54,6 @@ class Pulse:
         return asyncio.get_running_loop().time() - self._silent_since >= min(waited_s / 2, DEAF_S)
 
     async def close(self) -> None:
-        """Look no more."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

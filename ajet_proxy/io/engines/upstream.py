@@ -364,7 +364,7 @@ class Forwarding:
         for lower, name, value in named:
             if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
                 continue
-            if lower in _CREDENTIALS and (upstream_key is not None or any(map(self._is_ours, _keys(value)))):
+            if lower in _CREDENTIALS and (upstream_key is not None or any(map(self._is_ours, keys_in(value)))):
                 continue
             if holds_key(value):  # as a cookie or in a header of the caller's own
                 continue
@@ -404,6 +404,6 @@ def _dropped(named: Iterable[tuple[str, str, str]], names: frozenset[str]) -> fr
     return names.union(name.strip().lower() for value in values for name in value.split(",")) if values else names
 
 
-def _keys(value: str) -> tuple[str, str]:
+def keys_in(value: str) -> tuple[str, str]:
     """The key in a credential header: without its scheme, and with it, in case that is part of the key."""
     return value.strip().partition(" ")[2].strip(), value.strip()

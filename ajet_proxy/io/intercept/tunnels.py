@@ -21,7 +21,7 @@ from multidict import CIMultiDict
 
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Claims, check_scope, proxy_key_in
-from ajet_proxy.io.engines.upstream import as_written
+from ajet_proxy.io.engines.upstream import as_written, keys_in
 from ajet_proxy.io.http.errors import Handler, error_response, host_of, without_websocket
 from ajet_proxy.settings import Mode
 from ajet_sdk.errors import AjetError, Forbidden
@@ -146,6 +146,4 @@ class Tunnels:
 
 
 def _is_ours(name: str, value: str) -> bool:
-    if name.lower() not in ("authorization", "x-api-key"):
-        return False
-    return value.strip().startswith(KEY_PREFIX) or value.strip().partition(" ")[2].strip().startswith(KEY_PREFIX)
+    return name.lower() in ("authorization", "x-api-key") and any(key.startswith(KEY_PREFIX) for key in keys_in(value))

@@ -286,7 +286,10 @@ class Journal:
                 if str(error) != str(self.error):
                     logger.error("the journal cannot write: %s; intake stops until it can", error)
                 self.error = error
-                self._cut_back()
+                if self._ragged:  # nothing is left behind the last durable record, if the disk allows that much
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(self._descriptor, self._end)
+                        self._ragged = False
                 self._on_progress()
                 with self._changed:
                     self._due = True
@@ -333,13 +336,6 @@ class Journal:
             f"{self._path} was moved, removed, replaced or cut short under the proxy: put {self._folder} back as it "
             "was, and it continues; if that is gone, stop the proxy and restore it from a copy"
         )
-
-    def _cut_back(self) -> None:
-        """Leave nothing behind the last durable record, if the disk allows that much."""
-        if self._ragged:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)
-                self._ragged = False
 
     def _write(self, batch: list[bytes]) -> None:
         """Append `batch` behind the last durable record and make it durable, where a start finds it."""

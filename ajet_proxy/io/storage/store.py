@@ -214,7 +214,6 @@ class Store:
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[Sequence[Event]], None]) -> None:
-        """Tell `listener` no more."""
         self._listeners.remove(listener)
 
     async def subscribe(self) -> AsyncIterator[Event]:
