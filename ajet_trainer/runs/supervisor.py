@@ -63,15 +63,11 @@ class Supervisor:
             self._lock = hold(allowed.runs, ".lock")
         except BlockingIOError:
             raise ConfigError(f"another supervisor keeps the runs in {allowed.runs}", param="runs") from None
-        self._instance = self._folder_word()
-        self.runs = found_in(self._host)
-
-    def _folder_word(self) -> str:
-        """The word of the folder of runs, by which the daemon knows it after a restart."""
-        path = self.allowed.runs / ".supervisor"
+        path = self.allowed.runs / ".supervisor"  # its word is that of the folder, by which the daemon knows it again
         if not path.exists():
             put(path, uuid.uuid4().hex, PRIVATE)
-        return path.read_text().strip()
+        self._instance = path.read_text().strip()
+        self.runs = found_in(self._host)
 
     def end(self) -> None:
         """From now on nothing is wanted. A second time, trainers that end are asked again, and end at once."""

@@ -13,9 +13,8 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
-from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
+from ajet_proxy.core.continuity.memory import Sought
 from ajet_proxy.core.trajectory.call import RESTARTED
-from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, unsent
 from ajet_proxy.io.ledger_port.remote import NOTICES, QUESTIONS
@@ -38,8 +37,9 @@ class PortServer:
         self._answered: set[str] = set()
         """Calls on disk whose clients the worker has not sent the end yet, as far as it has said."""
         own: dict[str, Any] = {
-            "find": ledger_port.find, "recall": self._recall, "enter": self._enter, "begin": self._begin,
-            "leave": self._leave, "end": self._end, "sent": self._sent, "lose": self._lose, **more,
+            "find": ledger_port.find, "enter": self._enter, "begin": self._begin, "leave": self._leave,
+            "recall": lambda sought, episode: ledger_port.recall(Sought(*sought), episode),
+            "end": self._end, "sent": self._sent, "lose": self._lose, **more,
         }
         self._means = {name: getattr(ledger_port, name) for name in (*QUESTIONS, *NOTICES)} | own
 
@@ -93,9 +93,6 @@ class PortServer:
     def _lose(self, endings: Sequence[Ending]) -> None:
         self._answered.difference_update(ending.call for ending in endings if isinstance(ending, Gone))
         self._ledger_port.lose(endings)
-
-    async def _recall(self, sought: Sequence[Any], episode: str) -> tuple[Known, Packed] | Outcome:
-        return await self._ledger_port.recall(Sought(*sought), episode)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:

@@ -224,9 +224,10 @@ def _fields(value: Any) -> dict[str, Any]:
     if isinstance(value, Episode):
         fields["transcript"] = _fields(value.transcript)  # no extension, which ends at 4 GiB
     if isinstance(value, Transcript):
-        first: dict[Asked, str] = {}
+        first: dict[Asked, Any] = {}  # which calls share, the first of them tells, and the others name that one
         fields["calls"] = {
-            name: dataclasses.replace(entry, asked=_once(entry.asked, name, first))
+            name: entry if first.setdefault(entry.asked, name) == name
+            else dataclasses.replace(entry, asked=first[entry.asked])
             for name, entry in value.calls.items()
         }
         fields["chains"] = [
@@ -234,11 +235,6 @@ def _fields(value: Any) -> dict[str, Any]:
             for chain in value.chains
         ]
     return fields
-
-
-def _once(asked: Asked, call: str, first: dict[Asked, str]) -> Any:
-    """Pack what was asked, for the `first` of the calls that share it; for the others, the name of that call."""
-    return asked if first.setdefault(asked, call) == call else first[asked]
 
 
 def _named(turn: Turn, known: Transcript) -> Any:
