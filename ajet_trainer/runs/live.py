@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.runs import LEARNING_RATE, LIVE
-from ajet_sdk.settings import ConfigError
+from ajet_sdk.watched_files import WatchedFiles
 from ajet_trainer.config import NAME, OF_THE_HOST, Config, check
 
 OURS = tuple(key.partition(".")[2] for key in LIVE if key.startswith("trainer."))
@@ -22,35 +22,25 @@ class Live:
     """The file at `path`, which `read` reads; `say` shows a line."""
 
     def __init__(self, path: Path, read: Callable[[], Config], say: Callable[[str], None]) -> None:
-        self._path, self._read, self._say = path, read, say
-        self._seen, self._fault = self._stamp(), ""
+        self._read, self._say = read, say
+        self._file = WatchedFiles("the configuration stays as it is", [path], say)
+        self._file.take(lambda: None)  # it was read a moment ago
 
     def __call__(self, config: Config) -> Config:
         """`config` with what has changed in the file and can change now; the same object if nothing has."""
-        stamp = self._stamp()
-        if stamp == self._seen:
-            return config
-        try:
+
+        def read() -> tuple[Config, Config]:
             wanted = self._read()
             if wanted.model_name == NAME:  # it names none: what the engines serve stays
                 wanted = replace(wanted, model_name=config.model_name)
-            found = check(taken_up(config, wanted))
-        except ConfigError as error:
-            if str(error) != self._fault:
-                self._say(f"the configuration stays as it is: {error}")
-            self._fault = str(error)  # and it is read again at the next look, since the disk may have failed
+            return wanted, check(taken_up(config, wanted))
+
+        if (taken := self._file.take(read)) is None:
             return config
-        self._seen, self._fault = stamp, ""
+        wanted, found = taken
         if left := differing(found, wanted):
             self._say(f"{', '.join(left)}: a change of this takes a restart")
         return config if found == config else found
-
-    def _stamp(self) -> tuple[int, ...] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def taken_up(config: Config, wanted: Config) -> Config:

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ajet_proxy.core.identity.keys import Keys, Ring
-from ajet_proxy.io.runtime.watched_files import WatchedFiles
 from ajet_sdk.settings import ConfigError
+from ajet_sdk.watched_files import WatchedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Watch:
     def __init__(self, data_dir: Path, keys: Keys) -> None:
         self._data_dir = data_dir
         self._keys = keys
-        self._files = WatchedFiles("the keys stay as they were", (data_dir / name for name in (SECRET, REVOKED)))
+        self._files = WatchedFiles("the keys stay as they were", (data_dir / SECRET, data_dir / REVOKED), logger.error)
 
     def tick(self) -> None:
         """Look again."""

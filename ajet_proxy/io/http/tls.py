@@ -21,10 +21,10 @@ from typing import Any
 
 from aiohttp import web
 
-from ajet_proxy.io.runtime.watched_files import WatchedFiles
 from ajet_proxy.settings import Config
 from ajet_sdk.errors import Forbidden
 from ajet_sdk.settings import ConfigError
+from ajet_sdk.watched_files import WatchedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def listening(config: Config) -> ssl.SSLContext | None:
     if config.tls_cert is None:
         return None
     named = (config.tls_cert, config.tls_key, config.tls_client_ca)
-    files = WatchedFiles("the certificate stays as it was", (file for file in named if file is not None))
+    files = WatchedFiles("the certificate stays as it was", filter(None, named), logger.error)
     files.take(lambda: None)
     secured = current = _context(config)
 

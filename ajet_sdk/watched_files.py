@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,22 +9,21 @@ from typing import TypeVar
 
 from ajet_sdk.settings import ConfigError
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class WatchedFiles:
-    """Files that may be written to, replaced or missing. `stays` is what the log says while they
-    cannot be read, such as "the keys stay as they were"."""
+    """Files that may be written to, replaced or missing. `stays` is what is said by `say` while they cannot be read,
+    such as "the keys stay as they were"."""
 
-    def __init__(self, stays: str, files: Iterable[str | Path]) -> None:
-        self._stays = stays
+    def __init__(self, stays: str, files: Iterable[str | Path], say: Callable[[str], None]) -> None:
+        self._stays, self._say = stays, say
         self._files = tuple(files)
         self._seen: list[object] = []
         self._fault = ""
 
     def take(self, read: Callable[[], T]) -> T | None:
-        """The result of `read`, if a file has changed since it last succeeded; None if not. A failure is in the log
+        """The result of `read`, if a file has changed since it last succeeded; None if not. A failure is said
         once, and the files are read again at the next look."""
         now = [_version(file) for file in self._files]
         if now == self._seen:
@@ -34,7 +32,7 @@ class WatchedFiles:
             found = read()
         except (OSError, ConfigError) as error:
             if str(error) != self._fault:
-                logger.error("%s: %s", self._stays, error)
+                self._say(f"{self._stays}: {error}")
             self._fault = str(error)
             return None
         self._seen, self._fault = now, ""
