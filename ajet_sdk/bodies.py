@@ -145,8 +145,10 @@ def _coerce(name: str, base: str, value: Any) -> Any:
         return dict(value)
     if base == "tuple[str, ...]" and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return tuple(value)
+    if base.startswith("tuple[Mapping") and isinstance(value, (list, tuple)):
+        return tuple(_coerce(name, "Mapping", item) for item in value)
     words = {"float": "a finite number", "int": "an integer", "bool": "true or false", "str": "a string",
-             "tuple[str, ...]": "a list of strings"}
+             "tuple[str, ...]": "a list of strings", "tuple[Mapping[str, Any], ...]": "a list of objects"}
     raise BadRequest(f"{name} must be {words.get(base, 'an object')}, not {repr(value)[:80]}", param=name)
 
 

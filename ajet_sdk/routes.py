@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ajet_sdk.address import server
-from ajet_sdk.bodies import Body, check_length, checked, number, text, word
+from ajet_sdk.bodies import Body, check_length, checked, number, parse, text, word
 from ajet_sdk.errors import BadRequest
 
 KEY_PREFIX = "ajet-"
@@ -36,6 +36,8 @@ HEADER_REWARD_AGENT = "X-AJet-Reward-Agent"
 HEADER_REWARD_NOTE = "X-AJet-Reward-Note"
 HEADER_FINAL = "X-AJet-Final"
 HEADER_CLIENT = "X-AJet-Client"
+HEADER_TRAFFIC = "X-AJet-Traffic"
+"""1: what is sampled may be learned from, if the key or the daemon allows it. 0: nothing of this episode ever is."""
 HEADER_TRAINER = "X-AJet-Trainer"
 """The process of a trainer that asks, as ``POST trainers`` calls it."""
 HEADER_WIRE = "X-AJet-Wire"
@@ -45,7 +47,7 @@ of them it answers 400 with code ``wire_version`` and leases nothing."""
 EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
 DiscardReason = Literal[
     "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_group", "incomplete_call", "stale", "filtered",
-    "client_gone", "older_revision", "other_run",
+    "client_gone", "older_revision", "other_run", "withdrawn", "not_judged",
 ]
 DISCARD_REASONS: tuple[DiscardReason, ...] = get_args(DiscardReason)
 LEASE_UNITS = ("groups", "episodes")
@@ -94,6 +96,8 @@ MAX_WAIT_S = 3600.0
 MAX_AGE_S = 1e9
 """Seconds that anything is open or waited for; some thirty years, so that times add up exactly."""
 MAX_LEASE_S = 7 * 86400.0
+MAX_JUDGEMENTS = 1000
+"""Of a lease; and rewards of a judgement."""
 
 
 def check_shares(shares: Mapping[str, float], name: str = "shares") -> None:
@@ -137,8 +141,8 @@ def check_agents(models: Mapping[str, str], name: str) -> None:
 class OpenEpisode(Body):
     """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
     only if that is the next one of the model's evaluation, or is free in its ``play``. ``client`` plays it, under
-    ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. ``id`` makes it idempotent; without
-    one the proxy makes one. If its lane is full, the proxy may hold it for ``hold_s`` seconds (0: it refuses at once;
+    ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. One to be ``judged`` awaits a
+    judgement once it is sealed, unless it is rewarded. ``id`` makes it idempotent; without one the proxy makes one. If its lane is full, the proxy may hold it for ``hold_s`` seconds (0: it refuses at once;
     None: as long as it does by itself). ``members`` and ``teachers`` map names of agents to their models; what members
     sampled is trained, and what teachers did never is."""
 
@@ -158,6 +162,7 @@ class OpenEpisode(Body):
     id: str | None = checked(check_id, None)
     hold_s: float | None = number(0, MAX_WAIT_S, None)
     teachers: Mapping[str, str] | None = checked(check_agents, None)
+    judged: bool = False
 
     def __post_init__(self) -> None:
         """Also refuses a team in which members and teachers cannot be distinguished."""
@@ -196,6 +201,74 @@ class Reward(Body):
             raise BadRequest("state is that of a call: name the call too", param="state")
         if self.model is not None and is_of_a_call:
             raise BadRequest("a call is of one model already: leave the model out", param="model")
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback(Body):
+    """``POST feedback``: what a user says of an answer, which ``response`` or ``call`` names, or of a whole
+    ``episode``. A thumb is the ``value`` 1 or -1. ``better`` is the answer as it should have been."""
+
+    response: str | None = text(1, MAX_ID, None)
+    call: str | None = text(1, MAX_ID, None)
+    episode: str | None = checked(check_id, None)
+    value: float | None = number(-1, 1, None)
+    better: str | None = text(0, MAX_WORDS, None)
+    text: str | None = text(0, MAX_WORDS, None)
+
+    def __post_init__(self) -> None:
+        """Also refuses what is of nothing, and what says nothing."""
+        Body.__post_init__(self)
+        if self.response is None and self.call is None and self.episode is None:
+            raise BadRequest("say of which answer: by its response, its call or its episode", param="response")
+        if self.value is None and self.text is None and self.better is None:
+            raise BadRequest("say something: a value, a text or a better answer", param="value")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseJudgements(Body):
+    """``POST judgements/lease``: `n` episodes that await a judgement, or as many groups of them, for `lease_s` seconds.
+    """
+
+    n: int = number(1, MAX_JUDGEMENTS, 1)
+    lane: str | None = text(1, MAX_LABEL, None)
+    model: str | None = text(1, MAX_LABEL, None)
+    unit: str = word(LEASE_UNITS, "episodes")
+    wait_s: float = number(0, MAX_WAIT_S, 0.0)
+    lease_s: float = number(0, MAX_LEASE_S, 600.0, above=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Score(Body):
+    """One reward of a judgement: that of a ``call``, of an ``agent``, or of the episode."""
+
+    value: float = number(-1, 1)
+    call: str | None = text(1, MAX_ID, None)
+    agent: str | None = text(1, MAX_LABEL, None)
+    note: str | None = text(0, MAX_WORDS, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement(Body):
+    """``POST episodes/ID/judgement``: the rewards (each a `Score` as JSON) that the source of the name ``judge`` gives.
+    With none the episode is not judged, and is discarded. With ``withdraw`` nothing may be learned from it."""
+
+    judge: str = text(1, MAX_CLIENT_TEXT)
+    rewards: tuple[Mapping[str, Any], ...] = ()
+    withdraw: bool = False
+
+    def __post_init__(self) -> None:
+        """Also refuses too many rewards, and two of one thing."""
+        Body.__post_init__(self)
+        if len(self.rewards) > MAX_JUDGEMENTS:
+            raise BadRequest(f"a judgement has at most {MAX_JUDGEMENTS} rewards", param="rewards")
+        scores = self.scores
+        if len({(one.call, one.agent) for one in scores}) < len(scores):
+            raise BadRequest("two rewards are of one call, of one agent, or of the episode", param="rewards")
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """The rewards."""
+        return tuple(parse(Score, one) for one in self.rewards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,8 +479,8 @@ class Supervise(Body):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One control route. ``scope`` is the least a key needs: ``agent``, ``trainer``, ``operator``, ``admin`` or
-    ``any``."""
+    """One control route. ``scope`` is the least a key needs: ``agent``, ``trainer``, ``operator``, ``judge``,
+    ``admin`` or ``any``."""
 
     name: str
     method: str
@@ -425,6 +498,9 @@ ROUTES: tuple[Route, ...] = (
     Route("seal", "POST", "/episodes/{id}/seal", "agent", Empty),
     Route("abort", "POST", "/episodes/{id}/abort", "agent", Abort),
     Route("heartbeat", "POST", "/episodes/{id}/heartbeat", "agent", Empty),
+    Route("feedback", "POST", "/feedback", "agent", Feedback),
+    Route("lease_judgements", "POST", "/judgements/lease", "judge", LeaseJudgements),
+    Route("judge", "POST", "/episodes/{id}/judgement", "judge", Judgement),
     Route("lease", "POST", "/batches/lease", "trainer", Lease),
     Route("ack", "POST", "/batches/{id}/ack", "trainer", Ack),
     Route("nack", "POST", "/batches/{id}/nack", "trainer", Empty),
