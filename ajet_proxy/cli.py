@@ -185,13 +185,21 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
 
 @cli.command("issue-key")
 @config_options("data_dir")
-@click.option("--scope", type=click.Choice(["agent", "trainer", "operator", "admin"]), required=True,
+@click.option("--scope", type=click.Choice(["agent", "trainer", "operator", "judge", "admin"]), required=True,
               help="What the key may do.")
 @click.option("--tenant", default="", callback=text, help="The tenant whose episodes an agent's key reaches.")
 @click.option("--model", default="", metavar="NAME", callback=text, help="The only model that a trainer's key reaches.")
+@click.option("--traffic", default="", metavar="LANE", callback=text, help="What opens with an agent's key is users' "
+              "traffic of this lane, to be learned from, where a request has X-AJet-Traffic: 1.")
+@click.option("--always", is_flag=True, help="With --traffic: without that header too.")
+@click.option("--lane", "lanes", multiple=True, metavar="LANE", help="A lane that a judge's key reaches; "
+              "repeatable.")
 @click.option("--ttl", type=click.FloatRange(0, TTL_MAX, min_open=True), default=30 * 86400.0, show_default=True,
               help="Lifetime in seconds.")
-def issue_key(file: str | None, scope: str, tenant: str, model: str, ttl: float, **flags: Any) -> None:
+def issue_key(
+    file: str | None, scope: str, tenant: str, model: str, traffic: str, always: bool, lanes: tuple[str, ...],
+    ttl: float, **flags: Any,
+) -> None:
     """Print a signed key.
 
     The key is valid at the proxy that uses this data directory.
@@ -204,10 +212,16 @@ def issue_key(file: str | None, scope: str, tenant: str, model: str, ttl: float,
         raise click.UsageError("--ttl must be a number of seconds")
     if model and scope != "trainer":
         raise click.UsageError("--model is for a key of scope trainer")
+    if (traffic and scope != "agent") or (always and not traffic):
+        raise click.UsageError("--traffic is for a key of scope agent, and --always goes with it")
+    if bool(lanes) != (scope == "judge"):
+        raise click.UsageError("--lane is for a key of scope judge, which needs at least one")
+    if any("/" in lane for lane in (traffic, *lanes)):
+        raise click.UsageError("a lane has no '/'")
     if not keyring.used(Path(config.data_dir)):
         click.echo(f"ajet-proxy: no proxy has used {config.data_dir} yet: the key is valid at one that will; for the "
                    "proxy of another user or of systemd, give its --data-dir", err=True)
-    click.echo(app.issue_key(config, scope, tenant, ttl, model))
+    click.echo(app.issue_key(config, scope, tenant, ttl, model, (traffic,) if traffic else lanes, always))
 
 
 @cli.command("rotate-secret")

@@ -126,7 +126,9 @@ class App:
         engines = Engines(config.upstreams, state.weights.upstreams, state.weights.models)
         is_open = functools.partial(engines.passes, state.gates.shut)
         self._gate = gate = Gatekeeper(is_open=is_open, hold_s=config.gate_hold_s, waited=waited)
-        self._keys = keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
+        self._keys = keys = keyring.keys(
+            data_dir, admin_secret=config.admin_secret, traffic=config.traffic
+        )
         looking = EngineWatch(engines, store.trouble, shut=state.gates.shut, data_dir=data_dir, key=config.upstream_key)
         ledger_port = LocalPort(
             store=store, gate=gate, engines=engines, clock=clock, metrics=metrics, watch=looking,
@@ -174,7 +176,9 @@ class App:
         config = self.config
         settings = LedgerSettings(
             idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
-            group_size=config.group_size, member_wait=config.member_wait,
+            group_size=config.group_size, member_wait=config.member_wait, traffic_sample=config.traffic_sample,
+            traffic_holdout=config.traffic_holdout, traffic_idle=config.traffic_idle,
+            traffic_backlog=config.traffic_backlog,
         )
         store = Store.open(self._data_dir, settings, metrics=self._metrics, patience_s=config.drain_s)
         self._stack.push_async_callback(store.close)
@@ -278,16 +282,28 @@ class App:
         what came meanwhile is read first."""
         store, clock, gate = self._store, self._clock, self._gate
         loop, on, stood_still = asyncio.get_running_loop(), set[str](), False
+        revoked: Mapping[str, float] = {}
         while True:
             due = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
             stood_still = not stood_still and loop.time() > due + TICK_S
             with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
-                while not stood_still and store.healthy and (events := store.commands.expire(clock.now(), gate.held)):
+                tight = limits.tight
+                while not stood_still and store.healthy and (
+                    events := store.commands.expire(clock.now(), gate.held, tight=tight)
+                ):
+                    tight = False
                     store.post(events)
                     await asyncio.sleep(0)  # they come in turns
+                while revoked != (now := self._keys.ring.tenants) and store.healthy:
+                    if not (events := store.commands.judging.revoked(now, clock.now())):
+                        revoked = now
+                    store.post(events)
+                    await asyncio.sleep(0)
                 if store.healthy:
                     store.post(to_archive(store.state, clock.now(), self.config.archive_max_age))
+            store.trouble.pop("judge", None)
+            store.trouble |= store.commands.judging.alerts(clock.now())
             on = log_alerts(store.alerts(), on)
             limits.measure()
             compactor.tick()
@@ -393,7 +409,11 @@ def refuse_unwritable(data_dir: Path) -> None:
         raise OSError(error.errno, f"cannot write to data_dir {data_dir}: {error.strerror}: {advice}") from error
 
 
-def issue_key(config: Config, scope: str, tenant: str, ttl_s: float, model: str = "") -> str:
+def issue_key(
+    config: Config, scope: str, tenant: str, ttl_s: float, model: str = "", lanes: tuple[str, ...] = (),
+    always: bool = False,
+) -> str:
     """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
     chosen, now = SCOPES[SCOPES.index(scope)], Clock().now()
-    return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now, model))
+    claims = Claims(chosen, tenant, None, now + ttl_s, now, model, lanes, always)
+    return keyring.keys(open_data_dir(config)).issue(claims)

@@ -104,6 +104,16 @@ class Config:
         1800.0, "An open episode silent for this long is discarded, unless it asked otherwise."
     )
     wall_timeout: float = option(86400.0, "An open episode older than this is discarded; it may ask for less.")
+    traffic: str = option(
+        "", "Lane in which what opens without a key is users' traffic, to be judged and learned from; empty: none is. "
+        "For a daemon that asks for keys, give a key the lane.", metavar="LANE",
+    )
+    traffic_sample: float = option(1.0, "Share of users' traffic that is judged.", most=1, zero=True)
+    traffic_holdout: float = option(
+        0.1, "Share of it that is judged and recorded, and never trained.", most=1, zero=True
+    )
+    traffic_idle: float = option(900.0, "Users' traffic silent for this long is sealed, and awaits a judgement.")
+    traffic_backlog: int = option(10_000, "So many episodes may await a judgement; then the oldest are discarded.")
     merge_policy: str = option(
         "strict", "How calls become samples: strict, repair (joins one text in other tokens, too) or off.",
         choices=("strict", "repair", "off"),
@@ -243,6 +253,10 @@ def check(config: Config) -> None:
         raise ConfigError("tls_client_ca needs tls_cert and tls_key: without TLS nobody shows a certificate")
     if config.admin_secret is not None and len(config.admin_secret) < MIN_SECRET:
         raise ConfigError(f"the admin secret must have at least {MIN_SECRET} characters")
+    if config.traffic and config.admin_secret is not None:
+        raise ConfigError("traffic is that of requests without a key: with an admin secret, issue-key --traffic LANE")
+    if "/" in config.traffic:
+        raise ConfigError("traffic is a lane, which has no '/'")
     exposed = not is_loopback(host)
     if exposed and config.admin_secret is None:
         raise ConfigError(

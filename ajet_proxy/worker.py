@@ -94,7 +94,9 @@ class Worker:
 
     async def _listen(self, config: Config, facts: Facts, addresses: Sequence[Address], control: str) -> None:
         clock = Clock()
-        self._keys = keys = Keys(facts.ring.secrets[0], admin_secret=config.admin_secret)
+        self._keys = keys = Keys(
+            facts.ring.secrets[0], admin_secret=config.admin_secret, traffic=config.traffic
+        )
         keys.ring = facts.ring
         self._ledger_port = ledger_port = RemotePort(self._connection, facts)
         engines = Engines(

@@ -139,11 +139,12 @@ def check_agents(models: Mapping[str, str], name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenEpisode(Body):
-    """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
-    only if that is the next one of the model's evaluation, or is free in its ``play``. ``client`` plays it, under
-    ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. One to be ``judged`` awaits a
-    judgement once it is sealed, unless it is rewarded. ``id`` makes it idempotent; without one the proxy makes one. If its lane is full, the proxy may hold it for ``hold_s`` seconds (0: it refuses at once;
-    None: as long as it does by itself). ``members`` and ``teachers`` map names of agents to their models; what members
+    """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is
+    opened only if that is the next one of the model's evaluation, or is free in its ``play``. ``client`` plays it,
+    under ``revision`` or its own. A ``trial`` is recorded, and belongs to no evaluation. One to be ``judged``
+    awaits a judgement once it is sealed, unless it is rewarded. ``id`` makes it idempotent; without one the proxy
+    makes one. If its lane is full, the proxy may hold it for ``hold_s`` seconds (0: it refuses at once; None: as
+    long as it does by itself). ``members`` and ``teachers`` map names of agents to their models; what members
     sampled is trained, and what teachers did never is."""
 
     task: str | None = text(0, MAX_LABEL, None)
@@ -245,6 +246,12 @@ class Score(Body):
     call: str | None = text(1, MAX_ID, None)
     agent: str | None = text(1, MAX_LABEL, None)
     note: str | None = text(0, MAX_WORDS, None)
+
+    def __post_init__(self) -> None:
+        """Also refuses an agent beside a call."""
+        Body.__post_init__(self)
+        if self.call is not None and self.agent is not None:
+            raise BadRequest("a call is of one agent already: leave the agent out", param="agent")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ajet_proxy.core.control import episodes, playing, runs, training
+from ajet_proxy.core.control import episodes, judging, playing, runs, training
 from ajet_proxy.core.control.asked import Answer, Asked
 from ajet_proxy.core.ledger import views
 
 
 def status(asked: Asked) -> Answer:
-    return Answer(lambda: views.status(asked.state, asked.commands.presence.leads))
+    commands = asked.commands
+    return Answer(lambda: views.status(asked.state, commands.presence.leads) | {
+        "traffic": commands.judging.status(asked.state.time(asked.at))
+    })
 
 
 def overview(asked: Asked) -> Answer:
@@ -25,7 +28,8 @@ def overview(asked: Asked) -> Answer:
 HANDLERS: Mapping[str, Callable[[Asked], Answer]] = {
     handler.__name__: handler for handler in (
         episodes.open_episode, episodes.list_episodes, episodes.get_episode, episodes.reward, episodes.reward_answer,
-        episodes.seal, episodes.abort, episodes.heartbeat, training.lease, training.ack, training.nack, training.extend,
+        episodes.seal, episodes.abort, episodes.heartbeat, judging.feedback, judging.judge,
+        training.lease, training.ack, training.nack, training.extend,
         training.flush, training.mix, training.set_mix, training.drop_mix, training.gate_close, training.gate_open,
         training.policy, training.trainers, training.evaluate, training.evaluation, playing.wanted, playing.play,
         playing.get_play, playing.end_play, playing.join, playing.clients, playing.beat, playing.leave, runs.list_runs,

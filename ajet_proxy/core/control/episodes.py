@@ -63,14 +63,14 @@ def get_episode(asked: Asked) -> Answer:
     tokens = _TOKENS.get(asked.query.get("tokens", "0"))
     if tokens is None:
         raise BadRequest("tokens must be 0, 1 or timelines", param="tokens")
-    episode = _own(asked)
+    episode = own(asked, asked.id)
     return Answer(lambda: parts(asked.state, episode, tokens=tokens))
 
 
 def reward(asked: Asked) -> Answer:
-    episode, name = _own(asked), asked.name("rew")
+    episode, name = own(asked, asked.id), asked.name("rew")
     events = asked.commands.reward(episode, asked.body, reward_id=name, at=asked.at)
-    return Answer(lambda: {"id": name, **_shown(asked)}, events)
+    return Answer(lambda: {"id": name, **shown(asked)}, events)
 
 
 def reward_answer(asked: Asked) -> Answer:
@@ -78,38 +78,40 @@ def reward_answer(asked: Asked) -> Answer:
     body = asked.body
     if body.response is None:
         raise BadRequest("name the answer as response, or the episode in the path", param="response")
-    episode, call = asked.state.episodes.part_of(body.response, body.call, partial(_reaches, asked.claims))
+    episode, call = asked.state.episodes.part_of(body.response, body.call, partial(reaches, asked.claims))
     return reward(replace(asked, id=episode.id, body=replace(body, call=call, response=None)))
 
 
 def seal(asked: Asked) -> Answer:
-    return Answer(partial(_shown, asked), asked.commands.seal(_own(asked), at=asked.at))
+    return Answer(partial(shown, asked), asked.commands.seal(own(asked, asked.id), at=asked.at))
 
 
 def abort(asked: Asked) -> Answer:
-    return Answer(partial(_shown, asked), asked.commands.abort(_own(asked), asked.body, at=asked.at))
+    return Answer(partial(shown, asked), asked.commands.abort(own(asked, asked.id), asked.body, at=asked.at))
 
 
 def heartbeat(asked: Asked) -> Answer:
-    return Answer(partial(_shown, asked), asked.commands.heartbeat(_own(asked), at=asked.at))
+    return Answer(partial(shown, asked), asked.commands.heartbeat(own(asked, asked.id), at=asked.at))
 
 
-def _own(asked: Asked) -> str:
-    """The episode in the path, if it exists and the caller may reach it."""
-    claims, episode = asked.claims, asked.id
+def own(asked: Asked, episode: str) -> str:
+    """`episode`, if it exists and the caller may reach it."""
+    claims = asked.claims
     if claims.episode not in (None, episode):
         raise Forbidden(f"this key is for episode {claims.episode} alone", code="foreign_episode")
-    if not _reaches(claims, asked.state.episodes.known(episode)):
+    if not reaches(claims, asked.state.episodes.known(episode)):
         raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
     return episode
 
 
-def _reaches(claims: Claims, episode: Episode) -> bool:
+def reaches(claims: Claims, episode: Episode) -> bool:
+    """Tell whether the caller may see and change `episode`."""
     own = claims.episode in (None, episode.id) and claims.tenant == episode.opening.tenant
     return own or claims.scope == "admin"
 
 
-def _shown(asked: Asked) -> dict[str, Any]:
+def shown(asked: Asked) -> dict[str, Any]:
+    """The episode in the path, as most routes answer with it."""
     known = asked.state.episodes.known(asked.id)
     out = {"episode": known.id, "state": known.state, "reward": known.reward()}
     more = {

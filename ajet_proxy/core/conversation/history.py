@@ -426,9 +426,10 @@ class Lineage:
             if not self._lengths[mark.length]:
                 del self._lengths[mark.length]
 
-    def hand_over(self, episode: str, other: Lineage, most: int) -> None:
-        """`episode` takes no more calls. `other` has its marks from now on, and those of the latest `most` episodes."""
-        other.add(episode, self._marks.get(episode, ()))
+    def hand_over(self, episode: str, other: Lineage, most: int, name: str = "") -> None:
+        """`episode` takes no more calls. `other` has its marks from now on, under another `name` if that is given, and
+        those of the latest `most` episodes."""
+        other.add(name or episode, self._marks.get(episode, ()))
         self.drop(episode)
         if len(other._marks) > most:
             other.drop(next(iter(other._marks)))

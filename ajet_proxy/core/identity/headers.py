@@ -36,6 +36,7 @@ from ajet_sdk.routes import (
     HEADER_REWARD_NOTE,
     HEADER_REWARD_STATE,
     HEADER_TASK,
+    HEADER_TRAFFIC,
     HEADER_TRAINER,
     HEADER_WIRE,
     MAX_LABEL,
@@ -56,19 +57,21 @@ SUBAGENT_HEADER = "x-claude-code-agent-id"
 _KNOWN = {name.lower(): name for name in (
     HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
     HEADER_REWARD_STATE, HEADER_REWARD_MODEL, HEADER_REWARD_AGENT, HEADER_REWARD_NOTE, HEADER_FINAL, HEADER_CLIENT,
-    HEADER_TRAINER, HEADER_WIRE,
+    HEADER_TRAINER, HEADER_WIRE, HEADER_TRAFFIC,
 )}  # fmt: skip
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 class Labels(Struct, frozen=True):
-    """The word of a request's headers on its episode, the reward that they give it, and who plays it."""
+    """The word of a request's headers on its episode, the reward that they give it, and who plays it. ``traffic`` says
+    whether something may be learned from it; None if they do not say."""
 
     task: str | None
     agent: str | None
     eval: bool
     reward: Reward | None
     client: str | None = None
+    traffic: bool | None = None
 
 
 _NO_LABELS = Labels(None, None, False, None)
@@ -114,6 +117,7 @@ class Headers:
             task=self._text(HEADER_TASK), agent=self._text(HEADER_AGENT) or self._text(SUBAGENT_HEADER),
             eval=self._flag(HEADER_EVAL),
             reward=self._reward(), client=self._text(HEADER_CLIENT),
+            traffic=self._flag(HEADER_TRAFFIC) if self._by_name.get(HEADER_TRAFFIC.lower()) else None,
         )
 
     def came_through(self, daemon: str) -> bool:

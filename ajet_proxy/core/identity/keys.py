@@ -23,23 +23,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ajet_sdk.errors import Forbidden, Unauthorized
 from ajet_sdk.routes import KEY, KEY_PREFIX
 
-Scope = Literal["agent", "trainer", "admin", "operator"]
+Scope = Literal["agent", "trainer", "admin", "operator", "judge"]
 _SIGNED = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{43}}")
 KEY_ID = re.compile(r"[0-9a-f]{16}")
 """The form of a `key_id`."""
 NO_KEY = "no API key: send one as 'Authorization: Bearer KEY' (ajet: set AJET_API_KEY; ajet-trainer: its `key`)"
-SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin", "operator")
+SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin", "operator", "judge")
 """A key says its scope by the place in this list, so it only grows."""
 
 
 class Claims(Struct, frozen=True):
     """The claims of a key: its scope, its tenant, the one episode it is limited to (None: all of the tenant's), when it
-    expires, and when it was issued. Both times are Unix seconds. A trainer's may be limited to one ``model``."""
+    expires, and when it was issued. Both times are Unix seconds. A trainer's may be limited to one ``model``. A judge's
+    reaches what is in its ``lanes``. An agent's may have one: what opens with it is users' traffic there, ``always`` or
+    if a request says so."""
 
     scope: Scope
     tenant: str = ""
@@ -47,6 +49,8 @@ class Claims(Struct, frozen=True):
     expires: float = float("inf")
     issued: float = 0.0
     model: str = ""
+    lanes: tuple[str, ...] = ()
+    always: bool = False
 
 
 EVERYTHING = Claims(scope="admin")
@@ -79,11 +83,13 @@ class Keys:
     """Issues and checks keys with `ring`, which may be replaced at any time.
 
     `admin_secret` itself is accepted as an admin key. Without one (`is_open`), a request may do everything if it has no
-    key, or a key that was never ours (``EMPTY``, ``sk-…``). A key of ours is still held to its claims.
+    key, or a key that was never ours (``EMPTY``, ``sk-…``). What opens with that is users' traffic of the lane
+    `traffic`, if there is one. A key of ours is still held to its claims.
     """
 
-    def __init__(self, secret: bytes, *, admin_secret: str | None = None) -> None:
+    def __init__(self, secret: bytes, *, admin_secret: str | None = None, traffic: str = "") -> None:
         self.ring = Ring((secret,))
+        self._without = structs.replace(EVERYTHING, lanes=(traffic,), always=True) if traffic else EVERYTHING
         self._admin_secret = admin_secret
         self.is_open = admin_secret is None
 
@@ -91,6 +97,7 @@ class Keys:
         """The key that says `claims`."""
         expires = None if claims.expires == float("inf") else claims.expires
         fields = [SCOPES.index(claims.scope), claims.tenant, claims.episode, expires, claims.issued, claims.model]
+        fields += [claims.lanes, claims.always] if claims.lanes else []
         payload = _encode(json.dumps(fields, separators=(",", ":")).encode())
         return f"{KEY_PREFIX}{payload}.{_sign(self.ring.secrets[0], payload)}"
 
@@ -104,10 +111,14 @@ class Keys:
         given, made = _bytes(signature), (_bytes(_sign(secret, payload)) for secret in self.ring.secrets)
         if not any(hmac.compare_digest(given, signed) for signed in made):
             raise Unauthorized("this API key was not issued by this proxy", code="invalid_api_key")
-        scope, tenant, episode, expires, issued, model = json.loads(
+        scope, tenant, episode, expires, issued, model, *consent = json.loads(
             base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
         )
-        claims = Claims(SCOPES[scope], tenant, episode, float("inf") if expires is None else expires, issued, model)
+        lanes, always = consent or ((), False)
+        claims = Claims(
+            SCOPES[scope], tenant, episode, float("inf") if expires is None else expires, issued, model, tuple(lanes),
+            always,
+        )
         if now >= claims.expires:
             raise Unauthorized("this API key has expired", code="expired_api_key")
         if self.ring.revoked(key, claims):
@@ -117,7 +128,7 @@ class Keys:
     def authenticate(self, key: str | None, now: float) -> Claims:
         """The claims of a request that carries `key` (None: it carries none), or `Unauthorized`."""
         if self.is_open and (key is None or not key.startswith(KEY_PREFIX)):
-            return EVERYTHING
+            return self._without
         if key is None:
             raise Unauthorized(NO_KEY, code="missing_api_key")
         return self.verify(key, now)

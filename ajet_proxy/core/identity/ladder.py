@@ -51,6 +51,15 @@ class Identity(Struct, frozen=True):
     """The session that began the one which ``episode`` names: both are of one episode."""
     may_be_shared: bool = False
     """True if the name may be that of several runs."""
+    first: str = ""
+    """The episode of which a later part is meant, or would open."""
+
+    @property
+    def traffic(self) -> str:
+        """The lane of what opens, if that is users' traffic. What is withdrawn at once is, too."""
+        said, claims = self.labels.traffic, self.claims
+        consents = claims.always if said is None else True
+        return claims.lanes[0] if claims.lanes and consents else ""
 
 
 def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, claims: Claims) -> Identity:

@@ -64,6 +64,8 @@ class Batches(dict[str, LeasedBatch]):
             self._share(episode, batch.model, None, event.at)
             if event.reason == "nack":
                 episode.shares.untake(batch.model)
+            if episode.withdrawn:
+                self._life.drop(episode, batch.model, "withdrawn", event.at)
 
     def _trained(self, event: ev.BatchTrained) -> None:
         batch = self[event.batch]

@@ -25,6 +25,7 @@ from ajet_proxy.core.ledger.attempts import Attempt, fate
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event, Events
+from ajet_proxy.core.ledger.judging import JudgingCommands
 from ajet_proxy.core.ledger.lease_commands import LeaseCommands
 from ajet_proxy.core.ledger.parts import AT_ONCE, parted
 from ajet_proxy.core.ledger.plays import Evaluation
@@ -48,7 +49,8 @@ LEAST_WAIT_S = 60.0
 class CallAsked(Struct, frozen=True):
     """A request on its way to the engine, and what it says of its episode. If that opens with it, it has the
     ``metadata``, and ``client`` plays it. Without a task it gets one of the ``prompt``. ``unseen`` says that the
-    request may be a retry of one that never got this far."""
+    request may be a retry of one that never got this far. What opens is users' ``traffic`` of that lane, if it names
+    one, and a later part of the episode ``first``, if that does. A request that ``withdraws`` takes all parts out."""
 
     started: ev.CallStarted
     tenant: str
@@ -58,26 +60,31 @@ class CallAsked(Struct, frozen=True):
     prompt: str = ""
     metadata: Mapping[str, Any] = {}
     unseen: bool = False
+    traffic: str = ""
+    first: str = ""
+    withdraws: bool = False
 
 
 class Commands:
-    """The daemon's decisions over `state`: those about ``clients``, ``trainers`` and ``leases``, and all others. Every
-    command returns the events to apply; none if nothing must change."""
+    """The daemon's decisions over `state`: those about ``clients``, ``trainers``, ``leases`` and ``judging``, and all
+    others. Every command returns the events to apply; none if nothing must change."""
 
     def __init__(self, state: State) -> None:
         self.state, self.presence = state, Presence()
         self.clients = ClientCommands(state, self.presence)
         self.trainers = TrainerCommands(state, self.presence)
         self.leases = LeaseCommands(state)
+        self.judging = JudgingCommands(state)
 
     # -- episodes
 
     def open_episode(
         self, body: OpenEpisode, *, episode: str, at: float, tenant: str, identified_by: str = "key",
-        plays: str | None = None,
+        plays: str | None = None, traffic: str = "", first: str = "",
     ) -> Events:
         """`plays` is the model of its first call, if it opens with one. It tells the evaluation, and no more. An
-        episode that was opened by this very request before, and is open, stays as it is."""
+        episode that was opened by this very request before, and is open, stays as it is. Users' `traffic` is that of a
+        lane, and may be a later part of the episode `first`."""
         if (known := self.state.episodes.find(episode)) is not None:
             was = known.opening
             same = (was.tenant, was.task, was.play) == (tenant, body.task or None, body.play)
@@ -96,8 +103,9 @@ class Commands:
             eval=body.eval or body.trial, idle_timeout=idle, wall_timeout=wall, tenant=tenant,
             metadata=body.metadata, identified_by=identified_by, members=body.members,
             evaluation=None if evaluation is None else evaluation.name, client=played.client,
-            revision=played.revision, lane=played.lane, play=body.play,
-            place=body.place if evaluation is None else evaluation.due, teachers=body.teachers,
+            revision=played.revision, lane=traffic or played.lane, play=body.play,
+            place=body.place if evaluation is None else evaluation.due, teachers=body.teachers, judged=body.judged,
+            traffic=bool(traffic), first=first if traffic else "",
         )
         return parted(played.older, opened)
 
@@ -127,10 +135,14 @@ class Commands:
         titled = (ev.TaskNamed(at, episode, f"prompt-{asked.prompt}"),) if asked.prompt and asked.task is None else ()
         if known is None:
             body = OpenEpisode(task=asked.task, eval=asked.eval, metadata=asked.metadata, client=asked.client)
+            if asked.traffic:
+                body = self.judging.opens(body, asked.first or episode)
             opened = self.open_episode(
                 body, episode=episode, at=at, tenant=asked.tenant, identified_by=started.identified_by,
-                plays=started.model or None,
+                plays=started.model or None, traffic=asked.traffic, first=asked.first,
             )
+            if asked.withdraws or (asked.first in self.state.episodes.withdrawn and asked.traffic):
+                opened = (*opened, ev.EpisodeWithdrawn(at, episode), *self.judging.withdraw(asked.first, at))
             return (*opened, *titled, started)
         if known.opening.tenant != asked.tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
@@ -143,6 +155,8 @@ class Commands:
             )
         labels = self.label(known, task=asked.task, eval=asked.eval, at=at)
         titles = titled if known.opening.task is None else ()
+        if asked.withdraws:
+            labels = (*labels, *self.judging.withdraw(known.first, at))
         return (*labels, *titles, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
     def label(self, known: Episode, *, task: str | None, eval: bool, at: float) -> Events:
@@ -267,10 +281,10 @@ class Commands:
 
     # -- time
 
-    def expire(self, at: float, held: Container[str] = ()) -> Events:
+    def expire(self, at: float, held: Container[str] = (), *, tight: bool = False) -> Events:
         """Decide what time alone makes true, for one batch or at most `AT_ONCE` episodes: the caller asks again. An
         episode is idle only while none of its calls is in flight and no gate holds it. A gate is known to hold those
-        that are `held`."""
+        that are `held`. While memory is `tight`, what awaits a judgement goes first."""
         at = self.state.time(at)
         expired = next((batch for batch in self.state.batches.leased.values() if batch.lease_until <= at), None)
         if expired is not None:
@@ -282,10 +296,14 @@ class Commands:
                 break
             if name in ended:
                 continue
-            if at - episode.opening.at >= episode.opening.wall_timeout:
+            idle = episode.state == "open" and self._is_idle(episode, at) and name not in held
+            if self.judging.is_over(episode, at, idle):
+                out += self._sealed(episode, at)
+            elif at - episode.opening.at >= episode.opening.wall_timeout:
                 out.append(ev.EpisodeDiscarded(at, name, "wall_timeout"))
-            elif episode.state == "open" and self._is_idle(episode, at) and name not in held:
+            elif idle:
                 out.append(ev.EpisodeDiscarded(at, name, "idle_timeout"))
+        out += self.judging.expire(at, sum(isinstance(event, ev.EpisodeSealed) for event in out), tight=tight)
         late = self._late(at, {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)})
         return (*out, ev.EpisodesLate(at, late)) if late else tuple(out)
 

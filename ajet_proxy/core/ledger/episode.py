@@ -13,18 +13,19 @@ Next: ajet_proxy/io/storage/store.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from msgspec import structs
 
 from ajet_proxy.core.ledger.attempts import AWAY, Attempt, Attempts
-from ajet_proxy.core.ledger.events import EpisodeOpened
+from ajet_proxy.core.ledger.events import EpisodeJudged, EpisodeOpened, FeedbackGiven
 from ajet_proxy.core.ledger.progress import GroupKey
 from ajet_proxy.core.ledger.shares import Shares
 from ajet_proxy.core.ledger.transcript import Transcript
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
+from ajet_proxy.core.trajectory.timeline import Turn
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import OpenEpisode
 
@@ -122,6 +123,10 @@ class Episode:
     """Whether its group waits for it no longer, though it is still open or sealed."""
     reward_number: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
+    judgement: EpisodeJudged | None = None
+    feedback: dict[str, FeedbackGiven] = field(default_factory=dict)
+    """By the call that it is of; "" is the whole episode."""
+    withdrawn: bool = False
     stored: str | None = None
     """``archive``: nothing happens to it any more; ``removed``: archived without its calls. None: in memory."""
 
@@ -172,6 +177,21 @@ class Episode:
         self.rewards[reward.id] = reward
         self.active_at = reward.at
 
+    def judge(self, judgement: EpisodeJudged) -> None:
+        """It is judged, and has the rewards of that."""
+        self.judgement = judgement
+        for call, agent, value, note in judgement.scores:
+            name = f"judge-{call}" if call is not None else "judge" if agent is None else f"judge@{agent}"
+            self.earn(EpisodeReward(name, value, call, agent, True, note, judgement.at))
+
+    def hear(self, feedback: FeedbackGiven) -> None:
+        """A user says something of it."""
+        self.feedback[feedback.call or ""] = feedback
+
+    def withdraw(self) -> None:
+        """Nothing is learned from it."""
+        self.withdrawn = True
+
     def count_reward(self, number: int) -> None:
         """It is that `number` among the rewarded ones."""
         self.reward_number = number
@@ -180,8 +200,38 @@ class Episode:
         """Nothing happens to it any more."""
         self.stored = "archive"
 
+    @property
+    def first(self) -> str:
+        """The episode of which it is a part."""
+        return self.opening.first or self.id
+
+    @property
+    def awaits(self) -> bool:
+        """Tell whether a judgement is all that a sealed episode with nothing in flight lacks."""
+        if not self.opening.judged or self.state != "sealed" or self.transcript.running:
+            return False
+        return not (self.rewards or self.withdrawn) and any(self.to_judge())
+
+    def to_judge(self) -> Iterator[Turn]:
+        """The calls that a judgement is about: those that would be trained, in an evaluation too."""
+        models = self.named_to_train()
+        return (turn for turn in self.transcript.turns() if turn.sampled and turn.model in models)
+
+    @property
+    def judging(self) -> str | None:
+        """What became of an episode to be judged once it was sealed; None before, and of any other."""
+        if self.sealed_at is None or not self.opening.judged:
+            return None
+        if self.state == "sealed":
+            return "awaiting"
+        if self.reason in ("withdrawn", "not_judged"):
+            return self.reason
+        return "judged" if self.judgement is not None else "rewarded" if self.rewards else "lost"
+
     def outcome(self) -> tuple[str, str | None]:
         """The state after ``sealed``, and the reason if it is ``discarded``."""
+        if self.withdrawn:
+            return "discarded", "withdrawn"
         if self.opening.eval:
             return "recorded", None
         if not self.rewards:

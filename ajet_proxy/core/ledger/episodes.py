@@ -20,6 +20,8 @@ from ajet_sdk.errors import Conflict, NotFound
 
 MOST_SHARED = 10_000
 """Names that were those of several runs, the latest."""
+MOST_WITHDRAWN = 10_000
+"""Episodes from whose later parts nothing is learned, the latest."""
 MOST_SEALED = 1000
 """Sealed episodes of which it is remembered how they would go on, the latest."""
 
@@ -38,11 +40,19 @@ class Archive(Protocol):
 class Episodes(dict[str, Episode]):
     """Those in memory. ``changes`` counts how often one of them came to another state."""
 
-    KEPT = ("finished", "unsent", "lineage", "sealed_lineage", "shared_names", "changes", "archived")
+    KEPT = (
+        "finished", "unsent", "lineage", "sealed_lineage", "cut_lineage", "shared_names", "withdrawn", "changes",
+        "archived",
+    )
 
     def __init__(self, archive: Archive | None) -> None:
         self.archive = archive
-        self.unsettled: dict[str, Episode] = {}  # open or sealed
+        self.unsettled: dict[str, Episode] = {}  # open, or sealed with calls in flight
+        self.awaiting: dict[str, Episode] = {}
+        """Sealed episodes that await a judgement, the oldest first."""
+        self.parts: dict[str, list[str]] = {}
+        """The later parts of an episode."""
+        self.withdrawn: dict[str, None] = {}
         self.finished: dict[str, int] = {}
         """Those that ended, in that order, and the size of their text."""
         self.leaving: dict[str, Episode] = {}
@@ -54,6 +64,8 @@ class Episodes(dict[str, Episode]):
         self.unsent: set[str] = set()
         """Complete calls of which it is not known yet that their client was sent the end."""
         self.lineage, self.sealed_lineage = Lineage(), Lineage()  # of open episodes, and sealed ones that a body names
+        self.cut_lineage = Lineage()
+        """Of sealed traffic that nothing names, by its first part."""
         self.shared_names: dict[str, None] = {}  # by the ids of their first episodes
         self.changes = 0
 
@@ -98,12 +110,21 @@ class Episodes(dict[str, Episode]):
     def open(self, episode: Episode) -> None:
         """`episode` is new."""
         self[episode.id] = self.unsettled[episode.id] = episode
+        self._joins(episode)
+
+    def _joins(self, episode: Episode) -> None:
+        if episode.opening.first:
+            self.parts.setdefault(episode.opening.first, []).append(episode.id)
 
     def leave(self, name: str) -> Episode:
         """The episode called `name` is on its way to the archive."""
         episode = self.leaving[name] = self.pop(name)
         self.archived[episode.state] += 1
         del self.finished[name]
+        if first := episode.opening.first:
+            self.parts[first].remove(name)
+            if not self.parts[first]:
+                del self.parts[first]
         for call, entry in episode.transcript.calls.items():
             del self.by_call[call]
             self.unsent.discard(call)
@@ -138,21 +159,45 @@ class Episodes(dict[str, Episode]):
     def moved(self, episode: Episode) -> None:
         """`episode` has come to another state."""
         self.changes += 1
-        if episode.state == "sealed" and episode.opening.identified_by == "body":
+        if episode.state == "sealed" and episode.opening.traffic:
+            if episode.opening.identified_by == "lineage":
+                self.lineage.hand_over(episode.id, self.cut_lineage, MOST_SEALED, episode.first)
+        elif episode.state == "sealed" and episode.opening.identified_by == "body":
             self.lineage.hand_over(episode.id, self.sealed_lineage, MOST_SEALED)
         self.lineage.drop(episode.id)
         if episode.state not in ("open", "sealed"):
             self.unsettled.pop(episode.id, None)
+            self.awaiting.pop(episode.id, None)
         if episode.ended_at is not None:
             self.finished[episode.id] = episode.transcript.size()
+
+    def awaits(self, episode: Episode) -> None:
+        """`episode` lacks nothing but a judgement from now on."""
+        self.changes += 1
+        self.unsettled.pop(episode.id, None)
+        self.awaiting[episode.id] = episode
 
     def derive(self) -> None:
         """Rebuild whatever follows from the episodes."""
         self.by_call = {call: episode.id for episode in self.values() for call in episode.transcript.calls}
-        self.unsettled = {name: episode for name, episode in self.items() if episode.state in ("open", "sealed")}
+        self.awaiting = {one.id: one for one in sorted(self.values(), key=lambda one: one.sealed_at or 0) if one.awaits}
+        self.unsettled = {
+            name: one for name, one in self.items() if one.state in ("open", "sealed") and name not in self.awaiting
+        }
         for episode in self.values():
+            self._joins(episode)
             for turn in episode.transcript.turns():
                 self.answered(turn)
+
+    def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:
+        episode = self[event.episode]
+        episode.withdraw()
+        self.withdrawn[episode.first] = None
+        if len(self.withdrawn) > MOST_WITHDRAWN:
+            del self.withdrawn[next(iter(self.withdrawn))]
+
+    def _feedback(self, event: ev.FeedbackGiven) -> None:
+        self[event.episode].hear(event)
 
     def _name_shared(self, event: ev.NameShared) -> None:
         self.shared_names.pop(event.name, None)

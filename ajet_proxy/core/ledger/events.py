@@ -59,6 +59,12 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     place: int | None = None
     teachers: Mapping[str, str] | None = None
     """As `members`, and never trained."""
+    judged: bool = False
+    """Sealed without a reward, it awaits a judgement."""
+    traffic: bool = False
+    """Its calls are those of a user, who never hears of an end."""
+    first: str = ""
+    """The episode of which this is a later part, since that was sealed while its user went on."""
 
     @property
     def to_train(self) -> tuple[str, ...]:
@@ -168,6 +174,31 @@ class RewardGiven(EpisodeEvent, frozen=True):
     state: str | None = None
     """That of the call when it was made, in the agent's words."""
     model: str | None = None
+
+
+class FeedbackGiven(EpisodeEvent, frozen=True):
+    """What a user says of a call, or of the whole episode. It takes the place of what was said of that before."""
+
+    call: str | None
+    value: float | None = None
+    text: str | None = None
+    better: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        said = {"call": self.call, "value": self.value, "text": self.text, "better": self.better}
+        return {"at": self.at} | {name: value for name, value in said.items() if value is not None}
+
+
+class EpisodeJudged(EpisodeEvent, frozen=True):
+    """``scores`` are ``(call, agent, value, note)``: the rewards that a ``judge`` gives, all at once."""
+
+    judge: str
+    scores: tuple[tuple[str | None, str | None, float, str | None], ...]
+
+
+class EpisodeWithdrawn(EpisodeEvent, frozen=True):
+    """Nothing is learned from it, nor from its later parts. What is open takes calls, and is discarded at its end; what
+    a trainer has is, if that gives it back."""
 
 
 class EpisodeSealed(EpisodeEvent, frozen=True):

@@ -38,13 +38,15 @@ class Life:
 
     def move(self, episode: Episode, state: str, at: float, *why: str | None) -> None:
         """`episode` comes to another state, and the counters with it; `why`: the reason, the detail and the cause."""
-        before = episode.state
+        before, judging = episode.state, episode.judging
         if not episode.opening.eval and before in ("open", "sealed") and state not in ("open", "sealed"):
             self._seats.closes(episode, but=episode.shares.by_model)
             for model in episode.shares.by_model if state == "ready" else ():
                 self._mixes.ready_anew(model, episode.group_key.lane, at)
         episode.move(state, at, *why)
         self._tallies.moved(before, state, episode.reason)
+        if episode.opening.judged:
+            self._tallies.judging_moved(judging, episode.judging)
         self._episodes.moved(episode)
         self._clients.moved(episode, before, at)
         self._plays.moved(episode, before)
@@ -55,6 +57,9 @@ class Life:
     def settle(self, episode: Episode, at: float) -> None:
         """A sealed episode with nothing in flight takes its next state by itself."""
         if episode.state != "sealed" or episode.transcript.running:
+            return
+        if episode.awaits:
+            self._episodes.awaits(episode)
             return
         self._tallies.merged(episode.transcript.keep_timelines(self._weights.merge_policy))
         state, reason = episode.outcome()
@@ -89,7 +94,7 @@ class Life:
         if episode.shares.by_model:
             self.add_up(episode, at)
         else:
-            self.move(episode, "discarded", at, "filtered", why)
+            self.move(episode, "discarded", at, "withdrawn" if episode.withdrawn else "filtered", why)
 
     def _unready(self, episode: Episode, model: str, why: str, at: float, cut: bool) -> None:
         """The ready share of `model` is discarded, for the reason `why`."""
@@ -156,6 +161,14 @@ class Life:
         if episode.state in ("ready", "recorded"):
             self._count(episode, before, event.at)
             self._plays.rewarded(episode)
+        else:
+            self.settle(episode, event.at)
+
+    def _judged(self, event: ev.EpisodeJudged) -> None:
+        episode = self._episodes[event.episode]
+        episode.judge(event)
+        self._tallies.judged(episode, event)
+        self.settle(episode, event.at)
 
     def _sealed(self, event: ev.EpisodeSealed) -> None:
         episode = self._episodes[event.episode]

@@ -24,11 +24,12 @@ from collections.abc import Callable, Iterable
 
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.events import EpisodeOpened
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import check_id
 
 RUNGS = ("harness", "body")
-"""The ways of `core.identity.ladder` whose names are such."""
+"""The ways of `core.identity.ladder` whose names are such. A path's and a header's are for users' traffic alone."""
 _NUMBERED = re.compile(r"(.+)\.([1-9][0-9]*)", re.DOTALL)
 _DIGEST = re.compile(r"name-[0-9a-f]{32}")
 MOST_DIGITS = 12
@@ -49,7 +50,7 @@ class SessionNames:
         self._parents: dict[tuple[str, str], str] = {}
         self._sealed = sealed or Lineage()
         for episode in episodes:
-            if episode.opening.identified_by in RUNGS:
+            if has_parts(episode.opening):
                 self.opened(episode.id)
 
     def opened(self, episode: str) -> None:
@@ -86,12 +87,19 @@ class SessionNames:
     ) -> str:
         """The id of the episode that `name` stands for when `tenant` uses it. `find` gives an episode by its id, even
         if it is archived. Ids are given out in order, so the last one that is taken is found by halving."""
+        return self.latest(base_of(name, tenant), tenant, find, for_reward=for_reward)
+
+    def latest(
+        self, base: str, tenant: str, find: Callable[[str], Episode | None], *, for_reward: bool
+    ) -> str:
+        """As `current`, for the name whose first episode is called `base`."""
 
         def usable(number: int) -> bool:
             known = find(_id(base, number)) if number else None
-            return known is not None and known.opening.tenant == tenant and (for_reward or known.state == "open")
+            if known is None or known.opening.tenant != tenant or not (for_reward or known.state == "open"):
+                return False
+            return number == 1 or known.opening.identified_by in RUNGS or known.opening.first == base
 
-        base = base_of(name, tenant)
         taken, step = self._latest.get(base, 0), 1
         if usable(taken):
             return _id(base, taken)
@@ -103,6 +111,11 @@ class SessionNames:
             if find(_id(base, taken + step)) is not None:
                 taken += step
         return _id(base, taken if usable(taken) else taken + 1)
+
+
+def has_parts(opening: EpisodeOpened) -> bool:
+    """Tell whether an episode is one of those that a name stood for one after the other."""
+    return opening.identified_by in RUNGS or (bool(opening.first) and opening.identified_by != "lineage")
 
 
 def base_of(name: str, tenant: str) -> str:

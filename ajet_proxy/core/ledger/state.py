@@ -43,6 +43,11 @@ class LedgerSettings:
     group_size: int = 8
     member_wait: float = 4.0
     """An open episode is waited for so many times as long as the slowest other of its group took."""
+    traffic_sample: float = 1.0
+    traffic_holdout: float = 0.1
+    """Shares of users' traffic: what is judged, and what of that is recorded and not trained."""
+    traffic_idle: float = 900.0
+    traffic_backlog: int = 10_000
 
 
 class State:

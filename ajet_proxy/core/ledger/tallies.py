@@ -16,12 +16,17 @@ from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
 from ajet_proxy.core.trajectory.timeline import Timeline
 from ajet_sdk.routes import EPISODE_STATES
 
+FEW_CALLS, MANY_CALLS = 50, 1000
+"""Of so few judged calls nothing is said. Of so many, older ones count half."""
+UNJUDGED = 0.2
+
 
 class Tallies:
     """The counters. Episodes of all models are counted together."""
 
     KEPT = (
-        "opened", "counts", "discarded", "tokens", "drift", "drifts", "calls", "captures", "reward_curves"
+        "opened", "counts", "discarded", "tokens", "drift", "drifts", "calls", "captures", "reward_curves", "judging",
+        "judged_calls", "unjudged_calls", "judged_at",
     )
 
     def __init__(self) -> None:
@@ -36,11 +41,23 @@ class Tallies:
         self.captures: Counter[str] = Counter()
         """How calls ended: ``complete``, or why they were lost first. A whole one that is lost later counts as both."""
         self.reward_curves = RewardCurves()
+        self.judging: Counter[str] = Counter()
+        """What became of the ``sealed`` episodes to be judged (`Episode.judging`)."""
+        self.judged_calls: Counter[str] = Counter()
+        self.unjudged_calls: Counter[str] = Counter()
+        """Calls of judged episodes with a score, and those without, by their finish reason. The latest count most."""
+        self.judged_at = 0.0
 
     def alerts(self) -> dict[str, str]:
         """The lines for an operator about models whose turns drift, by subject."""
         lines = {f"drift of model {model!r}": drift.alert(model) for model, drift in self.drifts.items()}
-        return {about: line for about, line in lines.items() if line is not None}
+        known = {about: line for about, line in lines.items() if line is not None}
+        return known | {
+            f"unjudged {reason!r}": f"{left} of {left + self.judged_calls[reason]} calls with finish reason {reason!r} "
+            "got no score of a judge: what is never scored is a way out, so have the judge score them too"
+            for reason, left in self.unjudged_calls.items()
+            if left + self.judged_calls[reason] >= FEW_CALLS and left > UNJUDGED * (left + self.judged_calls[reason])
+        }
 
     def moved(self, before: str | None, state: str, reason: str | None = None) -> None:
         """An episode came from the state `before` (None: it is new) to `state`; `reason` is why it is discarded."""
@@ -51,6 +68,23 @@ class Tallies:
         self.counts[state] += 1
         if reason is not None:
             self.discarded[reason] += 1
+
+    def judging_moved(self, before: str | None, now: str | None) -> None:
+        """What became of an episode to be judged was `before`, and is now another thing (None: it is open)."""
+        if before is None and now is not None:
+            self.judging["sealed"] += 1
+        self.judging.update({name: by for name, by in ((before, -1), (now, 1)) if name is not None})
+
+    def judged(self, episode: Episode, judgement: ev.EpisodeJudged) -> None:
+        """An episode is judged: some of its calls have a score, others may not."""
+        self.judged_at = judgement.at
+        scopes = {(call, agent) for call, agent, _, _ in judgement.scores}
+        for turn in episode.to_judge():
+            scored = not scopes.isdisjoint({(turn.call, None), (None, turn.agent), (None, None)})
+            (self.judged_calls if scored else self.unjudged_calls)[turn.finish_reason] += 1
+            if self.judged_calls[turn.finish_reason] + self.unjudged_calls[turn.finish_reason] >= MANY_CALLS:
+                self.judged_calls[turn.finish_reason] //= 2
+                self.unjudged_calls[turn.finish_reason] //= 2
 
     def call_ended(self, before: str, reason: str | None) -> None:
         """A call came from the state `before` to its end; `reason` is why it is lost, if it is."""

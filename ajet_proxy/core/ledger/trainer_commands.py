@@ -111,7 +111,8 @@ class TrainerCommands:
             for one, name in ready
         )
         sealed = (
-            ev.EpisodeDiscarded(at, one.id, "other_run", OTHER_RUN) for one in state.episodes.unsettled.values()
+            ev.EpisodeDiscarded(at, one.id, "other_run", OTHER_RUN)
+            for one in chain(state.episodes.unsettled.values(), state.episodes.awaiting.values())
             if one.state == "sealed" and not one.opening.eval and one.named_to_train() == (model,)
         )
         return parted(chain(waiting, sealed), began)

@@ -190,6 +190,7 @@ def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
     return {
         **summary(episode), "rewards": [reward.to_json() for reward in rewards], "models": _models(episode),
         "unanswered": episode.attempts.unanswered(),
+        **({"feedback": [said.to_json() for said in episode.feedback.values()]} if episode.feedback else {}),
         "calls": (_call(call, entry, episode.id, text().get(call)) for call, entry in entries), "drift": drift,
         "timelines": timelines,
     }
@@ -246,6 +247,8 @@ def summary(episode: Episode) -> dict[str, Any]:
         "metadata": opening.metadata or None, "tenant": opening.tenant or None, "shares": _shares(episode),
         "stored": episode.stored, "evaluation": opening.evaluation, "cause": episode.cause, "client": opening.client,
         "revision": opening.revision, "play": opening.play, "place": None if opening.play is None else opening.place,
+        "traffic": opening.traffic or None, "first": opening.first or None, "withdrawn": episode.withdrawn or None,
+        "judged_by": None if episode.judgement is None else episode.judgement.judge,
     }
     return out | {name: value for name, value in extra.items() if value is not None}
 

@@ -16,6 +16,7 @@ from ajet_proxy.core.identity.keys import Keys
 from ajet_proxy.io.control import training
 from ajet_proxy.io.control.answers import Answers
 from ajet_proxy.io.control.desk import Desk
+from ajet_proxy.io.control.judgements import Judgements
 from ajet_proxy.io.control.openings import Openings
 from ajet_proxy.io.control.runs import WaitingRuns
 from ajet_proxy.io.control.training import Weights
@@ -61,7 +62,8 @@ class Control:
         )
         self._handlers: Mapping[str, Handler] = {
             "open_episode": self._openings.open_episode, "join": partial(self._named, "client"),
-            "reward_answer": partial(self._named, "episode"), "lease": partial(training.lease, desk),
+            "reward_answer": partial(self._named, "episode"), "feedback": partial(self._named, "episode"),
+            "lease_judgements": Judgements(desk, engines).lease, "lease": partial(training.lease, desk),
             "gate_close": weights.gate_close, "gate_open": weights.gate_open, "policy": weights.policy,
             "put_run": self._runs.want, "change_run": self._runs.want, "forget_run": self._runs.forget_run,
             "supervise": self._runs.supervise, "status": self._watching.status, "events": self._watching.events,

@@ -45,10 +45,10 @@ def ring(data_dir: Path) -> Ring:
     return _read(data_dir)
 
 
-def keys(data_dir: Path, *, admin_secret: str | None = None) -> Keys:
-    """Keys with the ring of `data_dir`."""
+def keys(data_dir: Path, *, admin_secret: str | None = None, traffic: str = "") -> Keys:
+    """Keys with the ring of `data_dir`. Without one, `traffic` is the lane of users' traffic."""
     found = ring(data_dir)
-    made = Keys(found.secrets[0], admin_secret=admin_secret)
+    made = Keys(found.secrets[0], admin_secret=admin_secret, traffic=traffic)
     made.ring = found
     return made
 

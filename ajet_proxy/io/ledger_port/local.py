@@ -186,6 +186,7 @@ class LocalPort:
             asked = CallAsked(
                 started, tenant_of(identity, episode, known), identity.labels.task, identity.labels.eval,
                 identity.labels.client, "" if request.probe else request.prompt, metadata,
+                traffic=identity.traffic, first=identity.first, withdraws=identity.labels.traffic is False,
             )
             lost = None if known is None else partial(
                 self._commands.lose_request, episode, agent=agent, model=model, said=request.said
@@ -221,8 +222,10 @@ class LocalPort:
         state, named, (episode, spare) = self._state, request.identity, names
         agent, model = asked.started.agent, asked.started.model
         known = state.episodes.find(episode)
-        if named.identified_by in UNSURE and named.labels.reward is None and known and known.state != "open":
-            episode = self._naming.current(named).episode or spare
+        may_go_on = named.labels.reward is None and known is not None and known.state != "open"
+        if may_go_on and (named.identified_by in UNSURE or (known is not None and known.opening.traffic)):
+            current = self._naming.current(named)
+            asked, episode = replace(asked, first=current.first or asked.first), current.episode or spare
             known = state.episodes.find(episode)
         begun = Begun(
             calls=tuple(self._clock.new_id("call") for _ in range(request.choices)), episode=episode,

@@ -18,7 +18,7 @@ from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames, base_of
+from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames, base_of, has_parts
 from ajet_proxy.core.ledger.shared_names import SharedNames
 from ajet_proxy.io.ledger_port.port import CallRequest
 from ajet_proxy.io.runtime.clock import Clock
@@ -74,8 +74,10 @@ class Naming:
     def current(self, identity: Identity) -> Identity:
         """`identity` with the episode that a session's name stands for now; with none, if the name is that of several
         runs."""
-        if identity.episode is None or identity.identified_by not in RUNGS:
+        if identity.episode is None:
             return identity
+        if identity.identified_by not in RUNGS:
+            return self._later_part(identity, identity.episode) if identity.claims.lanes else identity
         find, tenant = self._state.episodes.find, identity.claims.tenant
         name, agent = self._names.root(identity.episode, identity.parent, tenant), identity.labels.agent
         if name != identity.episode:
@@ -83,7 +85,18 @@ class Naming:
         if identity.may_be_shared and base_of(name, tenant) in self._state.episodes.shared_names:
             return replace(identity, episode=None, identified_by="lineage")
         found = self._names.current(name, tenant, find, for_reward=identity.labels.reward is not None)
-        return replace(identity, episode=found)
+        first = base_of(name, tenant) if identity.claims.lanes else found
+        return replace(identity, episode=found, first="" if found == first else first)
+
+    def _later_part(self, identity: Identity, name: str) -> Identity:
+        """`identity` with the latest part of users' traffic that a path or a header names, or the next one, if the
+        first is over."""
+        find, tenant = self._state.episodes.find, identity.claims.tenant
+        known = find(name)
+        if known is None or not known.opening.traffic or known.opening.tenant != tenant or known.state == "open":
+            return identity
+        found = self._names.latest(name, tenant, find, for_reward=identity.labels.reward is not None)
+        return replace(identity, episode=found, first="" if found == name else name)
 
     def _told_apart(
         self, named: Identity, current: Identity, known: Episode | None, request: CallRequest
@@ -109,6 +122,9 @@ class Naming:
         self._metrics.inc("ajet_lineage_total", found=what)
         if len(found) == 1:
             return replace(identity, episode=found[0]), NOTHING
+        if not found and history is not None and identity.claims.lanes:
+            cut = self._state.episodes.cut_lineage.continued(history)
+            return replace(identity, first=cut[0] if len(cut) == 1 else ""), NOTHING
         return identity, {"may_continue": found[:MAX_NOTED]} if found else NOTHING
 
     def comes(self, known: Episode | None, request: CallRequest) -> None:
@@ -118,7 +134,7 @@ class Naming:
     def heard(self, event: ev.Event) -> None:
         """Names of sessions follow what is in memory."""
         if isinstance(event, ev.EpisodeOpened):
-            if event.identified_by in RUNGS:
+            if has_parts(event):
                 self._names.opened(event.episode)
         elif isinstance(event, ev.EpisodesArchived):
             for episode in event.episodes:

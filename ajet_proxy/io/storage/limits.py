@@ -23,6 +23,8 @@ from ajet_proxy.io.storage.journal import folder_of
 from ajet_sdk.errors import NotReady
 
 RETRY_AFTER_S = 10.0
+TIGHT = 0.8
+"""Of the memory that is allowed: less than `NEARLY`, so that users are answered while a backlog goes."""
 COLLECT_S = 60.0
 """Garbage is collected at most so often, because that may hold everybody up for a second."""
 STATM = "/proc/{}/statm"
@@ -65,6 +67,12 @@ class DaemonLimits:
     def refused(self) -> dict[str, list[str]]:
         """For each limit that is reached, the events that are not taken in."""
         return {name: [kind.__name__ for kind in kinds] for name, kinds in self.closed.items()}
+
+    @property
+    def tight(self) -> bool:
+        """Tell whether what awaits a judgement has to make room, before anybody is refused."""
+        limit = self._limits["memory"]
+        return bool(limit) and self.memory >= TIGHT * limit
 
     def check(self, events: Sequence[Event]) -> None:
         """`NotReady` if a limit has no room for one of `events`."""

@@ -34,7 +34,7 @@ from ajet_proxy.core.ledger.births import Births, Branch
 from ajet_proxy.core.ledger.clients import Client
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.episodes import Archive
-from ajet_proxy.core.ledger.events import EpisodeOpened, RunWanted, TrainerCame
+from ajet_proxy.core.ledger.events import EpisodeJudged, EpisodeOpened, FeedbackGiven, RunWanted, TrainerCame
 from ajet_proxy.core.ledger.gates import Gate
 from ajet_proxy.core.ledger.groups import Group, Seat
 from ajet_proxy.core.ledger.mix import Mix, QueueCredit
@@ -63,7 +63,7 @@ KINDS: dict[str, Any] = {
     "Lineage": Lineage, "OpenCounts": OpenCounts, "Mix": Mix, "ModelQueue": ModelQueue, "Play": Play, "Point": Point,
     "Progress": Progress, "QueueCredit": QueueCredit, "RewardCurves": RewardCurves, "Seat": Seat, "Shares": Shares,
     "Served": Served, "TaskRewards": TaskRewards, "Text": Text, "Texts": Texts, "Trainer": Trainer, "Turn": Turn,
-    "RunWanted": RunWanted, "TrainerCame": TrainerCame,
+    "RunWanted": RunWanted, "TrainerCame": TrainerCame, "EpisodeJudged": EpisodeJudged, "FeedbackGiven": FeedbackGiven,
 }
 """The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
 _NAMES = {kind: name for name, kind in KINDS.items()}

@@ -1,0 +1,248 @@
+"""Episodes that await a judgement: users' traffic and its parts, who judges it, what users say, and what is withdrawn.
+
+Idea: an episode to be judged that is sealed without a reward awaits a judgement, and stays sealed. A judge leases it
+for a while, and its one judgement has all of its rewards. Who judges is noted in memory alone. After a restart, or
+when a judge is dead, somebody else leases it: only the first judgement counts.
+
+A user never hears that an episode has ended. The next call opens another part of it, and what is withdrawn goes for all
+parts, earlier and later ones.
+
+Invariant: an episode is judged once. Whatever awaits is judged, rewarded, or discarded with a reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import groupby, islice
+from typing import Any
+
+from msgspec import Struct
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.episode import Episode, has_room
+from ajet_proxy.core.ledger.events import Event, Events
+from ajet_proxy.core.ledger.parts import AT_ONCE
+from ajet_proxy.core.ledger.session_names import RUNGS
+from ajet_proxy.core.ledger.state import State
+from ajet_proxy.core.tokens import cut
+from ajet_proxy.core.trajectory.timeline import Policy
+from ajet_sdk.errors import Conflict, NotFound
+from ajet_sdk.routes import Feedback, Judgement, LeaseJudgements, OpenEpisode
+
+MOST_CALLS, MOST_AGE_S = 32, 3600.0
+"""Traffic whose name outlives it is sealed after so many calls, or so long, and is trained while it is fresh."""
+MOST_WAIT_S = 86400.0
+"""What nobody has judged so long after the seal is discarded."""
+SILENCE_S = 1200.0
+"""A judge that lets something wait for so long is missed."""
+BEFORE = 2000
+"""Tokens before an answer that a judge sees."""
+
+
+class Answered(Struct, frozen=True):
+    """A call as a judge sees it: the tokens before the answer, the answer's, and those that came next, as text of
+    ``core.tokens``. ``kind`` says what came: a ``reply``, the same question ``again``, or ``none``."""
+
+    call: str
+    agent: str
+    model: str
+    finish_reason: str
+    before: bytes
+    answer: bytes
+    next: bytes
+    kind: str
+
+
+class JudgingCommands:
+    """The decisions about what awaits a judgement, over `state`. They return events, as all commands do."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._leases: dict[str, float] = {}
+
+    # -- users
+
+    def opens(self, body: OpenEpisode, name: str) -> OpenEpisode:
+        """How users' traffic is opened whose first part is called `name`: shares of all names are not judged, or are
+        judged and recorded."""
+        settings = self.state.settings
+        return OpenEpisode(
+            task=body.task, eval=body.eval, metadata=body.metadata, client=body.client,
+            idle_timeout=settings.traffic_idle, judged=_share(f"sample {name}") < settings.traffic_sample,
+            trial=_share(f"holdout {name}") < settings.traffic_holdout,
+        )
+
+    def withdraw(self, episode: str, at: float) -> Iterator[Event]:
+        """Nothing more is learned from the parts of the first `episode`."""
+        names = (episode, *self.state.episodes.parts.get(episode, ()))
+        known = (self.state.episodes.get(name) for name in names)
+        return (event for part in known if part is not None for event in _withdrawn(part, at))
+
+    def revoked(self, tenants: Mapping[str, float], at: float) -> Events:
+        """The keys of `tenants` were revoked: what traffic they had opened by those times is withdrawn, some episodes
+        at once."""
+        at = self.state.time(at)
+        gone = (
+            event for one in self.state.episodes.values() if one.opening.traffic
+            and one.opening.at <= tenants.get(one.opening.tenant, -1.0) for event in _withdrawn(one, at)
+        )
+        return tuple(islice(gone, AT_ONCE))
+
+    def feedback(self, episode: str, call: str | None, body: Feedback, *, at: float) -> Events:
+        """The same again changes nothing."""
+        known = self.state.episodes.known(episode)
+        if known.stored is not None:
+            raise Conflict(f"episode {episode} is archived: too late for this feedback", code="episode_archived")
+        heard = known.feedback.get(call or "")
+        if heard is not None and (heard.value, heard.text, heard.better) == (body.value, body.text, body.better):
+            return ()
+        return (ev.FeedbackGiven(self.state.time(at), episode, call, body.value, body.text, body.better),)
+
+    # -- judges
+
+    def waiting(
+        self, body: LeaseJudgements, lanes: Collection[str] | None, at: float
+    ) -> list[tuple[Episode, ...]]:
+        """What nobody is judging now, of these `lanes` (None: of any): what users have said something of comes first,
+        then the newest. A group is all of its key, once nothing of it is open."""
+        fits = [
+            one for one in self.state.episodes.awaiting.values() if self._leases.get(one.id, at) <= at
+            and (lanes is None or one.group_key.lane in lanes) and body.lane in (None, one.group_key.lane)
+            and body.model in (None, *one.named_to_train())
+        ]
+        if body.unit == "groups":
+            playing = {one.group_key for one in self.state.episodes.unsettled.values()}
+            ordered = sorted((one for one in fits if one.group_key not in playing), key=lambda one: one.group_key)
+            groups = [tuple(found) for _, found in groupby(ordered, lambda one: one.group_key)]
+        else:
+            groups = [(one,) for one in fits]
+        return sorted(groups, reverse=True, key=lambda found: (
+            any(one.feedback for one in found), max(one.sealed_at or 0.0 for one in found)
+        ))  # fmt: skip
+
+    def take(self, group: Iterable[Episode], at: float, until: float) -> bool:
+        """Somebody judges `group` until then, unless somebody else does by now, or it awaits nothing any more."""
+        names = [one.id for one in group]
+        awaiting = self.state.episodes.awaiting
+        if not all(name in awaiting and self._leases.get(name, at) <= at for name in names):
+            return False
+        self._leases = {name: end for name, end in self._leases.items() if name in awaiting}
+        self._leases |= dict.fromkeys(names, until)
+        return True
+
+    def give_back(self, group: Iterable[Episode]) -> None:
+        """Nobody judges `group` now."""
+        for one in group:
+            self._leases.pop(one.id, None)
+
+    def judge(self, episode: str, body: Judgement, *, at: float) -> Events:
+        """A judgement without a reward discards the episode."""
+        known, at, by = self.state.episodes.known(episode), self.state.time(at), f"by judge {body.judge!r}"
+        scores = tuple((one.call, one.agent, one.value, one.note) for one in body.scores)
+        if known.judgement is not None:
+            if (known.judgement.judge, known.judgement.scores) == (body.judge, scores):
+                return ()
+            said = f"episode {episode} was judged by {known.judgement.judge!r} before"
+            raise Conflict(said, code="already_judged")
+        reason = None if scores and not body.withdraw else "withdrawn" if body.withdraw else "not_judged"
+        if reason is not None and (known.reason, known.detail) == (reason, by):
+            return ()
+        if not known.awaits:
+            raise Conflict(f"episode {episode} awaits no judgement: it is {known.state}", code=f"episode_{known.state}")
+        if body.withdraw:
+            return tuple(_withdrawn(known, at, by))
+        if not scores:
+            return (ev.EpisodeDiscarded(at, episode, "not_judged", by),)
+        for call, _, _, _ in scores:
+            if call is not None and call not in known.transcript.calls:
+                raise NotFound(f"episode {episode} has no call {call}", code="unknown_call", param="rewards")
+        has_room(known, "".join(note or "" for _, _, _, note in scores))
+        return (ev.EpisodeJudged(at, episode, body.judge, scores),)
+
+    # -- time
+
+    def is_over(self, episode: Episode, at: float, idle: bool) -> bool:
+        """Tell whether open traffic is sealed now: because it is `idle`, or for its age."""
+        opening = episode.opening
+        if not opening.traffic or episode.state != "open":
+            return False
+        age, outlived = at - opening.at, opening.identified_by in (*RUNGS, "lineage")
+        aged = outlived and (len(episode.transcript.calls) >= MOST_CALLS or age >= MOST_AGE_S)
+        return idle or aged or age >= opening.wall_timeout
+
+    def expire(self, at: float, coming: int, *, tight: bool) -> Iterator[Event]:
+        """Discard what has waited for too long, and the oldest of what is too much when so many more are `coming`, or
+        when memory is `tight`."""
+        awaiting = self.state.episodes.awaiting
+        surplus = AT_ONCE if tight else min(AT_ONCE, len(awaiting) + coming - self.state.settings.traffic_backlog)
+        for place, one in enumerate(awaiting.values()):
+            late = at - (one.sealed_at or at) >= MOST_WAIT_S
+            if place == AT_ONCE or not (late or place < surplus):
+                break
+            yield ev.EpisodeDiscarded(at, one.id, "not_judged", "nobody judged it in a day" if late else FULL)
+
+    # -- views
+
+    def status(self, at: float) -> dict[str, Any]:
+        """How what is to be judged stands."""
+        tallies, awaiting = self.state.tallies, self.state.episodes.awaiting
+        oldest = next((at - (one.sealed_at or at) for one in awaiting.values()), 0.0)
+        counts = {name: tallies.judging[name] for name in COUNTED}
+        leased = sum(name in awaiting and end > at for name, end in self._leases.items())
+        unjudged = dict(+tallies.unjudged_calls)
+        return counts | {"oldest_s": max(0.0, oldest), "leased": leased, "unjudged_calls": unjudged}
+
+    def alerts(self, at: float) -> dict[str, str]:
+        """The line for an operator while nobody judges what waits."""
+        first = next(iter(self.state.episodes.awaiting.values()), None)
+        since = max(self.state.tallies.judged_at, 0.0 if first is None else first.sealed_at or 0.0)
+        if first is None or at - since < SILENCE_S:
+            return {}
+        waits = len(self.state.episodes.awaiting)
+        return {"judge": f"{waits} episodes await a judgement, and none has come for 20 minutes: start `ajet judge`"}
+
+
+COUNTED = ("sealed", "awaiting", "judged", "rewarded", "not_judged", "withdrawn", "lost")
+"""All that was sealed is one of the others."""
+FULL = "too much awaits a judgement"
+
+
+def _share(name: str) -> float:
+    """A number from 0 to 1 that `name` alone decides."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+
+
+def _withdrawn(known: Episode, at: float, by: str | None = None) -> Iterator[Event]:
+    """Nothing is learned from `known` from now on, as far as it has not been learned from."""
+    if known.ended_at is not None or known.withdrawn:
+        return
+    yield ev.EpisodeWithdrawn(at, known.id)
+    shares = known.shares.by_model
+    ready = tuple(model for model, share in shares.items() if share is None)
+    if ready or (known.state == "sealed" and not known.transcript.running):
+        yield ev.EpisodeDiscarded(at, known.id, "withdrawn", by, () if len(ready) == len(shares) else ready)
+
+
+def answers(episode: Episode, policy: Policy) -> list[Answered]:
+    """What a judge sees of an episode that awaits a judgement, in the order in which its calls began."""
+    wanted = {turn.call for turn in episode.to_judge()}
+    found, asked = dict[str, Answered](), dict[bytes, float]()
+    timelines = episode.transcript.merging(policy)()
+    for timeline in timelines:
+        for turn in timeline.turns:
+            prompt = cut(timeline.tokens, 0, turn.start)
+            asked[prompt] = max(asked.get(prompt, 0.0), turn.started_at)
+    for timeline in timelines:
+        for place, turn in enumerate(timeline.turns):
+            if turn.call not in wanted:
+                continue
+            later = next((one for one in timeline.turns[place + 1 :] if one.start > turn.end), None)
+            came = b"" if later is None else cut(timeline.tokens, turn.end, later.start)
+            again = asked[cut(timeline.tokens, 0, turn.start)] > turn.started_at
+            found[turn.call] = Answered(
+                turn.call, turn.agent, turn.model, turn.finish_reason,
+                cut(timeline.tokens, max(0, turn.start - BEFORE), turn.start),
+                cut(timeline.tokens, turn.start, turn.end), came, "reply" if came else "again" if again else "none",
+            )
+    return [found[turn.call] for turn in sorted(episode.to_judge(), key=lambda one: one.rank)]

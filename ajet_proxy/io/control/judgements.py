@@ -1,0 +1,124 @@
+"""The route at which a judge waits for what awaits a judgement, with the text of it.
+
+The ledger has token ids. Their text comes from an engine of the model, which is asked while the judge waits. What an
+engine gives no text of is not leased now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from ajet_proxy.core.control.asked import Asked
+from ajet_proxy.core.control.judging import check_lane
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.judging import Answered, answers
+from ajet_proxy.core.tokens import unpack_tokens
+from ajet_proxy.io.control.desk import Desk
+from ajet_proxy.io.engines.engine import FAILED
+from ajet_proxy.io.engines.upstream import Engines
+from ajet_proxy.io.engines.vllm import over
+
+TEXT_S = 5.0
+"""For an engine to give a text."""
+AT_ONCE = 8
+"""Texts that an engine is asked for at a time."""
+LOOK_S = 2.0
+"""So often it is looked whether a lease has run out, or an engine is back."""
+
+
+class Judgements:
+    """The handler. `engines` tells who knows the text of a model's tokens."""
+
+    def __init__(self, desk: Desk, engines: Engines) -> None:
+        self._desk, self._engines = desk, engines
+        key = desk.config.upstream_key
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def lease(self, _http: web.Request, asked: Asked) -> web.Response:
+        """What awaits a judgement, or 204 if nothing does in ``wait_s``."""
+        if asked.body.lane is not None:
+            check_lane(asked, asked.body.lane)
+        store, clock, stopping = self._desk.store, self._desk.clock, self._desk.stopping
+        deadline = clock.now() + asked.body.wait_s
+        while True:
+            seen = store.state.leasable()
+            if found := await self._take(asked):
+                return web.json_response({"judgements": found})
+            left = deadline - clock.now()
+            if left <= 0 or stopping.is_set():
+                return web.Response(status=204)
+            await self._desk.until_stop(store.leasable(seen, min(left, LOOK_S)))
+
+    async def _take(self, asked: Asked) -> list[dict[str, Any]]:
+        """Lease so much as is asked for, as far as there is a text of it."""
+        judging, body, now = self._desk.store.commands.judging, asked.body, self._desk.clock.now
+        lanes = asked.claims.lanes if asked.claims.scope == "judge" else None
+        out, left = list[dict[str, Any]](), body.n
+        silent = set[str]()
+        timeout, connector = aiohttp.ClientTimeout(total=TEXT_S), aiohttp.TCPConnector(limit=AT_ONCE)
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector) as session:
+            for group in judging.waiting(body, lanes, now()):
+                if not left:
+                    break
+                until = now() + body.lease_s
+                if not judging.take(group, now(), until):
+                    continue
+                try:
+                    told = [await self._told(session, one, silent) for one in group]
+                except BaseException:
+                    judging.give_back(group)
+                    raise
+                if None in told:
+                    judging.give_back(group)
+                    continue
+                left -= 1
+                of = {"group": group[0].id} if body.unit == "groups" else {}
+                out += [_shown(one, calls or [], until) | of for one, calls in zip(group, told, strict=True)]
+        return out
+
+    async def _told(
+        self, session: aiohttp.ClientSession, episode: Episode, silent: set[str]
+    ) -> list[dict[str, Any]] | None:
+        """The calls of an episode with their texts; None if an engine gives none. Models whose engines do not are
+        `silent`, and are not asked again."""
+        calls = answers(episode, self._desk.store.state.weights.merge_policy)
+        if not silent.isdisjoint(call.model for call in calls):
+            return None
+        parts = {(call.model, ids) for call in calls for ids in (call.before, call.answer, call.next) if ids}
+        texts = dict(zip(parts, await asyncio.gather(*(self._text(session, *part) for part in parts)), strict=True))
+        if missing := {model for (model, _), text in texts.items() if text is None}:
+            silent |= missing
+            return None
+        return [_call(episode, call, texts) for call in calls]
+
+    async def _text(self, session: aiohttp.ClientSession, model: str, ids: bytes) -> str | None:
+        """The text of the tokens `ids`, of the first engine that gives one."""
+        for url in self._engines.candidates(model):
+            try:
+                return await over(session, url).detokenize(model, unpack_tokens(ids))
+            except (*FAILED, ValueError):
+                continue
+        return None
+
+
+def _shown(episode: Episode, calls: Sequence[Mapping[str, Any]], until: float) -> dict[str, Any]:
+    key, said = episode.group_key, episode.feedback.get("")
+    return {
+        "episode": episode.id, "task": key.task, "lane": key.lane, "eval": episode.opening.eval, "lease_until": until,
+        "calls": calls, **({} if said is None else {"feedback": said.to_json()}),
+    }
+
+
+def _call(episode: Episode, call: Answered, texts: Mapping[tuple[str, bytes], str | None]) -> dict[str, Any]:
+    before, answer, came = (texts.get((call.model, ids), "") for ids in (call.before, call.answer, call.next))
+    said = episode.feedback.get(call.call)
+    return {
+        "call": call.call, "agent": call.agent, "model": call.model, "finish_reason": call.finish_reason,
+        "before": before, "answer": answer, "next": came, "next_kind": call.kind,
+        **({} if said is None else {"feedback": said.to_json()}),
+    }
