@@ -33,7 +33,9 @@ from ajet_sdk.routes import (
     Attend,
     Evaluate,
     Extend,
+    Feedback,
     Join,
+    Judgement,
     Lease,
     OpenEpisode,
     Policy,
@@ -67,6 +69,9 @@ def picture(state: State) -> str:
         "overview": views.overview(state, 0.0),
         "episodes": [views.record(state, episode, tokens="all") for episode in state.episodes],
         "unsettled": sorted(state.episodes.unsettled),
+        "awaiting": sorted(state.episodes.awaiting),
+        "withdrawn": list(state.episodes.withdrawn),
+        "judging": [state.tallies.judging, state.tallies.judged_calls, state.tallies.unjudged_calls],
         "queues": sorted(queues.items()),
         "batches": batches,
         "leased": sorted(state.batches.leased),
@@ -128,8 +133,12 @@ def check(state: State) -> None:
         assert not set(episode.may_train) & set(episode.opening.teaching)
         mine = episode.transcript.calls.values()
         assert episode.transcript.running == sum(entry.state == "running" for entry in mine)
-        assert (episode.id in state.episodes.unsettled) == (episode.state in ("open", "sealed"))
-        assert not (episode.state == "sealed" and not episode.transcript.running)
+        assert (episode.id in state.episodes.awaiting) == episode.awaits
+        unsettled = episode.state in ("open", "sealed") and not episode.awaits
+        assert (episode.id in state.episodes.unsettled) == unsettled
+        assert not (episode.state == "sealed" and not episode.transcript.running and not episode.awaits)
+        assert not (episode.withdrawn and (episode.state == "ready" or episode.awaits))
+        assert episode.judgement is None or len(episode.judgement.scores) <= len(episode.rewards)
         assert (episode.reason is not None) == (episode.state == "discarded")
         if episode.state in ("ready", "leased", "trained"):
             assert episode.state == episode.shares.state
@@ -141,6 +150,12 @@ def check(state: State) -> None:
         assert state.seats.queues.of(model).older(2) == [name for oldest, name in sorted(aged) if oldest < 2]
     check_seats(state, episodes)
     assert sum(state.tallies.discarded.values()) == shown["discarded"]
+    judging = Counter(one.judging for one in episodes if one.judging is not None)
+    assert +state.tallies.judging == judging + Counter(sealed=judging.total())
+    parts = dict[str, list[str]]()
+    for episode in (one for one in live if one.opening.first):
+        parts.setdefault(episode.opening.first, []).append(episode.id)
+    assert state.episodes.parts == parts
     check_progress(state, episodes)
     assert state.weights.served.keys() <= state.mixes.table.keys()
     for name in state.mixes.table:
@@ -293,13 +308,16 @@ class LedgerRig:
     def begin(
         self, episode: str, *, choices: int = 1, model: str = "m", agent: str = "", task: str | None = None,
         eval: bool = False, tenant: str = "", body: str = "", key: str | None = None, retry: int = 0,
-        route: str = "", client: str | None = None, said: str = "", prompt: str = "",
+        route: str = "", client: str | None = None, said: str = "", prompt: str = "", identified_by: str = "path",
+        traffic: str = "", first: str = "", withdraws: bool = False,
     ) -> tuple[str, ...]:
         calls = tuple(self.id("call") for _ in range(choices))
         started = CallStarted(
-            self.at, episode, calls, model, agent, "path", body or calls[0], key, route, retry, said
+            self.at, episode, calls, model, agent, identified_by, body or calls[0], key, route, retry, said
         )
-        asked = CallAsked(started, tenant, task, eval, client, prompt)
+        asked = CallAsked(
+            started, tenant, task, eval, client, prompt, traffic=traffic, first=first, withdraws=withdraws
+        )
         self.run(self.commands.begin_call(asked, self.state.episodes.find(episode)))
         return calls
 
@@ -341,6 +359,18 @@ class LedgerRig:
     def reward(self, episode: str, value: float = 1.0, **fields: Any) -> Sequence[Event]:
         body = Reward(value, **fields)
         return self.run(self.commands.reward(episode, body, reward_id=body.id or self.id("rew"), at=self.at))
+
+    def judge(self, episode: str, value: float | None = 1.0, judge: str = "judge", **fields: Any) -> Sequence[Event]:
+        """A judgement of the whole episode, or of what `fields` say; None: without a reward."""
+        rewards = () if value is None else ({"value": value} | fields,)
+        return self.run(self.commands.judging.judge(episode, Judgement(judge, rewards), at=self.at))
+
+    def feedback(self, episode: str, call: str | None = None, **said: Any) -> Sequence[Event]:
+        body = Feedback(episode=episode, **said)
+        return self.run(self.commands.judging.feedback(episode, call, body, at=self.at))
+
+    def withdraw(self, episode: str) -> Sequence[Event]:
+        return self.run(tuple(self.commands.judging.withdraw(episode, self.at)))
 
     def seal(self, episode: str) -> Sequence[Event]:
         return self.run(self.commands.seal(episode, at=self.at))

@@ -77,15 +77,17 @@ class JudgingCommands:
         """Nothing more is learned from the parts of the first `episode`."""
         names = (episode, *self.state.episodes.parts.get(episode, ()))
         known = (self.state.episodes.get(name) for name in names)
-        return (event for part in known if part is not None for event in _withdrawn(part, at))
+        parts = (part for part in known if part is not None and part.ended_at is None and not part.withdrawn)
+        return (ev.EpisodeWithdrawn(at, part.id) for part in parts)
 
     def revoked(self, tenants: Mapping[str, float], at: float) -> Events:
         """The keys of `tenants` were revoked: what traffic they had opened by those times is withdrawn, some episodes
         at once."""
         at = self.state.time(at)
         gone = (
-            event for one in self.state.episodes.values() if one.opening.traffic
-            and one.opening.at <= tenants.get(one.opening.tenant, -1.0) for event in _withdrawn(one, at)
+            ev.EpisodeWithdrawn(at, one.id) for one in self.state.episodes.values()
+            if one.opening.traffic and one.ended_at is None and not one.withdrawn
+            and one.opening.at <= tenants.get(one.opening.tenant, -1.0)
         )
         return tuple(islice(gone, AT_ONCE))
 
@@ -145,13 +147,13 @@ class JudgingCommands:
                 return ()
             said = f"episode {episode} was judged by {known.judgement.judge!r} before"
             raise Conflict(said, code="already_judged")
-        reason = None if scores and not body.withdraw else "withdrawn" if body.withdraw else "not_judged"
-        if reason is not None and (known.reason, known.detail) == (reason, by):
+        done = known.withdrawn if body.withdraw else not scores and (known.reason, known.detail) == ("not_judged", by)
+        if done:
             return ()
         if not known.awaits:
             raise Conflict(f"episode {episode} awaits no judgement: it is {known.state}", code=f"episode_{known.state}")
         if body.withdraw:
-            return tuple(_withdrawn(known, at, by))
+            return tuple(self.withdraw(known.first, at))
         if not scores:
             return (ev.EpisodeDiscarded(at, episode, "not_judged", by),)
         for call, _, _, _ in scores:
@@ -211,17 +213,6 @@ FULL = "too much awaits a judgement"
 def _share(name: str) -> float:
     """A number from 0 to 1 that `name` alone decides."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
-
-
-def _withdrawn(known: Episode, at: float, by: str | None = None) -> Iterator[Event]:
-    """Nothing is learned from `known` from now on, as far as it has not been learned from."""
-    if known.ended_at is not None or known.withdrawn:
-        return
-    yield ev.EpisodeWithdrawn(at, known.id)
-    shares = known.shares.by_model
-    ready = tuple(model for model, share in shares.items() if share is None)
-    if ready or (known.state == "sealed" and not known.transcript.running):
-        yield ev.EpisodeDiscarded(at, known.id, "withdrawn", by, () if len(ready) == len(shares) else ready)
 
 
 def answers(episode: Episode, policy: Policy) -> list[Answered]:

@@ -187,6 +187,12 @@ class Life:
             episode.attempts.settle()
             self.move(episode, "discarded", event.at, event.reason, event.detail, event.cause)
 
+    def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:
+        episode = self._episodes[event.episode]
+        for model in [model for model, share in episode.shares.by_model.items() if share is None]:
+            self.drop(episode, model, "withdrawn", event.at)
+        self.settle(episode, event.at)
+
     def _touched(self, event: ev.EpisodeTouched) -> None:
         episode = self._episodes[event.episode]
         self._mixes.stirs(episode)

@@ -71,9 +71,10 @@ class Tallies:
 
     def judging_moved(self, before: str | None, now: str | None) -> None:
         """What became of an episode to be judged was `before`, and is now another thing (None: it is open)."""
-        if before is None and now is not None:
-            self.judging["sealed"] += 1
-        self.judging.update({name: by for name, by in ((before, -1), (now, 1)) if name is not None})
+        if before is not None:
+            self.judging[before] -= 1
+        if now is not None:
+            self.judging.update([now, *(["sealed"] if before is None else [])])
 
     def judged(self, episode: Episode, judgement: ev.EpisodeJudged) -> None:
         """An episode is judged: some of its calls have a score, others may not."""

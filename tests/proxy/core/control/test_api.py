@@ -21,7 +21,9 @@ def caller() -> Caller:
 
 def test_every_route_that_the_ledger_answers_has_a_handler() -> None:
     """The others are of who waits or what only the daemon knows (`ajet_proxy.io.control.routes`)."""
-    assert {route.name for route in ROUTES} - api.HANDLERS.keys() == {"put_run", "change_run", "events", "ca"}
+    assert {route.name for route in ROUTES} - api.HANDLERS.keys() == {
+        "put_run", "change_run", "events", "ca", "lease_judgements",
+    }
 
 
 # ---- opening

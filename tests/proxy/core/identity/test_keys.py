@@ -137,10 +137,10 @@ def test_scopes() -> None:
     allowed = {
         ("agent", "agent"), ("agent", "any"), ("trainer", "trainer"), ("trainer", "any"),
         ("admin", "agent"), ("admin", "trainer"), ("admin", "admin"), ("admin", "any"),
-        ("admin", "operator"), ("operator", "operator"),
+        ("admin", "operator"), ("operator", "operator"), ("judge", "judge"), ("judge", "any"), ("admin", "judge"),
     }
     for scope in SCOPES:
-        for needed in ("agent", "trainer", "operator", "admin", "any"):
+        for needed in ("agent", "trainer", "operator", "judge", "admin", "any"):
             if (scope, needed) in allowed:
                 check_scope(Claims(scope), needed)
             else:

@@ -1,0 +1,460 @@
+"""Users' traffic and what awaits a judgement: its life, its judge, what users say, and what is withdrawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger import judging
+from ajet_proxy.core.ledger.judging import MOST_AGE_S, MOST_CALLS, MOST_WAIT_S, SILENCE_S, answers
+from ajet_proxy.core.tokens import unpack_tokens
+from ajet_sdk.errors import AjetError
+from ajet_sdk.routes import Judgement, LeaseJudgements
+from tests.kit.ledger_rig import SETTINGS, LedgerRig
+from tests.kit.refused import refused
+
+TRAFFIC = replace(SETTINGS, traffic_holdout=0.0, traffic_idle=50.0, traffic_backlog=3)
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig(TRAFFIC, watch=True)
+
+
+def chat(rig: LedgerRig, name: str, **options: Any) -> str:
+    """A whole call of a user, whose chat is called `name`."""
+    return rig.call(name, traffic="chat", **options)
+
+
+def awaiting(rig: LedgerRig, name: str = "a", **options: Any) -> str:
+    """The call of a chat that has been silent for so long that it awaits a judgement."""
+    call = chat(rig, name, **options)
+    rig.at += 50
+    rig.tick()
+    assert name in rig.state.episodes.awaiting
+    return call
+
+
+def state(rig: LedgerRig, name: str = "a") -> tuple[str, str | None]:
+    known = rig.state.episodes[name]
+    return known.state, known.reason
+
+
+def waiting(rig: LedgerRig, lanes: tuple[str, ...] | None = None, **body: Any) -> list[list[str]]:
+    found = rig.commands.judging.waiting(LeaseJudgements(**body), lanes, rig.at)
+    return [[one.id for one in group] for group in found]
+
+
+# ---- its life
+
+
+def test_a_silent_chat_is_sealed_and_awaits_a_judgement_that_makes_it_ready(rig: LedgerRig) -> None:
+    call = awaiting(rig)
+    assert state(rig) == ("sealed", None)
+    assert rig.lease(group_size=1) is None
+    rig.judge("a", 0.5, call=call, note="fine")
+    assert state(rig) == ("ready", None)
+    known = rig.state.episodes["a"]
+    assert [(one.id, one.value, one.call, one.note) for one in known.rewards.values()] == [
+        (f"judge-{call}", 0.5, call, "fine")
+    ]
+    assert known.group_key.lane == "chat"
+    assert rig.lease(group_size=1) is not None
+
+
+def test_scores_of_an_agent_and_of_the_episode_have_names_of_their_own(rig: LedgerRig) -> None:
+    awaiting(rig, agent="x")
+    scores = ({"value": 1.0}, {"value": -1.0, "agent": "x"})
+    rig.run(rig.commands.judging.judge("a", Judgement("j", scores), at=rig.at))
+    assert [*rig.state.episodes["a"].rewards] == ["judge", "judge@x"]
+
+
+def test_an_app_that_rewards_needs_no_judge(rig: LedgerRig) -> None:
+    chat(rig, "a")
+    rig.reward("a")
+    assert state(rig) == ("ready", None)
+    awaiting(rig, "b")
+    rig.reward("b", final=False)
+    assert state(rig, "b") == ("ready", None)
+    with refused(AjetError, "episode_ready"):
+        rig.judge("b")
+    assert rig.commands.judging.status(rig.at)["rewarded"] == 2
+
+
+def test_of_a_holdout_it_is_recorded(rig: LedgerRig) -> None:
+    rig = LedgerRig(replace(TRAFFIC, traffic_holdout=1.0), watch=True)
+    awaiting(rig)
+    rig.judge("a")
+    assert state(rig) == ("recorded", None)
+    assert rig.state.episodes["a"].opening.evaluation is None
+
+
+def test_what_is_not_of_the_sample_is_not_judged(rig: LedgerRig) -> None:
+    rig = LedgerRig(replace(TRAFFIC, traffic_sample=0.0), watch=True)
+    chat(rig, "a")
+    rig.at += 50
+    rig.tick()
+    assert state(rig) == ("discarded", "no_reward")
+    assert rig.commands.judging.status(rig.at)["sealed"] == 0
+
+
+def test_shares_go_by_the_name_of_the_first_part(rig: LedgerRig) -> None:
+    rig = LedgerRig(replace(TRAFFIC, traffic_holdout=0.5, traffic_sample=0.5), watch=True)
+    kinds = set()
+    for number in range(32):
+        chat(rig, f"chat{number}")
+        chat(rig, f"chat{number}.2", first=f"chat{number}")
+        one, two = (rig.state.episodes[f"chat{number}{part}"].opening for part in ("", ".2"))
+        assert (one.judged, one.eval) == (two.judged, two.eval)
+        kinds.add((one.judged, one.eval))
+    assert len(kinds) == 4
+
+
+@pytest.mark.parametrize("way", ["harness", "body", "lineage"])
+def test_under_a_name_that_outlives_it_a_long_chat_is_sealed(rig: LedgerRig, way: str) -> None:
+    for _ in range(MOST_CALLS):
+        chat(rig, "a", identified_by=way)
+    chat(rig, "b", identified_by="path")
+    chat(rig, "c", identified_by=way)
+    rig.tick()
+    assert [*rig.state.episodes.awaiting] == ["a"]
+    while rig.at < 1000 + MOST_AGE_S:
+        rig.at += 40
+        rig.run(rig.commands.heartbeat("b", at=rig.at))
+        if rig.state.episodes["c"].state == "open":
+            rig.run(rig.commands.heartbeat("c", at=rig.at))
+        if rig.at < 1900:
+            assert state(rig, "b") == ("open", None)
+        rig.tick()
+    assert state(rig, "b") == ("sealed", None)  # by its wall timeout
+    assert state(rig, "c") == ("sealed", None)
+
+
+def test_a_chat_with_a_call_in_flight_awaits_once_that_has_ended(rig: LedgerRig) -> None:
+    for _ in range(MOST_CALLS):
+        chat(rig, "a", identified_by="body")
+    (late,) = rig.begin("a")
+    rig.tick()
+    assert state(rig) == ("sealed", None)
+    assert not rig.state.episodes.awaiting
+    rig.finish("a", late)
+    assert [*rig.state.episodes.awaiting] == ["a"]
+
+
+def test_nothing_whole_awaits_nothing(rig: LedgerRig) -> None:
+    (call,) = rig.begin("a", traffic="chat")
+    rig.lose("a", call)
+    rig.at += 50
+    rig.tick()
+    assert state(rig)[0] == "discarded"
+    assert rig.commands.judging.status(rig.at)["lost"] == 1
+
+
+def test_a_call_that_is_taken_back_may_leave_nothing_to_judge(rig: LedgerRig) -> None:
+    call = awaiting(rig)
+    rig.lose("a", call, taken_back=True)
+    assert state(rig)[0] == "discarded"
+
+
+def test_what_nobody_judges_in_a_day_is_discarded(rig: LedgerRig) -> None:
+    awaiting(rig)
+    rig.at += MOST_WAIT_S - 1
+    rig.tick()
+    assert state(rig) == ("sealed", None)
+    rig.at += 1
+    rig.tick()
+    assert state(rig) == ("discarded", "not_judged")
+
+
+def test_the_oldest_make_room_for_what_comes(rig: LedgerRig) -> None:
+    for number in range(5):
+        awaiting(rig, f"chat{number}")
+        assert len(rig.state.episodes.awaiting) <= 3
+    assert [*rig.state.episodes.awaiting] == ["chat2", "chat3", "chat4"]
+    rig.run(rig.commands.expire(rig.at, tight=True))
+    assert not rig.state.episodes.awaiting
+    status = rig.commands.judging.status(rig.at)
+    assert (status["sealed"], status["not_judged"]) == (5, 5)
+
+
+def test_ordinary_groups_can_be_judged_too(rig: LedgerRig) -> None:
+    for name in ("a", "b", "c"):
+        rig.open(name, task="t", judged=True)
+        rig.call(name)
+    for name in ("a", "b"):
+        rig.seal(name)
+        assert waiting(rig, unit="groups") == []
+    rig.seal("c")
+    assert waiting(rig, unit="groups") == [["a", "b", "c"]]
+    for value, name in enumerate(("a", "b", "c")):
+        rig.judge(name, value / 2)
+    assert rig.lease(group_size=3) is not None
+    rig.open("d", judged=True)
+    rig.at += 200
+    rig.tick()
+    assert state(rig, "d") == ("discarded", "idle_timeout")
+
+
+def test_another_run_of_the_model_takes_what_awaits_too(rig: LedgerRig) -> None:
+    rig.announce(run="a")
+    awaiting(rig)
+    rig.announce(version=0, run="b")
+    assert state(rig) == ("discarded", "other_run")
+
+
+# ---- its judge
+
+
+def test_a_judgement_counts_once(rig: LedgerRig) -> None:
+    call = awaiting(rig)
+    rig.judge("a", 1.0, "one", call=call)
+    assert rig.judge("a", 1.0, "one", call=call) == ()
+    with refused(AjetError, "already_judged"):
+        rig.judge("a", 1.0, "two", call=call)
+    with refused(AjetError, "already_judged"):
+        rig.judge("a", 0.5, "one", call=call)
+    assert rig.state.episodes["a"].reward() == 1.0
+    batch = rig.batch(group_size=1)
+    rig.ack(batch)
+    assert rig.judge("a", 1.0, "one", call=call) == ()
+
+
+def test_no_score_is_no_judgement(rig: LedgerRig) -> None:
+    awaiting(rig)
+    rig.judge("a", None)
+    assert state(rig) == ("discarded", "not_judged")
+    assert rig.judge("a", None) == ()
+    with refused(AjetError, "episode_discarded"):
+        rig.judge("a", 1.0)
+
+
+def test_a_judge_withdraws(rig: LedgerRig) -> None:
+    awaiting(rig)
+    body = Judgement("j", withdraw=True)
+    rig.run(rig.commands.judging.judge("a", body, at=rig.at))
+    assert state(rig) == ("discarded", "withdrawn")
+    assert rig.commands.judging.judge("a", body, at=rig.at) == ()
+    chat(rig, "a.2", first="a")
+    assert rig.state.episodes["a.2"].withdrawn
+
+
+@pytest.mark.parametrize("name", ["open", "plain", "unknown"])
+def test_what_awaits_nothing_takes_no_judgement(rig: LedgerRig, name: str) -> None:
+    chat(rig, "open")
+    rig.ready("t")
+    with pytest.raises(AjetError):
+        rig.judge("plain" if name == "plain" else name)
+
+
+def test_a_score_of_no_call_is_refused(rig: LedgerRig) -> None:
+    awaiting(rig)
+    with refused(AjetError, "unknown_call"):
+        rig.judge("a", 1.0, call="other")
+    assert state(rig) == ("sealed", None)
+
+
+def test_one_judge_at_a_time_until_its_lease_lapses(rig: LedgerRig) -> None:
+    awaiting(rig)
+    (group,) = rig.commands.judging.waiting(LeaseJudgements(), None, rig.at)
+    assert rig.commands.judging.take(group, rig.at, rig.at + 10)
+    assert not rig.commands.judging.take(group, rig.at, rig.at + 10)
+    assert waiting(rig) == []
+    assert rig.commands.judging.status(rig.at)["leased"] == 1
+    rig.at += 10
+    assert waiting(rig) == [["a"]]
+    assert rig.commands.judging.take(group, rig.at, rig.at + 10)
+    rig.commands.judging.give_back(group)
+    assert waiting(rig) == [["a"]]
+    rig.judge("a")
+    assert not rig.commands.judging.take(group, rig.at, rig.at + 10)
+
+
+def test_feedback_comes_first_and_then_the_newest(rig: LedgerRig) -> None:
+    for name in ("a", "b", "c"):
+        awaiting(rig, name)
+    rig.feedback("a", value=1.0)
+    assert waiting(rig) == [["a"], ["c"], ["b"]]
+    assert waiting(rig, ("other",)) == waiting(rig, lane="other") == waiting(rig, model="n") == []
+    assert waiting(rig, ("chat",), lane="chat", model="m") == [["a"], ["c"], ["b"]]
+
+
+def test_a_judge_sees_what_came_before_and_after_each_answer(rig: LedgerRig) -> None:
+    first = chat(rig, "a", prompt=(1, 2), sampled=(3,))
+    rig.at += 1
+    again = chat(rig, "a", prompt=(1, 2, 3, 4), sampled=(5,))
+    rig.at += 1
+    last = chat(rig, "a", prompt=(1, 2, 3, 4), sampled=(6,))
+    judge = rig.call("a", (9,), (9,), model="other")
+    seen = answers(rig.state.episodes["a"], "strict")
+    assert [(one.call, one.kind, *map(unpack_tokens, (one.before, one.answer, one.next))) for one in seen] == [
+        (first, "reply", (1, 2), (3,), (4,)), (again, "again", (1, 2, 3, 4), (5,), ()),
+        (last, "none", (1, 2, 3, 4), (6,), ()),
+    ]
+    assert judge not in [one.call for one in seen]
+
+
+def test_a_judge_sees_the_last_tokens_of_a_long_prompt(rig: LedgerRig) -> None:
+    chat(rig, "a", prompt=tuple(range(judging.BEFORE + 5)))
+    assert unpack_tokens(answers(rig.state.episodes["a"], "strict")[0].before) == tuple(range(5, judging.BEFORE + 5))
+
+
+# ---- what users say
+
+
+def test_feedback_is_evidence_and_the_latest_counts(rig: LedgerRig) -> None:
+    call = chat(rig, "a")
+    rig.feedback("a", call, value=1.0)
+    assert rig.feedback("a", call, value=1.0) == ()
+    rig.feedback("a", call, value=-1.0, text="no")
+    rig.feedback("a", better="this")
+    assert state(rig) == ("open", None)
+    assert rig.state.episodes["a"].reward() is None
+    assert [said.to_json() for said in rig.state.episodes["a"].feedback.values()] == [
+        {"at": rig.at, "call": call, "value": -1.0, "text": "no"}, {"at": rig.at, "better": "this"},
+    ]
+    rig.reward("a")
+    rig.batch(group_size=1)
+    rig.feedback("a", call, value=0.0)
+    assert rig.state.episodes["a"].feedback[call].value == 0.0
+
+
+def test_feedback_on_what_is_archived_is_refused(rig: LedgerRig) -> None:
+    chat(rig, "a")
+    rig.abort("a")
+    rig.archive()
+    with refused(AjetError, "episode_archived"):
+        rig.feedback("a", value=1.0)
+
+
+# ---- what is withdrawn
+
+
+def test_a_header_of_any_call_takes_all_parts_out(rig: LedgerRig) -> None:
+    for name in ("a", "a.2", "a.3", "a.4"):
+        awaiting(rig, name, first="a" if name != "a" else "")
+    rig.judge("a.2")
+    rig.judge("a.3")
+    chat(rig, "a.5", first="a")
+    leased = rig.batch(group_size=1)
+    (name,) = rig.state.batches[leased].episodes()
+    chat(rig, "a.5", withdraws=True)
+    states = {one.id: (one.state, one.reason) for one in rig.state.episodes.values()}
+    gone = ("discarded", "withdrawn")
+    assert states.pop(name) == ("leased", None)
+    assert states.pop("a.5") == ("open", None)  # its user is answered
+    assert states.pop("a")[0] == states["a.4"][0] == "discarded"
+    assert states.pop("a.4") == gone
+    assert set(states.values()) == {gone}
+    rig.nack(leased)
+    assert state(rig, name) == gone
+    rig.at += 50
+    rig.tick()
+    assert state(rig, "a.5") == gone
+    chat(rig, "a.6", first="a")
+    assert rig.state.episodes["a.6"].withdrawn
+
+
+def test_a_first_call_that_withdraws_takes_out_what_comes(rig: LedgerRig) -> None:
+    chat(rig, "a", withdraws=True)
+    chat(rig, "a.2", first="a")
+    rig.at += 50
+    rig.tick()
+    assert {state(rig, name) for name in ("a", "a.2")} == {("discarded", "withdrawn")}
+    assert rig.commands.judging.status(rig.at)["withdrawn"] == 2
+
+
+def test_what_is_trained_of_a_withdrawn_batch_stays_trained(rig: LedgerRig) -> None:
+    awaiting(rig)
+    rig.judge("a")
+    batch = rig.batch(group_size=1)
+    rig.withdraw("a")
+    rig.ack(batch)
+    assert state(rig) == ("trained", None)
+    assert list(rig.withdraw("a")) == []
+
+
+def test_of_a_team_what_is_ready_goes_and_what_is_leased_when_it_comes_back(rig: LedgerRig) -> None:
+    rig.open("a", members={"x": "m", "y": "n"}, task="t")
+    rig.call("a", agent="x", model="m")
+    rig.call("a", agent="y", model="n")
+    rig.reward("a")
+    batch = rig.batch(group_size=1, model="m")
+    rig.withdraw("a")
+    assert rig.lease(group_size=1, model="n") is None
+    rig.nack(batch)
+    assert state(rig) == ("discarded", "withdrawn")
+
+
+def test_a_revocation_takes_out_what_was_opened_before(rig: LedgerRig) -> None:
+    for name, tenant in (("a", "app"), ("b", "app"), ("c", "other")):
+        chat(rig, name, tenant=tenant)
+        rig.at += 10
+    while events := rig.commands.judging.revoked({"app": 1005.0}, rig.at):
+        rig.run(events)
+    withdrawn = {one.id for one in rig.state.episodes.values() if one.withdrawn}
+    assert withdrawn == {"a"}
+
+
+def test_only_the_latest_withdrawn_names_are_remembered(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.episodes.MOST_WITHDRAWN", 2)
+    for name in ("a", "b", "c"):
+        chat(rig, name, withdraws=True)
+    assert [*rig.state.episodes.withdrawn] == ["b", "c"]
+
+
+def test_parts_leave_with_their_archive(rig: LedgerRig) -> None:
+    for name in ("a", "a.2", "a.3"):
+        chat(rig, name, first="a" if name != "a" else "")
+    rig.abort("a.2")
+    rig.archive()
+    assert rig.state.episodes.parts == {"a": ["a.3"]}
+    rig.abort("a.3")
+    rig.archive()
+    assert rig.state.episodes.parts == {}
+
+
+# ---- what an operator sees
+
+
+def test_who_waits_for_long_misses_a_judge(rig: LedgerRig) -> None:
+    assert rig.commands.judging.alerts(rig.at) == {}
+    awaiting(rig)
+    assert rig.commands.judging.alerts(rig.at + SILENCE_S - 1) == {}
+    assert "start `ajet judge`" in rig.commands.judging.alerts(rig.at + SILENCE_S)["judge"]
+    awaiting(rig, "b")
+    rig.judge("a")
+    assert rig.commands.judging.alerts(rig.at + SILENCE_S - 1) == {}
+
+
+def test_calls_that_are_never_scored_are_a_way_out(rig: LedgerRig) -> None:
+    for number in range(30):
+        one, two = (chat(rig, f"e{number}") for _ in range(2))
+        rig.at += 50
+        rig.tick()
+        rig.judge(f"e{number}", 1.0, call=one)
+        assert two in rig.state.episodes[f"e{number}"].transcript.calls
+    assert rig.commands.judging.status(rig.at)["unjudged_calls"] == {"stop": 30}
+    assert "30 of 60 calls with finish reason 'stop'" in rig.state.alerts()["unjudged 'stop'"]
+
+
+def test_the_latest_calls_count_most(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.tallies.MANY_CALLS", 4)
+    for number in range(4):
+        awaiting(rig, f"e{number}")
+        rig.judge(f"e{number}")
+    assert rig.state.tallies.judged_calls == {"stop": 2}
+
+
+def test_a_summary_says_what_it_is(rig: LedgerRig) -> None:
+    from ajet_proxy.core.ledger.views import record
+
+    call = awaiting(rig, "a.2", first="a")
+    rig.feedback("a.2", call, value=1.0)
+    rig.judge("a.2", judge="j")
+    shown = record(rig.state, "a.2")
+    assert (shown["traffic"], shown["first"], shown["judged_by"]) == (True, "a", "j")
+    assert shown["feedback"] == [{"at": rig.at, "call": call, "value": 1.0}]
+    assert [type(event) for event in rig.events if isinstance(event, ev.EpisodeJudged)] == [ev.EpisodeJudged]
