@@ -57,7 +57,7 @@ class AnythingHappens(RuleBasedStateMachine):
         super().__init__()
         self.rig = LedgerRig(watch=True)
         commands = self.rig.commands
-        for part in (commands, commands.clients, commands.trainers, commands.leases):
+        for part in (commands, commands.clients, commands.trainers, commands.leases, commands.judging):
             Unchanging.watch(part)
         self.running: list[tuple[str, str]] = []
         self.texts: list[tuple[int, ...]] = [()]
@@ -134,6 +134,30 @@ class AnythingHappens(RuleBasedStateMachine):
     @rule(episode=EPISODES, value=st.sampled_from([0.0, 1.0]), final=st.booleans(), id=st.sampled_from([None, "r"]))
     def rewards(self, episode: str, **fields: Any) -> None:
         self.attempt(lambda: self.rig.reward(episode, **fields))
+
+    @rule(
+        episode=EPISODES, first=st.sampled_from(["", "", "a"]), withdraws=st.sampled_from([False, False, False, True]),
+        model=MODELS, identified_by=st.sampled_from(["path", "body", "lineage"]),
+    )  # fmt: skip
+    def a_user_calls(self, episode: str, first: str, **options: Any) -> None:
+        first = "" if first == episode else first
+        self.attempt(lambda: self.rig.call(episode, traffic="chat", first=first, **options))
+
+    @rule(episode=EPISODES, task=st.sampled_from(["s", "t"]))
+    def opens_to_be_judged(self, episode: str, task: str) -> None:
+        self.attempt(lambda: self.rig.open(episode, task=task, judged=True))
+
+    @rule(episode=EPISODES, value=st.sampled_from([None, 0.0, 1.0]), judge=st.sampled_from(["j", "k"]))
+    def judges(self, episode: str, value: float | None, judge: str) -> None:
+        self.attempt(lambda: self.rig.judge(episode, value, judge))
+
+    @rule(episode=EPISODES, value=st.sampled_from([-1.0, 1.0]))
+    def says(self, episode: str, value: float) -> None:
+        self.attempt(lambda: self.rig.feedback(episode, value=value))
+
+    @rule(episode=EPISODES)
+    def withdraws(self, episode: str) -> None:
+        self.rig.withdraw(episode)
 
     @initialize()
     def some_are_ready(self) -> None:

@@ -1,0 +1,190 @@
+"""A user of the daemon who knows nothing of ajet, and the judge of what the user was answered."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.io.http import keyring
+from tests.kit.engine_stub import EngineStub
+from tests.proxy.serving import Client, serving
+
+SERVED = {"traffic": "chat", "traffic_holdout": 0.0, "group_size": 1}
+LEASE = "/judgements/lease"
+
+
+class User:
+    """Talks by the plain client of openai. A chat is named by nothing but its history."""
+
+    def __init__(self, client: Client, path: str = "", key: str = "EMPTY") -> None:
+        self._url, self._key = f"{client.app.url}{path}/v1", key
+        self.said: list[Any] = []
+        self.answers: list[str] = []
+
+    async def says(self, text: str, **headers: str) -> None:
+        self.said.append({"role": "user", "content": text})
+        async with openai.AsyncOpenAI(base_url=self._url, api_key=self._key, max_retries=0) as asks:
+            answer = await asks.chat.completions.create(
+                model="stub", messages=self.said, max_tokens=8, extra_headers=headers
+            )
+        self.answers.append(answer.id)
+        self.said.append({"role": "assistant", "content": answer.choices[0].message.content})
+
+
+async def leased(client: Client, **body: Any) -> list[Any]:
+    answer = await client.control("POST", LEASE, {"n": 10, "wait_s": 20} | body)
+    assert answer.status in (200, 204), answer.body
+    return answer.json["judgements"] if answer.status == 200 else []
+
+
+async def seals(client: Client, **key: str) -> None:
+    """All chats end."""
+    for one in (await client.control("GET", "/episodes?state=open", **key)).json["episodes"]:
+        assert (await client.control("POST", f"/episodes/{one['episode']}/seal", **key)).status == 200
+
+
+async def judged(client: Client, episode: str, value: float = 1.0, **body: Any) -> int:
+    body = {"judge": "j", "rewards": [{"value": value}]} | body
+    return (await client.control("POST", f"/episodes/{episode}/judgement", body)).status
+
+
+async def test_a_chat_is_learned_from_that_a_judge_has_judged(client: Client) -> None:
+    user = User(client)
+    await user.says("one")
+    await user.says("two")
+    given = await client.control("POST", "/feedback", {"response": user.answers[0], "value": 1})
+    assert (given.status, given.json["state"]) == (200, "open")
+    await seals(client)
+    (found,) = await leased(client)
+    first, second = found["calls"]
+    assert (found["lane"], found["eval"], first["next_kind"], second["next_kind"]) == ("chat", False, "reply", "none")
+    assert "one" in first["before"] and "two" in first["next"] and "two" in second["before"]
+    assert first["answer"] == user.said[1]["content"] or first["answer"].startswith(user.said[1]["content"])
+    assert first["feedback"]["value"] == 1 and "feedback" not in second
+    assert await leased(client, wait_s=0) == []
+    traffic = (await client.status())["traffic"]
+    assert (traffic["sealed"], traffic["awaiting"], traffic["leased"]) == (1, 1, 1)
+    rewards = [{"call": first["call"], "value": 1}, {"call": second["call"], "value": -0.5, "note": "n"}]
+    for judge, status in (("j", 200), ("j", 200), ("k", 409)):
+        assert await judged(client, found["episode"], rewards=rewards, judge=judge) == status
+    status = await client.status()
+    assert (status["episodes"]["ready"], status["traffic"]["judged"]) == (1, 1)
+    record = (await client.control("GET", f"/episodes/{found['episode']}")).json
+    assert (record["reward"], record["feedback"][0]["call"]) == (0.5, first["call"])
+
+
+@pytest.mark.parametrize("path", ["/e/mine", ""])
+async def test_a_user_who_comes_back_opens_another_part(client: Client, path: str) -> None:
+    user = User(client, path)
+    await user.says("one")
+    await seals(client)
+    (first,) = await leased(client)
+    await user.says("two")
+    await seals(client)
+    found = await leased(client)
+    (second,) = found
+    if path:
+        assert (first["episode"], second["episode"]) == ("mine", "mine.2")
+    record = (await client.control("GET", f"/episodes/{second['episode']}")).json
+    assert record["first"] == first["episode"]
+    await user.says("three", **{"X-AJet-Traffic": "0"})
+    states = [(await client.control("GET", f"/episodes/{one}")).json for one in (first["episode"], second["episode"])]
+    assert [(one["state"], one["reason"]) for one in states] == [("discarded", "withdrawn")] * 2
+    assert await judged(client, first["episode"]) == 409
+
+
+async def test_a_silent_engine_gives_no_text_and_nothing_is_leased(client: Client, stub: EngineStub) -> None:
+    await User(client).says("one")
+    await seals(client)
+    stub.tokenizes = False
+    assert await leased(client, wait_s=0) == []
+    assert (await client.status())["traffic"]["leased"] == 0
+    stub.tokenizes = True
+    assert len(await leased(client)) == 1
+
+
+async def test_groups_that_were_opened_to_be_judged(client: Client) -> None:
+    names = [
+        (await client.control("POST", "/episodes", {"task": "t", "judged": True})).json["episode"] for _ in range(2)
+    ]
+    for name in names:
+        await client.chat(name)
+        await client.control("POST", f"/episodes/{name}/seal")
+    found = await leased(client, unit="groups")
+    assert ({one["episode"] for one in found}, {one["group"] for one in found}) == ({*names}, {found[0]["episode"]})
+
+
+@pytest.mark.parametrize("body", [
+    {"rewards": [{"value": 2}]}, {"rewards": [{"value": 1}, {"value": 1}]}, {"rewards": [1]},
+    {"rewards": [{"value": 1, "call": "c", "agent": "a"}]}, {"rewards": [{"value": 1}] * 1001},
+])  # fmt: skip
+async def test_what_is_no_judgement_is_refused(client: Client, body: Any) -> None:
+    assert await judged(client, "any", **body) == 400
+
+
+async def test_feedback_of_nothing_or_on_nothing_is_refused(client: Client) -> None:
+    for body, status in (
+        ({"value": 1}, 400), ({"episode": "a"}, 400), ({"episode": "a", "value": 1}, 404),
+        ({"response": "r", "value": 1}, 404), ({"call": "c", "value": 1}, 404), ({"episode": "a", "value": 2}, 400),
+    ):  # fmt: skip
+        assert (await client.control("POST", "/feedback", body)).status == status
+
+
+# ---- consent
+
+ADMIN = "a-secret-of-the-operator"
+NO_LANE, LANE, ALWAYS = Claims("agent", "app"), Claims("agent", "app", lanes=("chat",)), Claims(
+    "agent", "app", lanes=("chat",), always=True
+)
+
+
+@pytest.mark.parametrize("header", [None, "1", "0"])
+@pytest.mark.parametrize(("claims", "learns"), [(NO_LANE, ()), (LANE, ("1",)), (ALWAYS, (None, "1"))])
+async def test_who_consents(
+    tmp_path: Path, stub: EngineStub, claims: Claims, learns: tuple[str | None, ...], header: str | None
+) -> None:
+    """Of nine ways to ask, three may be learned from."""
+    settings = {**SERVED, "traffic": "", "admin_secret": ADMIN, "upstream": (stub.url,), "idle_timeout": 0.2, "traffic_idle": 0.2}
+    async with serving(tmp_path, **settings) as client:
+        key = keyring.keys(tmp_path, admin_secret=ADMIN).issue(claims)
+        user = User(client, key=key)
+        await user.says("one", **({} if header is None else {"X-AJet-Traffic": header}))
+        judge = keyring.keys(tmp_path, admin_secret=ADMIN).issue(Claims("judge", lanes=("chat",)))
+        while (episodes := (await client.control("GET", "/status", key=ADMIN)).json["episodes"])["open"]:
+            await asyncio.sleep(0.05)
+        found = (await client.control("POST", LEASE, {}, key=judge)).json
+        assert (header in learns) == bool(found)
+        if found is None:
+            assert episodes["discarded"] == 1
+            return
+        keyring.revoke(tmp_path, "tenant", "app", client.app._clock.now())
+        (episode,) = found["judgements"]
+        while (await client.control("GET", "/status", key=ADMIN)).json["episodes"]["sealed"]:
+            await asyncio.sleep(0.05)
+        body = {"judge": "j", "rewards": [{"value": 1}]}
+        answer = await client.control("POST", f"/episodes/{episode['episode']}/judgement", body, key=judge)
+        assert (answer.status, answer.json["error"]["code"]) == (409, "episode_discarded")
+
+
+async def test_a_judge_reaches_its_lanes_and_nothing_else(tmp_path: Path, stub: EngineStub) -> None:
+    settings = {**SERVED, "traffic": "", "admin_secret": ADMIN, "upstream": (stub.url,)}
+    async with serving(tmp_path, **settings) as client:
+        keys = keyring.keys(tmp_path, admin_secret=ADMIN)
+        await User(client, key=keys.issue(ALWAYS)).says("one")
+        await seals(client, key=ADMIN)
+        other, judge = (keys.issue(Claims("judge", lanes=(lane,))) for lane in ("other", "chat"))
+        assert (await client.control("POST", LEASE, {"lane": "chat"}, key=other)).status == 403
+        found = await client.control("POST", LEASE, {"lane": "chat", "wait_s": 20}, key=judge)
+        episode = found.json["judgements"][0]["episode"]
+        assert (await client.control("POST", LEASE, {}, key=other)).status == 204
+        body = {"judge": "j", "rewards": [{"value": 1}]}
+        for key, status in ((other, 403), (keys.issue(ALWAYS), 403), (judge, 200)):
+            answer = await client.control("POST", f"/episodes/{episode}/judgement", body, key=key)
+            assert answer.status == status
+        for method, path in (("GET", f"/episodes/{episode}"), ("POST", "/feedback"), ("POST", "/batches/lease")):
+            assert (await client.control(method, path, {}, key=judge)).status == 403
