@@ -303,7 +303,8 @@ class App:
                 if store.healthy:
                     store.post(to_archive(store.state, clock.now(), self.config.archive_max_age))
             store.trouble.pop("judge", None)
-            store.trouble |= store.commands.judging.alerts(clock.now())
+            if store.state.episodes.awaiting:
+                store.trouble |= store.commands.judging.alerts(clock.now())
             on = log_alerts(store.alerts(), on)
             limits.measure()
             compactor.tick()

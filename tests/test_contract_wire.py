@@ -107,6 +107,7 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
         await ask("POST", f"/episodes/{{id}}/{end}", id=game)
     said = await client.chat("answered")
     await ask("POST", "/rewards", {"value": 1.0, "response": said.json["id"]})
+    await play_judged(client, ask, said.json["id"])
     lost = (await ask("POST", "/episodes"))["episode"]
     await ask("POST", "/episodes/{id}/abort", id=lost)
     for end, body in (("seal", None), ("rewards", {"value": 1.0})):
@@ -140,6 +141,17 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
     await play_runs(ask)
     await ask("POST", "/gate/close", {})
     await ask("POST", "/gate/open", {"policy_version": 2})
+
+
+async def play_judged(client: Client, ask: Callable[..., Awaitable[Any]], response: str) -> None:
+    """A user says something, and a judge judges."""
+    await ask("POST", "/feedback", {"value": 1.0, "response": response})
+    await ask("POST", "/feedback", {"value": 1.0, "episode": "answered"})
+    for rewards in ((), ({"value": 1.0, "agent": "a"}, {"value": 0.5, "agent": "b"})):
+        judged = (await ask("POST", "/episodes", {"judged": True}))["episode"]
+        await client.chat(judged, X_AJet_Agent="a")
+        await ask("POST", "/episodes/{id}/seal", id=judged)
+        await ask("POST", "/episodes/{id}/judgement", {"judge": "j", "rewards": rewards}, id=judged)
 
 
 async def play_runs(ask: Callable[..., Awaitable[Any]]) -> None:
@@ -176,7 +188,12 @@ def test_the_record_of_an_episode() -> None:
     rig.reward("over several", 1.0)
     rig.abort("plain", "why", "agent")
     rig.open("of a client", client=rig.join(), revision="r1")
-    shown = [views.record(rig.state, name) for name in ("plain", "over several", "of a client", "played")]
+    rig.call("chat.2", traffic="chat", first="chat")
+    rig.feedback("chat.2", value=1.0)
+    rig.seal("chat.2")
+    rig.judge("chat.2")
+    rig.withdraw("chat.2")
+    shown = [views.record(rig.state, name) for name in ("plain", "over several", "of a client", "played", "chat.2")]
     rig.archive()
     shelf.take(rig.state, 1)
     shown.append(views.record(rig.state, "plain"))

@@ -17,7 +17,8 @@ from msgspec import structs
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.core.ledger.commands import CallAsked, Commands
-from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.episode import Episode, awaits
+from ajet_proxy.core.ledger.episode import judging as judging_of
 from ajet_proxy.core.ledger.episodes import Archive
 from ajet_proxy.core.ledger.events import CallStarted, EpisodeOpened, Event
 from ajet_proxy.core.ledger.mixes import LaneMix
@@ -133,12 +134,9 @@ def check(state: State) -> None:
         assert not set(episode.may_train) & set(episode.opening.teaching)
         mine = episode.transcript.calls.values()
         assert episode.transcript.running == sum(entry.state == "running" for entry in mine)
-        assert (episode.id in state.episodes.awaiting) == episode.awaits
-        unsettled = episode.state in ("open", "sealed") and not episode.awaits
+        unsettled = episode.state in ("open", "sealed") and not awaits(episode)
         assert (episode.id in state.episodes.unsettled) == unsettled
-        assert not (episode.state == "sealed" and not episode.transcript.running and not episode.awaits)
-        assert not (episode.withdrawn and (episode.state == "ready" or episode.awaits))
-        assert episode.judgement is None or len(episode.judgement.scores) <= len(episode.rewards)
+        assert not (episode.state == "sealed" and not episode.transcript.running and not awaits(episode))
         assert (episode.reason is not None) == (episode.state == "discarded")
         if episode.state in ("ready", "leased", "trained"):
             assert episode.state == episode.shares.state
@@ -150,12 +148,7 @@ def check(state: State) -> None:
         assert state.seats.queues.of(model).older(2) == [name for oldest, name in sorted(aged) if oldest < 2]
     check_seats(state, episodes)
     assert sum(state.tallies.discarded.values()) == shown["discarded"]
-    judging = Counter(one.judging for one in episodes if one.judging is not None)
-    assert +state.tallies.judging == judging + Counter(sealed=judging.total())
-    parts = dict[str, list[str]]()
-    for episode in (one for one in live if one.opening.first):
-        parts.setdefault(episode.opening.first, []).append(episode.id)
-    assert state.episodes.parts == parts
+    check_judging(state, episodes)
     check_progress(state, episodes)
     assert state.weights.served.keys() <= state.mixes.table.keys()
     for name in state.mixes.table:
@@ -167,6 +160,20 @@ def check(state: State) -> None:
         assert evaluation.opened - evaluation.done == sum(one.state in ("open", "sealed") for one in own)
         assert evaluation.rewards == {one.opening.place: one.reward() for one in own if one.state == "recorded"}
         assert 0 <= evaluation.missing <= evaluation.episodes
+
+
+def check_judging(state: State, episodes: Sequence[Episode]) -> None:
+    """What awaits a judgement and what became of it, against a slow count."""
+    for one in episodes:
+        assert (one.id in state.episodes.awaiting) == awaits(one)
+        assert not (one.withdrawn and (one.state == "ready" or awaits(one)))
+        assert one.judgement is None or len(one.judgement.scores) <= len(one.rewards)
+    judging = Counter(found for one in episodes if (found := judging_of(one)) is not None)
+    assert +state.tallies.judging == judging + Counter(sealed=judging.total())
+    parts = dict[str, list[str]]()
+    for episode in (one for one in state.episodes.values() if one.opening.first):
+        parts.setdefault(episode.opening.first, []).append(episode.id)
+    assert state.episodes.parts == parts
 
 
 def check_seats(state: State, episodes: Sequence[Episode]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.io.http import keyring
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import Client, serving
+from tests.proxy.serving import Client, eventually, serving
 
 SERVED = {"traffic": "chat", "traffic_holdout": 0.0, "group_size": 1}
 LEASE = "/judgements/lease"
@@ -149,23 +148,26 @@ async def test_who_consents(
     tmp_path: Path, stub: EngineStub, claims: Claims, learns: tuple[str | None, ...], header: str | None
 ) -> None:
     """Of nine ways to ask, three may be learned from."""
-    settings = {**SERVED, "traffic": "", "admin_secret": ADMIN, "upstream": (stub.url,), "idle_timeout": 0.2, "traffic_idle": 0.2}
+    settings = {**SERVED, "traffic": "", "admin_secret": ADMIN, "upstream": (stub.url,)}
+    settings |= {"idle_timeout": 0.2, "traffic_idle": 0.2}
     async with serving(tmp_path, **settings) as client:
+
+        async def none(state: str) -> bool:
+            return not (await client.control("GET", "/status", key=ADMIN)).json["episodes"][state]
+
         key = keyring.keys(tmp_path, admin_secret=ADMIN).issue(claims)
         user = User(client, key=key)
         await user.says("one", **({} if header is None else {"X-AJet-Traffic": header}))
         judge = keyring.keys(tmp_path, admin_secret=ADMIN).issue(Claims("judge", lanes=("chat",)))
-        while (episodes := (await client.control("GET", "/status", key=ADMIN)).json["episodes"])["open"]:
-            await asyncio.sleep(0.05)
+        await eventually(lambda: none("open"))
         found = (await client.control("POST", LEASE, {}, key=judge)).json
         assert (header in learns) == bool(found)
         if found is None:
-            assert episodes["discarded"] == 1
+            assert not await none("discarded")
             return
         keyring.revoke(tmp_path, "tenant", "app", client.app._clock.now())
         (episode,) = found["judgements"]
-        while (await client.control("GET", "/status", key=ADMIN)).json["episodes"]["sealed"]:
-            await asyncio.sleep(0.05)
+        await eventually(lambda: none("sealed"))
         body = {"judge": "j", "rewards": [{"value": 1}]}
         answer = await client.control("POST", f"/episodes/{episode['episode']}/judgement", body, key=judge)
         assert (answer.status, answer.json["error"]["code"]) == (409, "episode_discarded")

@@ -156,7 +156,7 @@ class Commands:
         labels = self.label(known, task=asked.task, eval=asked.eval, at=at)
         titles = titled if known.opening.task is None else ()
         if asked.withdraws:
-            labels = (*labels, *self.judging.withdraw(known.first, at))
+            labels = (*labels, *self.judging.withdraw(known.opening.whole, at))
         return (*labels, *titles, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
     def label(self, known: Episode, *, task: str | None, eval: bool, at: float) -> Events:
@@ -297,13 +297,14 @@ class Commands:
             if name in ended:
                 continue
             idle = episode.state == "open" and self._is_idle(episode, at) and name not in held
-            if self.judging.is_over(episode, at, idle):
+            if episode.opening.traffic and self.judging.is_over(episode, at, idle):
                 out += self._sealed(episode, at)
             elif at - episode.opening.at >= episode.opening.wall_timeout:
                 out.append(ev.EpisodeDiscarded(at, name, "wall_timeout"))
             elif idle:
                 out.append(ev.EpisodeDiscarded(at, name, "idle_timeout"))
-        out += self.judging.expire(at, sum(isinstance(event, ev.EpisodeSealed) for event in out), tight=tight)
+        if self.state.episodes.awaiting:
+            out += self.judging.expire(at, sum(isinstance(event, ev.EpisodeSealed) for event in out), tight=tight)
         late = self._late(at, {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)})
         return (*out, ev.EpisodesLate(at, late)) if late else tuple(out)
 

@@ -177,21 +177,6 @@ class Episode:
         self.rewards[reward.id] = reward
         self.active_at = reward.at
 
-    def judge(self, judgement: EpisodeJudged) -> None:
-        """It is judged, and has the rewards of that."""
-        self.judgement = judgement
-        for call, agent, value, note in judgement.scores:
-            name = f"judge-{call}" if call is not None else "judge" if agent is None else f"judge@{agent}"
-            self.earn(EpisodeReward(name, value, call, agent, True, note, judgement.at))
-
-    def hear(self, feedback: FeedbackGiven) -> None:
-        """A user says something of it."""
-        self.feedback[feedback.call or ""] = feedback
-
-    def withdraw(self) -> None:
-        """Nothing is learned from it."""
-        self.withdrawn = True
-
     def count_reward(self, number: int) -> None:
         """It is that `number` among the rewarded ones."""
         self.reward_number = number
@@ -199,34 +184,6 @@ class Episode:
     def archive(self) -> None:
         """Nothing happens to it any more."""
         self.stored = "archive"
-
-    @property
-    def first(self) -> str:
-        """The episode of which it is a part."""
-        return self.opening.first or self.id
-
-    @property
-    def awaits(self) -> bool:
-        """Tell whether a judgement is all that a sealed episode with nothing in flight lacks."""
-        if not self.opening.judged or self.state != "sealed" or self.transcript.running:
-            return False
-        return not (self.rewards or self.withdrawn) and any(self.to_judge())
-
-    def to_judge(self) -> Iterator[Turn]:
-        """The calls that a judgement is about: those that would be trained, in an evaluation too."""
-        models = self.named_to_train()
-        return (turn for turn in self.transcript.turns() if turn.sampled and turn.model in models)
-
-    @property
-    def judging(self) -> str | None:
-        """What became of an episode to be judged once it was sealed; None before, and of any other."""
-        if self.sealed_at is None or not self.opening.judged:
-            return None
-        if self.state == "sealed":
-            return "awaiting"
-        if self.reason in ("withdrawn", "not_judged"):
-            return self.reason
-        return "judged" if self.judgement is not None else "rewarded" if self.rewards else "lost"
 
     def outcome(self) -> tuple[str, str | None]:
         """The state after ``sealed``, and the reason if it is ``discarded``."""
@@ -324,6 +281,38 @@ class Episode:
         return replace(
             self, opening=opening, transcript=Transcript(), attempts=Attempts(), rewards=rewards, stored="archive",
         )
+
+
+def judge(episode: Episode, judgement: EpisodeJudged) -> None:
+    """`episode` is judged, and has the rewards of that."""
+    episode.judgement = judgement
+    for call, agent, value, note in judgement.scores:
+        name = f"judge-{call}" if call is not None else "judge" if agent is None else f"judge@{agent}"
+        episode.earn(EpisodeReward(name, value, call, agent, True, note, judgement.at))
+
+
+def awaits(episode: Episode) -> bool:
+    """Tell whether a judgement is all that a sealed episode with nothing in flight lacks."""
+    if not episode.opening.judged or episode.state != "sealed" or episode.transcript.running:
+        return False
+    return not (episode.rewards or episode.withdrawn) and any(to_judge(episode))
+
+
+def to_judge(episode: Episode) -> Iterator[Turn]:
+    """The calls that a judgement is about: those that would be trained, in an evaluation too."""
+    models = episode.named_to_train()
+    return (turn for turn in episode.transcript.turns() if turn.sampled and turn.model in models)
+
+
+def judging(episode: Episode) -> str | None:
+    """What became of an episode to be judged once it was sealed; None before, and of any other."""
+    if episode.sealed_at is None or not episode.opening.judged:
+        return None
+    if episode.state == "sealed":
+        return "awaiting"
+    if episode.reason in ("withdrawn", "not_judged"):
+        return episode.reason
+    return "judged" if episode.judgement is not None else "rewarded" if episode.rewards else "lost"
 
 
 def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float]:

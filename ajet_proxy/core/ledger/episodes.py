@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.episode import Episode, awaits
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.session_names import NAME_RUNS
 from ajet_proxy.core.trajectory.timeline import Turn
@@ -161,7 +161,7 @@ class Episodes(dict[str, Episode]):
         self.changes += 1
         if episode.state == "sealed" and episode.opening.traffic:
             if episode.opening.identified_by == "lineage":
-                self.lineage.hand_over(episode.id, self.cut_lineage, MOST_SEALED, episode.first)
+                self.lineage.hand_over(episode.id, self.cut_lineage, MOST_SEALED, episode.opening.whole)
         elif episode.state == "sealed" and episode.opening.identified_by == "body":
             self.lineage.hand_over(episode.id, self.sealed_lineage, MOST_SEALED)
         self.lineage.drop(episode.id)
@@ -171,7 +171,7 @@ class Episodes(dict[str, Episode]):
         if episode.ended_at is not None:
             self.finished[episode.id] = episode.transcript.size()
 
-    def awaits(self, episode: Episode) -> None:
+    def wait(self, episode: Episode) -> None:
         """`episode` lacks nothing but a judgement from now on."""
         self.changes += 1
         self.unsettled.pop(episode.id, None)
@@ -180,7 +180,8 @@ class Episodes(dict[str, Episode]):
     def derive(self) -> None:
         """Rebuild whatever follows from the episodes."""
         self.by_call = {call: episode.id for episode in self.values() for call in episode.transcript.calls}
-        self.awaiting = {one.id: one for one in sorted(self.values(), key=lambda one: one.sealed_at or 0) if one.awaits}
+        waiting = sorted(filter(awaits, self.values()), key=lambda one: one.sealed_at or 0.0)
+        self.awaiting = {one.id: one for one in waiting}
         self.unsettled = {
             name: one for name, one in self.items() if one.state in ("open", "sealed") and name not in self.awaiting
         }
@@ -191,13 +192,13 @@ class Episodes(dict[str, Episode]):
 
     def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:
         episode = self[event.episode]
-        episode.withdraw()
-        self.withdrawn[episode.first] = None
+        episode.withdrawn = True
+        self.withdrawn[episode.opening.whole] = None
         if len(self.withdrawn) > MOST_WITHDRAWN:
             del self.withdrawn[next(iter(self.withdrawn))]
 
     def _feedback(self, event: ev.FeedbackGiven) -> None:
-        self[event.episode].hear(event)
+        self[event.episode].feedback[event.call or ""] = event
 
     def _name_shared(self, event: ev.NameShared) -> None:
         self.shared_names.pop(event.name, None)

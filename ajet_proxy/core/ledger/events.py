@@ -67,6 +67,11 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     """The episode of which this is a later part, since that was sealed while its user went on."""
 
     @property
+    def whole(self) -> str:
+        """The first episode of those of which it is a part."""
+        return self.first or self.episode
+
+    @property
     def to_train(self) -> tuple[str, ...]:
         """The models that it trains, if any was named: those of all members, or its own."""
         return tuple(dict.fromkeys(self.members.values() if self.members else filter(None, (self.model,))))

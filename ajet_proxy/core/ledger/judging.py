@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import Struct
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import Episode, has_room
+from ajet_proxy.core.ledger.episode import Episode, awaits, has_room, to_judge
 from ajet_proxy.core.ledger.events import Event, Events
 from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_proxy.core.ledger.session_names import RUNGS
@@ -150,10 +150,10 @@ class JudgingCommands:
         done = known.withdrawn if body.withdraw else not scores and (known.reason, known.detail) == ("not_judged", by)
         if done:
             return ()
-        if not known.awaits:
+        if not awaits(known):
             raise Conflict(f"episode {episode} awaits no judgement: it is {known.state}", code=f"episode_{known.state}")
         if body.withdraw:
-            return tuple(self.withdraw(known.first, at))
+            return tuple(self.withdraw(known.opening.whole, at))
         if not scores:
             return (ev.EpisodeDiscarded(at, episode, "not_judged", by),)
         for call, _, _, _ in scores:
@@ -167,7 +167,7 @@ class JudgingCommands:
     def is_over(self, episode: Episode, at: float, idle: bool) -> bool:
         """Tell whether open traffic is sealed now: because it is `idle`, or for its age."""
         opening = episode.opening
-        if not opening.traffic or episode.state != "open":
+        if episode.state != "open":
             return False
         age, outlived = at - opening.at, opening.identified_by in (*RUNGS, "lineage")
         aged = outlived and (len(episode.transcript.calls) >= MOST_CALLS or age >= MOST_AGE_S)
@@ -217,7 +217,7 @@ def _share(name: str) -> float:
 
 def answers(episode: Episode, policy: Policy) -> list[Answered]:
     """What a judge sees of an episode that awaits a judgement, in the order in which its calls began."""
-    wanted = {turn.call for turn in episode.to_judge()}
+    wanted = {turn.call for turn in to_judge(episode)}
     found, asked = dict[str, Answered](), dict[bytes, float]()
     timelines = episode.transcript.merging(policy)()
     for timeline in timelines:
@@ -236,4 +236,4 @@ def answers(episode: Episode, policy: Policy) -> list[Answered]:
                 cut(timeline.tokens, max(0, turn.start - BEFORE), turn.start),
                 cut(timeline.tokens, turn.start, turn.end), came, "reply" if came else "again" if again else "none",
             )
-    return [found[turn.call] for turn in sorted(episode.to_judge(), key=lambda one: one.rank)]
+    return [found[turn.call] for turn in sorted(to_judge(episode), key=lambda one: one.rank)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Clients
-from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.episode import Episode, awaits, judge, judging
 from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.mixes import Mixes
 from ajet_proxy.core.ledger.plays import Plays
@@ -38,7 +38,7 @@ class Life:
 
     def move(self, episode: Episode, state: str, at: float, *why: str | None) -> None:
         """`episode` comes to another state, and the counters with it; `why`: the reason, the detail and the cause."""
-        before, judging = episode.state, episode.judging
+        before, awaited = episode.state, judging(episode)
         if not episode.opening.eval and before in ("open", "sealed") and state not in ("open", "sealed"):
             self._seats.closes(episode, but=episode.shares.by_model)
             for model in episode.shares.by_model if state == "ready" else ():
@@ -46,7 +46,7 @@ class Life:
         episode.move(state, at, *why)
         self._tallies.moved(before, state, episode.reason)
         if episode.opening.judged:
-            self._tallies.judging_moved(judging, episode.judging)
+            self._tallies.judging_moved(awaited, judging(episode))
         self._episodes.moved(episode)
         self._clients.moved(episode, before, at)
         self._plays.moved(episode, before)
@@ -58,8 +58,8 @@ class Life:
         """A sealed episode with nothing in flight takes its next state by itself."""
         if episode.state != "sealed" or episode.transcript.running:
             return
-        if episode.awaits:
-            self._episodes.awaits(episode)
+        if awaits(episode):
+            self._episodes.wait(episode)
             return
         self._tallies.merged(episode.transcript.keep_timelines(self._weights.merge_policy))
         state, reason = episode.outcome()
@@ -166,7 +166,7 @@ class Life:
 
     def _judged(self, event: ev.EpisodeJudged) -> None:
         episode = self._episodes[event.episode]
-        episode.judge(event)
+        judge(episode, event)
         self._tallies.judged(episode, event)
         self.settle(episode, event.at)
 

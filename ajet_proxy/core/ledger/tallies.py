@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.episode import Episode, to_judge
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
 from ajet_proxy.core.trajectory.timeline import Timeline
@@ -42,7 +42,7 @@ class Tallies:
         """How calls ended: ``complete``, or why they were lost first. A whole one that is lost later counts as both."""
         self.reward_curves = RewardCurves()
         self.judging: Counter[str] = Counter()
-        """What became of the ``sealed`` episodes to be judged (`Episode.judging`)."""
+        """What became of the ``sealed`` episodes to be judged (`core.ledger.episode.judging`)."""
         self.judged_calls: Counter[str] = Counter()
         self.unjudged_calls: Counter[str] = Counter()
         """Calls of judged episodes with a score, and those without, by their finish reason. The latest count most."""
@@ -80,7 +80,7 @@ class Tallies:
         """An episode is judged: some of its calls have a score, others may not."""
         self.judged_at = judgement.at
         scopes = {(call, agent) for call, agent, _, _ in judgement.scores}
-        for turn in episode.to_judge():
+        for turn in to_judge(episode):
             scored = not scopes.isdisjoint({(turn.call, None), (None, turn.agent), (None, None)})
             (self.judged_calls if scored else self.unjudged_calls)[turn.finish_reason] += 1
             if self.judged_calls[turn.finish_reason] + self.unjudged_calls[turn.finish_reason] >= MANY_CALLS:

@@ -134,7 +134,7 @@ class Naming:
     def heard(self, event: ev.Event) -> None:
         """Names of sessions follow what is in memory."""
         if isinstance(event, ev.EpisodeOpened):
-            if has_parts(event):
+            if (event.first or event.identified_by in RUNGS) and has_parts(event):
                 self._names.opened(event.episode)
         elif isinstance(event, ev.EpisodesArchived):
             for episode in event.episodes:
