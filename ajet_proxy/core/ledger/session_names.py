@@ -90,15 +90,16 @@ class SessionNames:
         return self.latest(base_of(name, tenant), tenant, find, for_reward=for_reward)
 
     def latest(
-        self, base: str, tenant: str, find: Callable[[str], Episode | None], *, for_reward: bool
+        self, base: str, tenant: str, find: Callable[[str], Episode | None], *, for_reward: bool, parts: bool = False
     ) -> str:
-        """As `current`, for the name whose first episode is called `base`."""
+        """As `current`, for the name whose first episode is called `base`. Others may be called as later ones would, if
+        only its `parts` are meant."""
 
         def usable(number: int) -> bool:
             known = find(_id(base, number)) if number else None
             if known is None or known.opening.tenant != tenant or not (for_reward or known.state == "open"):
                 return False
-            return number == 1 or known.opening.identified_by in RUNGS or known.opening.first == base
+            return not parts or number == 1 or known.opening.first == base
 
         taken, step = self._latest.get(base, 0), 1
         if usable(taken):

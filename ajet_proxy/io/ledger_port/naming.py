@@ -95,7 +95,8 @@ class Naming:
         known = find(name)
         if known is None or not known.opening.traffic or known.opening.tenant != tenant or known.state == "open":
             return identity
-        found = self._names.latest(name, tenant, find, for_reward=identity.labels.reward is not None)
+        rewards = identity.labels.reward is not None
+        found = self._names.latest(name, tenant, find, for_reward=rewards, parts=True)
         return replace(identity, episode=found, first="" if found == name else name)
 
     def _told_apart(

@@ -138,3 +138,22 @@ def test_a_trainers_key_makes_no_calls() -> None:
 ])  # fmt: skip
 def test_paths(path: str, named: str | None, rest: str) -> None:
     assert split_path(path) == (named, rest)
+
+
+@pytest.mark.parametrize(("claims", "header", "lane"), [
+    (Claims("agent"), "1", ""), (Claims("agent", lanes=("chat",)), None, ""),
+    (Claims("agent", lanes=("chat",)), "1", "chat"), (Claims("agent", lanes=("chat",)), "0", "chat"),
+    (Claims("agent", lanes=("chat",), always=True), None, "chat"),
+])  # fmt: skip
+def test_what_opens_as_traffic(claims: Claims, header: str | None, lane: str) -> None:
+    """With a 0 it is withdrawn at once."""
+    sent = {} if header is None else {"x-ajet-traffic": header}
+    asked = ask(key=OPEN.issue(claims), headers=sent)
+    assert asked.traffic == lane
+    assert asked.labels.traffic is {None: None, "1": True, "0": False}[header]
+
+
+def test_a_daemon_s_lane_is_that_of_requests_without_a_key() -> None:
+    keys = Keys(b"s" * 32, traffic="chat")
+    assert ask(keys=keys).traffic == "chat"
+    assert ask(keys=keys, key=TENANT).traffic == ""

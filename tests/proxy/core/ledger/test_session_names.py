@@ -123,3 +123,20 @@ def test_a_name_that_looks_like_the_second_episode_of_another_is_its_own(rig: Le
     names = SessionNames(known.values())
     assert names.current("v1.2", "", known.get, for_reward=False) == one
     assert names.current("v1", "", known.get, for_reward=False) == other == "v1"
+
+
+def test_a_path_s_name_goes_on_in_its_own_parts_alone(rig: LedgerRig) -> None:
+    def latest(*, for_reward: bool = False) -> str:
+        names = SessionNames(rig.state.episodes.values())
+        return names.latest("s", "", rig.state.episodes.find, for_reward=for_reward, parts=True)
+
+    rig.call("s", traffic="chat")
+    assert latest() == "s"
+    rig.abort("s")
+    assert (latest(), latest(for_reward=True)) == ("s.2", "s")
+    rig.call("s.2", traffic="chat")  # another chat, by its own path
+    assert latest() == "s.3"
+    rig.call("s.3", traffic="chat", first="s")
+    assert latest() == "s.3"
+    rig.call("by its history", traffic="chat", first="s", identified_by="lineage")
+    assert latest() == "s.3"
