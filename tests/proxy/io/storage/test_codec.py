@@ -57,6 +57,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "str | None": st.none() | text,
     "bool": st.booleans(),
     "DiscardReason": st.sampled_from(DISCARD_REASONS),
+    "float | None": st.none() | number,
+    "tuple[tuple[str | None, str | None, float, str | None], ...]": st.lists(
+        st.tuples(st.none() | text, st.none() | text, number, st.none() | text), max_size=3
+    ).map(tuple),
     "int": st.integers(-(2**63), 2**63 - 1),
     "int | None": st.none() | st.integers(-(2**63), 2**63 - 1),
     "Packed": calls(),

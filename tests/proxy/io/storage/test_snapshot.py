@@ -20,7 +20,7 @@ from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.codec import decode, encode
 from ajet_proxy.io.storage.journal import FRAME, MAGIC, JournalDamaged, segments, snapshots
 from tests.kit.histories import everything, histories
-from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
+from tests.kit.ledger_rig import SETTINGS, LedgerRig, check, picture
 from tests.proxy.core.ledger.test_attempts import Story
 
 
@@ -62,6 +62,24 @@ def test_what_the_world_failed_of_attempts_is_kept(seed: int) -> None:
     assert snapshot.unpack(snapshot.pack(episode)).attempts == episode.attempts
     for event in story.rig.events:
         assert decode(encode(event)) == event
+
+
+def test_users_traffic_is_kept(tmp_path: Path) -> None:
+    """What awaits a judgement, in its order, its parts, what is said of it, and what is withdrawn."""
+    rig = LedgerRig(watch=True)
+    for name, first in (("a", ""), ("a.2", "a"), ("b", ""), ("c", "")):
+        rig.call(name, traffic="chat", first=first, identified_by="lineage")
+        rig.at += 1
+    for name in ("b", "a", "a.2"):
+        rig.seal(name)
+        rig.at += 1
+    rig.feedback("a", value=1.0)
+    rig.judge("a.2")
+    rig.withdraw("c")
+    state = stored(tmp_path, rig.state)
+    assert picture(state) == picture(rig.state)
+    assert [*state.episodes.awaiting] == ["b", "a"]
+    check(state)
 
 
 def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
