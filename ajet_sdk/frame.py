@@ -26,6 +26,7 @@ from typing import Any
 import msgpack
 
 from ajet_sdk.errors import BadRequest, TooLarge
+from ajet_sdk.routes import DEFAULT_LANE
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample, SamplingSpans, canonical, sampling_of, spans_of
 from ajet_sdk.tree import Tree, plant
 
@@ -101,6 +102,7 @@ def _group(group: Group) -> dict[str, Any]:
         del body["fault"]
     mine, earlier = episodes[: len(group.episodes)], episodes[len(group.episodes) :]
     body = {"task": group.task, "tree": {"token_ids": tokens, "parents": runs}, "episodes": mine}
+    body |= {"lane": group.lane} if group.lane != DEFAULT_LANE else {}
     return body | ({"earlier": earlier} if earlier else {})
 
 
@@ -216,9 +218,11 @@ class _Groups:
             self._tree = _tree(_Map(found.get("tree", dict), f"{where}: tree"))
         except FrameError as error:
             fault = error
-        found.body.setdefault("earlier", [])
-        read = [[self._episode(one, fault) for one in found.get(name, list)] for name in ("episodes", "earlier")]
-        return Group(found.get("task", str), *map(tuple, read))
+        found.body = {"earlier": [], "lane": DEFAULT_LANE} | found.body
+        episodes, earlier = (
+            tuple(self._episode(one, fault) for one in found.get(name, list)) for name in ("episodes", "earlier")
+        )
+        return Group(found.get("task", str), episodes, earlier, found.get("lane", str))
 
     def _episode(self, body: Any, fault: FrameError | None) -> BatchEpisode:
         """An episode of a group that has a `fault`, or has none."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from ajet_sdk.bodies import check_storable
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import DEFAULT_LANE
 
 LOGPROB_SLACK = 1e-3
 """A log probability is at most 0; engines that compute in half precision overshoot by less than this."""
@@ -286,6 +287,7 @@ class Group:
     task: str
     episodes: tuple[BatchEpisode, ...]
     earlier: tuple[BatchEpisode, ...] = ()
+    lane: str = DEFAULT_LANE
 
     @property
     def compared(self) -> tuple[BatchEpisode, ...]:

@@ -96,6 +96,17 @@ def test_unknown_fields_are_ignored_at_every_level() -> None:
     assert decoded.groups[0].episodes[0].samples == batch().groups[0].episodes[0].samples
 
 
+def test_a_group_tells_its_lane_unless_it_is_the_default_one() -> None:
+    lanes = ["math", "default", ""]
+    told = Batch("b", 0.0, 0, tuple(Group("t", (), lane=lane) for lane in lanes))
+    packed = frame.encode_batch(told)
+    assert [group.get("lane") for group in msgpack.unpackb(packed)["groups"]] == ["math", None, ""]
+    assert frame.decode_batch(packed) == told
+    wrong = body(lambda out: out["groups"][1].update(lane=7))
+    with pytest.raises(frame.FrameError, match="'lane' has type int"):
+        frame.decode_batch(msgpack.packb(wrong))
+
+
 @pytest.mark.parametrize("version", [0, 2, -1, 99])
 def test_another_wire_version_is_named(version: int) -> None:
     with pytest.raises(frame.FrameError, match=f"version {version}; this reader knows 1$") as caught:

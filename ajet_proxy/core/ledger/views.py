@@ -25,7 +25,7 @@ from ajet_proxy.core.trajectory.samples import samples_of
 from ajet_proxy.core.trajectory.timeline import Policy, Timeline
 from ajet_sdk import __version__
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import EPISODE_STATES
+from ajet_sdk.routes import DEFAULT_LANE, EPISODE_STATES
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 
 Tokens = Literal["none", "timelines", "all"]
@@ -372,7 +372,7 @@ def batch(state: State, name: str) -> Batch:
         ), tuple(
             delivered(one, known.model, None) for one in map(state.episodes.find, known.earlier.get(names[0], ()))
             if one is not None and one.transcript.chains
-        ))
+        ), next((one.group_key.lane for one in map(state.episodes.find, names) if one is not None), DEFAULT_LANE))
         for task, names in known.groups
     )  # fmt: skip
     return Batch(name, known.lease_until, known.policy_version, groups)

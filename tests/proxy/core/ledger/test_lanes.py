@@ -48,6 +48,15 @@ def test_leases_take_lanes_by_their_shares_whatever_was_complete_first(rig: Ledg
     }
 
 
+def test_a_batch_tells_the_lane_of_each_group(rig: LedgerRig) -> None:
+    for task in ("math/1", "plain", "code/1"):
+        for _ in range(2):
+            rig.ready(task)
+    batch = rig.batch(groups=3)
+    lanes = {group.task: group.lane for group in views.batch(rig.state, batch).groups}
+    assert lanes == {"math/1": "math", "plain": "default", "code/1": "code"}
+
+
 def test_a_lane_is_waited_for_and_then_lends_its_turns(rig: LedgerRig) -> None:
     mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     ready(rig, "math", 9)
