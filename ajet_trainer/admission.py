@@ -36,8 +36,8 @@ from ajet_trainer import turns
 from ajet_trainer.advantage import compared, only_compared, trainable
 from ajet_trainer.attempts import REASON
 from ajet_trainer.overlong import punished
-from ajet_trainer.sampling import CORRECT, Rule, run_fault, treat
-from ajet_trainer.turns import ByTurn, widened
+from ajet_trainer.sampling import CORRECT, Rule, run_fault, treat, without
+from ajet_trainer.turns import ByTurn, unjudged, widened
 
 Refusal = Literal[
     "already_trained", "bad_reward", "no_samples", "unlawful_sample", "too_long", "stale", "step_failed", "sampling",
@@ -117,9 +117,14 @@ def admit(
             only_compared(_shaped(one, rule)) for one in group.earlier
             if episode_fault(one if rule.by_turn is None else widened(one)) is None
         )
-        if rule.compares and len(kept) == 1 and not earlier:
-            rejected.append(Rejection(kept.pop().episode, "no_baseline", f"alone in the group of task {group.task}"))
-        admitted = Group(group.task, tuple(kept), earlier)
+        if len(kept) == 1 and not earlier:
+            if rule.compares:
+                why = f"alone in the group of task {group.task}"
+                rejected.append(Rejection(kept.pop().episode, "no_baseline", why))
+            elif rule.by_turn is not None:
+                treated = without(kept[0], unjudged(kept[0], rule.by_turn.gamma))
+                kept, left_out = [treated.episode], left_out + treated.left_out
+        admitted = replace(group, episodes=tuple(kept), earlier=earlier)
         if kept and (fault := group_fault(admitted, rule)) is not None:
             rejected.extend(Rejection(episode.episode, *fault) for episode in kept)
         elif kept:
@@ -142,7 +147,7 @@ def names_of(episode: BatchEpisode) -> set[str]:
 def group_fault(group: Group, rule: Rule) -> tuple[Refusal, str] | None:
     """``(reason, detail)`` for a group that is not trained, else None."""
     if not any(map(trainable, group.episodes)):
-        return "sampling", f"every call of task {group.task} that was rewarded is overlong"
+        return "sampling", f"every call of task {group.task} that was rewarded is left out"
     if rule.no_signal == "drop" and len(group.compared) > 1 and not has_signal(group, rule.by_turn):
         what = "rewards of task {} are equal" if rule.by_turn is None else "advantages of task {} are 0"
         return "no_signal", f"all {what.format(group.task)}"

@@ -88,9 +88,9 @@ class Config:
     )
     groups: int = option(4, "Groups (tasks) in a batch, that is, in a step.")
     group_size: int = option(8, "Episodes in a group.")
-    min_group_size: int = option(
-        2, "Episodes that make a group of a task that nobody plays any more; fewer are discarded. 0: only whole groups "
-        "are trained.", zero=True,
+    min_group_size: int | None = option(
+        None, "Episodes that make a group of a task that nobody plays any more; fewer are discarded. Unset: 2, or 1 "
+        "where group_size is 1. 0: only whole groups are trained.", zero=True,
     )
     group_wait_s: float = option(
         60.0, "Seconds after the last opening until nobody plays a task any more, if none of its episodes is open.",
@@ -134,7 +134,8 @@ class Config:
         choices=("keep", "mask"),
     )
     turn_gamma: float = option(
-        1.0, "Discount of a turn in the rewards that algorithm.adv_estimator = ajet_turn gives to earlier calls.",
+        1.0, "Discount of a turn in the rewards that ajet_turn and ajet_running, of algorithm.adv_estimator, give to "
+        "earlier calls.",
         zero=True, most=1,
     )
     max_tokens: int = option(
@@ -295,7 +296,9 @@ def check(config: Config) -> Config:
             f"max_staleness = {config.max_staleness} contradicts overlap = {config.overlap}: {said} {config.overlap}",
             param="max_staleness",
         )
-    if config.min_group_size > config.group_size:
+    if config.min_group_size is None:
+        config = replace(config, min_group_size=min(2, config.group_size))
+    elif config.min_group_size > config.group_size:
         said = f"a group has group_size = {config.group_size} episodes"
         raise ConfigError(f"min_group_size = {config.min_group_size} cannot be: {said}", param="min_group_size")
     if 0 < config.pace < config.groups:

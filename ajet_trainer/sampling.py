@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, groupby
 from operator import itemgetter
@@ -54,6 +54,7 @@ PLAIN = ("temperature", "logprobs", "seed")
 """Facts that shape nothing, or that the trainer follows itself."""
 
 OVERLONG = "overlong"
+UNJUDGED = "unjudged"
 PROCESSED = "start the engine with --logprobs-mode processed_logprobs"
 DEFAULTS = "start the engine with --generation-config vllm, or have agents send the value"
 ASKED = "agents ask for it, or the engine's defaults do, which --generation-config vllm removes"
@@ -73,6 +74,8 @@ ADVICE = {
     "untold": "the daemon does not say how they were sampled: its engine must be one that it can ask",
     "temperature": "this learner computes one temperature: set actor_rollout_ref.rollout.temperature in [verl] to it, "
     "or actor_rollout_ref.model.use_fused_kernels to false",
+    UNJUDGED: "no reward reaches them, and nothing is compared with their episode: give each call a reward, or the "
+    "episode",
     OVERLONG: "they ended at their limit of tokens, and overlong = mask in [trainer] does not train such calls",
 }
 """Advice about a reason. The others are the names of what shaped the distribution."""
@@ -236,6 +239,20 @@ def treat(episode: BatchEpisode, rule: Rule) -> Treated:
         why = advice(reason, launched=rule.launched)
         return replace(treated, refused=f"every call that was rewarded is left out: {reason} ({why})")
     return treated
+
+
+def without(episode: BatchEpisode, calls: Collection[str]) -> Treated:
+    """`episode`, which is treated, with these `calls` left out too: no reward reaches them."""
+    samples, left_out = list[Sample](), Counter[str]()
+    for sample in episode.samples:
+        turns = list(_turns(sample))
+        kept = [turn for turn in turns if turn.call not in calls]
+        left_out[UNJUDGED] += len(turns) - len(kept)
+        if len(kept) == len(turns):
+            samples.append(sample)
+        else:
+            samples += _parts(sample, [kept]) if kept else [_silent(sample, turns)]
+    return Treated(replace(episode, samples=tuple(samples)), +left_out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.sample import Batch
 from ajet_sdk.settings import ConfigError
 from ajet_sdk.text import counted
+from ajet_trainer import running
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere, NoUpdate
 from ajet_trainer.batch import Row, to_rows
@@ -45,6 +46,7 @@ from ajet_trainer.mix import shares_at
 from ajet_trainer.progress import Progress, line_of
 from ajet_trainer.sampling import advice
 from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
+from ajet_trainer.turns import ByTurn
 
 WAITING = "waiting for episodes"
 CLOSE_S = 10.0
@@ -152,9 +154,13 @@ class Run:
         """Waits for a batch and trains on it. Returns early when asked to stop, or when there is nothing to train."""
         self.progress.timing = {}
         hand, rule = [(leased, self.admit(leased)) for leased in self.lease()], self.learner.rule
+        credit, lanes = rule.by_turn, self.batches.lanes
+        if credit is not None and credit.alone is not None:
+            groups = (group for _, admission in hand for group in admission.groups)
+            credit, lanes = running.of_step(groups, credit, lanes)
         rows = [
             row for leased, admission in hand
-            for row in to_rows(leased.batch, admission.groups, rule.temperature, rule.by_turn)
+            for row in to_rows(leased.batch, admission.groups, rule.temperature, credit)
         ]
         if not rows:
             self.dismiss(hand)
@@ -168,7 +174,8 @@ class Run:
         except NoUpdate as error:
             self.give_back(hand, str(error))
             return
-        figures = self.figures(hand, rows, metrics) | penalty_figure(hand, rule.shaping)
+        self.batches.lanes = lanes
+        figures = self.figures(hand, rows, metrics, credit) | penalty_figure(hand, rule.shaping)
         self.batches.line = line_of(figures | {"timing": self.progress.times(metrics)})
         if self.save_due:
             self.save()
@@ -376,14 +383,16 @@ class Run:
                 self.batches.acknowledged(entry)
             self.keeper.release(entry.batch)
 
-    def figures(self, hand: Hand, rows: Sequence[Row], metrics: Mapping[str, float]) -> dict[str, Any]:
+    def figures(
+        self, hand: Hand, rows: Sequence[Row], metrics: Mapping[str, float], credit: ByTurn | None
+    ) -> dict[str, Any]:
         """The line of the step in `metrics.jsonl`, except for the times that it took."""
         return {
             "step": self.learner.version,
             "policy_version": self.learner.version,
             "config": digest(self.config),
             "batch": ",".join(leased.batch for leased, _ in hand),
-            **batch_figures(hand, rows, self.learner.rule.by_turn),
+            **batch_figures(hand, rows, credit),
             **staleness(hand, self.learner.version - 1),
             **learner_figures(metrics),
         }

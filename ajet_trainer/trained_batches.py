@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ajet_trainer.running import Known, Lanes
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedBatch:
@@ -36,6 +38,8 @@ class TrainedBatches:
         self._saved = list(saved)
         self._trained: list[TrainedBatch] = []
         self._lost = frozenset(lost)
+        self.lanes: Lanes = {}
+        """The returns of what was trained, by which `ajet_trainer.running` tells what a call may expect."""
         self.line = ""
         """The last step's line of `metrics.jsonl`, which lacks it where a crash came between checkpoint and line."""
 
@@ -48,14 +52,16 @@ class TrainedBatches:
             (TrainedBatch(**one | {"episodes": tuple(one["episodes"])}) for one in state["saved"]), state["lost"]
         )
         batches.line = state["line"]
+        batches.lanes = {lane: Known(*known) for lane, known in state["lanes"].items()}
         return batches
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint that is written now: plain lists, strings and integers."""
+        """The state for a checkpoint that is written now: plain lists, strings and numbers."""
         return {
             "saved": [asdict(one) | {"episodes": list(one.episodes)} for one in (*self._saved, *self._trained)],
             "lost": sorted(self._lost),
             "line": self.line,
+            "lanes": {lane: list(known) for lane, known in self.lanes.items()},
         }
 
     def trained(self, batch: TrainedBatch) -> None:

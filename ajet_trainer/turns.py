@@ -14,7 +14,8 @@ are of calls there, too. The calls of several agents then stand by their numbers
   baseline of the last one before it that several reached: nothing else tells what may be expected so late.
 - Scaled (verl's ``norm_adv_by_std_in_grpo``), all advantages of a set of E sessions are divided by
   ``sqrt(sum over sessions of mean over calls of A(t)^2 / (E - 1)) + 1e-6``. With R alone that is GRPO's standard
-  deviation. A set of one session has nothing to be compared with: its advantages are 0.
+  deviation. An episode that is alone has nothing to be compared with: its advantages are 0, or those that
+  `ajet_trainer.running` tells.
 
 Invariant: calls count that are known, trained or not. So a call that is left out of an episode that is trained
 changes no other call's credit.
@@ -42,10 +43,12 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class ByTurn:
-    """The credit of turns: the discount of a turn, and whether advantages are scaled by their deviation."""
+    """The credit of turns: the discount of a turn, and whether advantages are scaled by their deviation. `alone` is of
+    `ajet_running`: advantages of calls, which count if their episode is alone."""
 
     gamma: float = 1.0
     scaled: bool = True
+    alone: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +101,27 @@ def widened(episode: BatchEpisode) -> BatchEpisode:
     return replace(episode, samples=tuple(samples))
 
 
+def unjudged(episode: BatchEpisode, gamma: float) -> frozenset[str]:
+    """The calls of `episode` that no reward reaches: none that their agent or the episode got as a whole, none of their
+    own, and with a `gamma` above 0 none of a later call."""
+    if not rewarded_apart(episode):
+        return frozenset()
+    given = replace(episode, rewards=tuple(item for item in episode.rewards if not item.get(PENALTY)))
+    out = set[str]()
+    for agent in dict.fromkeys(sample.agent for sample in counted(given)):
+        rewarded = _totals(_given(given, agent))
+        calls = [turn.call for turn in _play(given, agent).turns]
+        reached = returns_to_go([float(call in rewarded) for call in calls], gamma)
+        if None not in rewarded:
+            out.update(call for call, share in zip(calls, reached, strict=True) if not share)
+    return frozenset(out)
+
+
 def credit(plays: Sequence[Play], how: ByTurn) -> list[dict[str, float]]:
     """The advantage of each call, by its id, for each session of a set."""
-    if len(plays) < 2:
-        return [dict.fromkeys((turn.call for turn in play.turns), 0.0) for play in plays]
+    if len({play.episode for play in plays}) < 2:
+        told = how.alone or {}
+        return [{turn.call: told.get(turn.call, 0.0) for turn in play.turns} for play in plays]
     returns = [returns_to_go([turn.reward for turn in play.turns], how.gamma) for play in plays]
     expected = _mean(play.reward for play in plays)
     found = [
@@ -179,11 +199,14 @@ class _Means:
 
 
 def _play(episode: BatchEpisode, agent: str) -> Play:
-    mine = [item for item in episode.rewards if item.get("agent") in (None, agent)]
     samples = tuple(sample for sample in counted(episode) if sample.agent == agent)
-    totals = _totals(mine)
+    totals = _totals(_given(episode, agent))
     turns = _turns(episode, [sample for sample in episode.samples if sample.agent == agent], totals)
     return Play(totals.get(None, 0.0), samples, episode.episode, turns)
+
+
+def _given(episode: BatchEpisode, agent: str) -> list[Mapping[str, Any]]:
+    return [item for item in episode.rewards if item.get("agent") in (None, agent)]
 
 
 def _punishments(episode: BatchEpisode) -> dict[str | None, float]:

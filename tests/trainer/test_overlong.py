@@ -109,7 +109,7 @@ def test_a_group_of_nothing_else_is_refused() -> None:
     admission = admit(batch("b", group), MASK)
     assert admission.groups == ()
     assert {(one.reason, one.detail) for one in admission.rejected} == {
-        ("sampling", "every call of task t that was rewarded is overlong")
+        ("sampling", "every call of task t that was rewarded is left out")
     }
 
 

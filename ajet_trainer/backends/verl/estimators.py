@@ -1,4 +1,5 @@
-"""`ajet_turn` in verl's registry: the advantages of `ajet_trainer.turns`, which rows bring along.
+"""`ajet_turn` and `ajet_running` in verl's registry: the advantages of `ajet_trainer.turns` and `ajet_trainer.running`,
+which rows bring along.
 
 verl gives an estimator one reward a row, and no word on calls. So the arithmetic is done where rows are made. What
 verl's registry has is the last step: what is told for each token counts where the policy sampled it.
@@ -11,7 +12,9 @@ from typing import Any
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
-BY_TURN = "ajet_turn"
+BY_TURN, RUNNING = "ajet_turn", "ajet_running"
+BY_CALL = (BY_TURN, RUNNING)
+"""Estimators whose advantages rows bring along."""
 GROUPED = (
     "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
 )  # fmt: skip
@@ -20,6 +23,7 @@ COMPARING = (*GROUPED, BY_TURN)
 """Estimators to which an episode that is alone in its group says nothing."""
 
 
+@register_adv_est(RUNNING)  # type: ignore[untyped-decorator]
 @register_adv_est(BY_TURN)  # type: ignore[untyped-decorator]
 def by_turn(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: Any

@@ -22,7 +22,7 @@ from verl.utils.tracking import Tracking
 
 from ajet_sdk.routes import MAX_REWARD
 from ajet_sdk.settings import nearest
-from ajet_trainer.backends.verl.estimators import BY_TURN, COMPARING
+from ajet_trainer.backends.verl.estimators import BY_CALL, COMPARING, RUNNING
 from ajet_trainer.backends.verl.functions import ESTIMATOR, LOSS
 from ajet_trainer.backends.verl.loggers import names as logger_names
 from ajet_trainer.backends.verl.unread import ACTOR, has_critic
@@ -46,7 +46,8 @@ BY_ROW = ("geo_mean",)
 """Losses that take the mean of a row's weights."""
 NO_RATIO = ("gpg", "dro", "cispo", "gspo")
 """Losses that have no ratio, one for a whole row, or one with a bound below."""
-PAIRS = {(BY_TURN, "geo_mean"): "it takes the mean of a row's advantages, and each call has its own; use vanilla"}
+_OF_A_ROW = "it takes the mean of a row's advantages, and each call has its own; use vanilla"
+PAIRS = {(name, "geo_mean"): _OF_A_ROW for name in BY_CALL}
 """Estimators and losses that do not go together."""
 MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 """verl's ``loss_agg_mode``, of which it keeps no registry."""
@@ -78,8 +79,8 @@ def faults(tree: DictConfig, config: Config) -> Iterator[Fault]:
     """Finds where verl would fail at a step, or train something else than what was asked for. What a library of the
     user's registers is known too."""
     algorithm, actor = tree.algorithm, tree.actor_rollout_ref.actor
-    if config.turn_gamma != 1.0 and algorithm.adv_estimator != BY_TURN:
-        yield "turn_gamma", f"= {config.turn_gamma} is read by {ESTIMATOR} = {BY_TURN} alone"
+    if config.turn_gamma != 1.0 and algorithm.adv_estimator not in BY_CALL:
+        yield "turn_gamma", f"= {config.turn_gamma} is read by {ESTIMATOR} = {' and '.join(BY_CALL)} alone"
     yield from uncorrected(tree, config.sampling)
     yield from engine_faults(tree)
     yield from step_faults(tree)
@@ -97,11 +98,12 @@ def faults(tree: DictConfig, config: Config) -> Iterator[Fault]:
         yield LOSS, f"= 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
     for key, size in (("group_size", config.group_size), ("min_group_size", config.min_group_size)):
         if size == 1 and estimator in COMPARING:
-            yield key, f"= 1 leaves an episode alone, and {ESTIMATOR} = {estimator!r} compares: set it to 2 or more"
+            said = f"and {ESTIMATOR} = {estimator!r} compares: set it to 2 or more, or the estimator to {RUNNING}"
+            yield key, f"= 1 leaves an episode alone, {said}"
     if why := PAIRS.get((estimator, loss)):
         yield LOSS, f"= {loss!r} does not go with {estimator}: {why}"
-    if estimator == BY_TURN and algorithm.use_kl_in_reward:
-        said = "has no part in the rewards of calls, which ajet_turn trains: set actor_rollout_ref.actor.use_kl_loss"
+    if estimator in BY_CALL and algorithm.use_kl_in_reward:
+        said = f"has no part in the rewards of calls, which {estimator} trains: set actor_rollout_ref.actor.use_kl_loss"
         yield "algorithm.use_kl_in_reward", said
     yield from shaping_faults(tree)
     if estimator == "gae" and tree.critic.enable is False:

@@ -20,7 +20,7 @@ from verl.utils.torch_dtypes import PrecisionType
 from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError, nearest
 from ajet_trainer.backends.verl import compared, families, forest_refused, functions, refused
-from ajet_trainer.backends.verl.estimators import BY_TURN
+from ajet_trainer.backends.verl.estimators import BY_CALL, RUNNING
 from ajet_trainer.backends.verl.refused import CORRECTION, Fault
 from ajet_trainer.backends.verl.unread import ACTOR, keys, unread
 from ajet_trainer.backends.verl.weights import BACKEND
@@ -304,9 +304,10 @@ def rate(config: Config) -> float:
 def by_turn(config: Config, tree: DictConfig) -> ByTurn | None:
     """The credit of turns, if there is any."""
     algorithm = tree.algorithm
-    if algorithm.adv_estimator != BY_TURN:
+    if algorithm.adv_estimator not in BY_CALL:
         return None
-    return ByTurn(config.turn_gamma, bool(algorithm.get("norm_adv_by_std_in_grpo", True)))
+    alone: dict[str, float] | None = {} if algorithm.adv_estimator == RUNNING else None
+    return ByTurn(config.turn_gamma, bool(algorithm.get("norm_adv_by_std_in_grpo", True)), alone)
 
 
 def shaping(tree: DictConfig) -> Shaping | None:

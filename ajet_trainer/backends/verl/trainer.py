@@ -37,7 +37,7 @@ from ajet_trainer.advantage import group_of, row_weights
 from ajet_trainer.agreement import ENOUGH, OtherWeights, fresh_kl
 from ajet_trainer.backends.verl import advantages, forest_engine
 from ajet_trainer.backends.verl.corrections import READ, by_call, figures, left_out, over_sequences
-from ajet_trainer.backends.verl.estimators import BY_TURN, GROUPED, by_turn
+from ajet_trainer.backends.verl.estimators import BY_CALL, GROUPED, by_turn
 from ajet_trainer.backends.verl.losses import session_loss
 from ajet_trainer.backends.verl.positions import trained_at
 from ajet_trainer.backends.verl.rows import OF_TURNS
@@ -267,7 +267,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         elif algorithm.adv_estimator in advantages.BY_TOKEN:
             rewards = [self._rewards.get(key, 0.0) for key in batch.keys]
             found |= advantages.by_token(compared, lengths.offsets().diff(), rewards, algorithm)
-        elif algorithm.adv_estimator == BY_TURN:
+        elif algorithm.adv_estimator in BY_CALL:
             told, _ = by_turn(data.batch[OF_TURNS], data.batch["response_mask"])
             found = dict.fromkeys(("advantages", "returns", OF_TURNS), told)
         found |= self._weights(data, batch.keys)

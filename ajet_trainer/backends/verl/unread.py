@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 
-from ajet_trainer.backends.verl.estimators import BY_TURN
+from ajet_trainer.backends.verl.estimators import BY_CALL, BY_TURN
 from ajet_trainer.backends.verl.functions import ESTIMATOR, LOSS
 from ajet_trainer.config import flatten
 
@@ -206,11 +206,11 @@ def of_choice(tree: DictConfig) -> dict[str, str]:
     out, registries = {}, (core_algos.ADV_ESTIMATOR_REGISTRY, core_algos.POLICY_LOSS_REGISTRY)
     for (by, readers), registry in zip(BY_CHOICE.items(), registries, strict=True):
         chosen = str(OmegaConf.select(tree, by))
-        if chosen == BY_TURN or getattr(registry.get(chosen), "__module__", "") == core_algos.__name__:
+        if chosen in BY_CALL or getattr(registry.get(chosen), "__module__", "") == core_algos.__name__:
             for key, names in readers.items():
                 if chosen not in names:
                     out[key] = f"{by} is {chosen!r}, and it is of {', '.join(names)}"
-    if out.get("algorithm.gamma") and tree.algorithm.adv_estimator == BY_TURN:
+    if out.get("algorithm.gamma") and tree.algorithm.adv_estimator in BY_CALL:
         out["algorithm.gamma"] = "set turn_gamma in [trainer]"
     actor = tree.actor_rollout_ref.actor
     if not (tree.algorithm.use_kl_in_reward or actor.use_kl_loss):

@@ -14,6 +14,7 @@ from ajet_sdk.sample import BatchEpisode, Group, Sample
 from ajet_trainer.advantage import Masked
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
+from ajet_trainer.running import Known, of_step
 from ajet_trainer.turns import ByTurn
 from tests.kit.learner import verl_learner
 from tests.trainer.engine.test_estimators import a_trainer, advantages, padding, passed
@@ -89,6 +90,24 @@ def test_every_token_has_what_its_call_is_due(tiny: Path) -> None:
         }
 
 
+def test_episodes_that_are_alone_have_what_the_running_mean_of_their_lane_tells(tiny: Path) -> None:
+    """However they split, next to episodes that are compared."""
+    known = Known().after([0.0, 1.0] * 16)
+    scale = (known.squares / known.weight) ** 0.5
+    for split in (False, True):
+        lone, *pair = (episode(n, values, split=split) for n, values in enumerate((LATE, EARLY, LATE)))
+        groups = [Group("t", (lone,)), Group("u", tuple(pair))]
+        how, _ = of_step(groups, ByTurn(alone={}), {"default": known})
+        mine = to_rows("b", groups, by_turn=how)
+        found = by_call(mine, advantages(tiny, [*mine, padding(0)], adv_estimator="ajet_running"))
+        for n in range(4):
+            assert found[f"e0/c{n}"] == pytest.approx([(1 - known.mean) / scale] * len(found[f"e0/c{n}"]))
+        turns = rows(EARLY, LATE, how=ByTurn(), split=split)
+        compared = by_call(turns, advantages(tiny, turns, adv_estimator="ajet_turn"))
+        for call, values in compared.items():
+            assert set(found[f"e{int(call[1]) + 1}{call[2:]}"]) == set(values)
+
+
 @pytest.mark.parametrize("mean", MODES)
 def test_the_gradient_is_the_one_written_by_hand(mean: str, tiny: Path, worker: Any) -> None:
     """Of 1,0,0,0 against 0,0,0,1: each call's tokens times what the call is due, whether episodes split or not."""
@@ -126,10 +145,12 @@ def test_the_trainer_says_how_credit_goes_to_turns(tiny: Path) -> None:
     for verl, expected in (
         ({"adv_estimator": "ajet_turn"}, ByTurn(0.5, True)),
         ({"adv_estimator": "ajet_turn", "norm_adv_by_std_in_grpo": False}, ByTurn(0.5, False)),
+        ({"adv_estimator": "ajet_running"}, ByTurn(0.5, True, {})),
         ({"adv_estimator": "grpo"}, None),
     ):
         made = verl_learner(a_trainer(tiny, **verl).config, ours=Config(model=str(tiny), turn_gamma=0.5))
         assert (made.rule.by_turn, made.rule.shaping) == (expected, None)
+        assert made.rule.compares == (verl["adv_estimator"] != "ajet_running")
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized"])

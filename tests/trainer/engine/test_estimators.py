@@ -21,6 +21,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from ajet_sdk.sample import BatchEpisode, Group
 from ajet_trainer.backends.verl import rows as queue
 from ajet_trainer.backends.verl import settings, trainer
+from ajet_trainer.backends.verl.estimators import BY_CALL
 from ajet_trainer.batch import Row, to_row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.turns import ByTurn, Play, Turn, credit
@@ -137,7 +138,7 @@ def of_episodes(rows: list[Row], values: dict[str, list[float]]) -> dict[str, li
     return out
 
 
-@pytest.mark.parametrize("estimator", [*GROUPED, "ajet_turn"])
+@pytest.mark.parametrize("estimator", [*GROUPED, *BY_CALL])
 def test_a_group_baseline_counts_episodes(estimator: str, tiny: Path) -> None:
     whole, split = group(False), group(True)
     assert len(split) > len(whole)
@@ -155,7 +156,7 @@ def padding(number: int) -> Row:
     return Row("pad", number, 0, prompt, one, zero, nothing, reward=0.0, turns=0, min_version=0, max_version=0)
 
 
-@pytest.mark.parametrize("estimator", [*GROUPED, "ajet_turn"])
+@pytest.mark.parametrize("estimator", [*GROUPED, *BY_CALL])
 def test_padding_is_no_session(estimator: str, tiny: Path) -> None:
     """It changes no baseline and no factor that counts answers, and has no advantage itself."""
     rows = group(True)

@@ -16,6 +16,7 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
 from ajet_sdk.settings import ConfigError
+from ajet_trainer.backends.verl.estimators import BY_CALL
 from ajet_trainer.backends.verl.estimators import GROUPED as MENDED
 from ajet_trainer.backends.verl.refused import MEANS
 from ajet_trainer.backends.verl.settings import shaping
@@ -90,7 +91,7 @@ def test_what_is_refused_does_end_a_step(what: dict[str, str], monkeypatch: pyte
 def test_every_estimator_has_been_sorted() -> None:
     """With a baseline over the episodes of a group, without one, or refused: `AjetTrainer` must know which."""
     assert MENDED == GROUPED
-    assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | {"gae", "reinforce_plus_plus", "ajet_turn"} | REFUSED
+    assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | {"gae", "reinforce_plus_plus", *BY_CALL} | REFUSED
 
 
 def test_the_documentation_names_them_all() -> None:
@@ -145,33 +146,38 @@ def test_dro_needs_its_penalty(beta: float | None) -> None:
 @pytest.mark.parametrize("name", [*GROUPED, "ajet_turn"])
 def test_what_compares_needs_a_second(name: str) -> None:
     said = f"= 1 leaves an episode alone, and {ESTIMATOR} = {name!r} compares: set it to 2 or more"
+    said += ", or the estimator to ajet_running"
     assert refused({ESTIMATOR: name}, group_size=1, min_group_size=0) == f"group_size {said}"
     assert refused({ESTIMATOR: name}, group_size=2, min_group_size=1) == f"min_group_size {said}"
     composed({ESTIMATOR: name}, group_size=2)
 
 
-@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus"])
+@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "ajet_running"])
 def test_what_compares_no_group_takes_one_alone(name: str) -> None:
     composed({ESTIMATOR: name}, group_size=1, min_group_size=1)
 
 
-def test_no_kl_is_in_the_rewards_of_calls() -> None:
-    said = refused({ESTIMATOR: "ajet_turn", "algorithm.use_kl_in_reward": True})
+@pytest.mark.parametrize("name", BY_CALL)
+def test_no_kl_is_in_the_rewards_of_calls(name: str) -> None:
+    said = refused({ESTIMATOR: name, "algorithm.use_kl_in_reward": True})
     assert said.startswith("algorithm.use_kl_in_reward has no part in") and said.endswith(f"set {ACTOR}.use_kl_loss")
-    composed({ESTIMATOR: "ajet_turn", f"{ACTOR}.use_kl_loss": True})
+    composed({ESTIMATOR: name, f"{ACTOR}.use_kl_loss": True})
 
 
-def test_a_loss_with_one_advantage_a_row_does_not_go_with_credit_by_turn(tiny: Path, worker: Any) -> None:
+@pytest.mark.parametrize("name", BY_CALL)
+def test_a_loss_with_one_advantage_a_row_does_not_go_with_credit_by_turn(name: str, tiny: Path, worker: Any) -> None:
     """It does see how episodes split, else it need not be refused."""
-    said = refused({ESTIMATOR: "ajet_turn", LOSS: "geo_mean", IS: None}, sampling="exact")
-    assert said.startswith(f"{LOSS} = 'geo_mean' does not go with ajet_turn: ") and said.endswith("use vanilla")
-    steps = Steps(tiny, worker, "ajet_turn")
+    said = refused({ESTIMATOR: name, LOSS: "geo_mean", IS: None}, sampling="exact")
+    assert said.startswith(f"{LOSS} = 'geo_mean' does not go with {name}: ") and said.endswith("use vanilla")
+    steps = Steps(tiny, worker, name)
     assert steps.seen(loss="geo_mean", at_rest=True) > 0.1 > LIMIT > steps.seen(loss="vanilla")
 
 
 def test_a_discount_of_turns_is_for_credit_by_turn() -> None:
-    assert refused({}, turn_gamma=0.5) == "turn_gamma = 0.5 is read by algorithm.adv_estimator = ajet_turn alone"
-    composed({ESTIMATOR: "ajet_turn"}, turn_gamma=0.5)
+    said = "turn_gamma = 0.5 is read by algorithm.adv_estimator = ajet_turn and ajet_running alone"
+    assert refused({}, turn_gamma=0.5) == said
+    for name in BY_CALL:
+        composed({ESTIMATOR: name}, turn_gamma=0.5)
 
 
 LENGTH = "reward.reward_kwargs"

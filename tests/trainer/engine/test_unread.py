@@ -191,6 +191,8 @@ MEGATRON, VEOMNI, TITAN = ({"model_engine": name} for name in ("megatron", "veom
         ({f"{M}.mtp.num_speculative_tokens": 3}, f"set {M}.mtp.enable too"),
         ({f"{ACTOR}.data_loader_seed": 7}, "rows are not shuffled"),
         ({"algorithm.adv_estimator": "ajet_turn", "algorithm.gamma": 0.9}, "set turn_gamma in [trainer]"),
+        ({"algorithm.adv_estimator": "ajet_running", "algorithm.gamma": 0.9}, "set turn_gamma in [trainer]"),
+        ({"algorithm.adv_estimator": "ajet_running", "algorithm.norm_adv_by_std_in_grpo": False}, "it is of grpo"),
         (GAE | {"critic.model.lora_alpha": 32}, "set critic.model.lora_rank too"),
         (GAE | {"critic.model.mtp.enable_rollout": True}, "a critic samples nothing"),
         (GAE | {"critic.loss_scale_factor": 100}, "seq-mean-token-sum-norm"),
