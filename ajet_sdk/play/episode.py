@@ -377,13 +377,14 @@ def episode(
 ) -> Opening:
     """Opens an episode. Timeouts and `deadline` are in seconds; `wall_timeout` may be at most the proxy's own.
 
-    `eval` episodes are recorded and never trained. Episodes of one `task` form the group that their advantages are
-    relative to; without a task, the first prompt is the task. With `model` every call goes to that one, whatever name
-    the agent asks for, unless the proxy serves that other model by name (a judge). `members` maps names of agents to
-    models, and each model learns from the episode. `teachers` does too, and these learn nothing. An agent may ask for
-    such a name as its model. `deadline` is how long an operation may try to be acknowledged. `client` is the id of the
-    client that plays it, and `revision` names the code with which it does. `proxy_url` and `api_key` default to
-    ``AJET_PROXY_URL`` and ``AJET_API_KEY``.
+    `eval` episodes are recorded and never trained. While a trainer wants some of `model` (unset: of the only one that
+    is trained), they are those. Episodes of one `task` form the group that their advantages are relative to; without a
+    task, the first prompt is the task. With `model` every call goes to that one, whatever name the agent asks for,
+    unless the proxy serves that other model by name (a judge). `members` maps names of agents to models, and each model
+    learns from the episode. `teachers` does too, and these learn nothing. An agent may ask for such a name as its
+    model. `deadline` is how long an operation may try to be acknowledged. `client` is the id of the client that plays
+    it, and `revision` names the code with which it does. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and
+    ``AJET_API_KEY``.
     """
     body = routes.OpenEpisode(
         task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members, client=client, revision=revision,

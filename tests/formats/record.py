@@ -123,8 +123,7 @@ async def second_life(client: Client) -> None:
     await control(client, "POST", "/gate/open", {"policy_version": 5, "model": "stub"})
     await played(client, "dropped", "t", None)
     await control(client, "POST", "/episodes/dropped/abort", {"reason": "no more"})
-    await call(client, "seen", "before it is said")
-    await call(client, "seen", "that this is an evaluation", headers={"X_AJet_Eval": "1"})
+    await call(client, "seen", "an evaluation", headers={"X_AJet_Eval": "1"})
     await control(client, "POST", "/episodes/seen/rewards", {"value": 1.0, "id": "of-seen"})
     await lease(client)
     opened = {"task": "pair", "members": {"planner": "stub", "critic": "other"}, "metadata": {"from": ["here", 1]}}

@@ -15,7 +15,7 @@ import ajet_sdk
 from ajet_sdk import Client, aio
 from ajet_sdk.play import rollouts
 from ajet_sdk.play.episode import Outcome
-from ajet_sdk.routes import Lease
+from ajet_sdk.routes import Evaluate, Lease, Policy
 from tests.kit.patience import LONG_S
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.sdk.conftest import Ajet
@@ -161,6 +161,25 @@ async def test_two_clients_play_what_is_wanted_together(daemon: ProxyProcess, mo
         assert (told["opened"], told["rewards"]) == (wanted, [0.5] * wanted)
         assert sorted(started) == sorted([*tasks, "h1", "h5"])
         assert (await http.get("/wanted")).json() == {"eval": {}, "next": {}}
+
+
+def test_evaluations_that_the_sdk_opens_are_those_that_a_trainer_wants(daemon: ProxyProcess) -> None:
+    """Of the model that they name, else of the only one that is trained; and no more than are wanted."""
+    with Client() as client:
+        client.ask("policy", Policy("stub", 1))
+        name = client.ask("evaluate", Evaluate("stub", 2)).json()["evaluation"]
+        opened = []
+        for told in ({}, {"model": "stub"}, {}):
+            with ajet_sdk.episode("held-out", eval=True, **told) as ep:
+                ask(ep)
+                ep.reward(0.5)
+                opened.append(ep.record())
+        assert [(one["state"], one.get("evaluation")) for one in opened] == [
+            ("recorded", name), ("recorded", name), ("recorded", None),
+        ]  # fmt: skip
+        told = client.ask("evaluation", id=name).json()
+        assert (told["opened"], told["done"], told["rewards"]) == (2, 2, [0.5, 0.5])
+        assert client.ask("wanted").json() == {"eval": {}, "next": {}}
 
 
 def test_a_log_is_scored_by_the_ids_of_its_answers(daemon: ProxyProcess, ajet: Ajet) -> None:

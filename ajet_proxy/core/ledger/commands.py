@@ -160,13 +160,14 @@ class Commands:
         return (*labels, *titles, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
     def label(self, known: Episode, *, task: str | None, eval: bool, at: float) -> Events:
-        """A request names the task, or says that this is an evaluation. That holds for the whole of an open episode."""
-        at, out = self.state.time(at), list[Event]()
+        """A request names the task, which holds for the whole of an open episode. Or it says that this is an
+        evaluation: that cannot come after the opening, which gives evaluations their places."""
+        if eval and not known.opening.eval:
+            message = f"episode {known.id} was opened as no evaluation: say so with the request that opens it"
+            raise Conflict(message, code="no_evaluation", param="X-AJet-Eval")
         if known.state == "open" and task is not None and (known.opening.task is None or known.task_derived):
-            out.append(ev.TaskNamed(at, known.id, task, derived=False))
-        if known.state == "open" and eval and not known.opening.eval:
-            out.append(ev.EpisodeMarkedEval(at, known.id))
-        return tuple(out)
+            return (ev.TaskNamed(self.state.time(at), known.id, task, derived=False),)
+        return ()
 
     def finish_call(
         self, episode: str, call: Packed, *, at: float, marks: tuple[Mark, ...] = (), begins: tuple[str, ...] = ()

@@ -100,8 +100,7 @@ class Episode:
     """The mutable state of one episode. Only `State.apply` changes it, through the methods below."""
 
     opening: EpisodeOpened
-    """As it was opened, by the clock that runs now; with the task that it got later, and as an evaluation if it turned
-    out to be one."""
+    """As it was opened, by the clock that runs now; with the task that it got later."""
     play_number: int | None = None
     state: str = "open"
     reason: str | None = None
@@ -159,10 +158,6 @@ class Episode:
     def name_task(self, task: str, derived: bool) -> None:
         """It is of this task; ``derived`` says that nobody has named that."""
         self.opening, self.task_derived = structs.replace(self.opening, task=task), derived
-
-    def mark_eval(self) -> None:
-        """It will not be trained."""
-        self.opening = structs.replace(self.opening, eval=True)
 
     def train_else(self, models: tuple[str, ...]) -> None:
         """It may train these models, which nothing had said before."""

@@ -105,10 +105,6 @@ class TaskNamed(EpisodeEvent, frozen=True):
     derived: bool = True
 
 
-class EpisodeMarkedEval(EpisodeEvent, frozen=True):
-    """A call said that its episode is an evaluation; it will not be trained."""
-
-
 class CallStarted(EpisodeEvent, frozen=True):
     """A request went to the engine. ``calls`` has one id for each choice. ``body_hash`` recognizes a retry, and
     ``retries`` is how many retries the client has counted. ``route`` is the path that was asked, such as

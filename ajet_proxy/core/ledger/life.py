@@ -137,13 +137,8 @@ class Life:
         progress.change(group_key, open=1, at=episode.opening.at)
         self._seats.closes(episode)
         change()
-        if not episode.opening.eval:
-            self._seats.opens(episode, at)
+        self._seats.opens(episode, at)
         progress.change(group_key, open=-1)
-
-    def _marked_eval(self, event: ev.EpisodeMarkedEval) -> None:
-        episode = self._episodes[event.episode]
-        self.become(episode, episode.mark_eval, event.at)
 
     def _late(self, event: ev.EpisodesLate) -> None:
         for episode in map(self._episodes.__getitem__, event.episodes):

@@ -38,7 +38,6 @@ _packed = Encoder().encode
 EVENTS: dict[str, Any] = {
     "EpisodeOpened": ev.EpisodeOpened,
     "TaskNamed": ev.TaskNamed,
-    "EpisodeMarkedEval": ev.EpisodeMarkedEval,
     "CallStarted": ev.CallStarted,
     "CallFinished": ev.CallFinished,
     "CallLost": ev.CallLost,

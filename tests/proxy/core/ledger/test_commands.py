@@ -39,13 +39,13 @@ def test_a_call_of_another_tenant_is_refused(rig: LedgerRig) -> None:
     assert rig.begin(episode, tenant="acme")
 
 
-def test_labels_on_a_later_call_count(rig: LedgerRig) -> None:
+def test_a_task_that_a_later_call_names_counts(rig: LedgerRig) -> None:
     episode = rig.open()
     rig.begin(episode, prompt="0" * 24)
     assert rig.state.episodes[episode].opening.task == f"prompt-{'0' * 24}"
-    rig.begin(episode, task="named", eval=True)
-    assert (rig.state.episodes[episode].opening.task, rig.state.episodes[episode].opening.eval) == ("named", True)
-    rig.begin(episode, task="too late", eval=True, prompt="1" * 24)
+    rig.begin(episode, task="named")
+    assert rig.state.episodes[episode].opening.task == "named"
+    rig.begin(episode, task="too late", prompt="1" * 24)
     assert rig.state.episodes[episode].opening.task == "named"
 
 

@@ -94,8 +94,6 @@ def test_the_wait_begins_with_the_last_opening(rig: LedgerRig) -> None:
 def test_an_evaluation_holds_up_no_group(rig: LedgerRig) -> None:
     names = [rig.ready() for _ in range(2)]
     rig.open(task="t", eval=True)
-    marked = rig.open(task="t")
-    rig.begin(marked, eval=True)
     rig.at += 60.0
     assert leased(rig) == [tuple(names)]
 
@@ -338,12 +336,11 @@ def test_a_late_member_teaches_something_where_its_reward_differs_from_those_of_
         assert (leased(rig, signal=True, **EIGHT) == [(name,)]) == taught
 
 
-def test_a_late_one_that_is_named_or_turns_out_to_be_an_evaluation_counts_nowhere() -> None:
-    for eval in (False, True):
-        rig = of_eight()
-        _, name = late(rig)
-        rig.begin(name, task="u", eval=eval)
-        rig.abort(name)
+def test_a_late_one_that_is_named_counts_nowhere() -> None:
+    rig = of_eight()
+    _, name = late(rig)
+    rig.begin(name, task="u")
+    rig.abort(name)
     rig.announce("m", 0), rig.announce("n", 0)
     unaimed = rig.open(task="t")
     rig.run([ev.EpisodesLate(rig.at, (unaimed,))])

@@ -83,11 +83,26 @@ def test_only_an_evaluation_of_its_one_model_belongs_to_it(rig: LedgerRig, how: 
 def test_an_episode_that_a_header_makes_an_evaluation_as_it_opens_belongs_to_it(rig: LedgerRig) -> None:
     name = rig.evaluate("m", 2)
     rig.begin("by-header", eval=True)
-    rig.begin("later")
-    rig.begin("later", eval=True)
+    rig.begin("by-header", eval=True)
+    rig.begin("by-header")
     assert rig.state.episodes["by-header"].opening.evaluation == name
     assert (rig.state.episodes["by-header"].opening.place, told(rig, name)["opened"]) == (0, 1), "it has a place"
-    assert (rig.state.episodes["later"].opening.eval, rig.state.episodes["later"].opening.evaluation) == (True, None)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_header_that_comes_after_the_opening_is_refused_and_changes_nothing(rig: LedgerRig, wanted: bool) -> None:
+    """However it was opened, and whatever has come of it, it would be in no evaluation."""
+    if wanted:
+        rig.evaluate("m", 2)
+    rig.begin("called")
+    for episode in ("called", rig.open(task="t"), rig.ready()):
+        known = rig.state.episodes[episode]
+        with refused(Conflict, "no_evaluation", param="X-AJet-Eval", match=f"{episode} was opened as no evaluation"):
+            rig.commands.label(known, task="named", eval=True, at=rig.at)
+        assert not known.opening.eval and known.opening.task != "named"
+    with refused(Conflict, "no_evaluation"):
+        rig.begin("called", eval=True)
+    assert rig.state.plays.wanted() == ({"m": 2} if wanted else {})
 
 
 def test_a_discarded_one_is_wanted_again(rig: LedgerRig) -> None:

@@ -133,8 +133,6 @@ def test_whose_an_episode_is_follows_from_its_first_call_where_nothing_was_said(
     assert counts(rig) == [0, 1]
     rig.begin(episode, model="m")
     assert counts(rig) == [0, 1]
-    rig.begin(episode, model="n", task="lane/t", eval=True)
-    assert [dict(rig.state.mixes.table[model].counts.playing) for model in ("m", "n")] == [{}, {}]
 
 
 def test_an_episode_of_the_only_model_is_anothers_once_it_calls_that(rig: LedgerRig) -> None:

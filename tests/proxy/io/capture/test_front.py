@@ -135,6 +135,14 @@ async def test_labels_reach_the_episode_and_not_the_engine(stub: EngineStub, fro
     assert (opened.task, opened.eval, front.calls[0].agent) == ("t", True, "a")
 
 
+async def test_a_later_call_that_says_it_is_of_an_evaluation_is_a_409(stub: EngineStub, front: Front) -> None:
+    await send(f"{front.url}/e/ep{CHAT}", body=BODY)
+    answer = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers={"X-AJet-Eval": "1"})
+    said = error(answer, 409)
+    assert (said["code"], said["param"]) == ("no_evaluation", "X-AJet-Eval")
+    assert len(stub.requests) == len(front.calls) == 1
+
+
 async def test_an_unusable_label_is_a_400(stub: EngineStub, front: Front) -> None:
     assert error(await send(f"{front.url}/e/a%20b{CHAT}", body=BODY), 400)["param"] == "episode"
     answer = await send(front.url + CHAT, body=BODY, headers={"X-AJet-Eval": "x"})

@@ -185,10 +185,12 @@ async def test_after_sealing_a_reward_corrects_on_any_request(front: Front) -> N
 
 async def test_the_labels_of_a_request_that_only_rewards_are_its_episodes(front: Front) -> None:
     assert (await send(f"{front.url}/e/ep{CHAT}", body=BODY)).status == 200
-    told = {"X-AJet-Reward": "1", "X-AJet-Final": "1", "X-AJet-Eval": "1", "X-AJet-Task": "told"}
+    told = {"X-AJet-Reward": "1", "X-AJet-Final": "1", "X-AJet-Task": "told"}
+    late = await get(f"{front.url}/e/ep/v1/models", **told | {"X-AJet-Eval": "1"})
+    assert error(late, 409)["code"] == "no_evaluation" and front.of(RewardGiven) == []
     assert (await get(f"{front.url}/e/ep/v1/models", **told)).status == 200
     record = views.record(front.store.state, "ep")
-    assert (record["state"], record["eval"], record["task"]) == ("recorded", True, "told")
+    assert (record["state"], record["task"]) == ("ready", "told")
     assert (await get(f"{front.url}/e/ep/v1/models", **told | {"X-AJet-Task": "late"})).status == 200
     assert views.record(front.store.state, "ep")["task"] == "told"
 
