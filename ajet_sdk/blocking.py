@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -80,6 +81,27 @@ class LoopThread:
                 self._start(loop)
             loop.call_soon_threadsafe(lambda: begun.set_result(loop.create_task(_carried_out(coroutine, ended))))
         return begun.result(), ended
+
+    async def carry(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Carries `coroutine` out by this loop, for one that any loop runs. So it goes on while that other is blocked.
+        Where no thread can be begun, it is carried out by the caller's."""
+        import asyncio
+
+        if asyncio.get_running_loop() is self._loop:
+            return await coroutine
+        try:
+            task, ended = self.begin(coroutine)
+        except RuntimeError:
+            return await coroutine
+        done = asyncio.wrap_future(ended)
+        done.add_done_callback(asyncio.Future.exception)  # nobody else asks for that of a caller who was cancelled
+        try:
+            await asyncio.wait([done])
+        except asyncio.CancelledError:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+            await asyncio.wait([done])
+            raise
+        return done.result()
 
     def here(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Carries `coroutine` out in this thread, where no other one can be begun."""
@@ -179,6 +201,16 @@ def wait(coroutine: Coroutine[Any, Any, T], interrupted: Callable[[], None] = no
             _until(ended)
         raise
     return ended.result()
+
+
+def at_home(operation: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """`operation`, carried out by `LOOP`, whichever loop asks for it."""
+
+    @wraps(operation)
+    async def carried(*args: P.args, **more: P.kwargs) -> T:
+        return await LOOP.carry(operation(*args, **more))
+
+    return carried
 
 
 def _until(ended: concurrent.futures.Future[Any]) -> None:

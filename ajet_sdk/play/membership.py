@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ajet_sdk import routes
-from ajet_sdk.client import DEADLINE_S, Client
+from ajet_sdk.blocking import at_home
+from ajet_sdk.client import DEADLINE_S, Client, Target
 from ajet_sdk.errors import AjetError, Conflict, NotReady, ProxyUnreachable
 from ajet_sdk.play.episode import Opened, aborting, new_episode_id, opening
 from ajet_sdk.play.patience import Absence, warn
@@ -53,23 +54,22 @@ def is_gone(error: BaseException) -> bool:
 
 
 class Membership:
-    """A client's membership; use it with ``async with``. It joins when it is first needed. From then on a task of the
-    event loop beats, until the block is left. So an asynchronous agent that blocks the loop for longer than the
-    client's time makes it be gone.
+    """A client's membership at the proxy `target`; use it with ``async with``, or call `leave` at the end. It beats
+    from when it joins until it leaves. All that it does is carried out by the SDK's own event loop, so it beats also
+    while an agent blocks the loop that it runs in.
 
     `body` says as what to join; `revision` is asked for each episode as it is opened. ``id`` is the client's id, None
     while it has not joined. `say` is called, in another thread, with words for a proxy that is away.
     """
 
     def __init__(
-        self, client: Client, body: routes.Join, revision: Revision | None = None, *, owns_client: bool = False,
-        say: Callable[[str], None] = warn,
+        self, target: Target, body: routes.Join, revision: Revision | None = None, say: Callable[[str], None] = warn
     ) -> None:
         from asyncio import Lock
 
-        self._client, self._body, self._revision = client, body, revision or (lambda: body.revision)
-        self._owns_client, self._say = owns_client, say
-        self._absence = Absence(client.target.url, client.target.deadline)
+        self._client = Client(target.url, target.key, deadline=target.deadline)
+        self._body, self._revision, self._say = body, revision or (lambda: body.revision), say
+        self._absence = Absence(target.url, target.deadline)
         self.id: str | None = None
         self._next = _new_id()
         self._tries = 0
@@ -83,6 +83,7 @@ class Membership:
         """The time between two beats."""
         return self._body.ttl_s / BEATS
 
+    @at_home
     async def join(self) -> str:
         """Joins, unless it has; the client's id."""
         from asyncio import ensure_future
@@ -111,6 +112,7 @@ class Membership:
             await self._client.ask("join", replace(body, id=self._next))
         self._joined, self._failure = True, None
 
+    @at_home
     async def open(self, body: routes.OpenEpisode) -> Opened:
         """Opens an episode that this client plays."""
         for left in reversed(range(OPENINGS)):
@@ -136,6 +138,7 @@ class Membership:
                 body = replace(body, id=new_episode_id())
         return opened
 
+    @at_home
     async def beat(self) -> None:
         """Says that this client is there, and joins again if it is gone. It goes on trying until the next beat."""
         known = await self.join()
@@ -162,6 +165,7 @@ class Membership:
             if (line := self._absence.seen(away=away)) is not None:
                 await to_thread(self._say, line)
 
+    @at_home
     async def leave(self) -> None:
         """Leaves, in little time and without an error: what it has open is discarded. A proxy that is away is not
         asked: it will hear no beat."""
@@ -170,11 +174,10 @@ class Membership:
         if self._beating is not None and self._beating.get_loop() is get_running_loop():  # and no parent's
             self._beating.cancel()
             await gather(self._beating, return_exceptions=True)
-        if self.id is not None and not self._absence.away:
-            with suppress(AjetError):
-                await self._client.within(LEAVE_DEADLINE_S).ask("leave", id=self.id)
-        if self._owns_client:
-            await self._client.aclose()
+        async with self._client:
+            if self.id is not None and not self._absence.away:
+                with suppress(AjetError):
+                    await self._client.within(LEAVE_DEADLINE_S).ask("leave", id=self.id)
 
     def _lost(self, known: str) -> None:
         """The client `known` is gone, unless that was known."""
@@ -197,12 +200,11 @@ class Membership:
             self._tries += 1
 
     async def __aenter__(self) -> Membership:
-        if self._owns_client:
-            try:
-                await self.join()
-            except BaseException:
-                await self.leave()
-                raise
+        try:
+            await self.join()
+        except BaseException:
+            await self.leave()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -222,7 +224,7 @@ def join(
     revision is discarded.
     """
     body = routes.Join(name or own_name("python"), revision, lane, ttl_s, replaces_older=replace_older)
-    return Membership(Client(proxy_url, api_key, deadline=deadline), body, owns_client=True)
+    return Membership(Target.resolve(proxy_url, api_key, deadline=deadline), body)
 
 
 def _new_id() -> str:

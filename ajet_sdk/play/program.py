@@ -400,7 +400,7 @@ def run_program(
                 runs.restart()
 
         runs = ProgramAgent(program, own, on_output, streak=streak, code=revision, say=how.say, tick=begin_anew)
-        member = Membership(own.core, how.joining(code.name), revision, say=lambda line: None)  # `runs` says it
+        member = Membership(own.target, how.joining(code.name), revision, lambda line: None)  # `runs` says it
         rollouts = Rollouts(own.core, runs, tasks, how, member, hands=ThreadHands, held=held)
         stack.enter_context(runs)
         return carried_out(rollouts, how, runs.stop)

@@ -176,16 +176,16 @@ class Rollouts:
         """Runs to the end. If it is cancelled, it aborts what is open, and has a result for that too."""
         hands = self._hands()
         try:
-            async with self._member:
-                if isinstance(self.source, PlayedRollouts):
-                    await hands.call(self._options.on_progress, await self.source.begin(self._client))
-                if not isinstance(self.source, OnceRollouts):
-                    await self._member.join()  # a dead client of its name may have open what is waited for
-                await self._play_all()
-                if isinstance(self.source, PlayedRollouts):
-                    await hands.call(self._options.on_progress, await self.source.finish(self._client))
+            if isinstance(self.source, PlayedRollouts):
+                await hands.call(self._options.on_progress, await self.source.begin(self._client))
+            if not isinstance(self.source, OnceRollouts):
+                await self._member.join()  # a dead client of its name may have open what is waited for
+            await self._play_all()
+            if isinstance(self.source, PlayedRollouts):
+                await hands.call(self._options.on_progress, await self.source.finish(self._client))
         finally:
             hands.free()
+            await self._member.leave()
         return self.results
 
     async def _play_all(self) -> None:
@@ -376,7 +376,7 @@ def member_of(client: Client, agent: Callable[..., Any], options: RunOptions) ->
     """The client that runs an agent function. Its code is that of the function's file, as it is now."""
     code = of_agent(agent)
     revision = code() if options.revision is None else options.revision
-    return Membership(client, options.joining(code.name), lambda: revision, say=options.say)
+    return Membership(client.target, options.joining(code.name), lambda: revision, options.say)
 
 
 def source_of(tasks: Iterable[Any], options: RunOptions) -> Source:

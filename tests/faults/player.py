@@ -74,8 +74,11 @@ class Noted(Membership):
         self.notes.add("joins", client=self._next, ttl_s=self._body.ttl_s)
         await super()._join()
 
-    async def __aexit__(self, *_: object) -> None:
+    async def leave(self) -> None:
         """It goes on from one run to the next."""
+
+    async def end(self) -> None:
+        await super().leave()
 
 
 class Kept(Rollouts):
@@ -105,7 +108,7 @@ def run(url: str, name: str, client_name: str, notes: Path, stop: Path, revision
         return progress
 
     with Client(url, deadline=PATIENCE_S) as client:
-        member = Noted(client.core, Join(client_name, ttl_s=TTL_S), lambda: revision.read_text())
+        member = Noted(client.core.target, Join(client_name, ttl_s=TTL_S), lambda: revision.read_text())
         member.notes = player.notes
         try:
             done = [int(path.name) for path in whole.iterdir()]
@@ -122,4 +125,4 @@ def run(url: str, name: str, client_name: str, notes: Path, stop: Path, revision
             player.notes.add("failed", why=repr(error)[:500])
             sys.exit(1)
         finally:
-            wait(member.leave())
+            wait(member.end())

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import ajet_sdk
-from ajet_sdk.blocking import wait
+from ajet_sdk.blocking import LOOP, wait
 from tests.kit.control_stub import ControlStub
+from tests.kit.patience import reached
 
 EXIT = """
 import atexit, sys
@@ -136,6 +137,41 @@ async def test_it_works_in_a_thread_that_runs_an_event_loop(stub: ControlStub) -
     with ajet_sdk.episode("t") as episode:
         episode.reward(0.5)
     assert len(ajet_sdk.run(lambda task, episode: 1.0, ["a"], repeat=2).rewards) == 2
+
+
+async def test_what_the_own_loop_carries_out_ends_before_its_caller_who_is_cancelled() -> None:
+    told: list[bool] = []
+
+    async def waits() -> None:
+        told.append(LOOP.is_here)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.01)
+            told.append(LOOP.is_here)
+
+    caller = asyncio.ensure_future(LOOP.carry(waits()))
+    await reached(lambda: told)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert told == [True, True]
+
+
+async def test_what_the_own_loop_carries_out_raises_for_its_caller_and_needs_no_thread(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails() -> None:
+        raise ZeroDivisionError(LOOP.is_here)
+
+    def no_thread(_coroutine: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(ZeroDivisionError, match="True"):
+        await LOOP.carry(fails())
+    monkeypatch.setattr(LOOP, "begin", no_thread)
+    with pytest.raises(ZeroDivisionError, match="False"):
+        await LOOP.carry(fails())
 
 
 def test_each_worker_is_a_thread_that_keeps_what_is_its_own(stub: ControlStub) -> None:

@@ -10,13 +10,14 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import aio, errors, routes
-from ajet_sdk.client import Client
+from ajet_sdk.client import Client, Target
 from ajet_sdk.play import membership as clients
 from ajet_sdk.play.membership import Membership, own_name
+from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.program import Program, run_program
 from ajet_sdk.play.revision import of_agent
 from tests.kit.control_stub import ControlStub, Say
-from tests.kit.patience import reached
+from tests.kit.patience import reached, until
 from tests.kit.ports import free_port
 
 
@@ -186,6 +187,26 @@ async def test_it_beats_by_itself_and_notices_when_it_is_gone(stub: ControlStub)
     assert joined(stub)[3]["state"] == "gone"
 
 
+async def test_it_beats_and_joins_again_while_the_event_loop_is_blocked(stub: ControlStub) -> None:
+    async with aio.join("mine", ttl_s=0.03) as member:
+        assert until(lambda: joined(stub)[0]["beats"] > 1)
+        forget(stub)
+        assert until(lambda: len(joined(stub)) == 2 and joined(stub)[1]["beats"] > 0)
+        assert member.id == joined(stub)[1]["client"]
+    assert joined(stub)[1]["state"] == "gone"
+
+
+async def test_an_agent_that_blocks_the_event_loop_keeps_its_client(
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def agent(_task: Any, _episode: Any) -> float:
+        return float(until(lambda: joined(stub)[0]["beats"] > 1))
+
+    monkeypatch.setattr(RunOptions, "joining", lambda *_: routes.Join("mine", ttl_s=0.03))
+    assert (await aio.run(agent, ["a"], repeat=2)).rewards == [1.0, 1.0]
+    assert len(joined(stub)) == 1
+
+
 def test_a_beat_that_gets_no_answer_is_no_end(stub: ControlStub) -> None:
     with ajet_sdk.join("a", ttl_s=1000.0) as member:
         member.beat()
@@ -208,19 +229,18 @@ def test_joining_by_hand(stub: ControlStub) -> None:
 
 
 async def test_an_id_whose_answer_was_lost_for_its_whole_time_is_given_up(stub: ControlStub) -> None:
-    async with Client(deadline=0.0) as client:
-        member = Membership(client, routes.Join("mine"))
-        stub.faults.append("lose")
-        with pytest.raises(errors.ProxyUnreachable):
-            await member.join()
-        forget(stub)
+    member = Membership(Target(stub.url, deadline=0.0), routes.Join("mine"))
+    stub.faults.append("lose")
+    with pytest.raises(errors.ProxyUnreachable):
         await member.join()
-        assert [one["state"] for one in joined(stub)] == ["gone", "joined"]
-        await member.leave()
+    forget(stub)
+    await member.join()
+    assert [one["state"] for one in joined(stub)] == ["gone", "joined"]
+    await member.leave()
 
 
 async def test_many_openings_join_once(stub: ControlStub) -> None:
-    async with Client() as client, Membership(client, routes.Join("mine")) as member:
+    async with Membership(Target(stub.url), routes.Join("mine")) as member:
         await asyncio.gather(*(member.open(routes.OpenEpisode()) for _ in range(16)))
     assert (len(joined(stub)), len(stub.episodes)) == (1, 16)
 
