@@ -3,6 +3,7 @@
     AJET_BASE_URL=http://HOST:8484/v1 python integrations/with_inspect.py eval MY_TASK --model openai-api/ajet/policy
 
 This is the command `inspect`, which needs an AJET_API_KEY. A hook names the episode of a sample, and gives its score.
+While a trainer wants evaluation episodes of MODEL, samples are those, in the order in which they begin.
 """
 
 import runpy
@@ -13,7 +14,7 @@ from importlib.metadata import version
 if (here := version("inspect-ai")) != (tried := "0.3.285"):
     print(f"inspect-ai {here} is installed; this recipe was run with {tried}", file=sys.stderr)
 
-from inspect_ai import hooks, scorer
+from inspect_ai import hooks, model, scorer
 
 from ajet_sdk import aio
 
@@ -25,7 +26,8 @@ PLAYED: ContextVar[str] = ContextVar("the episode that this sample is")
 class Evaluations(hooks.Hooks):
     async def on_sample_attempt_start(self, data: hooks.SampleAttemptStart) -> None:
         if data.attempt == 1:
-            OPEN[data.sample_id] = await aio.episode(f"{sys.argv[2]}/{data.summary.id}", eval=True)
+            name = model.get_model().name.split("/", 1)[1]  # openai-api/ajet/NAME
+            OPEN[data.sample_id] = await aio.episode(f"{sys.argv[2]}/{data.summary.id}", model=name, eval=True)
         PLAYED.set(OPEN[data.sample_id].id)
 
     async def on_before_model_generate(self, data: hooks.BeforeModelGenerate) -> None:

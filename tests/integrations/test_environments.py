@@ -16,6 +16,7 @@ from tests.kit.engine_script import Rule
 from tests.kit.environment import clean
 from tests.kit.patience import until
 from tests.kit.ports import free_port
+from tests.kit.rig import Rig
 
 pytestmark = [pytest.mark.integrations, pytest.mark.slow]
 
@@ -99,8 +100,11 @@ def test_verifiers_whose_groups_are_scored_together(theatre: Stage) -> None:
 
 
 def test_inspect(theatre: Stage, tmp_path: Path) -> None:
-    """Each sample of each epoch is an evaluation of its own, which its own calls name."""
+    """Each sample of each epoch is an evaluation of its own, which its own calls name. Those that a trainer wants of
+    the model are counted for it."""
     theatre.script(SUMS)
+    with Rig(theatre.proxy) as rig:
+        wanted = rig.post("/evaluations", {"model": "policy", "episodes": 3}).json()["evaluation"]
     told = ("--model", "openai-api/ajet/policy", "--epochs", "2", "--display", "plain", "--log-dir", str(tmp_path))
     env = {"AJET_BASE_URL": f"{theatre.proxy}/v1", "AJET_API_KEY": "none", "HOME": str(tmp_path)}
     program = (python_of("inspect-ai"), str(FOLDER / "with_inspect.py"), "eval", "sums.py", *told)
@@ -110,6 +114,10 @@ def test_inspect(theatre: Stage, tmp_path: Path) -> None:
         assert [(one["state"], one["reward"], one["eval"]) for one in episodes] == [("recorded", reward, True)] * 2
         assert [each["note"] for one in episodes for each in one["rewards"]] == [note] * 2
         assert [call["identified_by"] for one in episodes for call in one["calls"]] == ["header"] * 2
+    with Rig(theatre.proxy) as rig:
+        told = rig.get(f"/evaluations/{wanted}").json()
+        assert (told["opened"], told["done"], told["lost"]) == (3, 3, 0)
+        assert sum(one.get("evaluation") == wanted for one in theatre.listed()) == 3 and len(told["rewards"]) == 3
 
 
 @pytest.mark.parametrize("models", [("policy", "policy"), ("first-model", "second-model")], ids=["one", "two"])
@@ -147,14 +155,17 @@ def answers(url: str) -> bool:
 
 
 def test_openenv(theatre: Stage) -> None:
-    """A server with two places has two players, and refuses none. What it refuses others is the world's failure."""
+    """A server with two places has two players, and refuses none. What it refuses others uses up no attempt: all are
+    played in the end."""
     theatre.script((Rule("door 0", "It is 0."), Rule("door 1", "No idea."), Rule("Try again", "I give up.")))
     url, server = f"http://127.0.0.1:{(port := free_port())}", ("-m", "uvicorn", "doors:app", "--port", str(port))
     with subprocess.Popen((python_of("openenv"), *server), cwd=TASKSETS, env=clean()) as serving:
         assert until(lambda: answers(url))
         program = (python_of("openenv"), str(FOLDER / "with_openenv.py"), url)
         assert "16 episodes: 16 rewarded, mean reward 0.5" in theatre.run(*program, "2", "2", "message")
-        assert "failures of the world" in theatre.run(*program, "8", "1", "message")
+        out = theatre.run(*program, "8", "1", "message")
+        assert re.search(r"8 rewarded, (\d+) failures? of the world \(\1 played again\)", out), out
+        assert "sessions active" in out
         serving.terminate()
     for number, reward, calls in ((0, 1.0, 1), (1, 0.0, 2)):
         for one in theatre.episodes(f"openenv/{number}")[-8:]:
