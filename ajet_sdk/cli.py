@@ -18,7 +18,10 @@ from ajet_sdk.output import INTERRUPTED, OnceGroup, run_command
 
 EPISODE_HELP = "Which episode.  [default: AJET_EPISODE]"
 EVERY_MAX_S = 86400.0
-ELSEWHERE = {"run": "ajet_sdk.play.commands", "train": "ajet_sdk.runs.commands", "try": "ajet_sdk.play.commands"}
+ELSEWHERE = {
+    "judge": "ajet_sdk.judge.commands", "run": "ajet_sdk.play.commands", "train": "ajet_sdk.runs.commands",
+    "try": "ajet_sdk.play.commands",
+}  # fmt: skip
 """Commands that are loaded when they are asked for."""
 
 

@@ -1,0 +1,265 @@
+"""The three kinds of judges: a model behind an OpenAI-compatible address, a function, and a command.
+
+Invariant: a judge that fails, or does not answer as it must, gives no verdict at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import runpy
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from ajet_sdk.address import server
+from ajet_sdk.client import PASSING, Reply, Send, Target, connected, refused
+from ajet_sdk.errors import AjetError, BadRequest
+from ajet_sdk.play.program import SECRETS
+from ajet_sdk.play.threads import ThreadHands
+from ajet_sdk.rewards.blame import reason_of
+from ajet_sdk.rewards.judging import Budget, Verdict, count, is_value, request, seen, vote
+from ajet_sdk.routes import KEY_PREFIX
+
+Episode = Mapping[str, Any]
+"""One of the judgements of a lease."""
+Verdicts = Mapping[str | None, Verdict]
+"""By call; of the episode under None."""
+LEASE_S = 600.0
+"""What is judged by then is posted; else somebody else may judge it."""
+ASK_S = 120.0
+"""For a model to answer."""
+BACKOFF_MAX_S = 60.0
+REFUSED = (401, 403, 404)
+"""Answers by which no vote will ever come."""
+
+
+class Failed(Exception):
+    """No verdict came. The episode is left as it is, and awaits a judgement."""
+
+
+class Rest:
+    """What waits for something, and may be cut off when all is to end: it holds nothing that could be finished."""
+
+    def __init__(self) -> None:
+        self.ending = False
+        self._tasks = set[asyncio.Task[Any]]()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Whatever waits does so in here."""
+        task = asyncio.current_task()
+        assert task is not None
+        if self.ending:
+            raise asyncio.CancelledError
+        self._tasks.add(task)
+        try:
+            yield
+        finally:
+            self._tasks.discard(task)
+
+    def end(self) -> None:
+        """Cuts off what waits, and what will."""
+        self.ending = True
+        for task in self._tasks:
+            task.cancel()
+
+
+class Judge(Protocol):
+    """Who judges. ``digest`` tells by which rubric or code."""
+
+    digest: str
+
+    async def judge(self, episode: Episode) -> Verdicts:
+        """The verdicts on the calls of an episode; `Failed` if there are none."""
+
+
+class Function:
+    """``score(episode)`` of the user returns a number from -1 to 1 for each call that it judges, or None."""
+
+    def __init__(self, score: Callable[[Any], Any], digest: str) -> None:
+        self._score, self.digest = score, digest
+
+    async def judge(self, episode: Episode) -> Verdicts:
+        return by_call(await called(self._score, episode), episode, f"code {self.digest}")
+
+
+class Command:
+    """A shell runs it with the episode as JSON on its standard input; it prints what a function would return."""
+
+    def __init__(self, command: str) -> None:
+        self._command, self.digest = command, digest_of(command.encode())
+
+    async def judge(self, episode: Episode) -> Verdicts:
+        env = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_shell(
+            self._command, stdin=pipe, stdout=pipe, env=env, start_new_session=True
+        )
+        out, _ = await child.communicate(json.dumps(episode).encode() + b"\n")
+        if child.returncode:
+            raise Failed(f"the command ended with exit code {child.returncode}")
+        try:
+            found = json.loads(out.strip().rpartition(b"\n")[2])
+        except (ValueError, RecursionError):
+            raise Failed("the last line that the command printed is no JSON") from None
+        return by_call(found, episode, f"code {self.digest}")
+
+
+class Model:
+    """A model at `address` (``http://host:port/v1``, with ``#NAME`` where several are served), asked `votes` times.
+
+    While it is away, `rest` is what waits for it, and `say` is told once.
+    """
+
+    def __init__(
+        self, address: str, rubric: str, *, votes: int, budget: Budget, words: bool, say: Callable[[str], None],
+        rest: Rest,
+    ) -> None:
+        url, _, self.name = address.partition("#")
+        key = os.environ.get("OPENAI_API_KEY", "")
+        if server(url) is None:
+            raise BadRequest(f"the model's address must look like http://127.0.0.1:8001/v1, not {url!r}", param="model")
+        self._target = Target(url.rstrip("/"), None if not key or key.startswith(KEY_PREFIX) else key)
+        self._rubric, self.digest = rubric, digest_of(rubric.encode())
+        self._votes, self._budget, self._words, self._say = votes, budget, words, say
+        self._rest, self._http, self._away = rest, connected(self._target), False
+
+    async def open(self) -> str:
+        """Finds out which model answers, and returns its name."""
+        if not self.name:
+            reply = await self._send("GET", "/models", None)
+            found = reply.json()
+            names = [one.get("id") for one in found.get("data", ())] if isinstance(found, dict) else []
+            if len(names) != 1:
+                served = ", ".join(map(str, names)) or "no model"
+                raise BadRequest(f"{self._target.url} serves {served}: name one as {self._target.url}#NAME")
+            self.name = str(names[0])
+        return self.name
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def judge(self, episode: Episode) -> Verdicts:
+        out: dict[str | None, Verdict] = {}
+        for call in episode["calls"]:
+            out.update(await self.ask({call["call"]: seen(call, words=self._words)}))
+        return out
+
+    async def compare(self, episodes: Sequence[Episode]) -> dict[str, Verdict]:
+        """One verdict on each episode of a group, which are shown at once."""
+        return await self.ask({one["episode"]: self._whole(one) for one in episodes})
+
+    def _whole(self, episode: Episode) -> Mapping[str, Any]:
+        turns = [seen(call, words=self._words) for call in episode["calls"]]
+        return turns[0] if len(turns) == 1 else {f"turn {place}": turn for place, turn in enumerate(turns, 1)}
+
+    async def ask(self, items: Mapping[str, Mapping[str, Any]]) -> dict[str, Verdict]:
+        """The verdicts on `items`, which each vote is shown in another order."""
+        votes, reason = list[dict[str, float] | None](), "its answers are no verdicts"
+        for _ in range(self._votes):
+            order = random.sample(list(items), len(items))
+            body = request(
+                self._rubric, self.name, [items[key] for key in order], secrets.token_hex(8), self._votes
+            )
+            reply = await self._send("POST", "/chat/completions", json.dumps(body).encode())
+            said = reply.json()
+            if reply.status != 200:
+                reason = f"it answered {refused(reply).message[:200]}"
+            self._budget.use(tokens_of(said, reply))
+            votes.append(vote(_content(said), order) if reply.status == 200 else None)
+        verdicts = count(votes, f"{self.name}; rubric {self.digest}")
+        if verdicts is None:
+            raise Failed(f"{sum(one is not None for one in votes)} of {len(votes)} votes are valid: {reason}")
+        return verdicts
+
+    async def _send(self, method: str, path: str, content: bytes | None) -> Reply:
+        """The answer of the endpoint; `Failed` if it has been away for as long as a lease lasts."""
+        import httpx
+
+        headers = {"content-type": "application/json", "accept": "application/json"}
+        headers |= {"authorization": f"Bearer {self._target.key}"} if self._target.key else {}
+        until, pause = time.monotonic() + LEASE_S, 1.0
+        while True:
+            try:
+                answer = await self._http.request(
+                    **Send(method, self._target.url + path, headers, content, ASK_S)._asdict()
+                )
+                reply, reason = Reply(answer.status_code, answer.headers, answer.content), f"{answer.status_code}"
+            except httpx.RequestError as error:
+                reply, reason = None, reason_of(error)
+            if reply is not None and reply.status not in PASSING:
+                if self._away:
+                    self._away = False
+                    self._say("the judge is back")
+                if reply.status in REFUSED:
+                    raise AjetError(f"the judge at {self._target.url} answered {refused(reply).message}")
+                return reply
+            if not self._away:
+                self._away = True
+                self._say(f"the judge is away ({reason}): what awaits it is kept, and it is asked again")
+            if time.monotonic() > until:
+                raise Failed("the judge was away")
+            with self._rest():
+                await asyncio.sleep(pause * (1 + 0.5 * random.random()))
+            pause = min(BACKOFF_MAX_S, 2 * pause)
+
+
+def _content(said: Any) -> Any:
+    """The text in an answer of a model, if there is one."""
+    try:
+        return said["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def tokens_of(said: Any, reply: Reply) -> int:
+    """What an answer cost; a token for four bytes where it does not tell."""
+    usage = said.get("usage") if isinstance(said, dict) else None
+    total = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return total if isinstance(total, int) else len(reply.content) // 4
+
+
+def by_call(found: Any, episode: Episode, note: str) -> Verdicts:
+    """What a function or a command says of an episode, as verdicts."""
+    calls = {call["call"] for call in episode["calls"]}
+    if found is None:
+        raise Failed("it says nothing")
+    if not isinstance(found, Mapping) or not found.keys() <= calls or not all(map(is_value, found.values())):
+        raise Failed(f"it must say a number from -1 to 1 for calls of the episode, not {repr(found)[:80]}")
+    return {call: Verdict(float(value), note) for call, value in found.items()}
+
+
+async def called(function: Callable[[Any], Any], argument: Any) -> Any:
+    """What a function of the user returns, in a thread of its own; `Failed` if it raises."""
+    hands = ThreadHands()
+    try:
+        return await hands.call(function, argument)
+    except Exception as error:
+        raise Failed(reason_of(error)) from error
+    finally:
+        hands.free()
+
+
+def load(word: str) -> tuple[Callable[[Any], Any], str]:
+    """The function that a word such as ``judge.py:score`` names, and the digest of its file."""
+    path, _, name = word.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise BadRequest(f"{word!r} is not FILE.py:FUNCTION of a file that is there")
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    found = runpy.run_path(path).get(name)
+    if not callable(found):
+        raise BadRequest(f"{path} has no function {name!r}")
+    return found, digest_of(Path(path).read_bytes())
+
+
+def digest_of(data: bytes) -> str:
+    """Names a rubric, or code."""
+    return hashlib.sha256(data).hexdigest()[:12]

@@ -1,0 +1,215 @@
+"""Leases what awaits a judgement, has it judged, and posts the verdicts.
+
+It keeps nothing that matters: whatever was leased and not posted awaits a judgement again once its lease has run out.
+To be interrupted is to end well: what is being judged then is judged and posted, and nothing more is leased.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_sdk.client import Client
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, TooLarge
+from ajet_sdk.judge.judges import LEASE_S, Episode, Failed, Judge, Model, Rest, Verdicts, called
+from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, Verdict, agreement, seen, with_thumb
+from ajet_sdk.routes import MAX_WORDS, Judgement, LeaseJudgements
+
+WAIT_S = 20.0
+"""A lease waits so long for something to judge."""
+TRIES = 2
+"""What could not be judged so often is not judged here again."""
+DAY_S = 86400
+LENGTHS = 1000
+"""Of so many latest verdicts it is told how they go with the length of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to judge. ``redact`` is a function of an episode that returns it without what nobody may see, or None to
+    withdraw it. A user's thumb counts with ``feedback_weight`` beside the judge."""
+
+    name: str = "judge"
+    lane: str | None = None
+    parallel: int = 1
+    relative: bool = False
+    feedback_weight: float = 0.5
+    redact: Callable[[Any], Any] | None = None
+
+
+class Work:
+    """Judges until it is interrupted. `show` gets a line for each judgement, `say` whatever else there is to say."""
+
+    day = staticmethod(lambda: int(time.time() // DAY_S))
+
+    def __init__(
+        self, client: Client, judge: Judge, options: Options, *, budget: Budget, rest: Rest,
+        show: Callable[[str], None], say: Callable[[str], None],
+    ) -> None:
+        self.judge, self.budget, self.counts = judge, budget, Counter[str]()
+        self._client, self._options, self._show, self._say = client, options, show, say
+        self._rest, self._spent = rest, False
+        self._failed = Counter[str]()
+        self._probes = Probes()
+        self._other: Mapping[str, Any] | None = None
+        self._values = deque[tuple[float, int]](maxlen=LENGTHS)
+
+    async def run(self) -> None:
+        """Judges until this is cancelled, or something is wrong for which no waiting helps."""
+        workers = [asyncio.create_task(self._worker()) for _ in range(self._options.parallel)]
+        try:
+            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            self._rest.end()
+            for error in await asyncio.gather(*workers, return_exceptions=True):
+                if isinstance(error, Exception):
+                    raise error
+
+    async def _worker(self) -> None:
+        body = LeaseJudgements(
+            lane=self._options.lane, unit="groups" if self._options.relative else "episodes", wait_s=WAIT_S,
+            lease_s=LEASE_S,
+        )
+        while not self._rest.ending:
+            with self._rest():
+                await self._until_affordable()
+                found = await self._client.ask("lease_judgements", body)
+            if found.status == 200:
+                await self._unit(found.json()["judgements"])
+
+    async def _until_affordable(self) -> None:
+        while spent := self.budget.is_spent(self.day()):
+            if not self._spent:
+                self._say(f"the budget of {self.budget.tokens:,} tokens is used up: what awaits waits for the next day")
+            self._spent = spent
+            await asyncio.sleep(60.0)
+        self._spent = False
+
+    async def _unit(self, episodes: Sequence[Episode]) -> None:
+        """Judges and posts an episode, or a group. If a group cannot be judged, none of it is."""
+        names = [one["episode"] for one in episodes]
+        if any(self._failed[name] >= TRIES for name in names):
+            return
+        try:
+            episodes = [one for one in [await self._redacted(one) for one in episodes] if one is not None]
+            found: list[Verdicts] = []
+            if self._options.relative and isinstance(self.judge, Model):
+                compared = await self.judge.compare(episodes) if episodes else {}
+                found = [{None: compared[one["episode"]]} for one in episodes]
+            else:
+                found = [await self.judge.judge(one) for one in episodes]
+        except Failed as failure:
+            self._failed.update(names)
+            self.counts["left"] += len(names)
+            self._say(f"{', '.join(names)}: not judged, and left: {failure}")
+            return
+        for episode, verdicts in zip(episodes, found, strict=True):
+            await self._post(episode, verdicts)
+        for episode in episodes:
+            await self._probe(episode)
+
+    async def _redacted(self, episode: Episode) -> Episode | None:
+        """The episode as its judge may see it; None if it was withdrawn."""
+        if self._options.redact is None:
+            return episode
+        found: Episode | None = await called(self._options.redact, episode)
+        if found is None:
+            await self._send(episode["episode"], Judgement(self._options.name, withdraw=True), "withdrawn")
+        elif not isinstance(found, Mapping) or found.get("episode") != episode["episode"] or "calls" not in found:
+            raise Failed("the hook of --redact must return the episode, or None")
+        return found
+
+    async def _post(self, episode: Episode, verdicts: Verdicts) -> None:
+        weight, name = self._options.feedback_weight, self._options.name
+        calls = {call["call"]: call for call in episode["calls"]}
+        rewards, values = list[dict[str, Any]](), list[float]()
+        for call, verdict in verdicts.items():
+            said = episode.get("feedback") if call is None else calls[call].get("feedback")
+            final = with_thumb(verdict, said, weight)
+            if final.value is None:
+                self.counts["abstained"] += 1
+                continue
+            of = {} if call is None else {"call": call}
+            values.append(final.value)
+            rewards.append({**of, "value": final.value, "note": f"{name}: {final.note}"[:MAX_WORDS]})
+            answers = calls.values() if call is None else [calls[call]]
+            self._values.append((final.value, sum(len(one["answer"]) for one in answers)))
+        body = Judgement(name, tuple(rewards))
+        if await self._send(episode["episode"], body, "judged" if rewards else "without a verdict"):
+            mean = f"{statistics.fmean(values):+.2f}" if values else "no verdict"
+            self._show(f"{episode['episode']}  {episode['lane']}  {mean}  {len(rewards)} of {len(verdicts)} rewarded")
+
+    async def _send(self, episode: str, body: Judgement, outcome: str) -> bool:
+        """Posts a judgement; False if it comes too late, or cannot be taken."""
+        try:
+            await self._client.ask("judge", body, id=episode)
+        except Conflict as error:
+            outcome = "judged by another" if error.code == "already_judged" else "too late"
+        except (NotFound, BadRequest, TooLarge) as error:
+            outcome = "not taken"
+            self._failed[episode] = TRIES
+            self._say(f"{episode}: its judgement is not taken: {error.message}")
+        self.counts[outcome] += 1
+        return outcome in ("judged", "without a verdict", "withdrawn")
+
+    async def _probe(self, episode: Episode) -> None:
+        """Now and then has a model judge fake answers in place of the last real one. They are shown without what came
+        next, which was said of the real one."""
+        call, other = episode["calls"][-1], self._other
+        self._other = call
+        self.counts["seen"] += 1
+        if not isinstance(self.judge, Model) or self.counts["seen"] % PROBE_EVERY:
+            return
+        fakes = list(FAKES)
+        if other is not None and other["before"] != call["before"] and other["answer"] != call["answer"]:
+            fakes.append(other["answer"])
+        try:
+            real = await self._alone(call)
+            for fake in fakes:
+                verdict = await self._alone({**call, "answer": fake})
+                if real.value is not None and verdict.value is not None:
+                    self._probes.add(real.value, verdict.value)
+        except Failed:
+            return
+        if self._probes.fooled:
+            raise AjetError(
+                f"{sum(self._probes.last)} of {len(self._probes.last)} fake answers (empty, a colon, of another chat) "
+                "scored as well as the real one: this judge cannot be believed. Change its rubric or its model"
+            )
+
+    async def _alone(self, call: Mapping[str, Any]) -> Verdict:
+        assert isinstance(self.judge, Model)
+        return (await self.judge.ask({"": seen(call, words=False, after=False)}))[""]
+
+    async def check(self, gold: Sequence[Mapping[str, Any]]) -> str:
+        """How the judge agrees with labelled answers, in a line. It judges them one after the other."""
+        pairs = []
+        for line in gold:
+            call = {"call": "gold", "before": line["question"], "answer": line["answer"], "next": line.get("next", "")}
+            episode = {"episode": "gold", "task": None, "lane": "gold", "eval": True, "calls": [call]}
+            try:
+                verdict = (await self.judge.judge(episode)).get("gold")
+            except Failed:
+                continue
+            if verdict is not None and verdict.value is not None:
+                pairs.append((float(line["value"]), verdict.value))
+        share, ordered = agreement(pairs)
+        return f"{len(pairs)} of {len(gold)} labelled answers judged; of {ordered} pairs {share:.0%} in the same order"
+
+    def summary(self) -> str:
+        """All that was done, in a line."""
+        counts = [f"{number} {name}" for name, number in sorted(self.counts.items()) if name != "seen"]
+        tokens = [f"{self.budget.used:,} tokens today"] if self.budget.used else []
+        return "; ".join([", ".join(counts) or "nothing was judged", *tokens, *self._lengths()])
+
+    def _lengths(self) -> list[str]:
+        values, lengths = [one for one, _ in self._values], [one for _, one in self._values]
+        if len(set(values)) < 2 or len(set(lengths)) < 2:
+            return []
+        mean = statistics.fmean(values)
+        return [f"mean {mean:+.2f}", f"correlation with length {statistics.correlation(values, lengths):+.2f}"]
