@@ -36,7 +36,7 @@ LEASE_S = 600.0
 """What is judged by then is posted; else somebody else may judge it."""
 ASK_S = 120.0
 """For a model to answer."""
-BACKOFF_MAX_S = 60.0
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 1.0, 60.0
 REFUSED = (401, 403, 404)
 """Answers by which no vote will ever come."""
 
@@ -186,7 +186,7 @@ class Model:
 
         headers = {"content-type": "application/json", "accept": "application/json"}
         headers |= {"authorization": f"Bearer {self._target.key}"} if self._target.key else {}
-        until, pause = time.monotonic() + LEASE_S, 1.0
+        until, pause = time.monotonic() + LEASE_S, BACKOFF_FIRST_S
         while True:
             try:
                 answer = await self._http.request(

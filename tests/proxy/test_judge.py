@@ -1,0 +1,312 @@
+"""`ajet judge` before the real daemon, with a scripted engine and a scripted judge."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk import client as sdk
+from ajet_sdk.errors import AjetError
+from ajet_sdk.judge import judges
+from ajet_sdk.judge.judges import Command, Function, Judge, Model, Rest
+from ajet_sdk.judge.work import Options, Work
+from ajet_sdk.rewards.judging import Budget
+from tests.kit.engine_stub import EngineStub
+from tests.kit.judge_stub import JudgeStub, judging, shown_in
+from tests.proxy.serving import Client, eventually, serving
+
+Score = Callable[[dict[str, Any]], Any]
+
+
+class Bench:
+    """What a test sees of a judge at work."""
+
+    def __init__(self, work: Work, said: list[str], shown: list[str]) -> None:
+        self.work, self.said, self.shown = work, said, shown
+
+
+def rated(value: float) -> Callable[[dict[str, Any]], Any]:
+    return lambda items: dict.fromkeys(items, value)
+
+
+def by_answer(episode: dict[str, Any]) -> dict[str, float]:
+    """A judge of the simplest kind."""
+    return {call["call"]: 0.5 for call in episode["calls"]}
+
+
+async def played(client: Client, number: int = 1, calls: int = 1, task: str = "t") -> list[str]:
+    """Episodes that await a judgement."""
+    names = []
+    for _ in range(number):
+        names.append((await client.control("POST", "/episodes", {"task": task, "judged": True})).json["episode"])
+        for _ in range(calls):
+            await client.chat(names[-1])
+    for name in names:
+        await client.control("POST", f"/episodes/{name}/seal")
+    return names
+
+
+async def record(client: Client, name: str) -> Any:
+    return (await client.control("GET", f"/episodes/{name}")).json
+
+
+def model(stub: JudgeStub, said: list[str], rest: Rest, budget: Budget, votes: int = 1) -> Model:
+    return Model(f"{stub.url}#grader", "Is it true?", votes=votes, budget=budget, words=True, say=said.append, rest=rest)
+
+
+@asynccontextmanager
+async def at_work(
+    client: Client, judge: Judge | JudgeStub, *, votes: int = 1, budget: str | None = None, ends: bool = True,
+    **options: Any,
+) -> AsyncIterator[Bench]:
+    """A judge at work, which is interrupted at last."""
+    said, shown, rest, spends = list[str](), list[str](), Rest(), Budget.parse(budget)
+    if isinstance(judge, JudgeStub):
+        judge = model(judge, said, rest, spends, votes)
+    async with sdk.Client(client.app.url) as asks:
+        work = Work(asks, judge, Options(**options), budget=spends, rest=rest, show=shown.append, say=said.append)
+        task = asyncio.create_task(work.run())
+        try:
+            yield Bench(work, said, shown)
+        finally:
+            if ends:
+                task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                pass
+            finally:
+                if isinstance(judge, Model):
+                    await judge.close()
+
+
+async def count(work: Work, outcome: str, number: int = 1) -> None:
+    """Waits until so many came out so."""
+
+    async def there() -> bool:
+        return work.counts[outcome] >= number
+
+    await eventually(there)
+
+
+async def test_a_model_judges_each_call(client: Client) -> None:
+    (name,) = await played(client, calls=2)
+    with judging(rated(0.6)) as grader:
+        async with at_work(client, grader, votes=3) as bench:
+            await count(bench.work, "judged")
+    found = await record(client, name)
+    assert (found["state"], found["reward"]) == ("ready", pytest.approx(1.2))
+    assert len(grader.asked) == 6
+    assert all("3 of 3 votes, spread 0.00" in one["note"] and "rubric " in one["note"] for one in found["rewards"])
+    assert bench.shown and "1 judged" in bench.work.summary() and "600 tokens" in bench.work.summary()
+
+
+@pytest.mark.parametrize("said", ["fine", '{"answer 1": NaN}', '{"answer 1": 7}', '{"a": 1}', 400])
+async def test_a_failed_judgement_is_none(client: Client, said: Any) -> None:
+    (name,) = await played(client)
+    with judging(lambda items: said) as grader:
+        async with at_work(client, grader, votes=3) as bench:
+            await count(bench.work, "left")
+    found = await record(client, name)
+    assert (found["state"], found["rewards"]) == ("sealed", [])
+    assert "0 of 3 votes are valid" in bench.said[0] and name in bench.said[0]
+
+
+async def test_a_judge_that_is_of_two_minds_abstains(client: Client) -> None:
+    (name,) = await played(client)
+    values = iter([1.0, -1.0])
+    with judging(lambda items: dict.fromkeys(items, next(values))) as grader:
+        async with at_work(client, grader, votes=2, name="g") as bench:
+            await count(bench.work, "without a verdict")
+    found = await record(client, name)
+    assert (found["state"], found["reason"]) == ("discarded", "not_judged")
+    assert bench.work.counts["abstained"] == 1
+
+
+async def test_a_group_is_judged_at_once_in_any_order(client: Client) -> None:
+    names = await played(client, 3)
+    values = iter([-1.0, 0.0, 1.0])
+    with judging(lambda items: {label: next(values) for label in items}) as grader:
+        async with at_work(client, grader, relative=True) as bench:
+            await count(bench.work, "judged", 3)
+    (asked,) = grader.asked
+    assert len(shown_in(asked)) == 3
+    assert sorted([(await record(client, name))["reward"] for name in names]) == [-1.0, 0.0, 1.0]
+
+
+async def test_seven_numbers_for_eight_answers_judge_nothing(client: Client) -> None:
+    names = await played(client, 8)
+    with judging(lambda items: dict.fromkeys(list(items)[:7], 1.0)) as grader:
+        async with at_work(client, grader, relative=True) as bench:
+            await count(bench.work, "left", 8)
+    assert {(await record(client, name))["state"] for name in names} == {"sealed"}
+
+
+async def test_a_function_and_a_command(client: Client, tmp_path: Path) -> None:
+    names = await played(client, 2)
+    code = "import json, sys; e = json.load(sys.stdin); print(json.dumps({c['call']: -0.5 for c in e['calls']}))"
+    (tmp_path / "score.py").write_text(code)
+    for judge, value in ((Function(by_answer, "d"), 0.5), (Command(f"python3 {tmp_path / 'score.py'}"), -0.5)):
+        async with at_work(client, judge, parallel=2) as bench:
+            await count(bench.work, "judged", 2)
+        assert {(await record(client, name))["reward"] for name in names} == {value}
+        names = await played(client, 2)
+
+
+@pytest.mark.parametrize("found", [None, 1, {"other": 1}, {1: 1}, "say", {"CALL": 2}, {"CALL": "1"}, ZeroDivisionError()])
+async def test_a_function_that_says_what_is_no_verdict(client: Client, found: Any) -> None:
+    (name,) = await played(client)
+
+    def score(episode: dict[str, Any]) -> Any:
+        if isinstance(found, Exception):
+            raise found
+        if not isinstance(found, dict):
+            return found
+        return {episode["calls"][0]["call"] if key == "CALL" else key: value for key, value in found.items()}
+
+    async with at_work(client, Function(score, "d")) as bench:
+        await count(bench.work, "left")
+    assert (await record(client, name))["state"] == "sealed"
+
+
+@pytest.mark.parametrize("command", ["exit 3", "echo fine", "echo null", "cat > /dev/null; echo '{\"c\": 1}'"])
+async def test_a_command_that_fails(client: Client, command: str) -> None:
+    (name,) = await played(client)
+    async with at_work(client, Command(command)) as bench:
+        await count(bench.work, "left")
+    assert (await record(client, name))["state"] == "sealed"
+
+
+async def test_what_is_redacted_reaches_no_judge_and_none_withdraws(client: Client) -> None:
+    first, second = await played(client, 2)
+
+    def clean(episode: dict[str, Any]) -> Any:
+        if episode["episode"] == first:
+            return None
+        return {**episode, "calls": [{**call, "before": "(gone)"} for call in episode["calls"]]}
+
+    with judging(rated(1)) as grader:
+        async with at_work(client, grader, redact=clean) as bench:
+            await count(bench.work, "withdrawn")
+            await count(bench.work, "judged")
+    assert {shown["question"] for one in grader.asked for shown in shown_in(one).values()} == {"(gone)"}
+    assert (await record(client, first))["reason"] == "withdrawn"
+    assert (await record(client, second))["reward"] == 1
+
+
+async def test_a_judge_that_was_away_is_asked_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judges, "BACKOFF_FIRST_S", 0.01)
+    (name,) = await played(client)
+    faults = iter([500, 503, 429])
+    with judging(lambda items: next(faults, dict.fromkeys(items, 1.0))) as grader:
+        async with at_work(client, grader) as bench:
+            await count(bench.work, "judged")
+    assert (await record(client, name))["reward"] == 1
+    assert ["away" in line for line in bench.said] == [True, False] and "back" in bench.said[1]
+
+
+async def test_an_interrupt_ends_what_is_in_flight_and_leases_nothing_more(client: Client) -> None:
+    names = await played(client, 3)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        digest = "d"
+
+        async def judge(self, episode: Any) -> Any:
+            begun.set()
+            await go_on.wait()
+            return await Function(by_answer, "d").judge(episode)
+
+    async with at_work(client, Slow()) as bench:
+        await begun.wait()
+        asyncio.get_running_loop().call_later(0.01, go_on.set)
+    assert bench.work.counts["judged"] == 1
+    states = sorted([(await record(client, name))["state"] for name in names])
+    assert states == ["ready", "sealed", "sealed"]
+
+
+async def test_a_judge_that_is_killed_loses_nothing(tmp_path: Path, stub: EngineStub) -> None:
+    """Its lease runs out, and another judge comes first or second: one of them counts."""
+    async with serving(tmp_path, upstream=(stub.url,)) as client:
+        (name,) = await played(client)
+        lease = await client.control("POST", "/judgements/lease", {"lease_s": 0.05})
+        assert lease.status == 200
+        async with at_work(client, Function(by_answer, "d"), name="second") as bench:
+            await count(bench.work, "judged")
+        late = {"judge": "first", "rewards": [{"value": 1}]}
+        answer = await client.control("POST", f"/episodes/{name}/judgement", late)
+        assert (answer.status, answer.json["error"]["code"]) == (409, "already_judged")
+        assert (await record(client, name))["reward"] == 0.5
+
+
+async def test_two_judges_of_one_episode(client: Client) -> None:
+    (name,) = await played(client)
+
+    async def judge_first(episode: Any) -> Any:
+        body = {"judge": "other", "rewards": [{"value": -1}]}
+        await client.control("POST", f"/episodes/{name}/judgement", body)
+        return await Function(by_answer, "d").judge(episode)
+
+    class Late:
+        digest, judge = "d", staticmethod(judge_first)
+
+    async with at_work(client, Late()) as bench:
+        await count(bench.work, "judged by another")
+    assert (await record(client, name))["reward"] == -1
+
+
+@pytest.mark.parametrize("fooled", [True, False])
+async def test_probes_stop_a_judge_that_always_says_1(
+    client: Client, monkeypatch: pytest.MonkeyPatch, fooled: bool
+) -> None:
+    monkeypatch.setattr("ajet_sdk.judge.work.PROBE_EVERY", 2)
+    await played(client, 6)
+
+    def answer(items: dict[str, Any]) -> dict[str, float]:
+        return {label: 1.0 if fooled or len(shown["answer"]) > 1 else -1.0 for label, shown in items.items()}
+
+    with judging(answer) as grader:
+        if fooled:
+            with pytest.raises(AjetError, match="cannot be believed"):
+                async with at_work(client, grader, ends=False):
+                    pass
+            assert any(shown["answer"] == ":" for one in grader.asked for shown in shown_in(one).values())
+        else:
+            async with at_work(client, grader) as bench:
+                await count(bench.work, "judged", 6)
+
+
+async def test_a_budget_that_is_used_up_waits_for_the_next_day(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = await played(client, 2)
+    with judging(rated(1)) as grader:
+        async with at_work(client, grader, budget="100/day") as bench:
+
+            async def waits() -> bool:
+                return any("used up" in line for line in bench.said)
+
+            await eventually(waits)
+    assert len(grader.asked) == 1
+    assert sorted([(await record(client, name))["state"] for name in names]) == ["ready", "sealed"]
+
+
+async def test_it_tells_how_it_agrees_with_labels(client: Client) -> None:
+    gold = [json.loads(f'{{"question": "q", "answer": "{"a" * n}", "value": {n}}}') for n in range(1, 5)]
+    with judging(lambda items: {label: len(one["answer"]) / 4 for label, one in items.items()}) as grader:
+        async with at_work(client, grader) as bench:
+            line = await bench.work.check(gold)
+    assert line == "4 of 4 labelled answers judged; of 6 pairs 100% in the same order"
+
+
+async def test_a_refusal_of_the_judge_ends_it(client: Client) -> None:
+    await played(client)
+    with judging(lambda items: 401) as grader, pytest.raises(AjetError, match="the judge at"):
+        async with at_work(client, grader, ends=False):
+            pass
