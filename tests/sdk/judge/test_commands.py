@@ -1,0 +1,81 @@
+"""The command `ajet judge`: what it refuses, and a daemon whose episodes it judges until it is asked to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ajet_sdk import Client
+from ajet_sdk.routes import OpenEpisode
+from tests.kit.control_stub import ControlStub
+from tests.kit.judge_stub import judging
+from tests.kit.patience import LONG_S
+from tests.kit.proxy_process import ProxyProcess
+from tests.sdk.conftest import Ajet
+
+JUDGE = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "judge"]
+RUBRIC = "Is it true?"
+
+
+@pytest.fixture
+def rubric(tmp_path: Path) -> str:
+    (tmp_path / "rubric.txt").write_text(RUBRIC)
+    return str(tmp_path / "rubric.txt")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--cmd", "true", "--with", "a.py:f"), ("--model", "http://127.0.0.1:1/v1"), ("--cmd", "true", "--votes", "3"),
+     ("--cmd", "true", "--budget", "1/day"), ("--with", "missing.py:f"), ("--with", "nothing"), ("--cmd", "true",
+     "--feedback-weight", "2"), ("--cmd", "true", "--redact", "missing.py:f"), ("--cmd", "true", "--relative")],
+)  # fmt: skip
+def test_bad_usage_is_one_line(ajet: Ajet, stub: ControlStub, options: tuple[str, ...]) -> None:
+    code, out, err = ajet("judge", *options)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "ftp://host/v1", "127.0.0.1:8001"])
+def test_what_is_no_address_of_a_model(ajet: Ajet, stub: ControlStub, rubric: str, address: str) -> None:
+    code, _, err = ajet("judge", "--model", address, "--rubric", rubric)
+    assert code == 2 and "http://127.0.0.1:8001/v1" in err
+
+
+@pytest.mark.parametrize("line", ["{}", "1", '{"question": "q", "answer": 1, "value": 1}', "no"])
+def test_labels_that_are_none(ajet: Ajet, stub: ControlStub, tmp_path: Path, line: str) -> None:
+    (tmp_path / "gold.jsonl").write_text(f'{{"question": "q", "answer": "a", "value": 1}}\n{line}\n')
+    code, _, err = ajet("judge", "--cmd", "true", "--check", str(tmp_path / "gold.jsonl"))
+    assert code == 2 and "line 2" in err
+
+
+def test_a_model_does_not_judge_itself(ajet: Ajet, stub: ControlStub, rubric: str) -> None:
+    with judging(lambda items: {}) as grader:
+        grader.models = ["stub"]
+        code, _, err = ajet("judge", "--model", grader.url, "--rubric", rubric)
+        assert code == 1 and "stub is trained here" in err and "--self" in err
+        grader.models = ["one", "two"]
+        code, _, err = ajet("judge", "--model", grader.url, "--rubric", rubric)
+        assert code == 1 and "#NAME" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_judges_until_it_is_asked_to_end(daemon: ProxyProcess, tmp_path: Path, rubric: str, number: int) -> None:
+    with Client() as client, judging(lambda items: dict.fromkeys(items, 0.5)) as grader:
+        name = client.ask("open_episode", OpenEpisode(task="t", judged=True)).json()["episode"]
+        ask = {"model": "stub", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        url = f"{daemon.url}/e/{name}/v1/chat/completions"
+        assert httpx.post(url, json=ask, timeout=LONG_S, trust_env=False).status_code == 200
+        client.ask("seal", id=name)
+        argv = [*JUDGE, "--model", grader.url, "--rubric", rubric, "--parallel", "2"]
+        with subprocess.Popen(argv, env={**os.environ}, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert f"{name}  default  +0.50  1 of 1 rewarded" in process.stdout.readline()
+            process.send_signal(number)
+            out, _ = process.communicate()
+        assert client.ask("get_episode", id=name).json()["reward"] == 0.5
+    assert (process.returncode, out) == (0, "1 judged; 100 tokens today\n")
