@@ -71,7 +71,7 @@ def judge(proxy: str | None, **options: Any) -> None:
 
 async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work]) -> None:
     """Judges until this is cancelled; adds to `begun` what it does."""
-    from ajet_sdk.judge.judges import Command, Function, Judge, Model, Rest, load
+    from ajet_sdk.judge.judges import Function, Judge, Model, Rest, load
     from ajet_sdk.judge.work import Options, Work
     from ajet_sdk.rewards.judging import Budget
 
@@ -86,7 +86,8 @@ async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work])
                 words=options["feedback_weight"] > 0, say=say, rest=rest,
             )  # fmt: skip
         else:
-            judge = Command(options["cmd"]) if options["function"] is None else Function(*load(options["function"]))
+            cmd, function = options["cmd"], options["function"]
+            judge = Function.of_command(cmd) if function is None else Function(*load(function))
     if isinstance(judge, Model):
         name = await judge.open()
         if name in (await client.ask("status")).json()["models"] and not options["insist"]:

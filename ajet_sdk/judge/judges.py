@@ -1,4 +1,4 @@
-"""The three kinds of judges: a model behind an OpenAI-compatible address, a function, and a command.
+"""The kinds of judges: a model behind an OpenAI-compatible address, and a function or a command of the user.
 
 Invariant: a judge that fails, or does not answer as it must, gives no verdict at all.
 """
@@ -12,15 +12,17 @@ import os
 import random
 import runpy
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from ajet_sdk.address import server
-from ajet_sdk.client import PASSING, Reply, Send, Target, connected, refused
+from ajet_sdk.client import PASSING, Client, NoReply, Reply, Send, refused
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.play.program import SECRETS
 from ajet_sdk.play.threads import ThreadHands
@@ -87,30 +89,26 @@ class Function:
     def __init__(self, score: Callable[[Any], Any], digest: str) -> None:
         self._score, self.digest = score, digest
 
-    async def judge(self, episode: Episode) -> Verdicts:
-        return by_call(await called(self._score, episode), episode, f"code {self.digest}")
-
-
-class Command:
-    """A shell runs it with the episode as JSON on its standard input; it prints what a function would return."""
-
-    def __init__(self, command: str) -> None:
-        self._command, self.digest = command, digest_of(command.encode())
+    @classmethod
+    def of_command(cls, command: str) -> Function:
+        """A shell runs it with the episode as JSON on its standard input; its last line has what is returned."""
+        return cls(partial(printed_by, command), digest_of(command.encode()))
 
     async def judge(self, episode: Episode) -> Verdicts:
-        env = {name: value for name, value in os.environ.items() if name not in SECRETS}
-        pipe = asyncio.subprocess.PIPE
-        child = await asyncio.create_subprocess_shell(
-            self._command, stdin=pipe, stdout=pipe, env=env, start_new_session=True
-        )
-        out, _ = await child.communicate(json.dumps(episode).encode() + b"\n")
-        if child.returncode:
-            raise Failed(f"the command ended with exit code {child.returncode}")
-        try:
-            found = json.loads(out.strip().rpartition(b"\n")[2])
-        except (ValueError, RecursionError):
-            raise Failed("the last line that the command printed is no JSON") from None
-        return by_call(found, episode, f"code {self.digest}")
+        found, calls = await called(self._score, episode), {call["call"] for call in episode["calls"]}
+        if not isinstance(found, Mapping) or not found.keys() <= calls or not all(map(is_value, found.values())):
+            raise Failed(f"it must say a number from -1 to 1 for calls of the episode, not {repr(found)[:80]}")
+        return {call: Verdict(float(value), f"code {self.digest}") for call, value in found.items()}
+
+
+def printed_by(command: str, episode: Episode) -> Any:
+    """The JSON in the last line that `command` prints."""
+    env = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    given = json.dumps(episode).encode() + b"\n"
+    done = subprocess.run(
+        command, shell=True, input=given, stdout=subprocess.PIPE, env=env, start_new_session=True, check=True
+    )
+    return json.loads(done.stdout.strip().rpartition(b"\n")[2])
 
 
 class Model:
@@ -127,25 +125,24 @@ class Model:
         key = os.environ.get("OPENAI_API_KEY", "")
         if server(url) is None:
             raise BadRequest(f"the model's address must look like http://127.0.0.1:8001/v1, not {url!r}", param="model")
-        self._target = Target(url.rstrip("/"), None if not key or key.startswith(KEY_PREFIX) else key)
+        self._url, self._key = url.rstrip("/"), "" if key.startswith(KEY_PREFIX) else key
         self._rubric, self.digest = rubric, digest_of(rubric.encode())
         self._votes, self._budget, self._words, self._say = votes, budget, words, say
-        self._rest, self._http, self._away = rest, connected(self._target), False
+        self._rest, self._client, self._away = rest, Client(self._url), False
 
     async def open(self) -> str:
         """Finds out which model answers, and returns its name."""
         if not self.name:
             reply = await self._send("GET", "/models", None)
             found = reply.json()
-            names = [one.get("id") for one in found.get("data", ())] if isinstance(found, dict) else []
+            names = [str(one["id"]) for one in found["data"]] if reply.status == 200 else []
             if len(names) != 1:
-                served = ", ".join(map(str, names)) or "no model"
-                raise BadRequest(f"{self._target.url} serves {served}: name one as {self._target.url}#NAME")
-            self.name = str(names[0])
+                raise BadRequest(f"{self._url} serves {', '.join(names) or 'no model'}: name one as {self._url}#NAME")
+            (self.name,) = names
         return self.name
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._client.aclose()
 
     async def judge(self, episode: Episode) -> Verdicts:
         out: dict[str | None, Verdict] = {}
@@ -166,15 +163,14 @@ class Model:
         votes, reason = list[dict[str, float] | None](), "its answers are no verdicts"
         for _ in range(self._votes):
             order = random.sample(list(items), len(items))
-            body = request(
-                self._rubric, self.name, [items[key] for key in order], secrets.token_hex(8), self._votes
-            )
+            shown, word = [items[key] for key in order], secrets.token_hex(8)
+            body = request(self._rubric, self.name, shown, word, self._votes)
             reply = await self._send("POST", "/chat/completions", json.dumps(body).encode())
-            said = reply.json()
+            said, tokens = read(reply)
+            self._budget.use(tokens)
+            votes.append(vote(said, order))
             if reply.status != 200:
                 reason = f"it answered {refused(reply).message[:200]}"
-            self._budget.use(tokens_of(said, reply))
-            votes.append(vote(_content(said), order) if reply.status == 200 else None)
         verdicts = count(votes, f"{self.name}; rubric {self.digest}")
         if verdicts is None:
             raise Failed(f"{sum(one is not None for one in votes)} of {len(votes)} votes are valid: {reason}")
@@ -182,29 +178,20 @@ class Model:
 
     async def _send(self, method: str, path: str, content: bytes | None) -> Reply:
         """The answer of the endpoint; `Failed` if it has been away for as long as a lease lasts."""
-        import httpx
-
-        headers = {"content-type": "application/json", "accept": "application/json"}
-        headers |= {"authorization": f"Bearer {self._target.key}"} if self._target.key else {}
+        headers = {"content-type": "application/json"}
+        headers |= {"authorization": f"Bearer {self._key}"} if self._key else {}
         until, pause = time.monotonic() + LEASE_S, BACKOFF_FIRST_S
         while True:
-            try:
-                answer = await self._http.request(
-                    **Send(method, self._target.url + path, headers, content, ASK_S)._asdict()
-                )
-                reply, reason = Reply(answer.status_code, answer.headers, answer.content), f"{answer.status_code}"
-            except httpx.RequestError as error:
-                reply, reason = None, reason_of(error)
-            if reply is not None and reply.status not in PASSING:
-                if self._away:
-                    self._away = False
-                    self._say("the judge is back")
-                if reply.status in REFUSED:
-                    raise AjetError(f"the judge at {self._target.url} answered {refused(reply).message}")
-                return reply
-            if not self._away:
-                self._away = True
-                self._say(f"the judge is away ({reason}): what awaits it is kept, and it is asked again")
+            outcome = await self._client.attempt(Send(method, self._url + path, headers, content, ASK_S))
+            away = isinstance(outcome, NoReply) or outcome.status in PASSING
+            if away != self._away:
+                reason = outcome.reason if isinstance(outcome, NoReply) else outcome.status
+                self._say(f"the judge is away ({reason}): what awaits it waits" if away else "the judge is back")
+            self._away = away
+            if isinstance(outcome, Reply) and not away:
+                if outcome.status in REFUSED:
+                    raise AjetError(f"the judge at {self._url} answered {refused(outcome).message}")
+                return outcome
             if time.monotonic() > until:
                 raise Failed("the judge was away")
             with self._rest():
@@ -212,29 +199,13 @@ class Model:
             pause = min(BACKOFF_MAX_S, 2 * pause)
 
 
-def _content(said: Any) -> Any:
-    """The text in an answer of a model, if there is one."""
+def read(reply: Reply) -> tuple[Any, int]:
+    """What a model answers, and the tokens of it: one for four bytes where it does not tell."""
     try:
-        return said["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        return None
-
-
-def tokens_of(said: Any, reply: Reply) -> int:
-    """What an answer cost; a token for four bytes where it does not tell."""
-    usage = said.get("usage") if isinstance(said, dict) else None
-    total = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return total if isinstance(total, int) else len(reply.content) // 4
-
-
-def by_call(found: Any, episode: Episode, note: str) -> Verdicts:
-    """What a function or a command says of an episode, as verdicts."""
-    calls = {call["call"] for call in episode["calls"]}
-    if found is None:
-        raise Failed("it says nothing")
-    if not isinstance(found, Mapping) or not found.keys() <= calls or not all(map(is_value, found.values())):
-        raise Failed(f"it must say a number from -1 to 1 for calls of the episode, not {repr(found)[:80]}")
-    return {call: Verdict(float(value), note) for call, value in found.items()}
+        found = json.loads(reply.content)
+        return found["choices"][0]["message"]["content"], int(found["usage"]["total_tokens"])
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return None, len(reply.content) // 4
 
 
 async def called(function: Callable[[Any], Any], argument: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from ajet_sdk import client as sdk
 from ajet_sdk.errors import AjetError
 from ajet_sdk.judge import judges
-from ajet_sdk.judge.judges import Command, Function, Judge, Model, Rest
+from ajet_sdk.judge.judges import Function, Judge, Model, Rest
 from ajet_sdk.judge.work import Options, Work
 from ajet_sdk.rewards.judging import Budget
 from tests.kit.engine_stub import EngineStub
@@ -57,7 +57,8 @@ async def record(client: Client, name: str) -> Any:
 
 
 def model(stub: JudgeStub, said: list[str], rest: Rest, budget: Budget, votes: int = 1) -> Model:
-    return Model(f"{stub.url}#grader", "Is it true?", votes=votes, budget=budget, words=True, say=said.append, rest=rest)
+    how: dict[str, Any] = {"votes": votes, "budget": budget, "words": True, "say": said.append, "rest": rest}
+    return Model(f"{stub.url}#grader", "Is it true?", **how)
 
 
 @asynccontextmanager
@@ -152,14 +153,17 @@ async def test_a_function_and_a_command(client: Client, tmp_path: Path) -> None:
     names = await played(client, 2)
     code = "import json, sys; e = json.load(sys.stdin); print(json.dumps({c['call']: -0.5 for c in e['calls']}))"
     (tmp_path / "score.py").write_text(code)
-    for judge, value in ((Function(by_answer, "d"), 0.5), (Command(f"python3 {tmp_path / 'score.py'}"), -0.5)):
+    command = Function.of_command(f"python3 {tmp_path / 'score.py'}")
+    for judge, value in ((Function(by_answer, "d"), 0.5), (command, -0.5)):
         async with at_work(client, judge, parallel=2) as bench:
             await count(bench.work, "judged", 2)
         assert {(await record(client, name))["reward"] for name in names} == {value}
         names = await played(client, 2)
 
 
-@pytest.mark.parametrize("found", [None, 1, {"other": 1}, {1: 1}, "say", {"CALL": 2}, {"CALL": "1"}, ZeroDivisionError()])
+@pytest.mark.parametrize(
+    "found", [None, 1, {"other": 1}, {1: 1}, "say", {"CALL": 2}, {"CALL": "1"}, ZeroDivisionError()]
+)
 async def test_a_function_that_says_what_is_no_verdict(client: Client, found: Any) -> None:
     (name,) = await played(client)
 
@@ -178,7 +182,7 @@ async def test_a_function_that_says_what_is_no_verdict(client: Client, found: An
 @pytest.mark.parametrize("command", ["exit 3", "echo fine", "echo null", "cat > /dev/null; echo '{\"c\": 1}'"])
 async def test_a_command_that_fails(client: Client, command: str) -> None:
     (name,) = await played(client)
-    async with at_work(client, Command(command)) as bench:
+    async with at_work(client, Function.of_command(command)) as bench:
         await count(bench.work, "left")
     assert (await record(client, name))["state"] == "sealed"
 
