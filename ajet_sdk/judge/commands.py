@@ -100,7 +100,11 @@ async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work])
         say(await work.check(options["gold"]))
     begun.append(work)
     say(f"{how.name} ({judge.digest}) judges what awaits a judgement")
-    await work.run()
+    try:
+        await work.run()
+    finally:
+        if isinstance(judge, Model):
+            await judge.close()
 
 
 def labelled(data: bytes) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, TooLarge
 from ajet_sdk.judge.judges import LEASE_S, Episode, Failed, Judge, Model, Rest, Verdicts, called
-from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, Verdict, agreement, seen, with_thumb
+from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, agreement, seen, with_thumb
 from ajet_sdk.routes import MAX_WORDS, Judgement, LeaseJudgements
 
 WAIT_S = 20.0
@@ -55,7 +55,7 @@ class Work:
         self._client, self._options, self._show, self._say = client, options, show, say
         self._rest, self._spent = rest, False
         self._failed = Counter[str]()
-        self._probes = Probes()
+        self._probes, self._seen = Probes(), 0
         self._other: Mapping[str, Any] | None = None
         self._values = deque[tuple[float, int]](maxlen=LENGTHS)
 
@@ -111,7 +111,8 @@ class Work:
         for episode, verdicts in zip(episodes, found, strict=True):
             await self._post(episode, verdicts)
         for episode in episodes:
-            await self._probe(episode)
+            if isinstance(self.judge, Model) and episode["calls"]:
+                await self._probe(self.judge, episode["calls"][-1])
 
     async def _redacted(self, episode: Episode) -> Episode | None:
         """The episode as its judge may see it; None if it was withdrawn."""
@@ -157,23 +158,21 @@ class Work:
         self.counts[outcome] += 1
         return outcome in ("judged", "without a verdict", "withdrawn")
 
-    async def _probe(self, episode: Episode) -> None:
-        """Now and then has a model judge fake answers in place of the last real one. They are shown without what came
-        next, which was said of the real one."""
-        call, other = episode["calls"][-1], self._other
-        self._other = call
-        self.counts["seen"] += 1
-        if not isinstance(self.judge, Model) or self.counts["seen"] % PROBE_EVERY:
+    async def _probe(self, judge: Model, call: Mapping[str, Any]) -> None:
+        """Now and then has a model judge fake answers in place of the real one to a `call`. They are shown without what
+        came next, which was said of the real one."""
+        other, self._other, self._seen = self._other, call, self._seen + 1
+        if self._seen % PROBE_EVERY:
             return
         fakes = list(FAKES)
         if other is not None and other["before"] != call["before"] and other["answer"] != call["answer"]:
             fakes.append(other["answer"])
         try:
-            real = await self._alone(call)
-            for fake in fakes:
-                verdict = await self._alone({**call, "answer": fake})
-                if real.value is not None and verdict.value is not None:
-                    self._probes.add(real.value, verdict.value)
+            shown = [seen({**call, "answer": one}, words=False, after=False) for one in (call["answer"], *fakes)]
+            real, *values = [(await judge.ask({"": one}))[""].value for one in shown]
+            for value in values:
+                if real is not None and value is not None:
+                    self._probes.add(real, value)
         except Failed:
             return
         if self._probes.fooled:
@@ -181,10 +180,6 @@ class Work:
                 f"{sum(self._probes.last)} of {len(self._probes.last)} fake answers (empty, a colon, of another chat) "
                 "scored as well as the real one: this judge cannot be believed. Change its rubric or its model"
             )
-
-    async def _alone(self, call: Mapping[str, Any]) -> Verdict:
-        assert isinstance(self.judge, Model)
-        return (await self.judge.ask({"": seen(call, words=False, after=False)}))[""]
 
     async def check(self, gold: Sequence[Mapping[str, Any]]) -> str:
         """How the judge agrees with labelled answers, in a line. It judges them one after the other."""
@@ -203,7 +198,7 @@ class Work:
 
     def summary(self) -> str:
         """All that was done, in a line."""
-        counts = [f"{number} {name}" for name, number in sorted(self.counts.items()) if name != "seen"]
+        counts = [f"{number} {name}" for name, number in sorted(self.counts.items())]
         tokens = [f"{self.budget.used:,} tokens today"] if self.budget.used else []
         return "; ".join([", ".join(counts) or "nothing was judged", *tokens, *self._lengths()])
 

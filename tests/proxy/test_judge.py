@@ -314,3 +314,24 @@ async def test_a_refusal_of_the_judge_ends_it(client: Client) -> None:
     with judging(lambda items: 401) as grader, pytest.raises(AjetError, match="the judge at"):
         async with at_work(client, grader, ends=False):
             pass
+
+
+async def test_a_judge_that_likes_length_shows_in_the_report(client: Client) -> None:
+    lengths = iter([10, 20, 30])
+    await played(client, 3)
+
+    def clean(episode: dict[str, Any]) -> Any:
+        return {**episode, "calls": [{**call, "answer": "a" * next(lengths)} for call in episode["calls"]]}
+
+    with judging(lambda items: {label: len(one["answer"]) / 30 for label, one in items.items()}) as grader:
+        async with at_work(client, grader, redact=clean) as bench:
+            await count(bench.work, "judged", 3)
+    assert "correlation with length +1.00" in bench.work.summary()
+
+
+async def test_an_episode_whose_hook_fails_is_left(client: Client) -> None:
+    (name,) = await played(client)
+    async with at_work(client, Function(by_answer, "d"), redact=lambda episode: {"episode": "another"}) as bench:
+        await count(bench.work, "left")
+    assert "--redact" in bench.said[0]
+    assert (await record(client, name))["state"] == "sealed"
