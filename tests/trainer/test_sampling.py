@@ -218,5 +218,5 @@ def test_every_reason_says_what_to_do() -> None:
     assert "rollout.logprobs_mode" in advice("raw_logprobs", launched=True)
     assert set(ADVICE) == {
         "greedy", "raw_logprobs", "scored_logprobs", "unknown_logprobs", "untold", "temperature",
-        "overlong",
+        "overlong", "unjudged",
     }
