@@ -121,8 +121,8 @@ class Work:
         found: Episode | None = await called(self._options.redact, episode)
         if found is None:
             await self._send(episode["episode"], Judgement(self._options.name, withdraw=True), "withdrawn")
-        elif not isinstance(found, Mapping) or found.get("episode") != episode["episode"] or "calls" not in found:
-            raise Failed("the hook of --redact must return the episode, or None")
+        elif not _is_of(episode, found):
+            raise Failed("the hook of --redact must return the episode with calls of it and their words, or None")
         return found
 
     async def _post(self, episode: Episode, verdicts: Verdicts) -> None:
@@ -208,3 +208,13 @@ class Work:
             return []
         mean = statistics.fmean(values)
         return [f"mean {mean:+.2f}", f"correlation with length {statistics.correlation(values, lengths):+.2f}"]
+
+
+def _is_of(episode: Episode, found: Any) -> bool:
+    """Tell whether a hook returned the episode, with all that is read of it."""
+    if not isinstance(found, Mapping) or not episode.keys() - {"feedback"} <= found.keys():
+        return False
+    known, calls = {one["call"]: one.keys() for one in episode["calls"]}, found["calls"]
+    return found["episode"] == episode["episode"] and isinstance(calls, Sequence) and all(
+        isinstance(one, Mapping) and known.get(one.get("call"), {""}) - {"feedback"} <= one.keys() for one in calls
+    )

@@ -329,9 +329,16 @@ async def test_a_judge_that_likes_length_shows_in_the_report(client: Client) -> 
     assert "correlation with length +1.00" in bench.work.summary()
 
 
-async def test_an_episode_whose_hook_fails_is_left(client: Client) -> None:
+@pytest.mark.parametrize("hook", [
+    lambda episode: {"episode": "another"}, lambda episode: {**episode, "episode": "another"},
+    lambda episode: {"episode": episode["episode"], "calls": []}, lambda episode: {**episode, "calls": None},
+    lambda episode: {**episode, "calls": [{"call": one["call"]} for one in episode["calls"]]},
+    lambda episode: {**episode, "calls": [{**one, "call": "another"} for one in episode["calls"]]},
+    lambda episode: {**episode, "calls": [one["answer"] for one in episode["calls"]]},
+])  # fmt: skip
+async def test_an_episode_whose_hook_fails_is_left(client: Client, hook: Callable[[dict[str, Any]], Any]) -> None:
     (name,) = await played(client)
-    async with at_work(client, Function(by_answer, "d"), redact=lambda episode: {"episode": "another"}) as bench:
+    async with at_work(client, Function(by_answer, "d"), redact=hook) as bench:
         await count(bench.work, "left")
     assert "--redact" in bench.said[0]
     assert (await record(client, name))["state"] == "sealed"
