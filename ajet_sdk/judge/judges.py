@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -133,9 +133,11 @@ class Model:
     async def open(self) -> str:
         """Finds out which model answers, and returns its name."""
         if not self.name:
-            reply = await self._send("GET", "/models", None)
-            found = reply.json()
-            names = [str(one["id"]) for one in found["data"]] if reply.status == 200 else []
+            try:
+                names = [str(one["id"]) for one in (await self._send("GET", "/models", None)).json()["data"]]
+            except (Failed, KeyError, TypeError) as error:
+                said = "is no OpenAI-compatible address, or is away: its /models tells no names"
+                raise AjetError(f"{self._url} {said}") from error
             if len(names) != 1:
                 raise BadRequest(f"{self._url} serves {', '.join(names) or 'no model'}: name one as {self._url}#NAME")
             (self.name,) = names
@@ -201,11 +203,12 @@ class Model:
 
 def read(reply: Reply) -> tuple[Any, int]:
     """What a model answers, and the tokens of it: one for four bytes where it does not tell."""
-    try:
+    said, used = None, len(reply.content) // 4
+    with suppress(ValueError, KeyError, IndexError, TypeError, RecursionError):
         found = json.loads(reply.content)
-        return found["choices"][0]["message"]["content"], int(found["usage"]["total_tokens"])
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        return None, len(reply.content) // 4
+        said = found["choices"][0]["message"]["content"]
+        used = int(found["usage"]["total_tokens"])
+    return said, used
 
 
 async def called(function: Callable[[Any], Any], argument: Any) -> Any:

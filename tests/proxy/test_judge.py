@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk import client as sdk
+from ajet_sdk.client import Reply
 from ajet_sdk.errors import AjetError
 from ajet_sdk.judge import judges
 from ajet_sdk.judge.judges import Function, Judge, Model, Rest
@@ -342,3 +343,22 @@ async def test_an_episode_whose_hook_fails_is_left(client: Client, hook: Callabl
         await count(bench.work, "left")
     assert "--redact" in bench.said[0]
     assert (await record(client, name))["state"] == "sealed"
+
+
+@pytest.mark.parametrize(("usage", "tokens"), [({"usage": {"total_tokens": 7}}, 7), ({"usage": None}, 0), ({}, 0)])
+def test_an_answer_counts_whether_or_not_its_tokens_are_told(usage: dict[str, Any], tokens: int) -> None:
+    content = json.dumps({"choices": [{"message": {"content": "said"}}]} | usage).encode()
+    assert judges.read(Reply(200, {}, content)) == ("said", tokens or len(content) // 4)
+    assert judges.read(Reply(200, {}, b"<html>")) == (None, 1)
+
+
+@pytest.mark.parametrize("body", ['"a page"', "[]", '{"object": "list"}', '{"data": [1]}'])
+async def test_what_is_no_judge_is_named_at_the_start(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(*_: Any) -> Reply:
+        return Reply(200, {}, body.encode())
+
+    monkeypatch.setattr(Model, "_send", send)
+    judge = Model("http://127.0.0.1:1/v1", "r", votes=1, budget=Budget(None), words=True, say=str, rest=Rest())
+    with pytest.raises(AjetError, match="is no OpenAI-compatible address"):
+        await judge.open()
+    await judge.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import openai
 import pytest
 
 from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.io.control.judgements import Judgements
 from ajet_proxy.io.http import keyring
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import Client, eventually, serving
@@ -171,6 +173,81 @@ async def test_who_consents(
         body = {"judge": "j", "rewards": [{"value": 1}]}
         answer = await client.control("POST", f"/episodes/{episode['episode']}/judgement", body, key=judge)
         assert (answer.status, answer.json["error"]["code"]) == (409, "episode_discarded")
+
+
+@pytest.mark.parametrize("path", ["/e/mine", ""])
+@pytest.mark.parametrize(("later", "awaits"), [(LANE, True), (NO_LANE, False)])
+async def test_later_parts_of_a_chat_are_as_the_first_while_the_key_allows_it(
+    tmp_path: Path, stub: EngineStub, path: str, later: Claims, awaits: bool
+) -> None:
+    """Only its first call says so. No user of a path sees an error, and its calls stay together."""
+    settings = {**SERVED, "traffic": "", "admin_secret": ADMIN, "upstream": (stub.url,)}
+    async with serving(tmp_path, **settings) as client:
+        keys = keyring.keys(tmp_path, admin_secret=ADMIN)
+        user = User(client, path, keys.issue(LANE))
+        await user.says("one", **{"X-AJet-Traffic": "1"})
+        await seals(client, key=ADMIN)
+        user._key = keys.issue(later)
+        await user.says("two")
+        await user.says("three")
+        (part,) = (await client.control("GET", "/episodes?state=open", key=ADMIN)).json["episodes"]
+        record = (await client.control("GET", f"/episodes/{part['episode']}", key=ADMIN)).json
+        assert (len(record["calls"]), bool(record.get("first"))) == (2, awaits or bool(path))
+        await seals(client, key=ADMIN)
+        traffic = (await client.control("GET", "/status", key=ADMIN)).json["traffic"]
+        assert traffic["awaiting"] == 1 + awaits
+
+
+async def test_a_chat_that_is_sealed_while_its_user_waits_goes_on_as_a_part_of_it(client: Client) -> None:
+    """What was withdrawn stays so: nobody learns from what comes after the wait."""
+    user = User(client)
+    await user.says("one", **{"X-AJet-Traffic": "0"})
+    await client.control("POST", "/gate/close", {"wait_s": 0})
+    asks = asyncio.create_task(user.says("two"))
+    await eventually(lambda: held(client))
+    await seals(client)
+    await client.control("POST", "/gate/open", {"policy_version": 1})
+    await asks
+    (part,) = (await client.control("GET", "/episodes?state=open")).json["episodes"]
+    record = (await client.control("GET", f"/episodes/{part['episode']}")).json
+    assert record.get("first") and record.get("withdrawn")
+
+
+async def held(client: Client) -> bool:
+    return client.app._gate.waiting > 0
+
+
+async def test_an_engine_that_lacks_one_text_keeps_nobody_elses_from_a_judge(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the newest, which is looked at first."""
+    plain, odd = Judgements._text, "odd"
+
+    async def text(self: Judgements, session: Any, model: str, ids: bytes) -> str | None:
+        found = await plain(self, session, model, ids)
+        return None if found is not None and odd in found else found
+
+    for name in ("old", odd):
+        await User(client, f"/e/{name}").says(name)
+        await seals(client)
+    monkeypatch.setattr(Judgements, "_text", text)
+    assert [one["episode"] for one in await leased(client)] == ["old"]
+
+
+async def test_what_is_withdrawn_while_its_text_is_asked_for_reaches_no_judge(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, plain = User(client, "/e/mine"), Judgements._text
+
+    async def text(self: Judgements, session: Any, model: str, ids: bytes) -> str | None:
+        monkeypatch.setattr(Judgements, "_text", plain)
+        await user.says("two", **{"X-AJet-Traffic": "0"})
+        return await plain(self, session, model, ids)
+
+    await user.says("one")
+    await seals(client)
+    monkeypatch.setattr(Judgements, "_text", text)
+    assert await leased(client, wait_s=0) == []
 
 
 async def test_a_judge_reaches_its_lanes_and_nothing_else(tmp_path: Path, stub: EngineStub) -> None:

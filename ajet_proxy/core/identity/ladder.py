@@ -53,13 +53,16 @@ class Identity(Struct, frozen=True):
     """True if the name may be that of several runs."""
     first: str = ""
     """The episode of which a later part is meant, or would open."""
+    lane: str = ""
+    """That of ``first``, if it is users' traffic."""
 
     @property
     def traffic(self) -> str:
-        """The lane of what opens, if that is users' traffic. What is withdrawn at once is, too."""
+        """The lane of what opens, if that is users' traffic. What is withdrawn at once is, too, and a later part, whose
+        consent is that of the parts before it."""
         said, claims = self.labels.traffic, self.claims
         consents = claims.always if said is None else True
-        return claims.lanes[0] if claims.lanes and consents else ""
+        return self.lane or (claims.lanes[0] if claims.lanes and consents else "")
 
 
 def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, claims: Claims) -> Identity:

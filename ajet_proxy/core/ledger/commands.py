@@ -50,7 +50,8 @@ class CallAsked(Struct, frozen=True):
     """A request on its way to the engine, and what it says of its episode. If that opens with it, it has the
     ``metadata``, and ``client`` plays it. Without a task it gets one of the ``prompt``. ``unseen`` says that the
     request may be a retry of one that never got this far. What opens is users' ``traffic`` of that lane, if it names
-    one, and a later part of the episode ``first``, if that does. A request that ``withdraws`` takes all parts out."""
+    one, and a later part of the episode ``first``, if that does. It is judged only if it is ``judged``. A request that
+    ``withdraws`` takes all parts out."""
 
     started: ev.CallStarted
     tenant: str
@@ -62,6 +63,7 @@ class CallAsked(Struct, frozen=True):
     unseen: bool = False
     traffic: str = ""
     first: str = ""
+    judged: bool = True
     withdraws: bool = False
 
 
@@ -136,7 +138,7 @@ class Commands:
         if known is None:
             body = OpenEpisode(task=asked.task, eval=asked.eval, metadata=asked.metadata, client=asked.client)
             if asked.traffic:
-                body = self.judging.opens(body, asked.first or episode)
+                body = self.judging.opens(body, asked.first or episode, judged=asked.judged)
             opened = self.open_episode(
                 body, episode=episode, at=at, tenant=asked.tenant, identified_by=started.identified_by,
                 plays=started.model or None, traffic=asked.traffic, first=asked.first,

@@ -63,13 +63,13 @@ class JudgingCommands:
 
     # -- users
 
-    def opens(self, body: OpenEpisode, name: str) -> OpenEpisode:
-        """How users' traffic is opened whose first part is called `name`: shares of all names are not judged, or are
-        judged and recorded."""
+    def opens(self, body: OpenEpisode, name: str, *, judged: bool) -> OpenEpisode:
+        """How users' traffic is opened whose first part is called `name`. If it is `judged`, shares of all names still
+        are not, or are judged and recorded."""
         settings = self.state.settings
         return OpenEpisode(
             task=body.task, eval=body.eval, metadata=body.metadata, client=body.client,
-            idle_timeout=settings.traffic_idle, judged=_share(f"sample {name}") < settings.traffic_sample,
+            idle_timeout=settings.traffic_idle, judged=judged and _share(f"sample {name}") < settings.traffic_sample,
             trial=_share(f"holdout {name}") < settings.traffic_holdout,
         )
 
@@ -202,7 +202,8 @@ class JudgingCommands:
         if first is None or at - since < SILENCE_S:
             return {}
         waits = len(self.state.episodes.awaiting)
-        return {"judge": f"{waits} episodes await a judgement, and none has come for 20 minutes: start `ajet judge`"}
+        said = "and none has come for 20 minutes that gives a reward: is `ajet judge` at work, and does it abstain?"
+        return {"judge": f"{waits} episodes await a judgement, {said}"}
 
 
 COUNTED = ("sealed", "awaiting", "judged", "rewarded", "not_judged", "withdrawn", "lost")

@@ -201,3 +201,5 @@ class Life:
         """Clocks begin anew, since nobody could show a sign of life during the stop."""
         for episode in self._episodes.unsettled.values():
             episode.restart(event.at, event.back, event.stopped_at)
+        for episode in self._episodes.awaiting.values():
+            episode.sealed_at = (episode.sealed_at or 0.0) + event.away + event.back

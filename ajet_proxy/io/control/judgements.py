@@ -26,7 +26,7 @@ from ajet_proxy.io.engines.vllm import over
 TEXT_S = 5.0
 """For an engine to give a text."""
 AT_ONCE = 8
-"""Texts that an engine is asked for at a time."""
+"""Texts that engines are asked for at a time."""
 LOOK_S = 2.0
 """So often it is looked whether a lease has run out, or an engine is back."""
 
@@ -38,6 +38,7 @@ class Judgements:
         self._desk, self._engines = desk, engines
         key = desk.config.upstream_key
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._at_once = asyncio.Semaphore(AT_ONCE)
 
     async def lease(self, _http: web.Request, asked: Asked) -> web.Response:
         """What awaits a judgement, or 204 if nothing does in ``wait_s``."""
@@ -60,8 +61,8 @@ class Judgements:
         lanes = asked.claims.lanes if asked.claims.scope == "judge" else None
         out, left = list[dict[str, Any]](), body.n
         silent = set[str]()
-        timeout, connector = aiohttp.ClientTimeout(total=TEXT_S), aiohttp.TCPConnector(limit=AT_ONCE)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector) as session:
+        timeout, awaiting = aiohttp.ClientTimeout(total=TEXT_S), self._desk.store.state.episodes.awaiting
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
             for group in judging.waiting(body, lanes, now()):
                 if not left:
                     break
@@ -73,7 +74,7 @@ class Judgements:
                 except BaseException:
                     judging.give_back(group)
                     raise
-                if None in told:
+                if None in told or not all(one.id in awaiting for one in group):  # one may be withdrawn meanwhile
                     judging.give_back(group)
                     continue
                 left -= 1
@@ -84,25 +85,26 @@ class Judgements:
     async def _told(
         self, session: aiohttp.ClientSession, episode: Episode, silent: set[str]
     ) -> list[dict[str, Any]] | None:
-        """The calls of an episode with their texts; None if an engine gives none. Models whose engines do not are
-        `silent`, and are not asked again."""
+        """The calls of an episode with their texts; None if one is missing. Models of which no text came are `silent`,
+        and are not asked again."""
         calls = answers(episode, self._desk.store.state.weights.merge_policy)
         if not silent.isdisjoint(call.model for call in calls):
             return None
         parts = {(call.model, ids) for call in calls for ids in (call.before, call.answer, call.next) if ids}
         texts = dict(zip(parts, await asyncio.gather(*(self._text(session, *part) for part in parts)), strict=True))
-        if missing := {model for (model, _), text in texts.items() if text is None}:
-            silent |= missing
+        if None in texts.values():
+            silent |= {model for model, _ in parts} - {model for (model, _), text in texts.items() if text is not None}
             return None
         return [_call(episode, call, texts) for call in calls]
 
     async def _text(self, session: aiohttp.ClientSession, model: str, ids: bytes) -> str | None:
         """The text of the tokens `ids`, of the first engine that gives one."""
-        for url in self._engines.candidates(model):
-            try:
-                return await over(session, url).detokenize(model, unpack_tokens(ids))
-            except (*FAILED, ValueError):
-                continue
+        async with self._at_once:
+            for url in self._engines.candidates(model):
+                try:
+                    return await over(session, url).detokenize(model, unpack_tokens(ids))
+                except (*FAILED, ValueError):
+                    continue
         return None
 
 

@@ -186,7 +186,8 @@ class LocalPort:
             asked = CallAsked(
                 started, tenant_of(identity, episode, known), identity.labels.task, identity.labels.eval,
                 identity.labels.client, "" if request.probe else request.prompt, metadata,
-                traffic=identity.traffic, first=identity.first, withdraws=identity.labels.traffic is False,
+                traffic=identity.traffic, first=identity.first, judged=bool(identity.claims.lanes),
+                withdraws=identity.labels.traffic is False,
             )
             lost = None if known is None else partial(
                 self._commands.lose_request, episode, agent=agent, model=model, said=request.said
@@ -222,11 +223,13 @@ class LocalPort:
         state, named, (episode, spare) = self._state, request.identity, names
         agent, model = asked.started.agent, asked.started.model
         known = state.episodes.find(episode)
-        may_go_on = named.labels.reward is None and known is not None and known.state != "open"
-        if may_go_on and (named.identified_by in UNSURE or (known is not None and known.opening.traffic)):
-            current = self._naming.current(named)
-            asked, episode = replace(asked, first=current.first or asked.first), current.episode or spare
-            known = state.episodes.find(episode)
+        if named.labels.reward is None and known is not None and known.state != "open":
+            if (was := known.opening).traffic:
+                asked = replace(asked, first=was.whole, traffic=was.lane or "")
+            if was.traffic or named.identified_by in UNSURE:
+                current = self._naming.current(named)
+                asked, episode = replace(asked, first=current.first or asked.first), current.episode or spare
+                known = state.episodes.find(episode)
         begun = Begun(
             calls=tuple(self._clock.new_id("call") for _ in range(request.choices)), episode=episode,
             model=model, episode_model=chosen, agent=agent, started_at=self._clock.now(),

@@ -77,7 +77,7 @@ class Naming:
         if identity.episode is None:
             return identity
         if identity.identified_by not in RUNGS:
-            return self._later_part(identity, identity.episode) if identity.claims.lanes else identity
+            return self._later_part(identity, identity.episode)
         find, tenant = self._state.episodes.find, identity.claims.tenant
         name, agent = self._names.root(identity.episode, identity.parent, tenant), identity.labels.agent
         if name != identity.episode:
@@ -86,7 +86,15 @@ class Naming:
             return replace(identity, episode=None, identified_by="lineage")
         found = self._names.current(name, tenant, find, for_reward=identity.labels.reward is not None)
         first = base_of(name, tenant) if identity.claims.lanes else found
-        return replace(identity, episode=found, first="" if found == first else first)
+        return self._part_of(replace(identity, episode=found), first)
+
+    def _part_of(self, identity: Identity, first: str) -> Identity:
+        """`identity`, whose episode is a later part of the `first` if it is another, and as much traffic as that."""
+        if first in ("", identity.episode):
+            return identity
+        known = self._state.episodes.find(first)
+        lane = known.opening.lane if known is not None and known.opening.traffic else None
+        return replace(identity, first=first, lane=lane or "")
 
     def _later_part(self, identity: Identity, name: str) -> Identity:
         """`identity` with the latest part of users' traffic that a path or a header names, or the next one, if the
@@ -97,7 +105,7 @@ class Naming:
             return identity
         rewards = identity.labels.reward is not None
         found = self._names.latest(name, tenant, find, for_reward=rewards, parts=True)
-        return replace(identity, episode=found, first="" if found == name else name)
+        return self._part_of(replace(identity, episode=found), name)
 
     def _told_apart(
         self, named: Identity, current: Identity, known: Episode | None, request: CallRequest
@@ -124,8 +132,9 @@ class Naming:
         if len(found) == 1:
             return replace(identity, episode=found[0]), NOTHING
         if not found and history is not None and identity.claims.lanes:
-            cut = self._state.episodes.cut_lineage.continued(history)
-            return replace(identity, first=cut[0] if len(cut) == 1 else ""), NOTHING
+            cut, withdrawn = self._state.episodes.cut_lineage.continued(history), self._state.episodes.withdrawn
+            first = next((one for one in cut if one in withdrawn), cut[0] if len(cut) == 1 else "")
+            return self._part_of(identity, first), NOTHING
         return identity, {"may_continue": found[:MAX_NOTED]} if found else NOTHING
 
     def comes(self, known: Episode | None, request: CallRequest) -> None:

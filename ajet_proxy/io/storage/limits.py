@@ -25,6 +25,8 @@ from ajet_sdk.errors import NotReady
 RETRY_AFTER_S = 10.0
 TIGHT = 0.8
 """Of the memory that is allowed: less than `NEARLY`, so that users are answered while a backlog goes."""
+RELIEF_S = 60.0
+"""The backlog makes room at most so often, since it takes a while until that is seen."""
 COLLECT_S = 60.0
 """Garbage is collected at most so often, because that may hold everybody up for a second."""
 STATM = "/proc/{}/statm"
@@ -46,7 +48,9 @@ class DaemonLimits:
         self._metrics = metrics
         self._resident = resident or resident_bytes
         self._measured = measured
-        self._now, self._collected_at = now, -math.inf
+        self._now, self._collected_at, self._relieved_at = now, -math.inf, -math.inf
+        self.tight = False
+        """True for once if some of what awaits a judgement has to make room, before anybody is refused."""
         self.measure()
 
     def measure(self) -> None:
@@ -61,18 +65,15 @@ class DaemonLimits:
             self.memory = self._resident()
         if limit:
             self._measured(limit - self.memory)
+        self.tight = bool(limit) and self.memory >= TIGHT * limit and self._now() - self._relieved_at >= RELIEF_S
+        if self.tight:
+            self._relieved_at = self._now()
         closed = {name: closed_to(getattr(self, name), limit) for name, limit in self._limits.items()}
         self.closed = {name: kinds for name, kinds in closed.items() if kinds}
 
     def refused(self) -> dict[str, list[str]]:
         """For each limit that is reached, the events that are not taken in."""
         return {name: [kind.__name__ for kind in kinds] for name, kinds in self.closed.items()}
-
-    @property
-    def tight(self) -> bool:
-        """Tell whether what awaits a judgement has to make room, before anybody is refused."""
-        limit = self._limits["memory"]
-        return bool(limit) and self.memory >= TIGHT * limit
 
     def check(self, events: Sequence[Event]) -> None:
         """`NotReady` if a limit has no room for one of `events`."""

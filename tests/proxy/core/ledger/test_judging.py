@@ -169,6 +169,17 @@ def test_what_nobody_judges_in_a_day_is_discarded(rig: LedgerRig) -> None:
     assert state(rig) == ("discarded", "not_judged")
 
 
+def test_while_the_daemon_is_away_nobody_waits(rig: LedgerRig) -> None:
+    awaiting(rig)
+    rig.at += 3 * MOST_WAIT_S
+    rig.run(rig.commands.restarted(rig.at))
+    rig.tick()
+    assert state(rig) == ("sealed", None)
+    rig.at += MOST_WAIT_S
+    rig.tick()
+    assert state(rig) == ("discarded", "not_judged")
+
+
 def test_the_oldest_make_room_for_what_comes(rig: LedgerRig) -> None:
     for number in range(5):
         awaiting(rig, f"chat{number}")
@@ -423,7 +434,7 @@ def test_who_waits_for_long_misses_a_judge(rig: LedgerRig) -> None:
     assert rig.commands.judging.alerts(rig.at) == {}
     awaiting(rig)
     assert rig.commands.judging.alerts(rig.at + SILENCE_S - 1) == {}
-    assert "start `ajet judge`" in rig.commands.judging.alerts(rig.at + SILENCE_S)["judge"]
+    assert "is `ajet judge` at work" in rig.commands.judging.alerts(rig.at + SILENCE_S)["judge"]
     awaiting(rig, "b")
     rig.judge("a")
     assert rig.commands.judging.alerts(rig.at + SILENCE_S - 1) == {}

@@ -281,3 +281,17 @@ async def test_each_process_has_its_share(
                 assert (await reader.readuntil(b"\r\n")).split()[1] == b"200"
         refused = (await client.ask("GET", "/metrics")).body.decode()
         assert 'ajet_refused_total{reason="memory"} 4' in refused
+
+
+def test_a_backlog_makes_room_at_most_once_a_minute(tmp_path: Path) -> None:
+    """It takes a while until the memory is given back, and the newest of it should stay."""
+    held, at = [799], [0.0]
+    limits = DaemonLimits(
+        tmp_path, max_disk=0, max_memory=1000, metrics=Metrics(), resident=lambda: held[0], now=lambda: at[0]
+    )
+    found = []
+    for used, seconds in ((799, 0), (800, 1), (850, 2), (850, 60), (850, 61), (850, 62), (100, 200)):
+        held[0], at[0] = used, seconds
+        limits.measure()
+        found.append(limits.tight)
+    assert found == [False, True, False, False, True, False, False]
