@@ -141,6 +141,13 @@ async def second_life(client: Client) -> None:
     await control(client, "POST", "/episodes/open/heartbeat")
     step = {"value": 2.0, "call": one, "final": False, "id": "step", "state": "in the kitchen"}
     await control(client, "POST", "/episodes/open/rewards", step)
+    for name in ("judged", "awaits"):
+        await control(client, "POST", "/episodes", {"id": name, "task": "t", "judged": True})
+        await call(client, name, "judge this")
+        await control(client, "POST", "/feedback", {"episode": name, "value": 1, "text": "well done"})
+        await control(client, "POST", f"/episodes/{name}/seal")
+    await control(client, "POST", "/episodes/judged/judgement", {"judge": "j", "rewards": [{"value": 0.5}]})
+    await call(client, "withdrawn", "nothing of mine", headers={"X_AJet_Traffic": "0"})
     await played(client, "unrewarded", "t", None)
     await control(client, "POST", "/episodes/unrewarded/seal")
     unnamed = {"model": "stub", "max_tokens": 3, "messages": [{"role": "user", "content": "?"}]}

@@ -293,6 +293,11 @@ def awaits(episode: Episode) -> bool:
     return not (episode.rewards or episode.withdrawn) and any(to_judge(episode))
 
 
+def awaits_since(episode: Episode) -> float:
+    """The time from which it has awaited a judgement, without what the daemon was away."""
+    return max(episode.sealed_at or 0.0, episode.active_at)
+
+
 def to_judge(episode: Episode) -> Iterator[Turn]:
     """The calls that a judgement is about: those that would be trained, in an evaluation too."""
     models = episode.named_to_train()

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import Struct
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import Episode, awaits, has_room, to_judge
+from ajet_proxy.core.ledger.episode import Episode, awaits, awaits_since, has_room, to_judge
 from ajet_proxy.core.ledger.events import Event, Events
 from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_proxy.core.ledger.session_names import RUNGS
@@ -179,7 +179,7 @@ class JudgingCommands:
         awaiting = self.state.episodes.awaiting
         surplus = AT_ONCE if tight else min(AT_ONCE, len(awaiting) + coming - self.state.settings.traffic_backlog)
         for place, one in enumerate(awaiting.values()):
-            late = at - (one.sealed_at or at) >= MOST_WAIT_S
+            late = at - awaits_since(one) >= MOST_WAIT_S
             if place == AT_ONCE or not (late or place < surplus):
                 break
             yield ev.EpisodeDiscarded(at, one.id, "not_judged", "nobody judged it in a day" if late else FULL)
@@ -198,7 +198,7 @@ class JudgingCommands:
     def alerts(self, at: float) -> dict[str, str]:
         """The line for an operator while nobody judges what waits."""
         first = next(iter(self.state.episodes.awaiting.values()), None)
-        since = max(self.state.tallies.judged_at, 0.0 if first is None else first.sealed_at or 0.0)
+        since = max(self.state.tallies.judged_at, 0.0 if first is None else awaits_since(first))
         if first is None or at - since < SILENCE_S:
             return {}
         waits = len(self.state.episodes.awaiting)

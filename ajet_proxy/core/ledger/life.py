@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Clients
-from ajet_proxy.core.ledger.episode import Episode, awaits, judge, judging
+from ajet_proxy.core.ledger.episode import Episode, awaits, awaits_since, judge, judging
 from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.mixes import Mixes
 from ajet_proxy.core.ledger.plays import Plays
@@ -202,4 +202,4 @@ class Life:
         for episode in self._episodes.unsettled.values():
             episode.restart(event.at, event.back, event.stopped_at)
         for episode in self._episodes.awaiting.values():
-            episode.sealed_at = (episode.sealed_at or 0.0) + event.away + event.back
+            episode.active_at = awaits_since(episode) + event.away + event.back
