@@ -6,6 +6,8 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -154,23 +156,55 @@ def answers(url: str) -> bool:
         return False
 
 
+HOLDS = """
+import asyncio, sys
+from openenv import GenericEnvClient
+
+async def hold():
+    async with GenericEnvClient(base_url=sys.argv[1]) as one, GenericEnvClient(base_url=sys.argv[1]) as other:
+        await one.reset(), await other.reset()
+        print("held", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(hold())
+"""
+"""Others who have both places of the server, until nobody needs them."""
+
+
 def test_openenv(theatre: Stage) -> None:
-    """A server with two places has two players, and refuses none. What it refuses others uses up no attempt: all are
-    played in the end."""
+    """A server with two places has two players. What it refuses while others have its places uses up no attempt: all
+    are played in the end."""
     theatre.script((Rule("door 0", "It is 0."), Rule("door 1", "No idea."), Rule("Try again", "I give up.")))
     url, server = f"http://127.0.0.1:{(port := free_port())}", ("-m", "uvicorn", "doors:app", "--port", str(port))
+    program = (python_of("openenv"), str(FOLDER / "with_openenv.py"), url)
     with subprocess.Popen((python_of("openenv"), *server), cwd=TASKSETS, env=clean()) as serving:
-        assert until(lambda: answers(url))
-        program = (python_of("openenv"), str(FOLDER / "with_openenv.py"), url)
-        assert "16 episodes: 16 rewarded, mean reward 0.5" in theatre.run(*program, "2", "2", "message")
-        out = theatre.run(*program, "8", "1", "message")
-        assert re.search(r"8 rewarded, (\d+) failures? of the world \(\1 played again\)", out), out
-        assert "sessions active" in out
-        serving.terminate()
-    for number, reward, calls in ((0, 1.0, 1), (1, 0.0, 2)):
-        for one in theatre.episodes(f"openenv/{number}")[-8:]:
+        try:
+            assert until(lambda: answers(url))
+            assert re.search("16 rewarded.* mean reward 0.5", theatre.run(*program, "2", "2", "message"))
+            assert "8 rewarded" in play_where_all_is_taken(theatre, url, (*program, "8", "1", "message"))
+        finally:
+            serving.terminate()
+    for number, played, reward, calls in ((0, 16, 1.0, 1), (1, 8, 0.0, 2)):
+        kept = [one for one in theatre.episodes(f"openenv/{number}") if one["state"] != "discarded"]
+        assert len(kept) == played
+        for one in kept:
             assert (one["state"], one["reward"], len(one["calls"])) == ("ready", reward, calls)
             assert [line.get("broken_by") for line in one["timelines"]] == [None]
+
+
+def play_where_all_is_taken(theatre: Stage, url: str, program: Sequence[str]) -> str:
+    """What `program` prints that was refused by the server at `url`, until it had free places."""
+    others = (python_of("openenv"), "-c", HOLDS, url)
+    with (
+        subprocess.Popen(others, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean()) as holding,
+        ThreadPoolExecutor() as pool,
+    ):
+        assert holding.stdin is not None and holding.stdout is not None
+        assert holding.stdout.readline() == b"held\n"
+        playing = pool.submit(theatre.run, *program)
+        assert until(lambda: any("sessions active" in (one.get("detail") or "") for one in theatre.listed()))
+        holding.stdin.close()
+        return playing.result()
 
 
 def test_harbor_without_a_container(theatre: Stage, tmp_path: Path) -> None:
