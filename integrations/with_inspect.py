@@ -2,8 +2,7 @@
 
     AJET_BASE_URL=http://HOST:8484/v1 python integrations/with_inspect.py eval MY_TASK --model openai-api/ajet/policy
 
-This is the command `inspect`, which needs an AJET_API_KEY. A hook names the episode of a sample, and gives its score.
-While a trainer wants evaluation episodes of MODEL, samples are those, in the order in which they begin.
+This is the command `inspect`, and needs an AJET_API_KEY. Its samples are the evaluations that a trainer of MODEL wants.
 """
 
 import runpy
@@ -18,8 +17,7 @@ from inspect_ai import hooks, model, scorer
 
 from ajet_sdk import aio
 
-OPEN: dict[str, aio.Episode] = {}
-PLAYED: ContextVar[str] = ContextVar("the episode that this sample is")
+OPEN, PLAYED = dict[str, aio.Episode](), ContextVar[str]("the episode that this sample is")
 
 
 @hooks.hooks("ajet", "makes each sample an evaluation")

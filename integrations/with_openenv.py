@@ -2,8 +2,7 @@
 
     python integrations/with_openenv.py http://127.0.0.1:8000 4 64 message
 
-The server has 4 places (its `max_concurrent_envs`), so 4 episodes are played at once, of 64 seeds. An answer is the
-action's field `message`. The rewards are added. What the server fails is played again; a full one is waited for.
+The server has 4 places, so 4 of 64 seeds play at once. An answer is the action's `message`. A full one is awaited.
 """
 
 import asyncio
@@ -20,8 +19,6 @@ from websockets.exceptions import WebSocketException
 
 from ajet_sdk import Busy, aio
 
-server, places, seeds, field = sys.argv[1:]
-
 
 async def agent(task: str, episode: aio.Episode) -> float:
     model, messages, earned = AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key), [], 0.0
@@ -34,10 +31,10 @@ async def agent(task: str, episode: aio.Episode) -> float:
             messages.append({"role": "user", "content": json.dumps(result.observation)})
             answer = await model.chat.completions.create(model="policy", messages=messages, max_tokens=256)
             messages.append({"role": "assistant", "content": answer.choices[0].message.content})
-            result = await world.step({field: messages[-1]["content"]})
-            earned += result.reward or 0.0
+            earned += (result := await world.step({field: messages[-1]["content"]})).reward or 0.0
     return earned
 
 
+server, places, seeds, field = sys.argv[1:]
 tasks, failures = [f"openenv/{seed}" for seed in range(int(seeds))], (OSError, RuntimeError, WebSocketException)
 print(asyncio.run(aio.run(agent, tasks, parallel=int(places), infra=failures, play=" ".join(sys.argv[1:]))).table())
