@@ -37,7 +37,7 @@ BODIES: dict[str, Any] = {
 REVOKED = "a tenant that left"
 KINDS = (
     "none", "foreign", "forged", "expired", "revoked", "agent of the episode", "agent of another episode",
-    "agent of the tenant", "agent of another tenant", "trainer", "operator", "admin", "the admin secret",
+    "agent of the tenant", "agent of another tenant", "trainer", "operator", "judge", "admin", "the admin secret",
 )
 
 
@@ -62,6 +62,7 @@ def key_of(client: Client, kind: str, episode: str) -> str | None:
         "agent of another tenant": client.key(Claims("agent", "b")),
         "trainer": client.key(Claims("trainer")),
         "operator": client.key(Claims("operator")),
+        "judge": client.key(Claims("judge", lanes=("default",))),
         "admin": client.key(Claims("admin")),
         "the admin secret": SECRET,
     }[kind]
@@ -73,6 +74,8 @@ def expected(route: Route, kind: str, *, open_mode: bool) -> int | None:
         return 401
     if kind == "operator":
         return None if route.scope == "operator" else 403
+    if kind == "judge":
+        return None if route.scope in ("judge", "any") else 403
     if route.scope == "any" or kind in ("none", "foreign", "admin", "the admin secret"):
         return None
     if kind == "trainer":
@@ -81,7 +84,7 @@ def expected(route: Route, kind: str, *, open_mode: bool) -> int | None:
         return 403
     if route.name in ("wanted", "open_episode", "join", "clients", "beat", "leave", "play", "get_play", "end_play"):
         return None if kind in ("agent of the tenant", "agent of another tenant") else 403
-    own = route.name == "reward_answer"  # whoever asks finds answers of episodes alone that it may reward
+    own = route.name in ("reward_answer", "feedback")  # whoever asks finds answers of its own episodes alone
     return None if own or kind in ("agent of the episode", "agent of the tenant") else 403
 
 
