@@ -28,7 +28,7 @@ def alive(pid: int) -> bool:
     """Whether a process runs; one that is dead and waits to be reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone, or it goes while it is read
         return False
 
 
