@@ -197,7 +197,7 @@ class Model:
             if time.monotonic() > until:
                 raise Failed("the judge was away")
             with self._rest():
-                await asyncio.sleep(pause * (1 + 0.5 * random.random()))
+                await asyncio.sleep(pause * (1 + 0.5 * self._client.chance()))
             pause = min(BACKOFF_MAX_S, 2 * pause)
 
 

@@ -59,6 +59,7 @@ INSTEAD = {
     "call": "; open another, and give a final reward only after its last call",
     "reward": "; give or correct rewards before an episode is leased or discarded",
 }
+"""What to do instead of what comes too late."""
 
 
 def takes(command: str, episode: Episode) -> bool:
