@@ -34,7 +34,8 @@ def expected(kind: str, *, open_mode: bool) -> int | None:
     """The refusal that `kind` meets where it names an episode of tenant "a", or None where it may pass."""
     if kind in ("forged", "expired", "revoked") or (kind in ("none", "foreign") and not open_mode):
         return 401
-    return 403 if kind in ("trainer", "operator", "judge", "agent of another episode", "agent of another tenant") else None
+    refused = ("trainer", "operator", "judge", "agent of another episode", "agent of another tenant")
+    return 403 if kind in refused else None
 
 
 @pytest.mark.parametrize("mode", ["open", "locked"])
