@@ -54,14 +54,16 @@ class Watching:
 
     async def status(self, http: web.Request, asked: Asked) -> web.Response:
         """The ledger's status, with what only this process knows: its engines and who waits. ``any_model`` has the
-        engines for each model that has none of its own."""
+        engines for each model that has none of its own. Alerts may name another tenant's users, so an agent's key and
+        a judge's see none."""
         known = await self._desk.shown(await self._desk.decide(asked))
         models = {name: self._model(name) for name in self._engines.names()}
         others = {"any_model": models.pop("")} if "" in models else {}
         now: dict[str, Any] = {"requests": _figures(self._gate)}
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
-        now["alerts"] = [*self._store.alerts().values(), *self._openings.held()]
+        sees = asked.claims.scope in ("trainer", "admin")
+        now["alerts"] = [*self._store.alerts().values(), *self._openings.held()] if sees else []
         if self._interception is not None:
             now["intercept"] = self._interception.to_json(URL(asked.base).host)
         return web.json_response(known | {"models": models} | others | now)

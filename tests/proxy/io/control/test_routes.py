@@ -380,6 +380,14 @@ async def test_alerts_of_the_daemon_stand_beside_those_of_the_ledger(
     assert "ajet_alerts 1" in (await client.ask("GET", "/metrics")).body.decode().splitlines()
 
 
+async def test_alerts_are_for_operators_and_trainers(locked: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may name another tenant's users."""
+    monkeypatch.setattr(Store, "alerts", lambda store: {"names": "'ada' stands for several conversations"})
+    for claims in (Claims("agent", "a"), Claims("judge", lanes=("x",)), Claims("trainer"), Claims("admin")):
+        seen = (await locked.control("GET", "/status", key=locked.key(claims))).json["alerts"]
+        assert len(seen) == (claims.scope in ("trainer", "admin"))
+
+
 async def test_metrics_behind_a_trusted_front_need_a_key(tmp_path: Path) -> None:
     async with serving(tmp_path, admin_secret=SECRET, trusted_front=True) as client:
         assert (await client.ask("GET", "/metrics")).status == 401
