@@ -33,7 +33,7 @@ FILE = click.Path(exists=True, dir_okay=False)
 @click.option("--votes", type=click.IntRange(1, 99), default=1, show_default=True, help="How often to ask the model.")
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="P", help="How many at once.")
 @click.option("--budget", metavar="TOKENS/day", help="With --model: what it may use in a day (UTC).")
-@click.option("--relative", is_flag=True, help="With --model: judge the episodes of a group at once.")
+@click.option("--relative", is_flag=True, help="Judge the episodes of a group at once, each as a whole.")
 @click.option("--redact", metavar="FILE.py:NAME", help="NAME(episode) takes out what no judge may see. None withdraws.")
 @click.option("--check", metavar="FILE", type=FILE, help="First tell how it agrees with these labelled answers.")
 @click.option(
@@ -53,8 +53,8 @@ def judge(proxy: str | None, **options: Any) -> None:
         raise click.UsageError("name one of --model, --with and --cmd")
     if (options["model"] is None) != (options["rubric"] is None):
         raise click.UsageError("--model and --rubric go together")
-    if options["model"] is None and (options["budget"] or options["relative"] or options["votes"] > 1):
-        raise click.UsageError("--votes, --budget and --relative go with --model")
+    if options["model"] is None and (options["budget"] or options["votes"] > 1):
+        raise click.UsageError("--votes and --budget go with --model")
     rubric = "" if options["rubric"] is None else Path(options["rubric"]).read_text(encoding="utf-8")
     with usage():
         gold = [] if options["check"] is None else labelled(Path(options["check"]).read_bytes())

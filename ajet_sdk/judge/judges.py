@@ -15,7 +15,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -82,29 +82,39 @@ class Judge(Protocol):
     async def judge(self, episode: Episode) -> Verdicts:
         """The verdicts on the calls of an episode; `Failed` if there are none."""
 
+    async def compare(self, episodes: Sequence[Episode]) -> Mapping[str, Verdict]:
+        """One verdict on each episode of a group, which are shown at once; `Failed` if there are none."""
+
 
 class Function:
-    """``score(episode)`` of the user returns a number from -1 to 1 for each call that it judges, or None."""
+    """``score(episode)`` of the user returns a number from -1 to 1 for each call that it judges, or None. To compare
+    episodes it gets all of a group, and returns a number for each of these."""
 
     def __init__(self, score: Callable[[Any], Any], digest: str) -> None:
         self._score, self.digest = score, digest
 
     @classmethod
     def of_command(cls, command: str) -> Function:
-        """A shell runs it with the episode as JSON on its standard input; its last line has what is returned."""
+        """A shell runs it with what it gets as JSON on its standard input; its last line has what is returned."""
         return cls(partial(printed_by, command), digest_of(command.encode()))
 
     async def judge(self, episode: Episode) -> Verdicts:
-        found, calls = await called(self._score, episode), {call["call"] for call in episode["calls"]}
-        if not isinstance(found, Mapping) or not found.keys() <= calls or not all(map(is_value, found.values())):
-            raise Failed(f"it must say a number from -1 to 1 for calls of the episode, not {repr(found)[:80]}")
-        return {call: Verdict(float(value), f"code {self.digest}") for call, value in found.items()}
+        return await self._said(episode, "calls of the episode", {call["call"] for call in episode["calls"]})
+
+    async def compare(self, episodes: Sequence[Episode]) -> dict[str, Verdict]:
+        return await self._said([*episodes], "episodes of the group", {one["episode"] for one in episodes})
+
+    async def _said(self, argument: Any, of: str, names: Set[str]) -> dict[Any, Verdict]:
+        found = await called(self._score, argument)
+        if not isinstance(found, Mapping) or not found.keys() <= names or not all(map(is_value, found.values())):
+            raise Failed(f"it must say a number from -1 to 1 for {of}, not {repr(found)[:80]}")
+        return {name: Verdict(float(value), f"code {self.digest}") for name, value in found.items()}
 
 
-def printed_by(command: str, episode: Episode) -> Any:
+def printed_by(command: str, argument: Any) -> Any:
     """The JSON in the last line that `command` prints."""
     env = {name: value for name, value in os.environ.items() if name not in SECRETS}
-    given = json.dumps(episode).encode() + b"\n"
+    given = json.dumps(argument).encode() + b"\n"
     done = subprocess.run(
         command, shell=True, input=given, stdout=subprocess.PIPE, env=env, start_new_session=True, check=True
     )
@@ -153,7 +163,6 @@ class Model:
         return out
 
     async def compare(self, episodes: Sequence[Episode]) -> dict[str, Verdict]:
-        """One verdict on each episode of a group, which are shown at once."""
         return await self.ask({one["episode"]: self._whole(one) for one in episodes})
 
     def _whole(self, episode: Episode) -> Mapping[str, Any]:

@@ -98,9 +98,10 @@ class Work:
         try:
             episodes = [one for one in [await self._redacted(one) for one in episodes] if one is not None]
             found: list[Verdicts] = []
-            if self._options.relative and isinstance(self.judge, Model):
+            if self._options.relative:
                 compared = await self.judge.compare(episodes) if episodes else {}
-                found = [{None: compared[one["episode"]]} for one in episodes]
+                names = [one["episode"] for one in episodes]
+                found = [{None: compared[name]} if name in compared else {} for name in names]
             else:
                 found = [await self.judge.judge(one) for one in episodes]
         except Failed as failure:

@@ -99,6 +99,9 @@ def program_options(command: F) -> F:
 @click.option("--watch", is_flag=True, help="Start PROGRAM anew when its file changes.")
 @click.option("--eval", is_flag=True, help="Record the episodes and never train on them.")
 @click.option(
+    "--judged", is_flag=True, help="Leave the rewards to `ajet judge`, but for those that PROGRAM gives itself."
+)
+@click.option(
     "--wanted", is_flag=True, help="With --eval: play only what a trainer's evaluations want, until Ctrl-C."
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show no output of the programs.")
@@ -138,6 +141,8 @@ def run(
         raise click.UsageError("give --task, or --tasks FILE" + ("" if task is None else ", not both"))
     if watch and of_program(program).file is None:
         raise click.UsageError(f"--watch: {' '.join(program)[:80]!r} names no file of its own that could change")
+    if options["judged"] and (reward_cmd or reward_from):
+        raise click.UsageError("--judged leaves the rewards to a judge: leave --reward-cmd and --reward-from out")
     wanted, parallel = options["wanted"], options["parallel"]
     options["play"] = None if tasks is None or wanted else options["client_name"] or play_name(program, Path(tasks))
     checked(task, **options)

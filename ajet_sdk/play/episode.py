@@ -5,8 +5,8 @@ to those that block.
 
 Invariant: leaving the ``with`` block settles the episode. A final reward, a seal or an abort is left as it is, even
 one of another process or of a header that the agent sent. Rewards that are not final are sealed. No reward at all
-aborts, and so does an exception, whose text becomes the reason. A failure to abort never hides that exception.
-`ajet_sdk.rewards` decides if the world failed then, and not the agent.
+aborts, unless the episode is to be judged: that is sealed. So does an exception, whose text becomes the reason. A
+failure to abort never hides that exception. `ajet_sdk.rewards` decides if the world failed then, and not the agent.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Opened:
     _added: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
     """The code with which it is played, as the proxy knows it; None if it does not."""
+    judged: bool = False
+    """Without a reward of its own, it is left to a judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ class Outcome:
     rewards of its agents, where they differ from that.
 
     `discarded` is the proxy's reason for not keeping an episode that nobody aborted. ``incomplete_call`` says that it
-    has its reward, and no whole call to a model; `lost` then says why its calls were lost. `infra` says that the world
-    failed, and not the agent.
+    has no whole call to a model, though all else that it needs; `lost` then says why its calls were lost. `infra` says
+    that the world failed, and not the agent. One that `awaits` a judgement is sealed, and will be rewarded by that.
     """
 
     reward: float | None = None
@@ -66,6 +68,7 @@ class Outcome:
     discarded: str | None = None
     lost: str | None = None
     infra: bool = False
+    awaits: bool = False
     agents: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -88,6 +91,7 @@ async def opening(client: Client, body: routes.OpenEpisode) -> Opened:
             task=body.task,
             _added={str(name): str(value) for name, value in (answer.get("env") or {}).items()},
             revision=body.revision,
+            judged=body.judged,
         )
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise no_proxy(client.target, answer) from error
@@ -261,7 +265,7 @@ class EpisodeLife(Opened):
         record = await self._at_rest(client, REST_S if rests else 0.0)
         ended = replace(ended, record=record)
         self.conversations = 1 + sum(one.get("broken_by") == "new_chain" for one in record.get("timelines") or ())
-        decision = await decided(source, ended, self.program_failed)
+        decision = await decided(source, ended, self.program_failed, judged=self.judged)
         if isinstance(decision, Earns):
             await self._reward(decision.value, note=decision.note)
             return decision
@@ -277,6 +281,8 @@ class EpisodeLife(Opened):
             await sealing(client, self.id)
             record = await reading(client, self.id)
         outcome, gave_up = outcome_of(record), ended.gave_up
+        awaits = self.judged and record.get("state") == "sealed" and outcome.reward is None
+        outcome = replace(outcome, awaits=awaits)
         known = gave_up is not None and outcome.aborted is not None
         self.outcome = replace(outcome, aborted=gave_up.reason) if known and gave_up is not None else outcome
         return decision
@@ -330,7 +336,7 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     if reason == "incomplete_call" and reward is not None and not world:
         return Outcome(reward=reward, discarded=reason, lost=lost, agents=agents)
     why = f" ({lost})" if lost else ""
-    return Outcome(aborted=f"discarded by the proxy: {reason}{why}", discarded=reason, infra=world)
+    return Outcome(aborted=f"discarded by the proxy: {reason}{why}", discarded=reason, lost=lost, infra=world)
 
 
 class Opening:
@@ -371,6 +377,7 @@ def episode(
     teachers: Mapping[str, str] | None = None,
     client: str | None = None,
     revision: str | None = None,
+    judged: bool = False,
     proxy_url: str | None = None,
     api_key: str | None = None,
     deadline: float = DEADLINE_S,
@@ -383,12 +390,13 @@ def episode(
     unless the proxy serves that other model by name (a judge). `members` maps names of agents to models, and each model
     learns from the episode. `teachers` does too, and these learn nothing. An agent may ask for such a name as its
     model. `deadline` is how long an operation may try to be acknowledged. `client` is the id of the client that plays
-    it, and `revision` names the code with which it does. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and
+    it, and `revision` names the code with which it does. One that is to be `judged` is left to a judge (``ajet judge``)
+    if nobody has rewarded it by its end. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and
     ``AJET_API_KEY``.
     """
     body = routes.OpenEpisode(
         task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members, client=client, revision=revision,
-        teachers=teachers,
+        teachers=teachers, judged=judged,
     )
     return Opening(Client(proxy_url, api_key, deadline=deadline), body)
 

@@ -44,7 +44,8 @@ class RunOptions:
     """The way in which a run goes through its tasks.
 
     `repeat` episodes of each task are played, up to `parallel` at once. `name` turns a task into its name. `model`,
-    `members`, `teachers` and `eval` are those of `ajet_sdk.episode`; `agent_name` is the agent's name in the records.
+    `members`, `teachers`, `eval` and `judged` are those of `ajet_sdk.episode`; `agent_name` is the agent's name in the
+    records.
 
     With `wanted` (and `eval`), only the evaluation episodes are played that a trainer wants, and the run ends by an
     interrupt alone. Each evaluation goes through the tasks from the first on. Programs that share one go through them
@@ -75,6 +76,7 @@ class RunOptions:
     members: Mapping[str, str] | None = None
     teachers: Mapping[str, str] | None = None
     eval: bool = False
+    judged: bool = False
     wanted: bool = False
     play: str | None = None
     epochs: int = 1
@@ -107,7 +109,7 @@ class RunOptions:
         """The request that opens an episode of the run; `more` is what this episode has besides."""
         return routes.OpenEpisode(
             **{"model": self.model, **more}, agent=self.agent_name, eval=self.eval, members=self.members or None,
-            teachers=self.teachers or None,
+            teachers=self.teachers or None, judged=self.judged,
         )  # fmt: skip
 
     @property

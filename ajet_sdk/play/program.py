@@ -177,7 +177,7 @@ class ProgramAgent:
         if program.reward_cmd is not None and ended.gave_up is None:
             graded, verdict = self._run(("/bin/sh", "-c", program.reward_cmd), env, episode)
             ended = replace(ended, graded=graded, verdict=verdict)
-        decision = wait(episode.settle(program.source, ended))
+        decision = wait(episode.settle(None if episode.judged else program.source, ended))
         if isinstance(decision, Fails) and decision.hint is not None:
             with self._lock:  # once in a run
                 said, self._hinted = self._hinted, True
@@ -378,6 +378,8 @@ def run_program(
     for the file to change.
     """
     how = RunOptions(repeat=repeat, parallel=parallel, **options)
+    if how.judged and (program.reward_from is not None or program.reward_cmd is not None):
+        raise BadRequest("a judge rewards what is to be judged: leave reward_from and reward_cmd out", param="judged")
     code = of_program(program.argv, program.cwd)
     streak = Streak(parallel, waits=watch, say=how.say) if watch or how.play is not None else None
     if watch and code.file is None:

@@ -1,9 +1,9 @@
 """The results of running an agent: one `RunResult` for each rollout, and the table of them.
 
-A rollout ends in one of three ways. ``rewarded``: the proxy has acknowledged its reward. ``aborted``: it was given up,
-by the agent's own wish or by its exception. ``failed``: it could not be opened or settled, so the proxy's timeouts will
-end it. Only the first is a success, whatever the reward's value. It is not kept if there was nothing to keep of it, as
-for a program that asked no model.
+A rollout ends in one of four ways. ``rewarded``: the proxy has acknowledged its reward. ``sealed``: it awaits a
+judgement, which rewards it later. ``aborted``: it was given up, by the agent's own wish or by its exception.
+``failed``: it could not be opened or settled, so the proxy's timeouts will end it. Only the first two are a success,
+whatever the reward's value. It is not kept if there was nothing to keep of it, as for a program that asked no model.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        return self.outcome == "rewarded"
+        return self.outcome in ("rewarded", "sealed")
 
     @property
     def kept(self) -> bool:
-        """True if the proxy keeps it: to be trained, or as an evaluation."""
+        """True if the proxy keeps it: to be trained, to be judged, or as an evaluation."""
         return self.ok and self.discarded is None
 
 
@@ -98,12 +98,12 @@ class RunResults(tuple[RunResult, ...]):
 
     @property
     def untrainable(self) -> list[RunResult]:
-        """The rewarded ones that have nothing to train because of their engine."""
-        return [item for item in self if item.ok and item.untrainable is not None]
+        """Those that have nothing to train because of their engine."""
+        return [item for item in self if item.untrainable is not None]
 
     @property
     def kept(self) -> list[RunResult]:
-        """The rewarded ones that the proxy keeps: to be trained, or as an evaluation."""
+        """Those that the proxy keeps: to be trained, to be judged, or as an evaluation."""
         return [item for item in self if item.kept]
 
     @property
@@ -133,7 +133,8 @@ class RunResults(tuple[RunResult, ...]):
     def summary(self) -> str:
         """Counts the rollouts by their outcomes, in a line. Failures of the world are counted apart."""
         counts = Counter(item.outcome for item in self if not item.infra)
-        parts = [f"{counts[outcome]} {outcome}" for outcome in ("rewarded", "aborted", "failed") if counts[outcome]]
+        words = {"rewarded": "rewarded", "sealed": "awaiting a judgement", "aborted": "aborted", "failed": "failed"}
+        parts = [f"{counts[outcome]} {said}" for outcome, said in words.items() if counts[outcome]]
         if lost := Counter(item.discarded for item in self if item.ok and item.discarded and item.untrainable is None):
             reasons = ", ".join(f"{number} as {reason}" for reason, number in sorted(lost.items()))
             parts[0] += f" (the proxy discarded {reasons})"

@@ -64,6 +64,8 @@ def result_of(
         outcome, reward = "failed", None
     elif settled.aborted is not None:
         outcome, reward, reason = "aborted", None, settled.aborted
+    elif settled.awaits:
+        outcome, reward, reason = "sealed", None, "awaits a judgement"
     elif settled.reward is None:
         outcome, reward, reason = "aborted", None, reason or "sealed without a reward"
     else:
@@ -393,8 +395,9 @@ async def run(agent: Agent, tasks: Iterable[Any], repeat: int = 8, parallel: int
     `ajet_sdk.play.options.RunOptions`.
 
     What the agent returns is the episode's final reward, or a pair of that and a note. None means that it rewarded or
-    aborted the episode itself; one that it left without a reward is aborted. Whatever the agent raises aborts its
-    episode and is recorded in the results. A list in which a task has no name is refused before any task is begun.
+    aborted the episode itself; one that it left without a reward is aborted, unless it is to be `judged`. Whatever the
+    agent raises aborts its episode and is recorded in the results. A list in which a task has no name is refused before
+    any task is begun.
 
     If an attempt at the model went unanswered, the world failed, and not the agent, whatever it returns or raises. So
     say an exception of one of the classes `infra`, a client's error of connection or server, a proxy that cannot be

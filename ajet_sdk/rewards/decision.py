@@ -121,23 +121,25 @@ class Fails:
     hint: str | None = None
 
 
-async def decided(source: Source | None, ended: Ended, failed: str | None = None) -> Earns | Stands | Fails:
+async def decided(
+    source: Source | None, ended: Ended, failed: str | None = None, *, judged: bool = False
+) -> Earns | Stands | Fails:
     """Decides what becomes of an episode that ended so. Without a `source` it has the rewards that were given. `failed`
-    says in words how its program failed."""
+    says in words how its program failed, and `judged` that a judge rewards it later."""
     unanswered, gave_up = unanswered_in(ended.record), ended.gave_up
     if unanswered is not None and failed is not None and gave_up is None:
         unanswered = f"{failed}; {unanswered}"
     said = None if source is None or gave_up is not None else await source.reward(ended)
-    return decide(given_to(ended.record), unanswered, gave_up, said)
+    return decide(given_to(ended.record), unanswered, gave_up, said, judged=judged)
 
 
 def decide(
-    given: Given, unanswered: str | None, ended: GaveUp | None = None, said: Said | None = None
+    given: Given, unanswered: str | None, ended: GaveUp | None = None, said: Said | None = None, *, judged: bool = False
 ) -> Earns | Stands | Fails:
     """Decides what becomes of an episode.
 
     `unanswered` says in words which attempts at the model were lost to the world. `said` is what the source of its
-    reward says; None, if it has no source besides what was `given`.
+    reward says; None, if it has no source besides what was `given`. One that is to be `judged` needs none.
     """
     if isinstance(said, Number) and said.fallback and given is not Given.NOTHING:
         said = None
@@ -154,7 +156,7 @@ def decide(
     if ended is not None:
         return Fails(ended.reason)
     if said is None:
-        return Fails(UNREWARDED)
+        return Stands() if judged else Fails(UNREWARDED)
     return Earns(said.value, said.note) if isinstance(said, Number) else Fails(said.reason, hint=hint)
 
 

@@ -215,6 +215,7 @@ class ControlStub:
             "episode": name, "task": body.task, "state": "open", "model": body.model, "eval": body.eval,
             "agent": body.agent, "rewards": [], "reward": None, "identified_by": "key", "opened_at": 0.0, "calls": [],
             "client": body.client, "revision": body.revision, "play": body.play, "place": body.place,
+            "judged": body.judged,
         }
         self.on_open(self.episodes[name])
         base_url = f"{self.url}/v1"
@@ -242,7 +243,10 @@ class ControlStub:
     def _seal(self, record: dict[str, Any], _body: Any) -> dict[str, Any]:
         if record["state"] != "open":
             raise Conflict(f"the episode is {record['state']}")
-        self._end(record, None if record["rewards"] else "no_reward")
+        if record["judged"] and not record["rewards"]:
+            self._move(record, "sealed")
+        else:
+            self._end(record, None if record["rewards"] else "no_reward")
         return record
 
     def _abort(self, record: dict[str, Any], body: Any) -> dict[str, Any]:
@@ -269,7 +273,8 @@ class ControlStub:
 
     def _move(self, record: dict[str, Any], state: str, reason: str | None = None) -> None:
         if record.get("play") in self.plays and record["state"] != state:
-            self.plays[record["play"]].moved(record["place"], record["state"], state, reason)
+            awaits = "awaiting" if state == "sealed" else state
+            self.plays[record["play"]].moved(record["place"], record["state"], awaits, reason)
         record["state"], record["reason"] = state, reason
 
 

@@ -188,7 +188,7 @@ class Episode:
         if self.opening.eval:
             return "recorded", None
         if not self.rewards:
-            return "discarded", "no_reward"
+            return "discarded", "incomplete_call" if self.opening.judged else "no_reward"
         return ("ready", None) if self.trains() else ("discarded", "incomplete_call")
 
     def rewarded(self, model: str) -> bool:

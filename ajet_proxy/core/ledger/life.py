@@ -38,7 +38,7 @@ class Life:
 
     def move(self, episode: Episode, state: str, at: float, *why: str | None) -> None:
         """`episode` comes to another state, and the counters with it; `why`: the reason, the detail and the cause."""
-        before, awaited = episode.state, judging(episode)
+        before, awaited, waited = episode.state, judging(episode), episode.id in self._episodes.awaiting
         if not episode.opening.eval and before in ("open", "sealed") and state not in ("open", "sealed"):
             self._seats.closes(episode, but=episode.shares.by_model)
             for model in episode.shares.by_model if state == "ready" else ():
@@ -49,7 +49,7 @@ class Life:
             self._tallies.judging_moved(awaited, judging(episode))
         self._episodes.moved(episode)
         self._clients.moved(episode, before, at)
-        self._plays.moved(episode, before)
+        self._plays.moved(episode, "awaiting" if waited else before)
         if episode.ended_at is not None:
             for model in episode.shares.by_model:
                 self._seats.queues.forget(model, episode.id)
@@ -59,7 +59,9 @@ class Life:
         if episode.state != "sealed" or episode.transcript.running:
             return
         if awaits(episode):
-            self._episodes.wait(episode)
+            if episode.id not in self._episodes.awaiting:
+                self._episodes.wait(episode)
+                self._plays.moved(episode, "sealed", "awaiting")
             return
         self._tallies.merged(episode.transcript.keep_timelines(self._weights.merge_policy))
         state, reason = episode.outcome()

@@ -2,7 +2,8 @@
 taken, and which are still to be played.
 
 Idea: the ledger is the cursor. A play has the places 0, 1, 2 …, and each of its episodes plays one of them. A place
-belongs to one episode at a time. An episode that is discarded gives its place back, so that it is played again. So a
+belongs to one episode at a time. One that awaits a judgement has been played, but an evaluation waits for its reward.
+An episode that is discarded gives its place back, so that it is played again. So a
 runner that is killed asks what is missing, and plays exactly that. Only what a trainer has seen and left out
 (``filtered``) counts as played: its group had it.
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
@@ -38,6 +39,8 @@ class Play:
     """``number`` counts all plays, so that one that begins again under its name is another. ``next`` is the lowest
     place that was never opened, ``given_back`` are those to be played again, in the order in which they came back."""
 
+    PLAYING: ClassVar[tuple[str, ...]] = ("open", "sealed")
+    """An episode that is ``awaiting`` a judgement is not played any more."""
     tenant: str
     name: str
     episodes: int
@@ -71,12 +74,12 @@ class Play:
 
     def moved(self, place: int, before: str, state: str, reason: str | None) -> None:
         """The episode at `place` went from the state `before` to `state`; `reason` is why it is discarded."""
-        was_playing = before in ("open", "sealed")
+        was_playing = before in self.PLAYING
         if state == "discarded" and reason != "filtered":
             self.given_back[place] = None
             self.lost += 1
             self.done -= not was_playing
-        elif was_playing and state != "sealed":
+        elif was_playing and state not in self.PLAYING:
             self.done += 1
 
     def to_json(self, after: int = -1) -> dict[str, Any]:
@@ -92,6 +95,7 @@ class Play:
 class Evaluation(Play):
     """The latest of its model. ``rewards`` are those of the places that have ended: None for one without."""
 
+    PLAYING: ClassVar[tuple[str, ...]] = ("open", "sealed", "awaiting")
     model: str = ""
     policy_version: int = 0
     branch: int = 0
@@ -149,10 +153,11 @@ class Plays:
             and one.branch == self._weights.born(one.model).last
         }
 
-    def moved(self, episode: Episode, before: str) -> None:
-        """`episode` came from the state `before` to the one that it is in."""
+    def moved(self, episode: Episode, before: str, state: str | None = None) -> None:
+        """`episode` came from the state `before` to the one that it is in, or to `state`. One that is sealed and awaits
+        a judgement is ``awaiting`` here."""
         if (play := self._its(episode)) is not None and episode.opening.place is not None:
-            play.moved(episode.opening.place, before, episode.state, episode.reason)
+            play.moved(episode.opening.place, before, state or episode.state, episode.reason)
             self.rewarded(episode)
 
     def rewarded(self, episode: Episode) -> None:

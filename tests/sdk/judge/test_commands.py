@@ -33,7 +33,7 @@ def rubric(tmp_path: Path) -> str:
     "options",
     [(), ("--cmd", "true", "--with", "a.py:f"), ("--model", "http://127.0.0.1:1/v1"), ("--cmd", "true", "--votes", "3"),
      ("--cmd", "true", "--budget", "1/day"), ("--with", "missing.py:f"), ("--with", "nothing"), ("--cmd", "true",
-     "--feedback-weight", "2"), ("--cmd", "true", "--redact", "missing.py:f"), ("--cmd", "true", "--relative")],
+     "--feedback-weight", "2"), ("--cmd", "true", "--redact", "missing.py:f")],
 )  # fmt: skip
 def test_bad_usage_is_one_line(ajet: Ajet, stub: ControlStub, options: tuple[str, ...]) -> None:
     code, out, err = ajet("judge", *options)

@@ -100,6 +100,33 @@ async def test_failures_are_results(stub: ControlStub) -> None:
     assert "open" not in {record["state"] for record in stub.episodes.values()}
 
 
+async def test_what_is_to_be_judged_awaits_that_unless_it_has_a_reward(stub: ControlStub) -> None:
+    """What nobody rewarded is no failure, whichever way its agent ended it. The world's failures stay the world's."""
+
+    async def agent(task: str, episode: aio.Episode) -> float | None:
+        if task == "raises":
+            raise RuntimeError("no idea")
+        if task == "world":
+            stub.episodes[episode.id]["unanswered"] = [{"reason": "engine_error"}]
+        if task == "seals":
+            await episode.seal()
+        return 0.5 if task == "rewards" else None
+
+    tasks = ["raises", "world", "seals", "nothing", "rewards"]
+    results = await aio.run(agent, tasks, repeat=1, parallel=5, retries=0, judged=True)
+    told = {item.task: (item.outcome, item.reward, item.reason, item.kept) for item in results}
+    assert told["raises"] == ("aborted", None, "RuntimeError: no idea", False)
+    assert told["world"] == ("aborted", None, "the model never answered (engine_error)", False)
+    assert told["seals"] == told["nothing"] == ("sealed", None, "awaits a judgement", True)
+    assert told["rewards"] == ("rewarded", 0.5, None, True)
+    assert [item.infra for item in results] == [False, True, False, False, False]
+    said = "1 rewarded, 2 awaiting a judgement, 1 aborted, 1 failure of the world, mean reward 0.5"
+    assert results.summary() == f"5 episodes: {said}"
+    async with aio.episode("t", judged=True) as episode:
+        pass
+    assert stub.episodes[episode.id]["state"] == "sealed"
+
+
 async def test_evaluation_episodes_say_so(stub: ControlStub) -> None:
     await aio.run(one, [{"task": "t", "question": "?"}, {"id": 7}, 8], repeat=1, eval=True)
     records = stub.episodes.values()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.rewards.decision import (
+    UNREWARDED,
     Earns,
     Ended,
     Fails,
@@ -82,6 +83,12 @@ def test_a_reward_that_somebody_gave_stands() -> None:
 def test_what_has_ended_stays_as_it_is() -> None:
     for _, unanswered, ended, said in everything():
         assert decide(Given.END, unanswered, ended, said) == Stands()
+
+
+def test_a_judgement_stands_for_a_reward_that_is_lacking_and_changes_nothing_else() -> None:
+    for was, unanswered, ended, said in everything():
+        plain = decide(was, unanswered, ended, said)
+        assert decide(was, unanswered, ended, said, judged=True) == (Stands() if plain == Fails(UNREWARDED) else plain)
 
 
 def test_steps_alone_are_no_reward_of_an_agent_that_gave_up() -> None:

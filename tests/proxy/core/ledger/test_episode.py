@@ -119,9 +119,11 @@ def test_the_notes_of_an_episode_have_a_length(monkeypatch: pytest.MonkeyPatch) 
 # ---- what a sealed episode becomes
 
 
-def sealed(*, eval: bool = False, reward: bool = True, sampled: tuple[int, ...] | None = (3,)) -> Episode:
+def sealed(
+    *, eval: bool = False, reward: bool = True, sampled: tuple[int, ...] | None = (3,), judged: bool = False
+) -> Episode:
     rig = LedgerRig()
-    episode = rig.open(eval=eval)
+    episode = rig.open(eval=eval, judged=judged)
     if sampled is not None:
         rig.call(episode, (1, 2), sampled)
     if reward:
@@ -134,6 +136,7 @@ def sealed(*, eval: bool = False, reward: bool = True, sampled: tuple[int, ...] 
     [
         (sealed(), ("ready", None)),
         (sealed(reward=False), ("discarded", "no_reward")),
+        (sealed(sampled=None, reward=False, judged=True), ("discarded", "incomplete_call")),
         (sealed(sampled=None), ("discarded", "incomplete_call")),
         (sealed(sampled=()), ("discarded", "incomplete_call")),
         (sealed(sampled=None, reward=False), ("discarded", "no_reward")),

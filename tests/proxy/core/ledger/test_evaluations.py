@@ -105,6 +105,15 @@ def test_a_header_that_comes_after_the_opening_is_refused_and_changes_nothing(ri
     assert rig.state.plays.wanted() == ({"m": 2} if wanted else {})
 
 
+def test_an_evaluation_that_awaits_judgements_is_not_done(rig: LedgerRig) -> None:
+    name = rig.evaluate("m", 1)
+    rig.call(episode := rig.open(eval=True, model="m", judged=True))
+    rig.seal(episode)
+    assert (rig.state_of(episode), told(rig, name)["done"]) == ("sealed", 0)
+    rig.judge(episode, 0.5)
+    assert (rig.state_of(episode), told(rig, name)["done"], told(rig, name)["rewards"]) == ("recorded", 1, [0.5])
+
+
 def test_a_discarded_one_is_wanted_again(rig: LedgerRig) -> None:
     name = rig.evaluate("m", 1)
     for end in ("abort", "expire"):

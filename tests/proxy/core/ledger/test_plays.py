@@ -124,6 +124,21 @@ def test_whatever_discards_an_episode_gives_its_place_back(rig: LedgerRig, reaso
     assert [told(rig)[name] for name in ("done", "lost", "given_back")] == [0, 1, [0]]
 
 
+@pytest.mark.parametrize("value", [1.0, None])
+def test_what_awaits_a_judgement_counts_as_played(rig: LedgerRig, value: float | None) -> None:
+    """Once, even if one of its calls is lost then. If it is not judged, its place is given back."""
+    episode = opens(rig, 0, judged=True)
+    rig.call(episode)
+    call = rig.call(episode)
+    rig.seal(episode)
+    assert (rig.state_of(episode), told(rig)["done"]) == ("sealed", 1)
+    rig.lose(episode, call, taken_back=True)
+    assert (rig.state_of(episode), told(rig)["done"]) == ("sealed", 1)
+    rig.judge(episode, value)
+    found = [told(rig)[name] for name in ("done", "lost", "given_back")]
+    assert found == ([0, 1, [0]] if value is None else [1, 0, []])
+
+
 def test_what_its_trainer_left_out_counts_as_played(rig: LedgerRig) -> None:
     episode = opens(rig, 0)
     whole(rig, episode)
