@@ -35,6 +35,11 @@ NAME, LEAST = 28, 8
 """A task, model or agent name is cut behind so many columns; in a table that would not fit, behind fewer."""
 STYLES = {"head": "\033[1m", "alert": "\033[1;31m", "dim": "\033[2m", "": ""}
 ENTER, LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
+JUDGED = {
+    "awaiting": "awaiting", "judged": "judged", "rewarded": "rewarded without", "not_judged": "not judged",
+    "withdrawn": "withdrawn", "lost": "lost",
+}
+"""What becomes of what is to be judged, in words."""
 Lines = list[tuple[str, str]]
 """Each with its style."""
 Drawing = Callable[[int, int], Lines]
@@ -120,7 +125,22 @@ def _top(status: Mapping[str, Any], rates: Rates | None) -> Lines:
     lines.append(("", f"opened {episodes.get('opened', 0)} = {terms or 0}"))
     groups = status.get("groups") or {}
     queue = ", ".join(f"{count} {state}" for state, count in groups.items())
-    return [*lines, ("", f"groups  {queue}")] if queue else lines
+    lines += [("", f"groups  {queue}")] if queue else []
+    return [*lines, *_traffic(status.get("traffic") or {})]
+
+
+def _traffic(traffic: Mapping[str, Any]) -> Lines:
+    """What is to be judged and what became of it, if there is any; and how good held-out chats were."""
+    if not traffic.get("sealed"):
+        return []
+    line = ", ".join(f"{traffic[name]} {said}" for name, said in JUDGED.items() if traffic.get(name))
+    oldest = f"; the oldest awaits one for {age(traffic['oldest_s'])}" if traffic.get("awaiting") else ""
+    lines: Lines = [("", f"judgements  {line}{oldest}")]
+    for model, spans in (traffic.get("holdout") or {}).items():
+        means = [span["mean"] for span in spans]
+        lines.append(("", f"held-out chats, {_cut(model)}  {means[-1]:.3f} at version {spans[-1]['policy_versions'][1]}"
+                          f"  {sparkline(means, 16)}"))
+    return lines
 
 
 def _rewards(overview: Mapping[str, Any], width: int) -> Lines:

@@ -149,6 +149,15 @@ function states(episodes) {
     h("div", { class: "key" }, ...shown.map(([state, shade]) => h("span", {}, h("i", { "--shade": shade }), `${state} ${whole(episodes[state])}`))));
 }
 
+function judged(traffic) {
+  const words = { awaiting: "awaiting", judged: "judged", rewarded: "rewarded without", not_judged: "not judged", withdrawn: "withdrawn", lost: "lost" };
+  const shown = Object.entries(words).filter(([name]) => traffic[name]), models = Object.entries(traffic.holdout || {});
+  return h("section", { class: "card" }, h("h2", {}, "Judgements"),
+    h("p", { class: "note" }, shown.map(([name, said]) => `${whole(traffic[name])} ${said}`).join(", ") + (traffic.awaiting ? `; the oldest awaits one for ${age(traffic.oldest_s)}.` : ".")),
+    models.length ? rows(["held-out chats", ">versions", ">chats", ">mean", ""], models.flatMap(([model, spans]) => spans.slice(-5).reverse().map((span) => [
+      model, [...new Set(span.policy_versions)].join("–"), whole(span.episodes), figure(span.mean), h("div", { class: "meter" }, h("i", { "--share": Math.min(1, Math.max(0, (span.mean + 1) / 2)) }))])), "") : null);
+}
+
 function broken(status) {
   const counts = Object.entries(status.drift).sort((a, b) => b[1] - a[1]), most = Math.max(1, ...counts.map(([, count]) => count));
   const lost = Object.entries(status.discarded || {}).map(([reason, count]) => `${reason} ${whole(count)}`).join(", ");
@@ -171,6 +180,7 @@ function board(status, seen, rates, width) {
         h("span", { class: one.quiet_s > one.idle_timeout / 2 ? "bad" : null }, age(one.quiet_s)), one.in_flight ? "the model" : "the agent", link(one.episode, one.task || one.episode), one.agent || "–", whole(one.calls), age(one.age_s)]), "No episode is open.")),
       seen.lanes && seen.lanes.some((lane) => lane.share || lane.lane !== "default") ? h("section", { class: "card" }, h("h2", {}, "Lanes"), rows(["lane", ">share", ">groups leased", ">lent", ">open", ">ready"], seen.lanes.slice(0, 20).map((lane) => [
         lane.model === undefined ? lane.lane : `${lane.lane} (${lane.model})`, lane.share ? figure(lane.share) : "–", whole(lane.leased), lane.owed ? `${lane.owed}` : "–", whole(lane.open), whole(lane.ready)]), "")) : null,
+      status.traffic && status.traffic.sealed ? judged(status.traffic) : null,
       h("div", {}, broken(status), h("section", { class: "card" }, h("h2", {}, "Leases"), rows(["batch", "model", ">groups", ">episodes", ">runs out in"], seen.leases.map((one) => [one.batch, one.model, whole(one.groups), whole(one.episodes), age(one.lease_until - now)]), "No batch is leased."))))];
 }
 

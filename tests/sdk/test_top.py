@@ -63,6 +63,16 @@ def test_what_serves_any_model_is_shown() -> None:
     )
 
 
+def test_what_is_to_be_judged_has_a_line_if_there_is_any() -> None:
+    spans = [{"policy_versions": [one, one], "episodes": 20, "mean": one / 4} for one in (2, 4)]
+    counts = {"sealed": 9, "awaiting": 3, "judged": 5, "rewarded": 0, "not_judged": 1, "withdrawn": 0, "lost": 0}
+    traffic = counts | {"oldest_s": 240.0, "holdout": {"m": spans}}
+    shown = text(STATUS | {"traffic": traffic}, None, None, 80, 24)
+    assert "judgements  3 awaiting, 5 judged, 1 not judged; the oldest awaits one for 4 min\n" in shown
+    assert "held-out chats, m  1.000 at version 4  ▁█" in shown
+    assert "judgements" not in text(STATUS | {"traffic": dict.fromkeys(traffic, 0)}, None, None, 80, 24)
+
+
 def text(*args: Any) -> str:
     return "\n".join(line for _, line in screenful(*args))
 

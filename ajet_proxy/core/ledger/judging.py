@@ -192,8 +192,10 @@ class JudgingCommands:
         oldest = next((at - (one.sealed_at or at) for one in awaiting.values()), 0.0)
         counts = {name: tallies.judging[name] for name in COUNTED}
         leased = sum(name in awaiting and end > at for name, end in self._leases.items())
-        unjudged = dict(+tallies.unjudged_calls)
-        return counts | {"oldest_s": max(0.0, oldest), "leased": leased, "unjudged_calls": unjudged}
+        return counts | {
+            "oldest_s": max(0.0, oldest), "leased": leased, "unjudged_calls": dict(+tallies.unjudged_calls),
+            "holdout": tallies.holdouts.to_json(),
+        }
 
     def alerts(self, at: float) -> dict[str, str]:
         """The line for an operator while nobody judges what waits."""

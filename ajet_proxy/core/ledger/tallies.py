@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode, to_judge
+from ajet_proxy.core.ledger.holdouts import Holdouts
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
 from ajet_proxy.core.trajectory.timeline import Timeline
@@ -26,7 +27,7 @@ class Tallies:
 
     KEPT = (
         "opened", "counts", "discarded", "tokens", "drift", "drifts", "calls", "captures", "reward_curves", "judging",
-        "judged_calls", "unjudged_calls", "judged_at",
+        "judged_calls", "unjudged_calls", "judged_at", "holdouts",
     )
 
     def __init__(self) -> None:
@@ -47,12 +48,13 @@ class Tallies:
         self.unjudged_calls: Counter[str] = Counter()
         """Calls of judged episodes with a score, and those without, by their finish reason. The latest count most."""
         self.judged_at = 0.0
+        self.holdouts = Holdouts()
 
     def alerts(self) -> dict[str, str]:
         """The lines for an operator about models whose turns drift, by subject."""
         lines = {f"drift of model {model!r}": drift.alert(model) for model, drift in self.drifts.items()}
         known = {about: line for about, line in lines.items() if line is not None}
-        return known | {
+        return known | self.holdouts.alerts() | {
             f"unjudged {reason!r}": f"{left} of {left + self.judged_calls[reason]} calls with finish reason {reason!r} "
             "got no score of a judge: what is never scored is a way out, so have the judge score them too"
             for reason, left in self.unjudged_calls.items()
@@ -110,12 +112,18 @@ class Tallies:
         """A settled episode earned `reward`. It counts once; if it had earned something `before`, that is corrected."""
         kind = "eval" if episode.opening.eval else "train"
         if episode.reward_number is None or before is None:
-            versions = (version for turn in episode.transcript.turns() for version, _ in turn.policy_versions)
+            turns = list(episode.transcript.turns())
+            version = max((version for turn in turns for version, _ in turn.policy_versions), default=0)
             episode.count_reward(self.reward_curves.add(
-                kind, episode.id, episode.group_key.task, reward, at=at, version=max(versions, default=0)
+                kind, episode.id, episode.group_key.task, reward, at=at, version=version
             ))
+            if turns and episode.opening.eval and episode.opening.traffic:
+                self.holdouts.add(turns[0].model, version, reward / len(episode.rewards))
         else:
             self.reward_curves.correct(kind, episode.reward_number, episode.id, episode.group_key.task, reward, before)
+
+    def _announced(self, event: ev.PolicyAnnounced) -> None:
+        self.holdouts.serves(event.model, event.version)
 
     def _call_started(self, event: ev.CallStarted) -> None:
         self.calls["running"] += len(event.calls)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ajet_proxy.core.ledger.judging import COUNTED
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
@@ -33,6 +34,11 @@ READ: tuple[Metric, ...] = (
         "ajet_recent_reward_mean", "gauge", f"Mean reward of the latest {RECENT_EPISODES} or more such episodes.",
         ("kind",),
     ),
+    Metric(
+        "ajet_judging", "gauge", "Sealed episodes that were to be judged, by what became of them: awaiting, judged, "
+        "rewarded (without a judge), not_judged, withdrawn, lost.", ("outcome",),
+    ),
+    Metric("ajet_judging_oldest_seconds", "gauge", "For how long the oldest has awaited a judgement."),
     Metric("ajet_calls_in_flight", "gauge", "Calls that the engine has not ended."),
     Metric(
         "ajet_captures_total", "counter", "Choices by how they ended: complete, or why they were lost first. One that "
@@ -115,7 +121,11 @@ def ledger_figures(state: State) -> dict[str, Values]:
         "waiting": state.seats.queues.waiting, "ready": state.seats.queues.complete,
         "leased": sum(len(batch.groups) for batch in state.batches.leased.values()),
     }
+    judging = {outcome: state.tallies.judging[outcome] for outcome in COUNTED if outcome != "sealed"}
+    oldest = next((one.sealed_at for one in state.episodes.awaiting.values()), None)
     return {
+        "ajet_judging": _by_label(judging),
+        "ajet_judging_oldest_seconds": _one(0.0 if oldest is None else max(0.0, time.time() - oldest)),
         "ajet_episodes": _by_label(state.tallies.counts),
         "ajet_episodes_opened_total": _one(sum(state.tallies.counts.values())),
         "ajet_episodes_discarded_total": _by_label(state.tallies.discarded),

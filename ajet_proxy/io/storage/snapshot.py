@@ -37,6 +37,7 @@ from ajet_proxy.core.ledger.episodes import Archive
 from ajet_proxy.core.ledger.events import EpisodeJudged, EpisodeOpened, FeedbackGiven, RunWanted, TrainerCame
 from ajet_proxy.core.ledger.gates import Gate
 from ajet_proxy.core.ledger.groups import Group, Seat
+from ajet_proxy.core.ledger.holdouts import Holdouts, Span
 from ajet_proxy.core.ledger.mix import Mix, QueueCredit
 from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.model_queue import ModelQueue
@@ -64,6 +65,7 @@ KINDS: dict[str, Any] = {
     "Progress": Progress, "QueueCredit": QueueCredit, "RewardCurves": RewardCurves, "Seat": Seat, "Shares": Shares,
     "Served": Served, "TaskRewards": TaskRewards, "Text": Text, "Texts": Texts, "Trainer": Trainer, "Turn": Turn,
     "RunWanted": RunWanted, "TrainerCame": TrainerCame, "EpisodeJudged": EpisodeJudged, "FeedbackGiven": FeedbackGiven,
+    "Holdouts": Holdouts, "Span": Span,
 }
 """The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
 _NAMES = {kind: name for name, kind in KINDS.items()}

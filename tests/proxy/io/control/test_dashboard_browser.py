@@ -65,7 +65,7 @@ async def test_the_board_and_an_episode(page: Page, tmp_path: Path) -> None:
         text = await page.text()
         for shown in ("v7", EVIL, "Broken chains", "gate", "the agent", "ready 1", "open 1"):
             assert shown in text, shown
-        assert "any model" not in text
+        assert "any model" not in text and "Judgements" not in text
         await page.run(f"location.hash = '#/e/{episode}'")
         await page.until("document.querySelector('.tokens')")
         await check_tokens(page, client, episode)
@@ -96,6 +96,21 @@ async def check_tokens(page: Page, client: Client, episode: str) -> None:
     await page.run("document.querySelectorAll('.tree button')[1].click()")
     assert f"{others[0]['broken_by']}: " in await page.text()
     assert await page.run(colours) == others[0]["loss_mask"]
+
+
+async def test_what_is_to_be_judged_has_a_card(page: Page, tmp_path: Path) -> None:
+    served = {"traffic": "chat", "traffic_holdout": 1.0}
+    async with EngineStub() as stub, serving(tmp_path / "data", upstream=(stub.url,), **served) as client:
+        for name in ("one", "two"):
+            await client.chat(name)
+            await client.control("POST", f"/episodes/{name}/seal")
+        await client.control("POST", "/episodes/one/judgement", {"judge": "j", "rewards": [{"value": 0.25}]})
+        await page.open(f"{client.app.url}/ajet/")
+        await page.until(f"{ROWS} === 2")
+        text = await page.text()
+        for shown in ("Judgements", "1 awaiting, 1 judged; the oldest awaits one for", "held-out chats", "0.250"):
+            assert shown in text, shown
+        assert not page.complaints
 
 
 class Mute(EngineStub):
