@@ -60,7 +60,7 @@ def rows(
             answers = {turn.call: turn.response for turn in episode.transcript.turns()}
             for sample in filter(choice.takes, _of(episode)):
                 row = sft_row(sample) if form == "sft" else sample.to_json()
-                yield row | {"responses": [answers[call] for call in sample.calls]}
+                yield row | {"responses": [answers[call] for call in sample.calls], "feedback": _said(episode, sample)}
 
 
 def _pairs(state: State, episodes: Iterable[Episode], choice: Choice) -> Iterator[dict[str, Any]]:
@@ -70,9 +70,11 @@ def _pairs(state: State, episodes: Iterable[Episode], choice: Choice) -> Iterato
         if (known := place(sample, number, (one.value for one in episode.rewards.values()))) is not None
     ]
     for better, worse in pairs(places):
-        chosen, rejected = (_of(episode) for episode in map(state.episodes.find, (better.episode, worse.episode)))
-        if chosen and rejected:  # a running daemon may remove them meanwhile
-            yield preference_row(chosen[better.number], rejected[worse.number])
+        found = [(episode, _of(episode)) for episode in map(state.episodes.find, (better.episode, worse.episode))]
+        (one, chosen), (other, rejected) = found
+        if one and other and chosen and rejected:  # a running daemon may remove them meanwhile
+            row = preference_row(sample := chosen[better.number], worst := rejected[worse.number])
+            yield row | {"chosen_feedback": _said(one, sample), "rejected_feedback": _said(other, worst)}
 
 
 def _trees(state: State, episodes: Iterable[Episode], choice: Choice, by: By) -> Iterator[dict[str, Any]]:
@@ -114,6 +116,11 @@ def _of(episode: Episode | None) -> tuple[Sample, ...]:
     return tuple(sample for sample in samples if not episode.shares.by_model or sample.model in episode.shares.by_model)
 
 
+def _said(episode: Episode, sample: Sample) -> list[dict[str, Any]]:
+    """What users said of a sample's calls, and of its whole episode."""
+    return [one.to_json() for about, one in episode.feedback.items() if about in ("", *sample.calls)]
+
+
 def write_jsonl(found: Iterable[Mapping[str, Any]], out: BinaryIO) -> None:
     """One JSON object a line."""
     for row in found:
@@ -136,12 +143,15 @@ def write_parquet(found: Iterator[dict[str, Any]], out: BinaryIO, form: str) -> 
 
 def _schema(arrow: Any, form: str) -> Any:
     text, ids, mask, number = arrow.string(), arrow.list_(arrow.int32()), arrow.list_(arrow.int8()), arrow.float64()
+    words = arrow.struct([("at", number), ("call", text), ("value", number), ("text", text), ("better", text)])
+    said = {"responses": arrow.list_(text), "feedback": arrow.list_(words)}
     if form == "sft":
-        own = {"reward": number, "input_ids": ids, "labels": ids, "responses": arrow.list_(text)}
+        own = {"reward": number, "input_ids": ids, "labels": ids, **said}
     elif form == "preferences":
         own = {
             "rejected_sample": text, "prompt_ids": ids, "chosen_ids": ids, "chosen_mask": mask,
             "chosen_reward": number, "rejected_ids": ids, "rejected_mask": mask, "rejected_reward": number,
+            "chosen_feedback": said["feedback"], "rejected_feedback": said["feedback"],
         }
     else:
         versions = arrow.struct([("version", arrow.int64()), ("count", arrow.int64())])
@@ -151,7 +161,7 @@ def _schema(arrow: Any, form: str) -> Any:
             "policy_versions": arrow.list_(versions), "calls": arrow.list_(text), "spans": arrow.list_(span),
             "reward": number, "broken_by": text, "repaired_tokens": arrow.int64(), "uncertain_tokens": arrow.int64(),
             "sampling": arrow.list_(arrow.struct([("sampling", text), ("count", arrow.int64())])),
-            "finish_reasons": arrow.list_(text), "turns": arrow.list_(arrow.int64()), "responses": arrow.list_(text),
+            "finish_reasons": arrow.list_(text), "turns": arrow.list_(arrow.int64()), **said,
         }
     return arrow.schema(list({"sample": text, "task": text, "model": text, "agent": text, **own}.items()))
 

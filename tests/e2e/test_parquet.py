@@ -26,7 +26,8 @@ def test_parquet_holds_the_same_rows(tmp_path: Path, form: str) -> None:
     rig = LedgerRig()
     for answer, reward in ((6, 0.0), (7, 1.0)):
         episode = rig.open(task="t")
-        rig.call(episode, (1, 2), (3, 4))
+        call = rig.call(episode, (1, 2), (3, 4))
+        rig.feedback(episode, call, value=1.0, text="fine", better="7")
         rig.call(episode, (1, 2, 3, 4, 5), (answer,))
         rig.call(episode, (9,), (answer,))
         rig.reward(episode, reward)

@@ -65,6 +65,7 @@ def test_samples_are_those_that_were_delivered(data: Path) -> None:
     assert [sample.pop("responses") for sample in found] == [
         [f"answer-{call}" for call in sample["calls"]] for sample in found
     ]
+    assert {str(sample.pop("feedback")) for sample in found} == {"[]"}
     assert by_name(found) == by_name(replayed)
     assert len(found) == 9
 
@@ -93,9 +94,34 @@ def test_pairs(data: Path) -> None:
     assert (found[0]["prompt_ids"], found[0]["chosen_ids"], found[0]["rejected_ids"]) == ([1, 2, 0], [5, 3], [5, 0])
 
 
+@pytest.mark.parametrize("archived", [True, False])
+def test_what_users_said_is_in_every_form(tmp_path: Path, archived: bool) -> None:
+    """Of the calls of a sample, and of its episode."""
+    rig = LedgerRig()
+    for name, value in (("a", 1.0), ("b", 0.0)):
+        rig.open(name, task="t")
+        rig.call(name, (9, 9), (8,))
+        call = rig.call(name, (1, 2), (5, int(value)))
+        rig.feedback(name, call, value=-1.0, better="7")
+        rig.feedback(name, text="slow")
+        rig.reward(name, value)
+    if archived:
+        rig.ack(rig.batch(group_size=2))
+        rig.archive()
+    write_segments(tmp_path, encoded(rig.events), [])
+    if archived:
+        compact(tmp_path)
+    for form in ("samples", "sft"):
+        said = sorted((row["feedback"] for row in exported(tmp_path, "--as", form)), key=len)
+        assert [[one.get("better") or one["text"] for one in some] for some in said] == [["slow"]] * 2 + [["7", "slow"]] * 2
+    for pair in exported(tmp_path, "--as", "preferences"):
+        assert pair["chosen_feedback"] and len(pair["chosen_feedback"]) == len(pair["rejected_feedback"])
+
+
 def test_trees(data: Path) -> None:
     """What they have laid out are the samples, archived or not, and a task's group holds both."""
-    samples = [{name: value for name, value in row.items() if name != "responses"} for row in exported(data)]
+    own = ("responses", "feedback")
+    samples = [{name: value for name, value in row.items() if name not in own} for row in exported(data)]
     trees, groups = exported(data, "--tree"), exported(data, "--tree", "--by", "group")
     assert trees == exported(data, "--tree", "--by", "episode")
     assert [tree["episodes"] for tree in trees] == [[sample["episode"]] for sample in samples]
