@@ -72,6 +72,8 @@ MAX_CLIENT_TEXT = 200
 """Characters of a client's name or lane, of a revision, and of a run."""
 MAX_ID = 200
 """Characters of a reward's id, and of an answer's."""
+MAX_SPENT = 10**12
+"""Tokens that a judge says at once to have used."""
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
 DESIRED = ("running", "stopped")
@@ -257,11 +259,13 @@ class Score(Body):
 @dataclass(frozen=True, slots=True)
 class Judgement(Body):
     """``POST episodes/ID/judgement``: the rewards (each a `Score` as JSON) that the source of the name ``judge`` gives.
-    With none the episode is not judged, and is discarded. With ``withdraw`` nothing may be learned from it."""
+    With none the episode is not judged, and is discarded. With ``withdraw`` nothing may be learned from it. ``tokens``
+    is what the judge has used since it last said so."""
 
     judge: str = text(1, MAX_CLIENT_TEXT)
     rewards: tuple[Mapping[str, Any], ...] = ()
     withdraw: bool = False
+    tokens: int = number(0, MAX_SPENT, 0)
 
     def __post_init__(self) -> None:
         """Also refuses too many rewards, and two of one thing."""

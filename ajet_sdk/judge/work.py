@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk.client import Client
@@ -83,12 +83,19 @@ class Work:
                 await self._unit(found.json()["judgements"])
 
     async def _until_affordable(self) -> None:
-        while spent := self.budget.is_spent(self.day()):
+        while spent := self.budget.is_spent(self.day(), await self._counted()):
             if not self._spent:
                 self._say(f"the budget of {self.budget.tokens:,} tokens is used up: what awaits waits for the next day")
             self._spent = spent
             await asyncio.sleep(60.0)
         self._spent = False
+
+    async def _counted(self) -> int:
+        """The tokens that judges of this name have used today, as far as the proxy knows."""
+        if self.budget.tokens is None:
+            return 0
+        status = (await self._client.ask("status")).json()
+        return int(status["traffic"]["tokens_today"].get(self._options.name, 0))
 
     async def _unit(self, episodes: Sequence[Episode]) -> None:
         """Judges and posts an episode, or a group. If a group cannot be judged, none of it is."""
@@ -148,14 +155,17 @@ class Work:
 
     async def _send(self, episode: str, body: Judgement, outcome: str) -> bool:
         """Posts a judgement; False if it comes too late, or cannot be taken."""
+        tokens = self.budget.pay()
         try:
-            await self._client.ask("judge", body, id=episode)
+            await self._client.ask("judge", replace(body, tokens=tokens), id=episode)
+            tokens = 0
         except Conflict as error:
             outcome = "judged by another" if error.code == "already_judged" else "too late"
         except (NotFound, BadRequest, TooLarge) as error:
             outcome = "not taken"
             self._failed[episode] = TRIES
             self._say(f"{episode}: its judgement is not taken: {error.message}")
+        self.budget.owed += tokens  # what it has not taken, it hears of with the next
         self.counts[outcome] += 1
         return outcome in ("judged", "without a verdict", "withdrawn")
 
@@ -200,7 +210,7 @@ class Work:
     def summary(self) -> str:
         """All that was done, in a line."""
         counts = [f"{number} {name}" for name, number in sorted(self.counts.items())]
-        tokens = [f"{self.budget.used:,} tokens today"] if self.budget.used else []
+        tokens = [f"{self.budget.used:,} tokens"] if self.budget.used else []
         return "; ".join([", ".join(counts) or "nothing was judged", *tokens, *self._lengths()])
 
     def _lengths(self) -> list[str]:

@@ -156,10 +156,14 @@ class Probes:
 
 @dataclass(slots=True)
 class Budget:
-    """The tokens that a judge may use in a day; days are counted from any one. None is any number."""
+    """The tokens that a judge may use in a day; days are counted from any one. None is any number.
+
+    The proxy counts for all judges of a name. It has yet to hear of what is `owed`, of all that is `used` here.
+    """
 
     tokens: int | None
     used: int = 0
+    owed: int = 0
     day: int = 0
 
     @classmethod
@@ -172,12 +176,18 @@ class Budget:
 
     def use(self, tokens: int) -> None:
         self.used += tokens
+        self.owed += tokens
 
-    def is_spent(self, day: int) -> bool:
-        """Tell whether nothing is left of what this `day` has."""
+    def pay(self) -> int:
+        """What is owed, which is said to the proxy now."""
+        owed, self.owed = self.owed, 0
+        return owed
+
+    def is_spent(self, day: int, counted: int) -> bool:
+        """Tell whether nothing is left of what this `day` has, of which so much is `counted` by the proxy."""
         if day != self.day:
-            self.day, self.used = day, 0
-        return self.tokens is not None and self.used >= self.tokens
+            self.day, self.owed = day, 0
+        return self.tokens is not None and counted + self.owed >= self.tokens
 
 
 def agreement(pairs: Sequence[tuple[float, float]]) -> tuple[float, int]:

@@ -302,6 +302,33 @@ async def test_a_budget_that_is_used_up_waits_for_the_next_day(
     assert sorted([(await record(client, name))["state"] for name in names]) == ["ready", "sealed"]
 
 
+async def test_a_budget_is_of_all_judges_of_a_name_and_outlives_them(client: Client) -> None:
+    await played(client, 4)
+    with judging(rated(1)) as grader:
+        async with at_work(client, grader, name="g", budget="250/day") as bench:
+            await count(bench.work, "judged")
+        async with at_work(client, grader, name="g", budget="250/day") as bench:
+
+            async def waits() -> bool:
+                return any("used up" in line for line in bench.said)
+
+            await eventually(waits)
+        assert len(grader.asked) == 3
+        assert (await client.status())["traffic"]["tokens_today"] == {"g": 300}
+        async with at_work(client, grader, name="h", budget="250/day") as bench:
+            await count(bench.work, "judged")
+
+
+async def test_what_a_judge_used_in_vain_counts_with_its_next_judgement(client: Client) -> None:
+    await played(client, 2)
+    answers = iter(["fine"])
+    with judging(lambda items: next(answers, dict.fromkeys(items, 1.0))) as grader:
+        async with at_work(client, grader) as bench:
+            await count(bench.work, "judged")
+            await count(bench.work, "left")
+    assert (await client.status())["traffic"]["tokens_today"] == {"judge": 200}
+
+
 async def test_it_tells_how_it_agrees_with_labels(client: Client) -> None:
     gold = [json.loads(f'{{"question": "q", "answer": "{"a" * n}", "value": {n}}}') for n in range(1, 5)]
     with judging(lambda items: {label: len(one["answer"]) / 4 for label, one in items.items()}) as grader:

@@ -197,6 +197,13 @@ class EpisodeJudged(EpisodeEvent, frozen=True):
     scores: tuple[tuple[str | None, str | None, float, str | None], ...]
 
 
+class JudgeSpent(Event, frozen=True):
+    """The judge of this name has used so many ``tokens`` since it last said so."""
+
+    judge: str
+    tokens: int
+
+
 class EpisodeWithdrawn(EpisodeEvent, frozen=True):
     """Nothing is learned from it, nor from its later parts. What is open takes calls, and is discarded at its end; what
     a trainer has is, if that gives it back."""

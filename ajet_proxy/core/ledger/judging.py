@@ -25,6 +25,7 @@ from ajet_proxy.core.ledger.events import Event, Events
 from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_proxy.core.ledger.session_names import RUNGS
 from ajet_proxy.core.ledger.state import State
+from ajet_proxy.core.ledger.tallies import day_of
 from ajet_proxy.core.tokens import cut
 from ajet_proxy.core.trajectory.timeline import Policy
 from ajet_sdk.errors import Conflict, NotFound
@@ -152,15 +153,16 @@ class JudgingCommands:
             return ()
         if not awaits(known):
             raise Conflict(f"episode {episode} awaits no judgement: it is {known.state}", code=f"episode_{known.state}")
+        spent = (ev.JudgeSpent(at, body.judge, body.tokens),) if body.tokens else ()
         if body.withdraw:
-            return tuple(self.withdraw(known.opening.whole, at))
+            return (*spent, *self.withdraw(known.opening.whole, at))
         if not scores:
-            return (ev.EpisodeDiscarded(at, episode, "not_judged", by),)
+            return (*spent, ev.EpisodeDiscarded(at, episode, "not_judged", by))
         for call, _, _, _ in scores:
             if call is not None and call not in known.transcript.calls:
                 raise NotFound(f"episode {episode} has no call {call}", code="unknown_call", param="rewards")
         has_room(known, "".join(note or "" for _, _, _, note in scores))
-        return (ev.EpisodeJudged(at, episode, body.judge, scores),)
+        return (*spent, ev.EpisodeJudged(at, episode, body.judge, scores))
 
     # -- time
 
@@ -195,6 +197,7 @@ class JudgingCommands:
         return counts | {
             "oldest_s": max(0.0, oldest), "leased": leased, "unjudged_calls": dict(+tallies.unjudged_calls),
             "holdout": tallies.holdouts.to_json(),
+            "tokens_today": dict(tallies.spent) if day_of(at) == tallies.spent_on else {},
         }
 
     def alerts(self, at: float) -> dict[str, str]:

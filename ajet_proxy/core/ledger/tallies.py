@@ -20,6 +20,13 @@ from ajet_sdk.routes import EPISODE_STATES
 FEW_CALLS, MANY_CALLS = 50, 1000
 """Of so few judged calls nothing is said. Of so many, older ones count half."""
 UNJUDGED = 0.2
+MOST_JUDGES = 1000
+"""Names of judges, the latest of a day."""
+
+
+def day_of(at: float) -> int:
+    """The day (UTC) of a time, counted from 1970."""
+    return int(at // 86400)
 
 
 class Tallies:
@@ -27,7 +34,7 @@ class Tallies:
 
     KEPT = (
         "opened", "counts", "discarded", "tokens", "drift", "drifts", "calls", "captures", "reward_curves", "judging",
-        "judged_calls", "unjudged_calls", "judged_at", "holdouts",
+        "judged_calls", "unjudged_calls", "judged_at", "holdouts", "spent", "spent_on",
     )
 
     def __init__(self) -> None:
@@ -49,6 +56,9 @@ class Tallies:
         """Calls of judged episodes with a score, and those without, by their finish reason. The latest count most."""
         self.judged_at = 0.0
         self.holdouts = Holdouts()
+        self.spent: Counter[str] = Counter()
+        self.spent_on = 0
+        """The tokens that judges have used on a day, the latest, by their names. Days of UTC are counted from 1970."""
 
     def alerts(self) -> dict[str, str]:
         """The lines for an operator about models whose turns drift, by subject."""
@@ -121,6 +131,13 @@ class Tallies:
                 self.holdouts.add(turns[0].model, version, reward / len(episode.rewards))
         else:
             self.reward_curves.correct(kind, episode.reward_number, episode.id, episode.group_key.task, reward, before)
+
+    def _spent(self, event: ev.JudgeSpent) -> None:
+        if (day := day_of(event.at)) != self.spent_on:
+            self.spent, self.spent_on = Counter(), day
+        self.spent[event.judge] += event.tokens
+        if len(self.spent) > MOST_JUDGES:
+            del self.spent[next(iter(self.spent))]
 
     def _announced(self, event: ev.PolicyAnnounced) -> None:
         self.holdouts.serves(event.model, event.version)

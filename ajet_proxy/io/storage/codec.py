@@ -46,7 +46,7 @@ EVENTS: dict[str, Any] = {
     "RewardGiven": ev.RewardGiven,
     "FeedbackGiven": ev.FeedbackGiven,
     "EpisodeJudged": ev.EpisodeJudged,
-    "EpisodeWithdrawn": ev.EpisodeWithdrawn,
+    "EpisodeWithdrawn": ev.EpisodeWithdrawn, "JudgeSpent": ev.JudgeSpent,
     "EpisodeSealed": ev.EpisodeSealed,
     "EpisodeDiscarded": ev.EpisodeDiscarded,
     "EpisodeTouched": ev.EpisodeTouched,

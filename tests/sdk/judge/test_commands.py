@@ -78,4 +78,4 @@ def test_it_judges_until_it_is_asked_to_end(daemon: ProxyProcess, tmp_path: Path
             process.send_signal(number)
             out, _ = process.communicate()
         assert client.ask("get_episode", id=name).json()["reward"] == 0.5
-    assert (process.returncode, out) == (0, "1 judged; 100 tokens today\n")
+    assert (process.returncode, out) == (0, "1 judged; 100 tokens\n")

@@ -178,12 +178,16 @@ def test_a_bad_answer_says_nothing_against_a_judge() -> None:
 
 def test_a_budget_is_of_a_day() -> None:
     budget = Budget.parse("100/day")
-    assert not budget.is_spent(1)
+    assert not budget.is_spent(1, 0)
+    budget.use(60)
+    assert budget.is_spent(1, 40) and not budget.is_spent(1, 39), "with what the proxy has counted"
+    assert (budget.pay(), budget.pay(), budget.used) == (60, 0, 60)
+    assert budget.is_spent(1, 100) and not budget.is_spent(1, 99)
     budget.use(100)
-    assert budget.is_spent(1) and not budget.is_spent(2)
+    assert budget.is_spent(1, 0) and not budget.is_spent(2, 0)
     forever = Budget.parse(None)
     forever.use(10**12)
-    assert not forever.is_spent(0)
+    assert not forever.is_spent(0, 10**12)
 
 
 @pytest.mark.parametrize("words", ["", "100", "0/day", "-1/day", "1.5/day", "100/hour"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger import judging
+from ajet_proxy.core.ledger import judging, tallies
 from ajet_proxy.core.ledger.judging import MOST_AGE_S, MOST_CALLS, MOST_WAIT_S, SILENCE_S, answers
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_sdk.errors import AjetError
@@ -258,6 +258,34 @@ def test_what_awaits_nothing_takes_no_judgement(rig: LedgerRig, name: str) -> No
     rig.ready("t")
     with pytest.raises(AjetError):
         rig.judge("plain" if name == "plain" else name)
+
+
+def test_what_judges_use_is_counted_by_name_and_day(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes of a judgement. What is refused or said again is not counted."""
+
+    def judged(name: str, judge: str, **body: Any) -> None:
+        body = {"rewards": ({"value": 1.0},), "tokens": 10} | body
+        rig.run(rig.commands.judging.judge(name, Judgement(judge, **body), at=rig.at))
+
+    def tokens() -> Any:
+        return rig.commands.judging.status(rig.at)["tokens_today"]
+
+    for name in ("a", "b", "c"):
+        awaiting(rig, name)
+    judged("a", "one")
+    judged("a", "one")
+    with refused(AjetError, "already_judged"):
+        judged("a", "two")
+    judged("b", "one", rewards=(), tokens=5)
+    judged("c", "two", withdraw=True)
+    assert tokens() == {"one": 15, "two": 10}
+    rig.at += 86400
+    assert tokens() == {}
+    monkeypatch.setattr(tallies, "MOST_JUDGES", 1)
+    for name in ("d", "e"):
+        awaiting(rig, name)
+        judged(name, name)
+    assert tokens() == {"e": 10}
 
 
 def test_a_score_of_no_call_is_refused(rig: LedgerRig) -> None:
