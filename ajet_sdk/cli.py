@@ -71,13 +71,13 @@ def reward(
     from ajet_sdk.blocking import wait
     from ajet_sdk.play.episode import current_episode, rewarding
     from ajet_sdk.rewards.numbers import finite
-    from ajet_sdk.routes import Reward, check_id
+    from ajet_sdk.routes import Reward, check_episode
 
     with usage():
         body = Reward(
             finite(value), call, agent, final=not not_final, note=note, state=state, model=model, response=response
         )
-        found = episode if response is not None else check_id(current_episode(episode))
+        found = episode if response is not None else check_episode(current_episode(episode))
     with client_for(proxy) as client:
         wait(rewarding(client.core, found, body))
 
@@ -91,10 +91,10 @@ def abort(episode: str | None, reason: str | None, infra: bool, proxy: str | Non
     """End an episode without training on it."""
     from ajet_sdk.blocking import wait
     from ajet_sdk.play.episode import aborting, current_episode
-    from ajet_sdk.routes import check_id
+    from ajet_sdk.routes import check_episode
 
     with usage():
-        found = check_id(current_episode(episode))
+        found = check_episode(current_episode(episode))
     with client_for(proxy) as client:
         wait(aborting(client.core, found, reason, "infra" if infra else None))
 

@@ -270,7 +270,7 @@ class Client:
 
 def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[str, Any] | None) -> Send:
     route = routes.route(name)
-    path = route.path if id is None else route.path.replace("{id}", routes.check_id(id, "id"))
+    path = route.path if id is None else route.path.replace("{id}", routes.check_episode(id, "id"))
     headers = {"accept": "application/json"}
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"

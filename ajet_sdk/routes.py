@@ -20,6 +20,7 @@ KEY_PREFIX = "ajet-"
 KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
 """The form of a key in any text."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
+_PART = re.compile(r"~[1-9][0-9]{0,11}\Z")
 PREFIX = "/ajet/v1"
 HEADER_PREFIX = "x-ajet-"
 """The beginning of every header of ours, in lower case."""
@@ -126,6 +127,12 @@ def check_id(value: str, name: str = "episode") -> str:
     return value
 
 
+def check_episode(value: str, name: str = "episode") -> str:
+    """`value` if an episode can be called so: by `check_id`, or as the proxy calls a later part of it, ``NAME~2``."""
+    check_id(_PART.sub("", value), name)
+    return value
+
+
 def check_upstreams(urls: Sequence[str], name: str = "upstreams") -> None:
     """Raises `BadRequest` for what is no engine's base URL."""
     for url in urls:
@@ -213,7 +220,7 @@ class Feedback(Body):
 
     response: str | None = text(1, MAX_ID, None)
     call: str | None = text(1, MAX_ID, None)
-    episode: str | None = checked(check_id, None)
+    episode: str | None = checked(check_episode, None)
     value: float | None = number(-1, 1, None)
     better: str | None = text(0, MAX_WORDS, None)
     text: str | None = text(0, MAX_WORDS, None)

@@ -113,7 +113,8 @@ def test_what_users_said_is_in_every_form(tmp_path: Path, archived: bool) -> Non
         compact(tmp_path)
     for form in ("samples", "sft"):
         said = sorted((row["feedback"] for row in exported(tmp_path, "--as", form)), key=len)
-        assert [[one.get("better") or one["text"] for one in some] for some in said] == [["slow"]] * 2 + [["7", "slow"]] * 2
+        words = [[one.get("better") or one["text"] for one in some] for some in said]
+        assert words == [["slow"]] * 2 + [["7", "slow"]] * 2
     for pair in exported(tmp_path, "--as", "preferences"):
         assert pair["chosen_feedback"] and len(pair["chosen_feedback"]) == len(pair["rejected_feedback"])
 

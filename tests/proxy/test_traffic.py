@@ -10,6 +10,8 @@ import openai
 import pytest
 
 from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.core.ledger.judging import JudgingCommands
+from ajet_proxy.io.control import judgements
 from ajet_proxy.io.control.judgements import Judgements
 from ajet_proxy.io.http import keyring
 from tests.kit.engine_stub import EngineStub
@@ -90,13 +92,56 @@ async def test_a_user_who_comes_back_opens_another_part(client: Client, path: st
     found = await leased(client)
     (second,) = found
     if path:
-        assert (first["episode"], second["episode"]) == ("mine", "mine.2")
+        assert (first["episode"], second["episode"]) == ("mine", "mine~2")
     record = (await client.control("GET", f"/episodes/{second['episode']}")).json
     assert record["first"] == first["episode"]
     await user.says("three", **{"X-AJet-Traffic": "0"})
     states = [(await client.control("GET", f"/episodes/{one}")).json for one in (first["episode"], second["episode"])]
     assert [(one["state"], one["reason"]) for one in states] == [("discarded", "withdrawn")] * 2
     assert await judged(client, first["episode"]) == 409
+
+
+async def test_an_app_that_numbers_its_chats_has_each_by_itself(client: Client) -> None:
+    """Whatever the daemon calls the parts of one, no other chat can be called so."""
+    first, second = User(client, "/e/chat"), User(client, "/e/chat.2")
+    for user in (first, first, second):
+        await user.says("one")
+        await seals(client)
+    await second.says("two", **{"X-AJet-Traffic": "0"})
+    found = {one["episode"]: one for one in (await client.control("GET", "/episodes")).json["episodes"]}
+    assert {name: one.get("first") for name, one in found.items()} == {
+        "chat": None, "chat~2": "chat", "chat.2": None, "chat.2~2": "chat.2",
+    }  # fmt: skip
+    assert sorted(name for name, one in found.items() if one.get("withdrawn")) == ["chat.2", "chat.2~2"]
+    assert (await client.chat("chat~2")).status == 400
+    body = {"episode": "chat~2", "value": 1}
+    assert (await client.control("POST", "/feedback", body)).status == 200
+
+
+async def test_an_idle_judge_looks_again_only_when_there_may_be_something(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judgements, "LOOK_S", 300.0)
+    looks, plain = list[Any](), JudgingCommands.waiting
+
+    def waiting(self: JudgingCommands, *asked: Any) -> Any:
+        looks.append(asked)
+        return plain(self, *asked)
+
+    async def looked() -> int:
+        return len(looks)
+
+    monkeypatch.setattr(JudgingCommands, "waiting", waiting)
+    judge = asyncio.create_task(leased(client, wait_s=300))
+    await eventually(looked)
+    for number in range(5):
+        name = (await client.control("POST", "/episodes", {"task": f"{number}"})).json["episode"]
+        await client.chat(name)
+        await client.control("POST", f"/episodes/{name}/rewards", {"value": 1.0})
+    await User(client).says("one")
+    assert len(looks) == 1
+    await seals(client)
+    assert (len(await judge), len(looks)) == (1, 2)
 
 
 async def test_a_silent_engine_gives_no_text_and_nothing_is_leased(client: Client, stub: EngineStub) -> None:

@@ -40,7 +40,7 @@ OF = {
 }
 NAMES = st.text("abc", min_size=1, max_size=3)
 BY_CHECK: dict[Any, st.SearchStrategy[Any]] = {
-    routes.check_id: NAMES,
+    routes.check_id: NAMES, routes.check_episode: NAMES,
     routes.check_agents: st.dictionaries(NAMES, NAMES, max_size=3),
     routes.check_shares: NAMES.map(lambda name: {name: 0.25, f"{name}-": 0.75}),
     routes.check_upstreams: st.lists(NAMES.map(lambda name: f"http://{name}:80"), max_size=3).map(tuple),
@@ -301,7 +301,7 @@ def test_texts_hold_what_they_are_said_to() -> None:
     for kind, one in texts:
         if str(one.type).removesuffix(" | None") == "str" and one.metadata:
             (holds,) = one.metadata.values()
-            holds = "an id" if holds is routes.check_id else holds
+            holds = "an id" if holds in (routes.check_id, routes.check_episode) else holds
             found[holds] = " ".join(sorted([*found.get(holds, "").split(), f"{kind.__name__}.{one.name}"]))
     assert found == {holds: " ".join(sorted(names.split())) for holds, names in HOLD.items()}
 

@@ -50,6 +50,8 @@ class Episodes(dict[str, Episode]):
         self.unsettled: dict[str, Episode] = {}  # open, or sealed with calls in flight
         self.awaiting: dict[str, Episode] = {}
         """Sealed episodes that await a judgement, the oldest first."""
+        self.judgeable = 0
+        """Changes as often as there may be something to judge that was not before."""
         self.parts: dict[str, list[str]] = {}
         """The later parts of an episode."""
         self.withdrawn: dict[str, None] = {}
@@ -159,6 +161,7 @@ class Episodes(dict[str, Episode]):
     def moved(self, episode: Episode) -> None:
         """`episode` has come to another state."""
         self.changes += 1
+        self.judgeable += episode.opening.judged
         if episode.state == "sealed" and episode.opening.traffic:
             if episode.opening.identified_by == "lineage":
                 self.lineage.hand_over(episode.id, self.cut_lineage, MOST_SEALED, episode.opening.whole)
@@ -174,6 +177,7 @@ class Episodes(dict[str, Episode]):
     def wait(self, episode: Episode) -> None:
         """`episode` lacks nothing but a judgement from now on."""
         self.changes += 1
+        self.judgeable += 1
         self.unsettled.pop(episode.id, None)
         self.awaiting[episode.id] = episode
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import groupby, islice
+from itertools import chain, islice
 from typing import Any
 
 from msgspec import Struct
@@ -106,23 +106,23 @@ class JudgingCommands:
 
     def waiting(
         self, body: LeaseJudgements, lanes: Collection[str] | None, at: float
-    ) -> list[tuple[Episode, ...]]:
+    ) -> Iterator[tuple[Episode, ...]]:
         """What nobody is judging now, of these `lanes` (None: of any): what users have said something of comes first,
-        then the newest. A group is all of its key, once nothing of it is open."""
-        fits = [
-            one for one in self.state.episodes.awaiting.values() if self._leases.get(one.id, at) <= at
+        then the newest. A group is all of its key, once nothing of it is open. No more is looked at than is asked for.
+        """
+        newest = [*reversed(self.state.episodes.awaiting.values())]
+        ordered = chain((one for one in newest if one.feedback), (one for one in newest if not one.feedback))
+        fits = (
+            one for one in ordered if self._leases.get(one.id, at) <= at
             and (lanes is None or one.group_key.lane in lanes) and body.lane in (None, one.group_key.lane)
             and body.model in (None, *one.named_to_train())
-        ]
-        if body.unit == "groups":
-            playing = {one.group_key for one in self.state.episodes.unsettled.values()}
-            ordered = sorted((one for one in fits if one.group_key not in playing), key=lambda one: one.group_key)
-            groups = [tuple(found) for _, found in groupby(ordered, lambda one: one.group_key)]
-        else:
-            groups = [(one,) for one in fits]
-        return sorted(groups, reverse=True, key=lambda found: (
-            any(one.feedback for one in found), max(one.sealed_at or 0.0 for one in found)
-        ))  # fmt: skip
+        )
+        if body.unit == "episodes":
+            return ((one,) for one in fits)
+        playing, groups = {one.group_key for one in self.state.episodes.unsettled.values()}, dict[Any, list[Episode]]()
+        for one in fits:
+            groups.setdefault(one.group_key, []).append(one)
+        return (tuple(reversed(found)) for key, found in groups.items() if key not in playing)
 
     def take(self, group: Iterable[Episode], at: float, until: float) -> bool:
         """Somebody judges `group` until then, unless somebody else does by now, or it awaits nothing any more."""

@@ -1,7 +1,8 @@
 """Names that an agent uses for its own purposes, such as a session's or a user's, and the episodes they stand for.
 
 Nobody who sends such a name has agreed to say when an episode is over, so the name outlives the episode. When the
-episode that it stands for has ended, the next call opens another one, ``NAME.2`` and so on. Two tenants that use one
+episode that it stands for has ended, the next call opens another one, ``NAME.2`` and so on (``NAME~2`` where a path or
+a header names users' traffic: no client can call an episode so). Two tenants that use one
 name mean two things by it, so a tenant's name is part of the id.
 
 The first episode of a name may be gone from the archive while its latest is open, so `SessionNames` knows the latest of
@@ -30,7 +31,7 @@ from ajet_sdk.routes import check_id
 
 RUNGS = ("harness", "body")
 """The ways of `core.identity.ladder` whose names are such. A path's and a header's are for users' traffic alone."""
-_NUMBERED = re.compile(r"(.+)\.([1-9][0-9]*)", re.DOTALL)
+_NUMBERED = re.compile(r"(.+)[.~]([1-9][0-9]*)", re.DOTALL)
 _DIGEST = re.compile(r"name-[0-9a-f]{32}")
 MOST_DIGITS = 12
 NAME_RUNS = (
@@ -92,26 +93,27 @@ class SessionNames:
     def latest(
         self, base: str, tenant: str, find: Callable[[str], Episode | None], *, for_reward: bool, parts: bool = False
     ) -> str:
-        """As `current`, for the name whose first episode is called `base`. Others may be called as later ones would, if
-        only its `parts` are meant."""
+        """As `current`, for the name whose first episode is called `base`. If a path or a header names it, later ones
+        are its `parts`, which are called as no client can call an episode."""
+
+        def id_of(number: int) -> str:
+            return f"{base}{'~' if parts else '.'}{number}" if number > 1 else base
 
         def usable(number: int) -> bool:
-            known = find(_id(base, number)) if number else None
-            if known is None or known.opening.tenant != tenant or not (for_reward or known.state == "open"):
-                return False
-            return not parts or number == 1 or known.opening.first == base
+            known = find(id_of(number)) if number else None
+            return known is not None and known.opening.tenant == tenant and (for_reward or known.state == "open")
 
         taken, step = self._latest.get(base, 0), 1
         if usable(taken):
-            return _id(base, taken)
-        while find(_id(base, taken + step)) is not None:
+            return id_of(taken)
+        while find(id_of(taken + step)) is not None:
             taken += step
             step *= 2
         while step > 1:
             step //= 2
-            if find(_id(base, taken + step)) is not None:
+            if find(id_of(taken + step)) is not None:
                 taken += step
-        return _id(base, taken if usable(taken) else taken + 1)
+        return id_of(taken if usable(taken) else taken + 1)
 
 
 def has_parts(opening: EpisodeOpened) -> bool:
@@ -133,11 +135,7 @@ def base_of(name: str, tenant: str) -> str:
     return f"name-{hashlib.sha256(both.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def _id(base: str, number: int) -> str:
-    return f"{base}.{number}" if number > 1 else base
-
-
 def _parts(episode: str) -> tuple[str, int]:
-    """The base and the number of an id that `_id` made."""
+    """The base and the number of an id that `SessionNames.latest` made."""
     numbered = _NUMBERED.fullmatch(episode)
     return (episode, 1) if numbered is None else (numbered[1], int(numbered[2]))

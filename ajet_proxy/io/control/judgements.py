@@ -28,7 +28,7 @@ TEXT_S = 5.0
 AT_ONCE = 8
 """Texts that engines are asked for at a time."""
 LOOK_S = 2.0
-"""So often it is looked whether a lease has run out, or an engine is back."""
+"""So often it is looked whether a lease has run out, or an engine is back. Each look may go through all that awaits."""
 
 
 class Judgements:
@@ -45,11 +45,13 @@ class Judgements:
         if asked.body.lane is not None:
             check_lane(asked, asked.body.lane)
         store, clock, stopping = self._desk.store, self._desk.clock, self._desk.stopping
-        deadline = clock.now() + asked.body.wait_s
+        deadline, looked, again = clock.now() + asked.body.wait_s, -1, 0.0
         while True:
-            seen = store.state.leasable()
-            if found := await self._take(asked):
-                return web.json_response({"judgements": found})
+            seen, judgeable = store.state.leasable(), store.state.episodes.judgeable
+            if judgeable != looked or clock.now() >= again:
+                looked, again = judgeable, clock.now() + LOOK_S
+                if found := await self._take(asked):
+                    return web.json_response({"judgements": found})
             left = deadline - clock.now()
             if left <= 0 or stopping.is_set():
                 return web.Response(status=204)

@@ -31,7 +31,7 @@ from ajet_proxy.core.identity.ladder import key_of, split_path
 from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.errors import Handler
 from ajet_sdk.errors import AjetError, BadRequest
-from ajet_sdk.routes import HEADER_EPISODE, HEADER_REWARD, PREFIX, ROUTES, check_id
+from ajet_sdk.routes import HEADER_EPISODE, HEADER_REWARD, PREFIX, ROUTES, check_episode
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def _audited(http: web.Request) -> str | None:
 def _id(subject: str) -> str | None:
     """`subject` if it can be an id. Anything else may stand in a path, even a key."""
     try:
-        return check_id(subject)
+        return check_episode(subject)
     except BadRequest:
         return None
 

@@ -9,6 +9,7 @@ import pytest
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import judging, tallies
+from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.judging import MOST_AGE_S, MOST_CALLS, MOST_WAIT_S, SILENCE_S, answers
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_sdk.errors import AjetError
@@ -309,6 +310,22 @@ def test_one_judge_at_a_time_until_its_lease_lapses(rig: LedgerRig) -> None:
     assert waiting(rig) == [["a"]]
     rig.judge("a")
     assert not rig.commands.judging.take(group, rig.at, rig.at + 10)
+
+
+def test_what_is_judged_first_is_found_without_a_look_at_the_others(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        awaiting(rig, name)
+    looks, plain = list[str](), Episode.named_to_train
+
+    def named(one: Episode) -> tuple[str, ...]:
+        looks.append(one.id)
+        return plain(one)
+
+    monkeypatch.setattr(Episode, "named_to_train", named)
+    ((first,), *_) = [next(rig.commands.judging.waiting(LeaseJudgements(model="m"), None, rig.at))]
+    assert (first.id, looks) == ("c", ["c"])
 
 
 def test_feedback_comes_first_and_then_the_newest(rig: LedgerRig) -> None:

@@ -133,10 +133,12 @@ def test_a_path_s_name_goes_on_in_its_own_parts_alone(rig: LedgerRig) -> None:
     rig.call("s", traffic="chat")
     assert latest() == "s"
     rig.abort("s")
-    assert (latest(), latest(for_reward=True)) == ("s.2", "s")
+    assert (latest(), latest(for_reward=True)) == ("s~2", "s")
     rig.call("s.2", traffic="chat")  # another chat, by its own path
-    assert latest() == "s.3"
-    rig.call("s.3", traffic="chat", first="s")
-    assert latest() == "s.3"
+    assert latest() == "s~2"
+    rig.call("s~2", traffic="chat", first="s")
+    assert latest() == "s~2"
     rig.call("by its history", traffic="chat", first="s", identified_by="lineage")
-    assert latest() == "s.3"
+    assert latest() == "s~2"
+    rig.abort("s~2")
+    assert latest() == "s~3"
