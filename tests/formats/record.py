@@ -146,7 +146,8 @@ async def second_life(client: Client) -> None:
         await call(client, name, "judge this")
         await control(client, "POST", "/feedback", {"episode": name, "value": 1, "text": "well done"})
         await control(client, "POST", f"/episodes/{name}/seal")
-    await control(client, "POST", "/episodes/judged/judgement", {"judge": "j", "rewards": [{"value": 0.5}]})
+    judgement = {"judge": "j", "rewards": [{"value": 0.5}], "tokens": 7}
+    await control(client, "POST", "/episodes/judged/judgement", judgement)
     await call(client, "withdrawn", "nothing of mine", headers={"X_AJet_Traffic": "0"})
     await played(client, "unrewarded", "t", None)
     await control(client, "POST", "/episodes/unrewarded/seal")
