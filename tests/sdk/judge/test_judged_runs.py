@@ -62,7 +62,7 @@ def test_groups_are_run_judged_at_once_and_leased(
 
 
 def test_a_data_set_is_whole_once_it_was_played(ajet: Ajet, daemon: ProxyProcess, tmp_path: Path, agent: str) -> None:
-    """Its judge comes when it likes. What it does not reward is played again."""
+    """Its judge comes when it likes."""
     (tmp_path / "tasks.txt").write_text("a/1\na/2\n")
     argv = ("run", "--judged", "--tasks", str(tmp_path / "tasks.txt"), "--name", "d", "--", sys.executable, agent)
     code, out, err = ajet(*argv)
