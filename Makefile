@@ -23,6 +23,7 @@
 # make bench-training  seconds and memory of training calls, timelines and trees, by shape (MODEL=DIR: another model; ROUNDS=N)
 # make curve       the quick start by trees and by timelines: rewards and seconds a step, in an hour (SEEDS=N, OUT=DIR)
 # make puzzles     a model learns two tasks of reasoning-gym, with a control (SEEDS=N, TASKS=NAMES, STEPS=N); goes on where it stopped
+# make traffic     a model learns from what users say next, with two controls (SEEDS=N, STEPS=N; ESTIMATORS=1: on a tiny model); goes on where it stopped
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainers, agents and supervisor 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
@@ -31,7 +32,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators families quickstart proof tutorials pictures test check test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team open-episodes step bench-training curve puzzles conformance fuzz faults dist clean
+.PHONY: setup estimators families quickstart proof tutorials pictures test check test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit swarm team open-episodes step bench-training curve puzzles traffic conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -124,6 +125,9 @@ curve: setup
 puzzles: setup
 	@.ci/setup integrations reasoning-gym
 	@.venv-engine/bin/python -m tests.bench.puzzles $(if $(TASKS),--tasks $(TASKS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS))
+
+traffic: setup
+	@.venv-engine/bin/python -m tests.bench.traffic $(if $(ESTIMATORS),--estimators) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS))
 
 conformance:
 	@.ci/setup daemon

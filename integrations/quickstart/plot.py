@@ -57,6 +57,8 @@ def picture(steps: int, path: Path, title: str, subtitle: str) -> Iterator[Any]:
     axes.set_xlim(0.5, steps + 0.5)
     axes.set_ylim(0, 1.02)
     yield axes
+    if (lowest := axes.dataLim.y0) < 0:
+        axes.set_ylim(lowest - 0.1, 1.02)
     axes.set_xlabel("training step", color=QUIET)
     axes.set_ylabel("mean reward", color=QUIET)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

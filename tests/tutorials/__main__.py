@@ -37,7 +37,7 @@ from tests.tutorials.stories import STORIES
 MODEL = Path(".ajet/models/smollm2-135m-instruct")
 TEAMS = {"team": ("sender", "receiver")}
 """The models of a tutorial that has others than ``policy``."""
-SHORT_STEPS = {"math": 2, "cocktail": 2, "critic": 2, "team": 2, "laptop": 2}
+SHORT_STEPS = {"math": 2, "cocktail": 2, "critic": 2, "team": 2, "laptop": 2, "traffic": 2}
 """The steps that a data set is enough for when it is played once."""
 TUNNEL = 2222
 
@@ -92,6 +92,8 @@ def run(name: str, stub: Path | None, *, opencode: bool) -> str:
 
         def edit(text: str) -> str:
             text = text.replace("http://127.0.0.1:8000", engines.get("policy", "http://127.0.0.1:8000"))
+            if not hosts:
+                text = text.replace("http://127.0.0.1:8484", env["AJET_PROXY_URL"])
             return re.sub(r"--epochs \d\d?\b", "--epochs 1", text) if stub is not None else text
 
         return play(name, clone, children, env, log=log / "terminals", inside=inside, edit=edit)

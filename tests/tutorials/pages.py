@@ -16,7 +16,7 @@ from tests.kit.readme import blocks
 from tests.kit.source import ROOT
 
 KINDS = ("sh terminal", "sh tutorial")
-NAMES = ("math", "cocktail", "live", "critic", "team", "coding", "laptop", "puzzles")
+NAMES = ("math", "cocktail", "live", "critic", "team", "coding", "laptop", "puzzles", "traffic")
 READY_S, BLOCK_S = 300.0, 1500.0
 SETTING = re.compile(r"^(?:export )?\w+=.*$", re.MULTILINE)
 

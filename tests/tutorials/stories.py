@@ -22,6 +22,7 @@ STORIES: dict[str, tuple[Rule, ...]] = {
     "critic": (Rule("right?", "yes"), Rule("2 + 3", "5"), Rule("1 + 1", "2"), Rule("= ?", "9")),
     "team": (Rule("sun", "q"), Rule("moon", "c"), Rule("yes", "s"), Rule("no", "x")),
     "puzzles": (Rule("words: hundred, go", "go, hundred"), Rule("words: the, by", "by, the"), Rule("words:", "no")),
+    "traffic": (Rule("Guess my number", "10"), Rule("Higher.", "15"), Rule("Lower.", "5"), Rule("I said", "I am lost")),
     "coding": (
         Rule("mended", "Done."),
         Rule("function median", tool="bash", arguments={"command": MEND_MEDIAN, "description": "Mends it"}),

@@ -99,6 +99,15 @@ def test_coding(tmp_path: Path) -> None:
     assert table(played("coding", tmp_path), "task") == MENDED
 
 
+@NEEDS_ENGINE
+def test_traffic(tmp_path: Path) -> None:
+    """The best chat ends with the first guess. In the worst one the app says 10 and 15, and then it is lost."""
+    shown = played("traffic", tmp_path)
+    rewards = [float(reward) for reward in re.findall(r"^ +\d +16 +(-?[\d.]+)$", shown, re.MULTILINE)]
+    assert len(rewards) == 2 and all(-1.5 <= reward <= 1 for reward in rewards)
+    assert (tmp_path / "runs/tutorials/traffic/curve.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 def test_laptop(tmp_path: Path) -> None:
     shown = played("laptop", tmp_path)

@@ -1,0 +1,1 @@
+"""Does a model learn from what users say next, and from nothing else? See `__main__`."""
