@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 from ajet_trainer.batch import Row
-from ajet_trainer.config import digest, load
+from ajet_trainer.config import Config, digest, load
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
@@ -30,8 +30,9 @@ class Learner(StillLearner):
 
     colocated = True
 
-    def __init__(self, engine: str, max_tokens: int) -> None:
-        self.engine, self.rule = engine, Rule(max_tokens=max_tokens)
+    def __init__(self, engine: str, config: Config) -> None:
+        self.engine = engine
+        self.rule = Rule(max_tokens=config.max_tokens, compares=config.group_size > 1)
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         time.sleep(TRAIN_S)
@@ -52,7 +53,7 @@ def main(engines: Mapping[str, str], config_file: str) -> None:
     link = Link.of(config)
     link.meet()
     with closing(link), Keeper(link) as keeper:
-        learner = Learner(engines[config.model_name], config.max_tokens)
+        learner = Learner(engines[config.model_name], config)
         run = Run(config, link, learner, keeper, progress)
         try:
             run.start()
