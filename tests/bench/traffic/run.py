@@ -84,12 +84,12 @@ def people(arm: Arm, chance: Random, step: int, proxy: ProxyProcess, trainer: Tr
 
 
 @contextmanager
-def judging(function: str, proxy: ProxyProcess, folder: Path) -> Iterator[None]:
+def judging(function: str, proxy: ProxyProcess, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """``ajet judge``, as long as it is entered."""
     command: Sequence[str] = [str(ROOT / ".venv/bin/ajet"), "judge", "--with", function]
     env = clean(AJET_PROXY_URL=proxy.url, PYTHONPATH=str(ROOT))
     with (folder / "judge.log").open("wb") as log, subprocess.Popen(command, env=env, stdout=log, stderr=log) as judge:
         try:
-            yield
+            yield judge
         finally:
             judge.send_signal(signal.SIGTERM)
