@@ -316,14 +316,16 @@ class LedgerRig:
         self, episode: str, *, choices: int = 1, model: str = "m", agent: str = "", task: str | None = None,
         eval: bool = False, tenant: str = "", body: str = "", key: str | None = None, retry: int = 0,
         route: str = "", client: str | None = None, said: str = "", prompt: str = "", identified_by: str = "path",
-        traffic: str = "", first: str = "", withdraws: bool = False,
+        traffic: str = "", first: str = "", withdraws: bool = False, issued: float = 0.0,
+        judged: bool = True,
     ) -> tuple[str, ...]:
         calls = tuple(self.id("call") for _ in range(choices))
         started = CallStarted(
             self.at, episode, calls, model, agent, identified_by, body or calls[0], key, route, retry, said
         )
         asked = CallAsked(
-            started, tenant, task, eval, client, prompt, traffic=traffic, first=first, withdraws=withdraws
+            started, tenant, task, eval, client, prompt, traffic=traffic, first=first, withdraws=withdraws,
+            issued=issued, judged=judged,
         )
         self.run(self.commands.begin_call(asked, self.state.episodes.find(episode)))
         return calls

@@ -51,7 +51,7 @@ class CallAsked(Struct, frozen=True):
     ``metadata``, and ``client`` plays it. Without a task it gets one of the ``prompt``. ``unseen`` says that the
     request may be a retry of one that never got this far. What opens is users' ``traffic`` of that lane, if it names
     one, and a later part of the episode ``first``, if that does. It is judged only if it is ``judged``. A request that
-    ``withdraws`` takes all parts out."""
+    ``withdraws`` takes all parts out. Its key was ``issued`` then."""
 
     started: ev.CallStarted
     tenant: str
@@ -65,6 +65,7 @@ class CallAsked(Struct, frozen=True):
     first: str = ""
     judged: bool = True
     withdraws: bool = False
+    issued: float = 0.0
 
 
 class Commands:
@@ -82,11 +83,11 @@ class Commands:
 
     def open_episode(
         self, body: OpenEpisode, *, episode: str, at: float, tenant: str, identified_by: str = "key",
-        plays: str | None = None, traffic: str = "", first: str = "",
+        plays: str | None = None, traffic: str = "", first: str = "", issued: float = 0.0,
     ) -> Events:
         """`plays` is the model of its first call, if it opens with one. It tells the evaluation, and no more. An
         episode that was opened by this very request before, and is open, stays as it is. Users' `traffic` is that of a
-        lane, and may be a later part of the episode `first`."""
+        lane, and may be a later part of the episode `first`. The key that opens it was `issued` then."""
         if (known := self.state.episodes.find(episode)) is not None:
             was = known.opening
             same = (was.tenant, was.task, was.play) == (tenant, body.task or None, body.play)
@@ -107,7 +108,7 @@ class Commands:
             evaluation=None if evaluation is None else evaluation.name, client=played.client,
             revision=played.revision, lane=traffic or played.lane, play=body.play,
             place=body.place if evaluation is None else evaluation.due, teachers=body.teachers, judged=body.judged,
-            traffic=bool(traffic), first=first if traffic else "",
+            traffic=bool(traffic), first=first if traffic else "", issued=issued if traffic else 0.0,
         )
         return parted(played.older, opened)
 
@@ -141,9 +142,10 @@ class Commands:
                 body = self.judging.opens(body, asked.first or episode, judged=asked.judged)
             opened = self.open_episode(
                 body, episode=episode, at=at, tenant=asked.tenant, identified_by=started.identified_by,
-                plays=started.model or None, traffic=asked.traffic, first=asked.first,
+                plays=started.model or None, traffic=asked.traffic, first=asked.first, issued=asked.issued,
             )
-            if asked.withdraws or (asked.first in self.state.episodes.withdrawn and asked.traffic):
+            gone = asked.first in self.state.episodes.withdrawn or self.judging.is_void(asked.tenant, asked.issued)
+            if asked.withdraws or (gone and asked.traffic):
                 opened = (*opened, ev.EpisodeWithdrawn(at, episode), *self.judging.withdraw(asked.first, at))
             return (*opened, *titled, started)
         if known.opening.tenant != asked.tenant:
@@ -247,7 +249,8 @@ class Commands:
 
     def seal(self, episode: str, *, at: float) -> Events:
         known = self.state.episodes.known(episode)
-        return self._sealed(known, self.state.time(at)) if takes("seal", known) else ()
+        at = self.state.time(at)
+        return (*self._sealed(known, at), *self.judging.expire(at, (known,))) if takes("seal", known) else ()
 
     def _sealed(self, known: Episode, at: float) -> Events:
         """`known` takes no more calls. If no request named its task, its first whole call does."""
@@ -306,8 +309,9 @@ class Commands:
                 out.append(ev.EpisodeDiscarded(at, name, "wall_timeout"))
             elif idle:
                 out.append(ev.EpisodeDiscarded(at, name, "idle_timeout"))
-        if self.state.episodes.awaiting:
-            out += self.judging.expire(at, sum(isinstance(event, ev.EpisodeSealed) for event in out), tight=tight)
+        sealed = [self.state.episodes[event.episode] for event in out if isinstance(event, ev.EpisodeSealed)]
+        if sealed or self.state.episodes.awaiting:
+            out += self.judging.expire(at, sealed, tight=tight)
         late = self._late(at, {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)})
         return (*out, ev.EpisodesLate(at, late)) if late else tuple(out)
 

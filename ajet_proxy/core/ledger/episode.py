@@ -289,7 +289,12 @@ def judge(episode: Episode, judgement: EpisodeJudged) -> None:
 
 def awaits(episode: Episode) -> bool:
     """Tell whether a judgement is all that a sealed episode with nothing in flight lacks."""
-    if not episode.opening.judged or episode.state != "sealed" or episode.transcript.running:
+    return episode.state == "sealed" and lacks_a_judgement(episode)
+
+
+def lacks_a_judgement(episode: Episode) -> bool:
+    """Tell whether an episode awaits a judgement once it is sealed."""
+    if not episode.opening.judged or episode.transcript.running:
         return False
     return not (episode.rewards or episode.withdrawn) and any(to_judge(episode))
 

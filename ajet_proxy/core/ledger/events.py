@@ -65,6 +65,8 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     """Its calls are those of a user, who never hears of an end."""
     first: str = ""
     """The episode of which this is a later part, since that was sealed while its user went on."""
+    issued: float = 0.0
+    """When the key was issued that opened it, if it is traffic."""
 
     @property
     def whole(self) -> str:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from typing import Any
 
 from msgspec import Struct
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import Episode, awaits, awaits_since, has_room, to_judge
+from ajet_proxy.core.ledger.episode import Episode, awaits, awaits_since, has_room, lacks_a_judgement, to_judge
 from ajet_proxy.core.ledger.events import Event, Events
 from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_proxy.core.ledger.session_names import RUNGS
@@ -61,6 +61,7 @@ class JudgingCommands:
     def __init__(self, state: State) -> None:
         self.state = state
         self._leases: dict[str, float] = {}
+        self._void: Mapping[str, float] = {}
 
     # -- users
 
@@ -82,15 +83,19 @@ class JudgingCommands:
         return (ev.EpisodeWithdrawn(at, part.id) for part in parts)
 
     def revoked(self, tenants: Mapping[str, float], at: float) -> Events:
-        """The keys of `tenants` were revoked: what traffic they had opened by those times is withdrawn, some episodes
-        at once."""
-        at = self.state.time(at)
+        """The keys of `tenants` that were issued by those times are void: what traffic they have opened is withdrawn,
+        some episodes at once, and what a request opens that came in before."""
+        at, self._void = self.state.time(at), tenants
         gone = (
             ev.EpisodeWithdrawn(at, one.id) for one in self.state.episodes.values()
             if one.opening.traffic and one.ended_at is None and not one.withdrawn
-            and one.opening.at <= tenants.get(one.opening.tenant, -1.0)
+            and self.is_void(one.opening.tenant, one.opening.issued)
         )
         return tuple(islice(gone, AT_ONCE))
+
+    def is_void(self, tenant: str, issued: float) -> bool:
+        """Tell whether a key of `tenant` that was `issued` then is revoked."""
+        return issued <= self._void.get(tenant, -1.0)
 
     def feedback(self, episode: str, call: str | None, body: Feedback, *, at: float) -> Events:
         """The same again changes nothing."""
@@ -175,13 +180,14 @@ class JudgingCommands:
         aged = outlived and (len(episode.transcript.calls) >= MOST_CALLS or age >= MOST_AGE_S)
         return idle or aged or age >= opening.wall_timeout
 
-    def expire(self, at: float, coming: int, *, tight: bool) -> Iterator[Event]:
-        """Discard what has waited for too long, and the oldest of what is too much when so many more are `coming`, or
-        when memory is `tight`."""
-        awaiting = self.state.episodes.awaiting
-        surplus = AT_ONCE if tight else min(AT_ONCE, len(awaiting) + coming - self.state.settings.traffic_backlog)
-        for place, one in enumerate(awaiting.values()):
-            late = at - awaits_since(one) >= MOST_WAIT_S
+    def expire(self, at: float, sealed: Iterable[Episode], *, tight: bool = False) -> Iterator[Event]:
+        """Discard what has waited for too long, and the oldest of what is too much when these are `sealed` now, or when
+        memory is `tight`."""
+        awaiting, come = self.state.episodes.awaiting, [*filter(lacks_a_judgement, sealed)]
+        surplus = len(awaiting) + len(come) - self.state.settings.traffic_backlog
+        surplus = AT_ONCE if tight else min(AT_ONCE, surplus)
+        for place, one in enumerate(chain(awaiting.values(), come)):
+            late = one.state == "sealed" and at - awaits_since(one) >= MOST_WAIT_S
             if place == AT_ONCE or not (late or place < surplus):
                 break
             yield ev.EpisodeDiscarded(at, one.id, "not_judged", "nobody judged it in a day" if late else FULL)

@@ -187,7 +187,7 @@ class LocalPort:
                 started, tenant_of(identity, episode, known), identity.labels.task, identity.labels.eval,
                 identity.labels.client, "" if request.probe else request.prompt, metadata,
                 traffic=identity.traffic, first=identity.first, judged=bool(identity.claims.lanes),
-                withdraws=identity.labels.traffic is False,
+                withdraws=identity.labels.traffic is False, issued=identity.claims.issued,
             )
             lost = None if known is None else partial(
                 self._commands.lose_request, episode, agent=agent, model=model, said=request.said

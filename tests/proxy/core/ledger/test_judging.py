@@ -192,6 +192,27 @@ def test_the_oldest_make_room_for_what_comes(rig: LedgerRig) -> None:
     assert (status["sealed"], status["not_judged"]) == (5, 5)
 
 
+def test_the_cap_holds_whatever_seals_and_counts_what_is_to_be_judged_alone(rig: LedgerRig) -> None:
+    """Many at once, too, of which some await nothing."""
+    for number in range(3):
+        awaiting(rig, f"chat{number}")
+    for number in range(3, 8):
+        chat(rig, f"chat{number}")
+        rig.call(f"plain{number}", traffic="chat", judged=False)
+    rig.at += 50
+    rig.tick()
+    assert [*rig.state.episodes.awaiting] == ["chat5", "chat6", "chat7"]
+    chat(rig, "chat8")
+    rig.seal("chat8")
+    assert [*rig.state.episodes.awaiting] == ["chat6", "chat7", "chat8"]
+    for number in range(9, 14):
+        rig.call(f"plain{number}", traffic="chat", judged=False)
+    rig.at += 50
+    rig.tick()
+    assert [*rig.state.episodes.awaiting] == ["chat6", "chat7", "chat8"], "what is not judged needs no room"
+    assert rig.commands.judging.status(rig.at)["sealed"] == 9
+
+
 def test_ordinary_groups_can_be_judged_too(rig: LedgerRig) -> None:
     for name in ("a", "b", "c"):
         rig.open(name, task="t", judged=True)
@@ -444,14 +465,16 @@ def test_of_a_team_what_is_ready_goes_and_what_is_leased_when_it_comes_back(rig:
     assert state(rig) == ("discarded", "withdrawn")
 
 
-def test_a_revocation_takes_out_what_was_opened_before(rig: LedgerRig) -> None:
-    for name, tenant in (("a", "app"), ("b", "app"), ("c", "other")):
-        chat(rig, name, tenant=tenant)
-        rig.at += 10
-    while events := rig.commands.judging.revoked({"app": 1005.0}, rig.at):
+def test_a_revocation_takes_out_what_its_keys_have_opened_whenever_that_was(rig: LedgerRig) -> None:
+    """It is heard of a moment later, and some requests came in before."""
+    for name, tenant, issued in (("a", "app", 5.0), ("b", "app", 6.0), ("c", "other", 5.0)):
+        chat(rig, name, tenant=tenant, issued=issued)
+    while events := rig.commands.judging.revoked({"app": 5.0}, rig.at):
         rig.run(events)
-    withdrawn = {one.id for one in rig.state.episodes.values() if one.withdrawn}
-    assert withdrawn == {"a"}
+    chat(rig, "held", tenant="app", issued=5.0)
+    chat(rig, "new", tenant="app", issued=6.0)
+    rig.call("plain", tenant="app", issued=5.0)
+    assert {one.id for one in rig.state.episodes.values() if one.withdrawn} == {"a", "held"}
 
 
 def test_only_the_latest_withdrawn_names_are_remembered(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
