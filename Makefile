@@ -26,7 +26,7 @@
 # make traffic     a model learns from what users say next, with two controls (SEEDS=N, STEPS=N; ESTIMATORS=1: on a tiny model); goes on where it stopped
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
-# make faults      kills proxy, trainers, agents and supervisor 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
+# make faults      kills proxy, trainers, agents, supervisor and judges 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
 # make estimators  a step of every estimator, loss and mean of verl, written into docs/reference/estimators.md
 # make families    rows of a small model of every family that verl loads, written into docs/reference/models.md
 # make dist        wheel and source distribution, into dist/
@@ -139,7 +139,7 @@ fuzz:
 
 faults:
 	@.ci/setup daemon
-	@.venv/bin/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(OTHERS),--others $(OTHERS)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(TEARS),--tears $(TEARS)) $(if $(WORKERS),--workers $(WORKERS))
+	@.venv/bin/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(OTHERS),--others $(OTHERS)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(TEARS),--tears $(TEARS)) $(if $(WORKERS),--workers $(WORKERS)) $(if $(JUDGES),--judges $(JUDGES)) $(if $(CHATS),--chats $(CHATS))
 
 estimators: setup
 	@OMP_NUM_THREADS=1 .venv-engine/bin/python -m pytest -q tests/trainer/engine/every_choice.py

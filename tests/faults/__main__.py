@@ -1,6 +1,7 @@
 """The fault harness: real processes, killed and starved again and again, and what they were promised afterwards.
 
     python -m tests.faults [--seed N] [--kills N] [--others N] [--agents N] [--tears N] [--workers N]
+                           [--judges N] [--chats N]
 
 Exits 1 when something acknowledged was lost or doubled, when something incomplete was trained, when the ledger did not
 balance or an agent that retries did not succeed; the folder of that run then stays, and is named. 2 on bad usage.
@@ -19,7 +20,7 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-from tests.faults import tears
+from tests.faults import judges, tears
 from tests.faults.agent import MODELS
 from tests.faults.audit import Audit
 from tests.faults.stage import Stage
@@ -109,6 +110,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--others", type=int, default=25, help="of each other fault")
     parser.add_argument("--agents", type=int, default=5, help="at work at a time; two of them are strangers")
     parser.add_argument("--workers", type=int, default=1, help="processes of the proxy; several are killed, too")
+    parser.add_argument("--judges", type=int, default=200, help="SIGKILLs of judges, and a tenth of it of their daemon")
+    parser.add_argument("--chats", type=int, default=5000, help="of users, which are judged meanwhile; 0: no judges")
     parser.add_argument("--tears", type=int, help="torn tails at most; every byte of the last record of every kind")
     return parser.parse_args()
 
@@ -122,9 +125,16 @@ def main() -> None:
     (root / "tears").mkdir()
     try:
         counts += tears.run(root / "tears", given.seed, given.tears, progress)
-        storm(
-            root / "storm", given.seed, given.kills, given.others, given.agents, progress, counts, given.workers
-        )
+        if given.kills or given.others:
+            storm(
+                root / "storm", given.seed, given.kills, given.others, given.agents, progress, counts, given.workers
+            )
+        if given.chats:
+            told = Counter[str]()
+            try:
+                judges.storm(root / "judges", given.seed, given.judges, given.judges // 10, given.chats, progress, told)
+            finally:
+                counts += told
     except BaseException:
         table(counts)
         say(traceback.format_exc())

@@ -14,7 +14,7 @@ import pytest
 
 from ajet_proxy.io.storage.journal import Journal
 from tests.faults import __main__ as faults
-from tests.faults import tears
+from tests.faults import judges, tears
 from tests.faults.agent import ABSENT, MODELS
 from tests.faults.audit import Audit
 from tests.faults.notes import Notes, Reader
@@ -48,6 +48,16 @@ def test_a_slice_of_the_storm_over_worker_processes(tmp_path: Path) -> None:
     faults.storm(tmp_path, seed=1, kills=2, others=0, agents=3, progress=told, counts=counts, workers=2)
     assert min(counts[f"kills of {who}"] for who in ("the proxy", "a worker process", "an agent")) >= 2
     assert counts["acknowledged calls, found once with their ids"] > 5
+
+
+@pytest.mark.slow
+def test_a_slice_of_the_storm_of_judges(tmp_path: Path) -> None:
+    counts = Counter[str]()
+    judges.storm(tmp_path, seed=1, kills=6, proxy_kills=1, chats=60, progress=faults.Progress(), counts=counts)
+    assert sum(number for name, number in counts.items() if name.startswith("kills of a judge")) == 6
+    assert min(counts[name] for name in ("… judged once", "judgements acknowledged, found whole")) > 20
+    assert sum(number for name, number in counts.items() if name.startswith("failures of the model")) > 0
+    assert counts["episodes leased, of which nothing was taken back before"] > 20
 
 
 def test_faults_that_did_not_strike_are_missed() -> None:
@@ -171,5 +181,5 @@ def test_the_makefile_passes_seed_and_counts_on() -> None:
     line = next(line for line in Path(ROOT, "Makefile").read_text().splitlines() if "tests.faults" in line)
     assert re.findall(r"--(\w+) \$\((\w+)\)", line) == [
         ("seed", "SEED"), ("kills", "KILLS"), ("others", "OTHERS"), ("agents", "AGENTS"), ("tears", "TEARS"),
-        ("workers", "WORKERS"),
+        ("workers", "WORKERS"), ("judges", "JUDGES"), ("chats", "CHATS"),
     ]  # fmt: skip

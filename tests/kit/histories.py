@@ -18,7 +18,7 @@ from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.storage.codec import encode
 from ajet_proxy.io.storage.journal import MAGIC, folder_of, framed
 from ajet_sdk.errors import AjetError
-from ajet_sdk.routes import GateClose, GateOpen, Play, SetMix
+from ajet_sdk.routes import GateClose, GateOpen, Judgement, Play, SetMix
 from tests.kit.ledger_rig import SETTINGS, LedgerRig
 
 EPISODES = st.sampled_from(["a", "b", "c", "d"])
@@ -71,6 +71,9 @@ def _lose(rig: LedgerRig, draw: Any) -> None:
     ]
     if running:
         rig.lose(*draw(st.sampled_from(running)))
+    elif rig.state.episodes.by_call:
+        call, episode = draw(st.sampled_from([*rig.state.episodes.by_call.items()]))
+        rig.lose(episode, call, taken_back=True)
 
 
 def _end(rig: LedgerRig, draw: Any) -> None:
@@ -99,8 +102,58 @@ def _mix(rig: LedgerRig, draw: Any) -> None:
 
 
 def _time(rig: LedgerRig, draw: Any) -> None:
-    rig.at += draw(st.sampled_from([1.0, 20.0, 600.0]))
-    rig.expire()
+    rig.at += draw(st.sampled_from([1.0, 20.0, 600.0, 600.0, 90000.0]))
+    rig.run(rig.commands.expire(rig.at, tight=draw(st.integers(0, 9)) == 0))
+    rig.tick()
+
+
+def _chat(rig: LedgerRig, draw: Any) -> None:
+    """A user calls, in the latest part of a chat, in the next one, or in a first one."""
+    episode, way = draw(EPISODES), draw(st.sampled_from(["path", "body", "lineage"]))
+    parts = [episode, *rig.state.episodes.parts.get(episode, ())]
+    if draw(st.booleans()) and (known := rig.state.episodes.find(parts[-1])) is not None and known.state != "open":
+        parts.append(f"{episode}.{len(parts) + 1}")
+    first = "" if parts[-1] == episode else episode
+    (call,) = rig.begin(
+        parts[-1], traffic="chat", first=first, identified_by=way, judged=draw(st.integers(0, 4)) > 0,
+        withdraws=draw(st.integers(0, 9)) == 0,
+    )
+    if draw(st.integers(0, 5)):
+        rig.finish(parts[-1], call, (1, *draw(SHORT)), (2,))
+
+
+def _sealed(rig: LedgerRig, draw: Any) -> None:
+    """A chat that awaits a judgement, or an episode of a group that is to be judged."""
+    if draw(st.integers(0, 3)):
+        episode = rig.id("chat")
+        rig.call(episode, traffic="chat")
+    else:
+        rig.call(episode := rig.open(task=draw(st.sampled_from(["s", "t"])), judged=True))
+    rig.seal(episode)
+
+
+def _awaiting(rig: LedgerRig, draw: Any) -> str:
+    return str(draw(st.sampled_from([*rig.state.episodes.awaiting, "a"])))
+
+
+def _judge(rig: LedgerRig, draw: Any) -> None:
+    episode, judge = _awaiting(rig, draw), draw(st.sampled_from(["j", "k"]))
+    if draw(st.integers(0, 4)) == 0:
+        rig.run(rig.commands.judging.judge(episode, Judgement(judge, withdraw=True), at=rig.at))
+    else:
+        rig.judge(episode, draw(st.sampled_from([None, -1.0, 0.5, 0.5])), judge)
+
+
+def _say(rig: LedgerRig, draw: Any) -> None:
+    episode = _awaiting(rig, draw)
+    calls = rig.state.episodes.known(episode).transcript.calls
+    rig.feedback(episode, draw(st.sampled_from([None, *calls])), value=draw(st.sampled_from([-1.0, 1.0])))
+
+
+def _withdraw(rig: LedgerRig, draw: Any) -> None:
+    if rig.state.episodes:
+        episode = rig.state.episodes[draw(st.sampled_from([*rig.state.episodes]))]
+        rig.withdraw(episode.opening.whole)
 
 
 def _evaluate(rig: LedgerRig, draw: Any) -> None:
@@ -131,15 +184,16 @@ def _leave(rig: LedgerRig, draw: Any) -> None:
 
 
 STEPS = (_open, _call, _call, _reward, _ready, _ready, _lease, _lease, _answer, _answer, _lose, _end, _weights, _mix,
-         _time, _evaluate, _play, _archive, _archive, _join, _leave)
+         _time, _evaluate, _play, _archive, _archive, _join, _leave, _chat, _chat, _sealed, _sealed,
+         _sealed, _judge, _judge, _say, _withdraw)
 
 
 @st.composite
-def histories(draw: st.DrawFn, longest: int = 40) -> LedgerRig:
-    """A rig that has lived through anything, restarts included."""
+def histories(draw: st.DrawFn, least: int = 0) -> LedgerRig:
+    """A rig that has lived through anything, restarts included, in so many steps at `least`."""
     rig = LedgerRig()
     rig.restart()  # a journal begins so
-    for step in draw(st.lists(st.sampled_from((*STEPS, None)), max_size=longest)):
+    for step in draw(st.lists(st.sampled_from((*STEPS, None)), min_size=least, max_size=40)):
         if step is None:
             rig.restart()
             continue

@@ -44,7 +44,9 @@ from ajet_sdk.routes import (
 )
 from tests.kit.strategies import make_call
 
-SETTINGS = LedgerSettings(idle_timeout=100.0, wall_timeout=1000.0, group_size=2)
+SETTINGS = LedgerSettings(
+    idle_timeout=100.0, wall_timeout=1000.0, group_size=2, traffic_holdout=0.3, traffic_idle=100.0, traffic_backlog=3,
+)
 
 
 def blank(calls: Mapping[str, CallEntry] | None = None, *, state: str = "open", **fields: Any) -> Episode:

@@ -85,7 +85,8 @@ class Naming:
         if identity.may_be_shared and base_of(name, tenant) in self._state.episodes.shared_names:
             return replace(identity, episode=None, identified_by="lineage")
         found = self._names.current(name, tenant, find, for_reward=identity.labels.reward is not None)
-        first = base_of(name, tenant) if _asks_for_parts(identity) else found
+        is_meant = bool(identity.claims.lanes) or identity.labels.traffic is False
+        first = base_of(name, tenant) if is_meant else found
         return self._part_of(replace(identity, episode=found), first)
 
     def _part_of(self, identity: Identity, first: str) -> Identity:
@@ -131,7 +132,7 @@ class Naming:
         self._metrics.inc("ajet_lineage_total", found=what)
         if len(found) == 1:
             return replace(identity, episode=found[0]), NOTHING
-        if not found and history is not None and _asks_for_parts(identity):
+        if not found and history is not None and identity.claims.lanes:
             cut, withdrawn = self._state.episodes.cut_lineage.continued(history), self._state.episodes.withdrawn
             first = next((one for one in cut if one in withdrawn), cut[0] if len(cut) == 1 else "")
             return self._part_of(identity, first), NOTHING
@@ -151,11 +152,6 @@ class Naming:
                 self._names.left(episode)
         elif isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
             self._shared.ended(event.episode)
-
-
-def _asks_for_parts(identity: Identity) -> bool:
-    """Tell whether a request may be of users' traffic, or takes some back."""
-    return bool(identity.claims.lanes) or identity.labels.traffic is False
 
 
 def tenant_of(identity: Identity, episode: str, known: Episode | None) -> str:

@@ -6,15 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import judging, tallies
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.judging import MOST_AGE_S, MOST_CALLS, MOST_WAIT_S, SILENCE_S, answers
+from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import Judgement, LeaseJudgements
-from tests.kit.ledger_rig import SETTINGS, LedgerRig
+from tests.kit.histories import everything, histories
+from tests.kit.ledger_rig import SETTINGS, LedgerRig, check
 from tests.kit.refused import refused
 
 TRAFFIC = replace(SETTINGS, traffic_holdout=0.0, traffic_idle=50.0, traffic_backlog=3)
@@ -376,6 +379,30 @@ def test_a_judge_sees_what_came_before_and_after_each_answer(rig: LedgerRig) -> 
 def test_a_judge_sees_the_last_tokens_of_a_long_prompt(rig: LedgerRig) -> None:
     chat(rig, "a", prompt=tuple(range(judging.BEFORE + 5)))
     assert unpack_tokens(answers(rig.state.episodes["a"], "strict")[0].before) == tuple(range(5, judging.BEFORE + 5))
+
+
+# ---- whatever happens
+
+
+@settings(max_examples=60)
+@given(histories(least=25))
+def test_what_holds_of_traffic_in_every_history(lived: LedgerRig) -> None:
+    """What was sealed is one of the others, after each event. An episode is judged once. What is withdrawn is in no
+    batch that is leased later. A replay is the live state."""
+    replay, judged = State(lived.state.settings), set[str]()
+    for event in lived.events:
+        if isinstance(event, ev.BatchLeased):
+            assert not [name for _, names in event.groups for name in names if replay.episodes[name].withdrawn]
+        if isinstance(event, ev.EpisodeJudged):
+            assert event.episode not in judged and event.episode in replay.episodes.awaiting
+            judged.add(event.episode)
+        replay.apply(event)
+        assert replay.tallies.judging["sealed"] == sum(replay.tallies.judging[name] for name in judging.COUNTED[1:])
+        assert replay.tallies.judging["awaiting"] >= len(replay.episodes.awaiting)
+    check(replay)
+    assert everything(replay) == everything(lived.state)
+    lived.tick()
+    assert len(lived.state.episodes.awaiting) <= lived.state.settings.traffic_backlog
 
 
 # ---- what users say

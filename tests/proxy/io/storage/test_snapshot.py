@@ -32,8 +32,8 @@ def stored(tmp: Path, state: State, group_size: int = 2) -> State:
     return snapshot.load(tmp, dataclasses.replace(SETTINGS, group_size=group_size))
 
 
-@settings(max_examples=60, deadline=None)
-@given(histories(), st.data())
+@settings(max_examples=40, deadline=None)
+@given(histories(least=20), st.data())
 def test_a_snapshot_anywhere_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, rig: LedgerRig, data: Any
 ) -> None:
