@@ -234,7 +234,7 @@ class Audit:
 
     def look(self) -> dict[str, int]:
         """The sums, and one batch, which has nothing that was taken back before."""
-        self._read()
+        self.read()
         status = self.ask("GET", "/status")
         episodes, traffic = status["episodes"], status["traffic"]
         assert episodes["opened"] == sum(episodes[state] for state in STATES), episodes
@@ -255,11 +255,12 @@ class Audit:
         for name in names:
             record = self.ask("GET", f"/episodes/{name}")
             assert record.get("first", name) not in self._gone, f"{name} was taken back before its lease"
-            self._check(record)
+            self.check(record)
         self.asked("POST", f"/batches/{batch.batch}/ack", {"policy_version": 1})
         self.counts["episodes leased, of which nothing was taken back before"] += len(names)
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """What was noted since the last look."""
         for note in self._reader.new(*sorted(self._stage.notes.glob("*.log"))):
             match note["kind"]:
                 case "judged":
@@ -278,19 +279,19 @@ class Audit:
                 case "failed":
                     raise AssertionError(f"a user met an error: {note['why']}")
 
-    def _check(self, record: dict[str, Any]) -> None:
+    def check(self, record: dict[str, Any]) -> None:
         """An episode has the rewards of one judgement, or a reason."""
         name, given = record["episode"], Counter(one["call"] for one in record["rewards"])
         assert max(given.values(), default=1) == 1, f"a call of {name} has two rewards"
         values = {one["call"]: one["value"] for one in record["rewards"]}
         here = (record.get("judged_by"), values)
-        assert here == self.judged.get(name, here), f"{name} has not the rewards that were acknowledged"
+        assert here == self.judged.get(name, here), f"{name} has not what was acknowledged"
         assert bool(values) == ("judged_by" in record), record
         assert ("judged_by" in record) or record["state"] == "discarded", record
         assert (record["state"] == "discarded") == ("reason" in record), record
 
     def in_the_end(self, bound: int) -> None:
-        self._read()
+        self.read()
         names, rest = list[str](), ""
         while True:
             page = self.ask("GET", f"/episodes?limit=1000{rest}")
@@ -304,7 +305,7 @@ class Audit:
         lost = [call for call in self._answers if not calls.get(call, {}).get("complete")]
         assert not lost, f"answered calls are not there: {lost[:5]}"
         for name, record in records.items():
-            self._check(record)
+            self.check(record)
             if record.get("first", name) in self._gone and record["state"] in ("ready", "recorded"):
                 assert record["state"] == "recorded", f"{name} was taken back, and is ready"
         judged = sum("judged_by" in record for record in records.values())

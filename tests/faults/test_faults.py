@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +59,27 @@ def test_a_slice_of_the_storm_of_judges(tmp_path: Path) -> None:
     assert min(counts[name] for name in ("… judged once", "judgements acknowledged, found whole")) > 20
     assert sum(number for name, number in counts.items() if name.startswith("failures of the model")) > 0
     assert counts["episodes leased, of which nothing was taken back before"] > 20
+
+
+ONE, TWO = ({"call": "c", "value": value} for value in (0.5, 1.0))
+
+
+@pytest.mark.parametrize("wrong", [
+    {"rewards": [ONE, ONE]}, {"rewards": [TWO]}, {"rewards": []}, {"judged_by": "k"}, {"state": "discarded"},
+    {"reason": "filtered"}, {"rewards": [], "judged_by": None}, {"episode": "other", "judged_by": None, "rewards": []},
+])  # fmt: skip
+def test_a_judgement_that_is_not_there_once_is_found(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    audit = judges.Audit(SimpleNamespace(notes=tmp_path), Counter())  # type: ignore[arg-type]
+    for name in ("j", "j"):  # the same again
+        Notes(tmp_path / "j.log").add("judged", episode="one", judge=name, rewards={"c": 0.5})
+    audit.read()
+    right = {"episode": "one", "state": "ready", "rewards": [ONE], "judged_by": "j"}
+    audit.check(right)
+    with pytest.raises(AssertionError):
+        audit.check({name: value for name, value in (right | wrong).items() if value is not None})
+    Notes(tmp_path / "k.log").add("judged", episode="one", judge="k", rewards={"c": 0.5})
+    with pytest.raises(AssertionError, match="judged twice"):
+        audit.read()
 
 
 def test_faults_that_did_not_strike_are_missed() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from typing import Any
 
 from msgspec import Struct

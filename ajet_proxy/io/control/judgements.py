@@ -40,13 +40,13 @@ class Judgements:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
-    async def lease(self, http: web.Request, asked: Asked) -> web.Response:
-        """What awaits a judgement, or 204 if nothing does in ``wait_s``. A judge that has gone away gets nothing."""
+    async def lease(self, _http: web.Request, asked: Asked) -> web.Response:
+        """What awaits a judgement, or 204 if nothing does in ``wait_s``."""
         if asked.body.lane is not None:
             check_lane(asked, asked.body.lane)
         store, clock, stopping = self._desk.store, self._desk.clock, self._desk.stopping
         deadline, looked, again = clock.now() + asked.body.wait_s, -1, 0.0
-        while http.transport is not None:
+        while True:
             seen, judgeable = store.state.leasable(), store.state.episodes.judgeable
             if judgeable != looked or clock.now() >= again:
                 looked, again = judgeable, clock.now() + LOOK_S
@@ -54,9 +54,8 @@ class Judgements:
                     return web.json_response({"judgements": found})
             left = deadline - clock.now()
             if left <= 0 or stopping.is_set():
-                break
+                return web.Response(status=204)
             await self._desk.until_stop(store.leasable(seen, min(left, LOOK_S)))
-        return web.Response(status=204)
 
     async def _take(self, asked: Asked) -> list[dict[str, Any]]:
         """Lease so much as is asked for, as far as there is a text of it."""

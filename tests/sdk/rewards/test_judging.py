@@ -110,7 +110,7 @@ def test_a_vote_is_told_by_the_order_in_which_answers_were_shown() -> None:
 
 
 @given(said=st.lists(SAID, min_size=1, max_size=5))
-@settings(max_examples=2000)
+@settings(max_examples=10_000)
 def test_failed_votes_never_make_a_number(said: list[Any]) -> None:
     """Whatever a judge says, a value comes of votes that are numbers in their range, and of nothing else."""
     votes = [vote(one, ["c"]) for one in said]
