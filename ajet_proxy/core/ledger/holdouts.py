@@ -1,7 +1,7 @@
 """Rewards of held-out traffic by policy version: they tell whether users are served worse than before.
 
 Idea: the chats of one version are a span. Where there are few of a version, its neighbors belong to the span, until it
-has `ENOUGH`. Two spans that follow one another are compared, and none is looked at any more when another one begins.
+has `ENOUGH`. The latest two that have it are compared.
 
 Invariant: nothing that is trained counts here, so no version has learned from what it is measured by.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 ENOUGH = 20
@@ -54,11 +55,10 @@ class Holdouts:
         self.spans: dict[str, list[Span]] = {}
 
     def add(self, model: str, version: int, reward: float) -> None:
-        """A chat that `version` of `model` answered last has earned `reward`. It does not count if that is forgotten.
-        """
+        """A chat that `version` of `model` answered last has earned `reward`. It does not count if its span is gone."""
         spans = self.spans.setdefault(model, [])
         if not spans or (version > spans[-1].last and spans[-1].count >= ENOUGH):
-            spans.append(Span(version, version))
+            spans.append(Span(spans[-1].last + 1 if spans else version, version))
             del spans[:-MOST_SPANS]
         spans[-1].last = max(spans[-1].last, version)
         for span in spans:
@@ -72,16 +72,14 @@ class Holdouts:
 
     def alerts(self) -> dict[str, str]:
         """The lines for an operator about models that have become worse, by subject."""
-        out = {}
+        out = dict[str, str]()
         for model, spans in self.spans.items():
-            if len(spans) < 2 or spans[-1].count < ENOUGH:
-                continue
-            before, now = spans[-2:]
-            if now.mean - before.mean + SURE * math.sqrt(before.error + now.error) < 0:
-                out[f"holdout of {model!r}"] = (
-                    f"held-out chats with {model!r} earned less than before: {now}, and {before}. Is what it learns of "
-                    "users what they want? An earlier checkpoint is still there"
-                )
+            for before, now in pairwise([span for span in spans if span.count >= ENOUGH][-2:]):
+                if now.mean - before.mean + SURE * math.sqrt(before.error + now.error) < 0:
+                    out[f"holdout of {model!r}"] = (
+                        f"held-out chats with {model!r} earned less than before: {now}, and {before}. Is what it "
+                        "learns of users what they want? An earlier checkpoint is still there"
+                    )
         return out
 
     def to_json(self) -> dict[str, list[dict[str, Any]]]:

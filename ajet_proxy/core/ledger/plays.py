@@ -3,9 +3,9 @@ taken, and which are still to be played.
 
 Idea: the ledger is the cursor. A play has the places 0, 1, 2 …, and each of its episodes plays one of them. A place
 belongs to one episode at a time. One that awaits a judgement has been played, but an evaluation waits for its reward.
-An episode that is discarded gives its place back, so that it is played again. So a
-runner that is killed asks what is missing, and plays exactly that. Only what a trainer has seen and left out
-(``filtered``) counts as played: its group had it.
+An episode that is discarded gives its place back, so that it is played again. So a runner that is killed asks what is
+missing, and plays exactly that. Only what a trainer has seen and left out (``filtered``) counts as played: its group
+had it.
 
 Which episodes belong to an evaluation is decided as they are opened, while it is current and not full. It is current
 while no newer one of its model is wanted, and while the version that it is of still serves. So every episode of it

@@ -32,6 +32,9 @@ def test_versions_of_which_there_is_little_are_one_span() -> None:
     assert told(found) == [(0, 1, ENOUGH), (2, 3, ENOUGH)]
     found.add("m", 1, 0.5)
     assert told(found) == [(0, 1, ENOUGH + 1), (2, 3, ENOUGH)]
+    for version in (9, 5):
+        found.add("m", version, 0.5)
+    assert told(found)[2:] == [(4, 9, 2)], "what comes late has a span too"
 
 
 def test_few_spans_are_kept_and_what_comes_later_of_others_does_not_count() -> None:
@@ -69,6 +72,8 @@ def test_of_few_chats_nothing_is_said() -> None:
     assert found.alerts() == {}
     found.add("m", 1, -1.0)
     assert len(found.alerts()) == 1
+    found.add("m", 2, 1.0)
+    assert len(found.alerts()) == 1, "until as many tell otherwise"
 
 
 def test_equals_are_an_alert_in_few_of_a_hundred() -> None:
