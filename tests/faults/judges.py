@@ -106,16 +106,16 @@ def judge(url: str, model: str, name: str, notes: Path, order: Path) -> None:
     asyncio.run(judged())
 
 
-def users(url: str, seed: int, chats: int, notes: Path) -> None:
-    """What the process of all users does: so many chats."""
-    asyncio.run(Users(url, seed, Notes(notes)).chat(chats))
+def users(url: str, seed: int, chats: int, notes: Path, begin: Path) -> None:
+    """What the process of all users does: so many chats. As many as the file `begin` says may have begun by now."""
+    asyncio.run(Users(url, seed, Notes(notes), begin).chat(chats))
 
 
 class Users:
     """They retry what a dead daemon did not answer. Any other error is noted, and there must be none."""
 
-    def __init__(self, url: str, seed: int, notes: Notes) -> None:
-        self._url, self._dice, self._notes, self._left = url, random.Random(seed), notes, 0
+    def __init__(self, url: str, seed: int, notes: Notes, begin: Path) -> None:
+        self._url, self._dice, self._notes, self._begin = url, random.Random(seed), notes, begin
 
     async def chat(self, chats: int) -> None:
         numbers = iter(range(chats))
@@ -123,6 +123,8 @@ class Users:
 
             async def user() -> None:
                 for number in numbers:
+                    while number >= int(self._begin.read_text()):  # noqa: ASYNC110 - another process writes it
+                        await asyncio.sleep(0.05)
                     await self._one(client, number)
 
             await asyncio.gather(*(user() for _ in range(USERS)))
@@ -174,7 +176,8 @@ class Stage:
         for folder in (self.notes, conditions):
             folder.mkdir(parents=True)
         (conditions / "clock").write_text("0")
-        self.engine, self._model, self.order = Engine(MODEL), model, root / "order"
+        self.engine, self._model, self.order, self._begin = Engine(MODEL), model, root / "order", root / "begin"
+        self.begin(0)
         self.proxy = ProxyProcess(
             f"{MODEL}={self.engine.url}", root / "data",
             inside=(sys.executable, "-m", "tests.faults.daemon", str(conditions)), env={"PYTHONPATH": str(ROOT)},
@@ -183,8 +186,14 @@ class Stage:
         )  # fmt: skip
         self.proxy.start()
         self.http = httpx.Client(base_url=f"{self.proxy.url}/ajet/v1", timeout=300.0, trust_env=False)
-        self.users = self._forked(users, self.proxy.url, seed, chats, self.notes / "users.log")
+        self.users = self._forked(users, self.proxy.url, seed, chats, self.notes / "users.log", self._begin)
         self.judges = [Worker(lambda life, n=n: self._judge(f"j{n}l{life}", n)) for n in range(JUDGES)]  # type: ignore[misc]
+
+    def begin(self, chats: int) -> None:
+        """So many chats may have begun from now on."""
+        new = self._begin.with_suffix(".new")
+        new.write_text(str(chats))
+        new.rename(self._begin)
 
     def _judge(self, name: str, place: int) -> BaseProcess:
         order = self.order.with_suffix(f".{place}")
@@ -361,6 +370,7 @@ def storm(
             faults = ["judge"] * kills + ["proxy"] * proxy_kills
             dice.shuffle(faults)
             for number, kind in enumerate(faults):
+                stage.begin((number + 1) * chats // len(faults))
                 while audit.chats < number * chats // len(faults):
                     audit.look()
                     assert stage.users.is_alive() or stage.users.exitcode == 0
@@ -375,6 +385,7 @@ def storm(
                     counts["kills of the daemon that is judged for"] += 1
                     stage.proxy.start()
                 audit.look()
+            stage.begin(chats)
             stage.users.join(PATIENCE_S)
             assert stage.users.exitcode == 0
             calm = True

@@ -144,8 +144,10 @@ class Commands:
                 body, episode=episode, at=at, tenant=asked.tenant, identified_by=started.identified_by,
                 plays=started.model or None, traffic=asked.traffic, first=asked.first, issued=asked.issued,
             )
-            gone = asked.first in self.state.episodes.withdrawn or self.judging.is_void(asked.tenant, asked.issued)
-            if asked.withdraws or (gone and asked.traffic):
+            gone = asked.traffic and (
+                asked.first in self.state.episodes.withdrawn or self.judging.is_void(asked.tenant, asked.issued)
+            )
+            if asked.withdraws or gone:
                 opened = (*opened, ev.EpisodeWithdrawn(at, episode), *self.judging.withdraw(asked.first, at))
             return (*opened, *titled, started)
         if known.opening.tenant != asked.tenant:
