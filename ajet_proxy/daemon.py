@@ -27,7 +27,7 @@ from aiohttp import web
 
 from ajet_proxy import systemd as service
 from ajet_proxy.core.identity.keys import SCOPES, Claims
-from ajet_proxy.core.ledger.events import Event, GateOpened, PolicyAnnounced
+from ajet_proxy.core.ledger.events import CandidateAnnounced, Event, GateOpened, PolicyAnnounced
 from ajet_proxy.core.ledger.quotas import Quotas
 from ajet_proxy.core.ledger.retention import to_archive
 from ajet_proxy.core.ledger.state import LedgerSettings
@@ -240,11 +240,11 @@ class App:
 
         def facts() -> Facts:
             known = state.weights
-            serving = dict(known.served), known.default_version, known.policy_updates, known.merge_policy
-            return Facts(*serving, keys.ring, self.name)
+            serving = known.default_version, known.policy_updates, known.merge_policy
+            return Facts(dict(known.served), dict(known.candidates), *serving, keys.ring, self.name)
 
         def heard(events: Sequence[Event]) -> None:
-            if any(isinstance(event, PolicyAnnounced | GateOpened) for event in events):
+            if any(isinstance(event, PolicyAnnounced | CandidateAnnounced | GateOpened) for event in events):
                 workers.send_facts()
 
         workers = Workers(

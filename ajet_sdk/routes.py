@@ -400,12 +400,13 @@ class GateOpen(Body):
 @dataclass(frozen=True, slots=True)
 class Policy(Body):
     """``POST policy``: `model` is at `version` of a `run` (unset: the one before); `upstreams`, if given, replace its
-    engines (base URLs)."""
+    engines (base URLs). With `candidate_of` it is a candidate of that model, and serves nobody but who names it."""
 
     model: str = text(1, MAX_LABEL)
     version: int = number(0, MAX_VERSION)
     upstreams: tuple[str, ...] | None = checked(check_upstreams, None)
     run: str | None = text(1, MAX_CLIENT_TEXT, None)
+    candidate_of: str | None = text(1, MAX_LABEL, None)
 
 
 @dataclass(frozen=True, slots=True)

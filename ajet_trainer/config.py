@@ -155,7 +155,20 @@ class Config:
         0, "Evaluate after every so many steps, and before the first: agents play episodes that are not trained. 0: "
         "never.", zero=True,
     )
-    eval_episodes: int = option(16, "Episodes of an evaluation.", most=10_000)
+    eval_episodes: int | None = option(
+        None, "Episodes of an evaluation. Unset: 16, or 128 with a candidate.", most=10_000
+    )
+    candidate: str = option(
+        "", "Name under which weights are evaluated before they serve; empty: each step's weights serve."
+    )
+    candidate_urls: tuple[str, ...] = option(
+        (), "Base URLs of the candidate's own engines; an adapter needs none, and is on those of engine_urls."
+    )
+    promote_every: int = option(4, "With a candidate: the steps from one evaluation of it to the next.")
+    promote_margin: float = option(
+        0.1, "With a candidate: how much worse its mean reward may be than that of the weights that serve, with 90 % "
+        "certainty.", zero=True,
+    )
     mix: tuple[Mixture, ...] = ()
     """The share of each lane, by step; none: whatever the daemon holds."""
     verl: Mapping[str, Any] = field(default_factory=dict)
@@ -179,7 +192,7 @@ class Config:
     @property
     def keep_checkpoints(self) -> int:
         """The number of checkpoints that stay on disk."""
-        kept: int = self.verl.get(KEEP, 2)
+        kept: int = self.verl.get(KEEP, 5 if self.candidate else 2)
         return kept
 
 
@@ -278,7 +291,10 @@ def check(config: Config) -> Config:
         raise ConfigError(f"model: there is no folder {config.model}", param="model")
     if not config.proxy_url:
         raise ConfigError("proxy_url is required: where ajet-proxy listens", param="proxy_url")
-    for name, urls in (("proxy_url", (config.proxy_url,)), ("engine_urls", config.engine_urls)):
+    for name, urls in (
+        ("proxy_url", (config.proxy_url,)), ("engine_urls", config.engine_urls),
+        ("candidate_urls", config.candidate_urls),
+    ):
         if odd := [url for url in urls if server(url) is None]:
             shown = odd[0].rpartition("@")[2]  # a password is for nobody to see
             raise ConfigError(f"{name} must be http://HOST:PORT, not {shown!r}", param=name)
@@ -308,4 +324,31 @@ def check(config: Config) -> Config:
         raise ConfigError(f"{KEEP} must be an integer above 0, not {config.keep_checkpoints!r}", param=KEEP)
     if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):
         raise ConfigError(f"{DEVICE} must be cpu or cuda, not {config.verl[DEVICE]!r}", param=DEVICE)
-    return replace(config, max_staleness=config.overlap) if config.max_staleness is None else config
+    if config.max_staleness is None:
+        config = replace(config, max_staleness=config.overlap)
+    for param, said in _of_candidate(config):
+        raise ConfigError(f"{param}: {said}", param=param)
+    if config.eval_episodes is None:
+        config = replace(config, eval_episodes=128 if config.candidate else 16)
+    return config
+
+
+def _of_candidate(config: Config) -> Iterable[tuple[str, str]]:
+    """The settings of a candidate that cannot be, each with what is wrong."""
+    if not config.candidate:
+        if config.candidate_urls:
+            yield "candidate_urls", "engines of a candidate that has no name: set candidate"
+        return
+    if config.candidate == config.model_name:
+        yield "candidate", f"{config.candidate!r} is the name of the model that serves: give it another"
+    if not config.attached:
+        yield "candidate", "users would be held for whole steps by an engine that the trainer launches: set engine_urls"
+    if not config.adapts and not config.candidate_urls:
+        yield "candidate", "one engine holds the whole weights of one model: set candidate_urls, or train an adapter"
+    if config.max_staleness is not None and config.max_staleness < config.promote_every - 1:
+        least = f"promote_every = {config.promote_every} steps train on what one version has sampled"
+        yield "max_staleness", f"{config.max_staleness} is too few: {least}, so leave it out, or take more"
+    if config.eval_every:
+        yield "eval_every", "a candidate is evaluated by promote_every: leave it out"
+    if config.eval_episodes == 1:
+        yield "eval_episodes", "one episode tells nothing of the next: set it to 2 or more with a candidate"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ajet_sdk.errors import NotFound
 from ajet_trainer.link import Link
+from ajet_trainer.promotion import Played
 
 LOOK_S = 2.0
 """How long a stop signal may go unnoticed, as while a trainer waits for a batch."""
@@ -24,6 +25,7 @@ NOBODY = (
     "nobody plays evaluations, so training continues without: run "
     "`ajet run --eval --wanted --task … -- PROGRAM` next to the agents"
 )
+WAITS = NOBODY.replace("training continues without", "the candidate waits")
 
 
 class Evaluation:
@@ -51,6 +53,25 @@ class Evaluation:
             meanwhile()
             sleep(LOOK_S)
         return None
+
+    def finish(
+        self, meanwhile: Callable[[], None], stopping: Callable[[], bool], sleep: Callable[[float], None],
+        say: Callable[[str], None],
+    ) -> bool:
+        """Waits as `wait` does, but however long that takes; `say` hears that nobody plays. Returns whether all is
+        played: it is not if somebody is `stopping`, or the daemon knows nothing of it any more."""
+        while not stopping() and self._look():
+            if self._clock() - self._began >= EVAL_QUIET_S and not self._told["opened"] + self._told["lost"]:
+                say(WAITS)
+            meanwhile()
+            sleep(LOOK_S)
+        return self.whole
+
+    @property
+    def played(self) -> Sequence[Played]:
+        """What was played, in the order of its places."""
+        found: Sequence[Played] = self._told["played"]
+        return found
 
     @property
     def whole(self) -> bool:

@@ -46,6 +46,11 @@ class Learner(Protocol):
         """Has the engine serve `version`. Raises when that takes too long."""
         ...
 
+    def propose(self) -> None:
+        """Has the candidate's engines serve `version`, and sees that they still do where they were given it before.
+        Raises `EngineLost`."""
+        ...
+
     def compare(self) -> None:
         """Has each engine answer, and raises if it does not compute what the learner does."""
         ...

@@ -151,11 +151,13 @@ class Link:
         )
         return found
 
-    def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> dict[str, Any]:
+    def announce(
+        self, model: str, version: int, upstreams: Sequence[str] | None = None, *, candidate_of: str | None = None
+    ) -> dict[str, Any]:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on. Returns what went of another
-        run, as `says` does."""
-        run = None if self._trainer is None else self._trainer.run
-        body = routes.Policy(model, version, None if upstreams is None else tuple(upstreams), run)
+        run, as `says` does. Or it is a candidate, which has no run."""
+        run = None if self._trainer is None or candidate_of is not None else self._trainer.run
+        body = routes.Policy(model, version, None if upstreams is None else tuple(upstreams), run, candidate_of)
         return self._told("/policy", body)
 
     def says(self, word: str) -> dict[str, Any]:

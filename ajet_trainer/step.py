@@ -8,6 +8,8 @@ test, is the same for verl and for a script in a test.
 - A batch is acknowledged only when a checkpoint that names it is complete; until then its lease is extended.
 - A batch that fails a step three times is set aside (`attempts`), or a supervisor would repeat it for ever. A step that
   made no optimizer update has failed: it has no version, and its batch goes back.
+- With a candidate, each step trains on what one version has sampled until weights are promoted (`candidate`). Promotion
+  is what saves. Weights that are not promoted are thrown away, with all that was trained for them (`NotPromoted`).
 - An evaluation comes between the gate's opening and the next step, so that one version plays all of it.
 - However a step ends, the gate does not stay closed. `Run.close` opens it with the version the engine last took, and
   gives back every batch whose gradient no checkpoint holds.
@@ -34,6 +36,7 @@ from ajet_trainer import running
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere, NoUpdate
 from ajet_trainer.batch import Row, to_rows
+from ajet_trainer.candidate import REFUSED, Candidate, NotPromoted
 from ajet_trainer.config import Config, digest
 from ajet_trainer.evaluation import Evaluation
 from ajet_trainer.figures import Hand, batch_figures, learner_figures, logged, penalty_figure, staleness
@@ -81,6 +84,9 @@ class Run:
         self.clock, self.sleep = clock, sleep
         self.attempts = Attempts(progress.run_dir)
         self.idle = Idle()
+        self.candidate = Candidate(
+            config, link, learner, progress, meanwhile=self.meanwhile, stopping=stopping, clock=clock, sleep=sleep
+        )
         self.gate = Gate(config.model_name, link, learner, progress, self.idle, self.note_other_run)
         self.gone = Counter[str]()
         """Losses of another run, for the line of the next step."""
@@ -122,7 +128,7 @@ class Run:
                 self.note({"step": 0, "policy_version": 0, "config": digest(self.config), **figures}, {})
         while not self.done:
             self.step()
-        if self.batches.unsaved:
+        if self.batches.unsaved and not self.config.candidate:
             self.save()
         self.acknowledge()
 
@@ -167,7 +173,7 @@ class Run:
             return
 
         self.learner.check()
-        if self.learner.colocated or self.config.overlap == 0:
+        if self.learner.colocated or (self.config.overlap == 0 and not self.config.candidate):
             self.gate.close()
         try:
             metrics = self.train(hand, rows)
@@ -176,14 +182,19 @@ class Run:
             return
         self.batches.lanes = lanes
         figures = self.figures(hand, rows, metrics, credit) | penalty_figure(hand, rule.shaping)
-        self.batches.line = line_of(figures | {"timing": self.progress.times(metrics)})
-        if self.save_due:
-            self.save()
-        self.gate.close()
-        self.gate.push()
+        if serves := not self.config.candidate or self.promotes(figures):
+            self.batches.line = line_of(figures | {"timing": self.progress.times(metrics)})
+            every = 1 if self.config.candidate else self.config.save_freq
+            if self.done or (every > 0 and self.learner.version % every == 0):
+                self.save()
+            if self.config.candidate:
+                self.candidate.serves(self.learner.version)
+            self.gate.close()
+            self.gate.push()
         if shares_at(self.config.mix, self.learner.version) != shares_at(self.config.mix, self.learner.version - 1):
             self.direct()
-        self.gate.open()
+        if serves:
+            self.gate.open()
         if self.evaluation_due:
             figures |= self.evaluate()
         figures["idle"] = self.idle.shares(self.link.busy_s())
@@ -202,16 +213,40 @@ class Run:
         """True if the version that serves now is one of those that are evaluated."""
         return self.config.eval_every > 0 and self.learner.version % self.config.eval_every == 0
 
+    def promotes(self, figures: dict[str, Any]) -> bool:
+        """True if the weights may serve, as an evaluation shows, whose `figures` are added. False between two of them,
+        and where a stop comes first. Raises `NotPromoted`, once the daemon knows that nothing of this was trained."""
+        planned = 0 < self.config.total_steps <= self.learner.version
+        if self.stopping() or (self.learner.version % self.config.promote_every and not planned):
+            return False
+        with self.progress.part("eval", "evaluating the candidate"), self.idle.waiting():
+            verdict = self.candidate.verdict(self.gate.served)
+        figures |= self.candidate.figures
+        if verdict is None:
+            return False
+        if verdict.promoted:
+            self.progress.say(f"promoted: {verdict.why}")
+            return True
+        self.progress.say(f"not promoted, so the run starts again from its last checkpoint: {verdict.why}")
+        for entry in self.batches.unsaved:
+            filtered = {**dict.fromkeys(entry.episodes, REFUSED), **entry.filtered}
+            with suppress(NotFound, Conflict):  # what comes back of a lost lease was not trained
+                self.link.ack(entry.batch, self.gate.served, filtered)
+            self.keeper.release(entry.batch)
+        raise NotPromoted(verdict.why)
+
+    def meanwhile(self) -> None:
+        """What is done while an evaluation is played."""
+        self.acknowledge()
+        self.learner.check()
+
     def evaluate(self) -> dict[str, Any]:
         """Has the version that serves now evaluated, and returns what came of it. The next step waits for that, unless
         it takes too long or nobody plays. If a stop cuts it short, a part of it says nothing."""
-        def meanwhile() -> None:
-            self.acknowledge()
-            self.learner.check()
-
+        assert self.config.eval_episodes is not None
         with self.progress.part("eval", "evaluating"), self.idle.waiting():
             evaluation = Evaluation(self.link, self.config.model_name, self.config.eval_episodes, self.clock)
-            if said := evaluation.wait(meanwhile, self.stopping, self.sleep):
+            if said := evaluation.wait(self.meanwhile, self.stopping, self.sleep):
                 self.progress.say_once(said)
         return {} if self.stopping() and not evaluation.whole else evaluation.figures()
 
@@ -355,12 +390,6 @@ class Run:
             if self.learner.colocated:
                 self.gate.push()
             self.gate.open()
-
-    @property
-    def save_due(self) -> bool:
-        """Every `save_freq` steps and at the end; 0 means only at the end."""
-        frequency = self.config.save_freq
-        return self.done or (frequency > 0 and self.learner.version % frequency == 0)
 
     def save(self) -> None:
         """A checkpoint that names every batch trained so far."""

@@ -7,7 +7,9 @@ the gate opens, and all that the backend has started ends before this process do
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import closing, redirect_stderr, redirect_stdout
@@ -17,6 +19,7 @@ from types import FrameType
 from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.backends import backend
+from ajet_trainer.candidate import NotPromoted
 from ajet_trainer.config import Config, digest, find_model
 from ajet_trainer.engines import same_model
 from ajet_trainer.engines.attached import attached
@@ -60,8 +63,10 @@ Live = Callable[[Config], Config]
 def train(config: Config, say: Callable[[str], None], live: Live = lambda config: config) -> None:
     """Trains until the planned number of steps or a signal. What goes wrong is raised as an `AjetError`.
 
-    The libraries of the backend write what they have to say into its log in the run folder.
+    The libraries of the backend write what they have to say into its log in the run folder. Where weights are not
+    promoted, this process becomes a new one over the same command, which begins at the last checkpoint.
     """
+    environ = dict(os.environ)
     find_model(config)
     stop = Stop()
     stop.install()
@@ -77,6 +82,9 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
     with held, opened as file, redirect_stdout(file), redirect_stderr(file):
         try:
             assemble(config, progress, stop, live)
+            return
+        except NotPromoted:
+            progress.phase("starting again", quiet=True)
         except AjetError:
             progress.phase("failed", quiet=True)
             raise
@@ -87,6 +95,7 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
             progress.phase("failed", quiet=True)
             traceback.print_exc(file=file)
             raise TrainingFailed(f"{first_words(error)} (more in {log})") from error
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
 
 
 def first_words(error: Exception) -> str:

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -26,14 +27,16 @@ from ajet_trainer.engines.http import EngineLost
 class Attached:
     """The engines of `config`, which are sent weights through `folder`; of an adapter `apart`, that alone.
 
-    `permit` raises if they may have no more of our weights. `say` shows a line.
+    `permit` raises if they may have no more of our weights. `say` shows a line. `candidate` are the engines of the
+    candidate, which may be the same ones under its name.
     """
 
     def __init__(
         self, config: Config, folder: Path, *, apart: bool = False,
         permit: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda line: None,
+        candidate: Attached | None = None,
     ) -> None:
-        self.urls, self.folder, self.apart = config.engine_urls, folder, apart
+        self.urls, self.folder, self.apart, self.candidate = config.engine_urls, folder, apart, candidate
         self._config, self._key, self._permit, self._say = config, config.engine_key, permit, say
         self._adapter: Path | None = None
         self._pushed: tuple[Path, int] | None = None
@@ -124,9 +127,19 @@ def attached(config: Config, permit: Callable[[], None], say: Callable[[str], No
     if not config.attached:
         yield None
         return
-    apart = adapters.apart(config)
+    apart, candidate = adapters.apart(config), None
     with weights_folder(config, apart=apart) as folder:
-        yield Attached(config, folder, apart=apart, permit=permit, say=say)
+        if config.candidate:
+            urls = config.candidate_urls or config.engine_urls
+            its = replace(config, model_name=config.candidate, engine_urls=urls, candidate="")
+            if adapters.apart(its) is not apart:
+                said = f"an adapter of {' and '.join(urls)}, and {config.model_name!r} is a model of its own"
+                other = f"a model of its own, and {config.model_name!r} an adapter"
+                raise ConfigError(f"candidate: {config.candidate!r} is {other if apart else said}", param="candidate")
+            place = folder.with_name(f"{folder.name}-next") if apart else folder / "next"
+            place.mkdir(exist_ok=True)
+            candidate = Attached(its, place, apart=apart, permit=permit, say=say)
+        yield Attached(config, folder, apart=apart, permit=permit, say=say, candidate=candidate)
 
 
 def weights_parent(config: Config) -> Path:

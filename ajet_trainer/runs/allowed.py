@@ -100,12 +100,12 @@ class Allowed:
             if not isinstance(value, str) or value not in known:
                 raise ConfigError(f"{key} must be one of {_names(known)}: {kind} of the host's file", param=key)
             return known[value]
-        if name == "engine_urls":
+        if name in ("engine_urls", "candidate_urls"):
             urls = value if isinstance(value, (list, tuple)) else [value]
             if not all(isinstance(url, str) and url.rstrip("/") in self.engines for url in urls):
                 raise ConfigError(f"{key} must be of {_names(self.engines)}: engines of the host's file", param=key)
             return list(urls)
-        if name == "model_name" and not (isinstance(value, str) and _MODEL_NAME.fullmatch(value)):
+        if name in ("model_name", "candidate") and not (isinstance(value, str) and _MODEL_NAME.fullmatch(value)):
             raise ConfigError(f"{key} must have letters, digits and . _ - alone, and at most one /", param=key)
         return SETTINGS.options[name].read(value, key)
 

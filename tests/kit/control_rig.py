@@ -44,8 +44,8 @@ class Caller:
         route, name = matched(method, path)
         return Asked(
             route, claims, self.rig.commands, self.supervisors, self.rig.at, self.rig.id,
-            lambda tenant, episode: f"ajet-{tenant}-{episode}", name, query or {}, read(route, body, claims), trainer,
-            BASE,
+            lambda tenant, episode: f"ajet-{tenant}-{episode}", name, query or {},
+            read(route, body, claims, self.rig.state.weights), trainer, BASE,
         )
 
     def decide(self, method: str, path: str, body: Any = None, **more: Any) -> Answer:

@@ -15,6 +15,7 @@ from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 from ajet_trainer.batch import Row, group_name
 from ajet_trainer.config import Config
+from ajet_trainer.engines.http import EngineLost
 from ajet_trainer.sampling import Rule
 from tests.trainer.making import episode
 
@@ -59,6 +60,9 @@ class ScriptedLearner:
         self.served = disk.version
         self.rows: list[Row] = []
         self.checks = 0
+        self.proposed: int | None = None
+        self.away: list[EngineLost] = []
+        """Why the candidate's engine does not take it, as often as it is asked."""
         self.compared: list[int] = []
         self.logged: dict[int, dict[str, float]] = {}
 
@@ -88,6 +92,12 @@ class ScriptedLearner:
             raise self.fail_push
         self.served = self.version
         self.instants.pass_by("after the push")
+
+    def propose(self) -> None:
+        self.instants.pass_by("before a candidate")
+        if self.away:
+            raise self.away.pop()
+        self.proposed = self.version
 
     def compare(self) -> None:
         self.compared.append(self.served)
@@ -216,8 +226,13 @@ class MemoryProxy:
         self.log.append(f"open {policy_version}")
         return [self.frozen.pop()] if self.frozen else []
 
-    def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> dict[str, Any]:
+    def announce(
+        self, model: str, version: int, upstreams: Sequence[str] | None = None, *, candidate_of: str | None = None
+    ) -> dict[str, Any]:
         self.answer()
+        if candidate_of is not None:
+            self.log.append(f"candidate {model} {version} of {candidate_of}")
+            return {}
         self.version = version
         if upstreams is not None:
             self.upstreams = tuple(upstreams)
@@ -228,7 +243,8 @@ class MemoryProxy:
         self.answer()
         self.instants.pass_by("before an evaluation")
         self.log.append(f"evaluate {episodes} at {self.version} {self.gate}")
-        self.evaluations[name] = {"wanted": episodes, "opened": 0, "done": 0, "lost": 0, "rewards": []}
+        told = {"model": model, "wanted": episodes, "opened": 0, "done": 0, "lost": 0, "rewards": [], "played": []}
+        self.evaluations[name] = told
 
     def evaluation(self, name: str) -> dict[str, Any]:
         """Its state once what the test `plays` of it is played."""

@@ -18,6 +18,7 @@ from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import Events
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.supervisors import Supervisors
+from ajet_proxy.core.ledger.weights import Weights
 from ajet_sdk.bodies import check_length, parse
 from ajet_sdk.errors import BadRequest, Forbidden
 from ajet_sdk.routes import MAX_LABEL, Route
@@ -69,12 +70,13 @@ class Asked:
         return self.new_id(kind) if self.body.id is None else str(self.body.id)
 
     def check_own(self, model: str) -> None:
-        """Raises `Forbidden` if the key is for another model."""
-        _check_own(self.claims.model, model)
+        """Raises `Forbidden` if the key is for another model, of which this is no candidate."""
+        _check_own(self.claims.model, self.state.weights.owner(model))
 
     def check_trainer(self, model: str | None) -> None:
         """Raises `Conflict` if another trainer of `model` has taken the place of the one that asks."""
-        self.commands.trainers.check(model or self.state.weights.only_model(), self.trainer)
+        weights = self.state.weights
+        self.commands.trainers.check(weights.owner(model or weights.only_model()), self.trainer)
 
     def asked_model(self) -> str:
         """The model in the query, or that of the key."""
@@ -98,16 +100,17 @@ class Asked:
         return self.claims.tenant
 
 
-def read(route: Route, body: Any, claims: Claims) -> Any:
+def read(route: Route, body: Any, claims: Claims, weights: Weights) -> Any:
     """Decoded JSON as the body of `route`. If it should name a model and does not, it is for that of the key. Raises
-    `Forbidden` if it is for another's."""
+    `Forbidden` if it is for another's, and no candidate of that of the key."""
     own = claims.model
     if own and route.name in OF_ALL_MODELS:
         raise Forbidden(f"this key is for model {own!r} alone, and this concerns others too", code="foreign_model")
     if own and route.name in OF_A_MODEL and isinstance(body, Mapping | None):
         body = body or {}
-        _check_own(own, own if body.get("model") is None else body["model"])
-        body = {**body, "model": own}
+        named = own if body.get("model") is None else body["model"]
+        _check_own(own, body.get("candidate_of") or (weights.owner(named) if isinstance(named, str) else named))
+        body = {**body, "model": named}
     return None if route.body is None else parse(route.body, body)
 
 

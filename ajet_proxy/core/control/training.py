@@ -94,7 +94,7 @@ def _gate(asked: Asked) -> Body:
 
 
 def policy(asked: Asked) -> Answer:
-    asked.check_trainer(asked.body.model)
+    asked.check_trainer(asked.body.candidate_of or asked.body.model)
     model, events = asked.body.model, asked.commands.trainers.announce(asked.body, at=asked.at)
 
     def show() -> Body:

@@ -283,6 +283,16 @@ class PolicyAnnounced(Event, frozen=True):
     upstreams: tuple[str, ...] | None = None
 
 
+class CandidateAnnounced(Event, frozen=True):
+    """``model`` has weights at ``version`` that may come to serve as those of the model that it is a candidate ``of``.
+    It answers by its own name, from ``upstreams``."""
+
+    model: str
+    version: int
+    upstreams: tuple[str, ...]
+    of: str
+
+
 class TrainerCame(Event, frozen=True):
     """A trainer of ``model`` is at work from now on: the process ``instance``, with ``folder`` on ``host`` for its
     ``run``."""

@@ -30,6 +30,8 @@ from ajet_sdk.errors import NotFound
 
 SHOWN = 100
 """So many places that were given back are told at once, the lowest first."""
+STANDS_S = 300.0
+"""An evaluation of a candidate in which nothing is opened for so long does not go on."""
 Key = tuple[str, str]
 """A tenant, and the name of one of its plays."""
 
@@ -101,6 +103,10 @@ class Evaluation(Play):
     branch: int = 0
     """The branch that its version is on (`ajet_proxy.core.ledger.births`)."""
     rewards: dict[int, float | None] = field(default_factory=dict)
+    told: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """By such a place, its task, and the tokens that were sampled in it, a call."""
+    opened_at: float = 0.0
+    """When it was wanted, or when its latest episode was opened, in Unix seconds."""
 
     @property
     def due(self) -> int:
@@ -114,6 +120,10 @@ class Evaluation(Play):
             "evaluation": self.name, "model": self.model, "policy_version": self.policy_version,
             "wanted": self.episodes, "opened": self.opened, "done": self.done, "lost": self.lost, "rewards": rewards,
             "mean_reward": math.fsum(rewards) / len(rewards) if rewards else None,
+            "played": [
+                {"task": self.told[place][0], "reward": reward, "tokens": self.told[place][1]}
+                for place, reward in sorted(self.rewards.items())
+            ],
         }
 
 
@@ -165,6 +175,8 @@ class Plays:
         play = self._its(episode)
         if isinstance(play, Evaluation) and episode.opening.place is not None and episode.state == "recorded":
             play.rewards[episode.opening.place] = episode.reward()
+            sampled = [turn.sampled for turn in episode.transcript.turns()]
+            play.told[episode.opening.place] = episode.opening.task or "", sum(sampled) / max(1, len(sampled))
 
     def _its(self, episode: Episode) -> Play | None:
         """The play or the evaluation in which `episode` was opened, and no later one of that name."""
@@ -181,10 +193,28 @@ class Plays:
     def _evaluation_wanted(self, event: ev.EvaluationWanted) -> None:
         self.evaluations[event.model] = Evaluation(
             "", event.evaluation, event.episodes, self.begun, model=event.model, policy_version=event.policy_version,
-            branch=self._weights.born(event.model).last,
+            branch=self._weights.born(event.model).last, opened_at=event.at,
         )
         self.begun += 1
 
     def _opened(self, event: ev.EpisodeOpened) -> None:
         if (play := self.of(event)) is not None and event.place is not None:
             play.begin(event.place)
+            if isinstance(play, Evaluation):
+                play.opened_at = event.at
+
+    def alerts(self, now: float) -> dict[str, str]:
+        """A line about each candidate whose evaluation does not go on."""
+        found, weights = {}, self._weights
+        for name, one in weights.candidates.items():
+            trainer = weights.trainers.get(one.of)
+            its = [play for model in (name, one.of) if (play := self.evaluations.get(model)) is not None]
+            done = next((play.done >= play.episodes for play in its if play.model == name and
+                         play.opened_at >= one.since), False)  # fmt: skip
+            latest = max((play.opened_at for play in its), default=0.0)
+            if not done and now - max(one.since, latest) > STANDS_S and not (trainer is not None and trainer.left):
+                found[f"candidate {name!r}"] = (
+                    f"candidate {name!r} of model {one.of!r} (version {one.version}) waits for its evaluation: does "
+                    f"anybody play (`ajet run --eval --wanted`), and is its engine there?"
+                )
+        return found

@@ -121,7 +121,7 @@ class State:
             f"trainer of {model!r}": f"episodes wait for a trainer of model {model!r}, and none has announced it"
             for model in sorted(missing)
         }
-        return self.tallies.alerts() | waits | self.episodes.alerts()
+        return self.tallies.alerts() | waits | self.episodes.alerts() | self.plays.alerts(self.now)
 
     def arrived(self, episodes: Iterable[str], batches: Iterable[str]) -> None:
         """These episodes and batches are in the archive now."""

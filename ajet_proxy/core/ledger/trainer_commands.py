@@ -58,8 +58,10 @@ class TrainerCommands:
             raise Conflict(f"{_who(known)} has taken the place of this trainer", code="other_trainer")
 
     def announce(self, body: Policy, *, at: float) -> Events:
-        """These weights serve, of that `run` if one is named. Raises `Conflict` while the trainer of another run is
-        heard."""
+        """These weights serve, of that `run` if one is named; or they are a candidate's. Raises `Conflict` while the
+        trainer of another run is heard."""
+        if body.candidate_of is not None:
+            return self._stands(body, body.candidate_of, self.state.time(at))
         at, begun, born = self.state.time(at), Events(), self.state.weights.born(body.model)
         if body.run is not None:
             trainer = self.state.weights.trainers.get(body.model)
@@ -72,6 +74,14 @@ class TrainerCommands:
             return ()
         announced = ev.PolicyAnnounced(at, body.model, body.version, body.upstreams)
         return begun if isinstance(begun, Part) else (*begun, announced)
+
+    def _stands(self, body: Policy, of: str, at: float) -> Events:
+        """A candidate `of` an announced model has these weights, also where the version is one that it has had."""
+        served = self.state.weights.served
+        if body.model in served or of not in served:
+            said = f"model {body.model!r} serves" if body.model in served else f"model {of!r} was not announced"
+            raise Conflict(f"{said}: no candidate of {of!r} can be called {body.model!r}", code="no_candidate")
+        return (ev.CandidateAnnounced(at, body.model, body.version, body.upstreams or (), of),)
 
     def evaluate(self, body: Evaluate, *, evaluation: str, at: float) -> Events:
         """`evaluation` is `body.id`, or a new one if that is None. One that was asked for before stays as it is."""

@@ -37,6 +37,10 @@ def status(state: State, leads: Mapping[str, int] | None = None) -> dict[str, An
     """The terms of the ledger identity, and what else costs nothing to know. `leads` is how many updates models may be
     ahead of their teams."""
     gate = state.gates.any()
+    candidates = {
+        name: {"of": one.of, "policy_version": one.version, "upstreams": list(one.upstreams)}
+        for name, one in state.weights.candidates.items()
+    }
     teams = [
         {name: {"updates": team[name], **_waits(state, name, leads or {})} for name in sorted(team)}
         for team in state.weights.teams
@@ -51,6 +55,7 @@ def status(state: State, leads: Mapping[str, int] | None = None) -> dict[str, An
             }
             for model, served in state.weights.served.items()
         },
+        **({"candidates": candidates} if candidates else {}),
         "episodes": {"opened": state.tallies.opened, **{name: state.tallies.counts[name] for name in EPISODE_STATES}},
         "archived": sum(state.episodes.archived.values()),
         "discarded": dict(state.tallies.discarded),

@@ -3,6 +3,9 @@
 Idea: a model is announced once its trainer says which version serves. A request may name no model, or one that is not
 announced: then the only one that is announced is meant, if there is just one (`Serving.key`). What was said before any
 model was announced is kept for the first that is.
+
+A candidate has weights that may come to serve, and is evaluated by a name of its own. It is no announced model: nothing
+waits for it, and it counts for no pace, mix or team.
 """
 
 from __future__ import annotations
@@ -40,6 +43,13 @@ class Served(Struct, frozen=True):
     upstreams: tuple[str, ...]
 
 
+class Candidate(Served, frozen=True):
+    """The weights of a candidate of the model ``of``, since when, in Unix seconds."""
+
+    of: str
+    since: float
+
+
 class Serving:
     """Which weights and engines serve: in the ledger's process, and as a worker knows it. ``policy_updates`` counts the
     events that may have changed a `policy_version`. ``default_version`` is that of a model
@@ -47,6 +57,7 @@ class Serving:
 
     __slots__ = ()
     served: Mapping[str, Served]
+    candidates: Mapping[str, Candidate]
     default_version: int
     policy_updates: int
     merge_policy: Policy
@@ -60,14 +71,19 @@ class Serving:
         return model if model in self.served else self.only_model()
 
     def policy_version(self, model: str) -> int:
-        """The version that serves `model`."""
-        served = self.served.get(model)
+        """The version that serves `model`, or that its candidate of this name has."""
+        served = self.served.get(model) or self.candidates.get(model)
         return self.default_version if served is None else served.version
 
     def upstreams(self, model: str) -> tuple[str, ...]:
         """The engines announced for `model`."""
-        served = self.served.get(model)
+        served = self.served.get(model) or self.candidates.get(model)
         return () if served is None else served.upstreams
+
+    def owner(self, model: str) -> str:
+        """The model whose trainer `model` belongs to: that which it is a candidate of, else itself."""
+        known = self.candidates.get(model)
+        return model if known is None else known.of
 
     def models(self) -> tuple[str, ...]:
         """Every model that was announced."""
@@ -77,11 +93,12 @@ class Serving:
 class Weights(Serving):
     """Of every model that was announced or has sampled anything."""
 
-    KEPT = ("served", "births", "trainers", "teams", "default_version", "policy_updates", "merge_policy")
+    KEPT = ("served", "candidates", "births", "trainers", "teams", "default_version", "policy_updates", "merge_policy")
 
     def __init__(self, episodes: Mapping[str, Episode], queues: ReadyQueues) -> None:
         self._episodes, self._queues = episodes, queues
         self.served: dict[str, Served] = {}
+        self.candidates: dict[str, Candidate] = {}
         self.births: dict[str, Births] = {}
         self.trainers: dict[str, Trainer] = {}
         self.teams: list[Team] = []
@@ -115,6 +132,10 @@ class Weights(Serving):
         upstreams = known.upstreams if event.upstreams is None else event.upstreams
         self.policy_updates += 1
         self._serves(event.model, known.version, Served(event.version, upstreams))
+        self.candidates.pop(event.model, None)
+
+    def _stands(self, event: ev.CandidateAnnounced) -> None:
+        self.candidates[event.model] = Candidate(event.version, event.upstreams, event.of, event.at)
 
     def _gate_opened(self, event: ev.GateOpened) -> None:
         self.policy_updates += 1

@@ -60,7 +60,8 @@ class Desk:
         body = None if route.body is None else await self._decoded(http, route)
         return Asked(
             route, claims, self.store.commands, self._supervisors, self.clock.now(), self.clock.new_id, self._issue,
-            id=http.match_info.get("id", ""), query=dict(http.query), body=read(route, body, claims),
+            id=http.match_info.get("id", ""), query=dict(http.query),
+            body=read(route, body, claims, self.store.state.weights),
             trainer=http.headers.get(HEADER_TRAINER, ""), base=self.base_url(http),
         )
 

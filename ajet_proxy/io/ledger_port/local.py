@@ -178,7 +178,11 @@ class LocalPort:
             said = identity.labels.agent
             agent = said or "" if known is None else known.opening.agent_of(said, request.model)
             chosen = None if known is None else known.opening.model_for(agent, request.model, self._engines.names())
-            model = chosen or request.model or self._state.weights.only_model()
+            weights = self._state.weights
+            model = chosen or request.model or weights.only_model()
+            plays = None if known is None else known.opening.model
+            if plays is not None and plays != model == weights.owner(plays):  # who asks for it means its candidate
+                chosen = model = plays
             started = ev.CallStarted(
                 self._clock.now(), episode, (), model, agent, identity.identified_by, route=request.route,
                 said=request.said, **request.sent,

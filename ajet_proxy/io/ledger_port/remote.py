@@ -21,7 +21,7 @@ from ajet_proxy.core.conversation.history import Beginnings, ChatHistory, Mark, 
 from ajet_proxy.core.identity.headers import Labels
 from ajet_proxy.core.identity.keys import Claims, Ring
 from ajet_proxy.core.identity.ladder import Identity
-from ajet_proxy.core.ledger.weights import Served, Serving
+from ajet_proxy.core.ledger.weights import Candidate, Served, Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Turn
 from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
@@ -34,6 +34,7 @@ class Facts(Serving, Struct, frozen=True):
     """The facts that every worker knows. ``daemon`` is the daemon's name, which no other one has."""
 
     served: Mapping[str, Served]
+    candidates: Mapping[str, Candidate]
     default_version: int
     policy_updates: int
     merge_policy: Policy
@@ -52,7 +53,8 @@ def _known_marks(kind: type[ChatHistory]) -> Form:
 
 VALUES = Values((
     fields(Claims), fields(Labels), fields(Identity), fields(Begun), fields(Known), fields(Turn), fields(Packed),
-    fields(Served), fields(Facts), fields(Ask), Form(Reward, dataclasses.astuple, lambda packed: Reward(*packed)),
+    fields(Served), fields(Candidate), fields(Facts), fields(Ask),
+    Form(Reward, dataclasses.astuple, lambda packed: Reward(*packed)),
     Form(CallRequest, lambda request: [*astuple(replace(request, sent=dict(request.sent)))],
          lambda packed: CallRequest(*packed)),
     _known_marks(ChatHistory), _known_marks(ResponseHistory), fields(PromptHistory),

@@ -57,6 +57,7 @@ EVENTS: dict[str, Any] = {
     "BatchTrained": ev.BatchTrained,
     "EpisodesArchived": ev.EpisodesArchived,
     "PolicyAnnounced": ev.PolicyAnnounced,
+    "CandidateAnnounced": ev.CandidateAnnounced,
     "EvaluationWanted": ev.EvaluationWanted,
     "MixSet": ev.MixSet,
     "GroupsFlushed": ev.GroupsFlushed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,8 @@ class VerlLearner:
     def __init__(self, trainer: AjetTrainer, engines: Attached | None, say: Callable[[str], None]) -> None:
         self.colocated = engines is None
         self._verl, self._engines, self._say = trainer, engines, say
+        self._proposed: int | None = None
+        """The version that the candidate's engines were given last."""
         self._rate = float(trainer.config.actor_rollout_ref.actor.optim.lr)
         self._loggers = Loggers(trainer.config, say)
 
@@ -145,6 +148,28 @@ class VerlLearner:
             raise
         except Exception as error:
             raise EngineLost(f"the new weights did not reach the engines: {error}") from error
+
+    def propose(self) -> None:
+        engines = self._engines and self._engines.candidate
+        assert engines is not None
+        if self._proposed == self.version:
+            engines.check()
+            return
+        try:
+            engines.push(self.version, self._write_beside)
+        except (AjetError, EngineLost):
+            raise
+        except Exception as error:
+            raise EngineLost(f"the candidate did not reach its engines: {error}") from error
+        self._proposed = self.version
+
+    def _write_beside(self, folder: Path) -> None:
+        """The same as `_write` for the candidate. verl knows one folder for whole weights."""
+        self._write(folder)
+        if self._engines is not None and not self._engines.apart:
+            folder.parent.mkdir(exist_ok=True)  # which a push of weights that serve has removed
+            shutil.rmtree(folder, ignore_errors=True)
+            (self._engines.folder / folder.name).replace(folder)
 
     def _write(self, folder: Path) -> None:
         """Has verl's workers write what engines that stand alone are sent. Of a whole model, `weights.SharedFolder`

@@ -193,8 +193,8 @@ class Front:
     def facts(self) -> Facts:
         state = self.store.state
         known = state.weights
-        serving = dict(known.served), known.default_version, known.policy_updates, known.merge_policy
-        return Facts(*serving, self.keys.ring, "ajet_proxy")
+        serving = known.default_version, known.policy_updates, known.merge_policy
+        return Facts(dict(known.served), dict(known.candidates), *serving, self.keys.ring, "ajet_proxy")
 
     def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:
         """An episode, opened by hand; its key."""

@@ -1,0 +1,57 @@
+"""Decides whether a candidate may serve: its evaluation beside that of the weights that serve, task by task.
+
+Both have played the same tasks. Episodes of one task are pairs, in the order of their places. A candidate is promoted
+if, with `CERTAINTY`, the mean difference of a pair's rewards is above minus the margin, and if its answers are neither
+less than half as long as those of the other nor more than twice as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+CERTAINTY = 0.9
+LONGEST = 2.0
+Played = Mapping[str, Any]
+"""An episode of an evaluation as the daemon tells it: its ``task``, its ``reward`` or None, and ``tokens``, how many
+were sampled in it, a call."""
+
+
+class Verdict(NamedTuple):
+    """``why`` says it in words. ``difference`` is the mean over ``pairs``, candidate less incumbent, and ``lowest`` the
+    lower end of its interval. ``length`` is how many times as long its answers are."""
+
+    promoted: bool
+    why: str
+    difference: float
+    lowest: float
+    length: float
+    pairs: int
+
+
+def decide(candidate: Sequence[Played], incumbent: Sequence[Played], margin: float) -> Verdict | None:
+    """The verdict on `candidate`; None where less than half of what it played has a pair, or there are less than 2."""
+    pairs = list(_pairs(candidate, incumbent))
+    if len(pairs) < max(2.0, len(candidate) / 2):
+        return None
+    differences = [one["reward"] - other["reward"] for one, other in pairs]
+    mean = math.fsum(differences) / len(pairs)
+    variance = math.fsum((value - mean) ** 2 for value in differences) / (len(pairs) - 1)
+    lowest = mean - NormalDist().inv_cdf(CERTAINTY) * math.sqrt(variance / len(pairs))
+    ours, theirs = (math.fsum(one[which]["tokens"] for one in pairs) for which in (0, 1))
+    length = ours / theirs if theirs else math.inf if ours else 1.0
+    good, similar = lowest > -margin, 1 / LONGEST <= length <= LONGEST
+    why = f"{mean:+.3f} over {len(pairs)} pairs, at least {lowest:+.3f}, and answers {length:.2f} times as long"
+    return Verdict(good and similar, why, mean, lowest, length, len(pairs))
+
+
+def _pairs(candidate: Sequence[Played], incumbent: Sequence[Played]) -> list[tuple[Played, Played]]:
+    """Those of which both have a reward."""
+    of_task = defaultdict[str, list[Played]](list)
+    for one in reversed(incumbent):
+        of_task[one["task"]].append(one)
+    found = [(one, of_task[one["task"]].pop()) for one in candidate if of_task[one["task"]]]
+    return [pair for pair in found if None not in (pair[0]["reward"], pair[1]["reward"])]
