@@ -141,6 +141,31 @@ def export(run_dir: Path, folder: Path, step: int | None) -> None:
     backend().export(run_dir, step, folder, click.echo)
 
 
+@cli.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--step", type=click.IntRange(1), metavar="N", required=True, help="The checkpoint to go on from.")
+def rollback(run_dir: Path, step: int) -> None:
+    """Go back to a checkpoint.
+
+    RUN is the run_dir of a training run that has ended. Later checkpoints are set aside, in a folder of RUN. The next
+    start serves the weights of step N and trains on from there.
+    """
+    from ajet_sdk.settings import ConfigError
+    from ajet_trainer.backends import backend
+    from ajet_trainer.run_folder import hold
+
+    try:
+        held = hold(run_dir)
+    except BlockingIOError:
+        raise ConfigError(f"a trainer is at work in {run_dir}: stop it first", param="RUN") from None
+    with held:
+        number = len([*run_dir.glob("set_aside_*")]) + 1
+        place = run_dir / f"set_aside_{number}"
+        later = backend().set_aside(run_dir, step, place)
+    aside = f"set aside in {place}: {' and '.join(map(str, later))}" if later else "it is the last"
+    click.echo(f"{run_dir} goes on from step {step}; {aside}")
+
+
 def main(argv: list[str] | None = None) -> NoReturn:
     """Entry point: 0 after a run or a stop that was asked for."""
     run_command(cli, "ajet-trainer", "the trainer's part is ajet[trainer]", argv=argv, interrupted=("stopped", 0))

@@ -36,6 +36,11 @@ class Backend(Protocol):
         """Writes the model of the checkpoint of `step`, or of the latest, as a Hugging Face folder."""
         ...
 
+    def set_aside(self, run_dir: Path, step: int, place: Path) -> list[int]:
+        """Has the run go on from its checkpoint of `step`: later ones are in the folder `place` from now on. Returns
+        their steps. Raises `ConfigError` if it has none of `step`."""
+        ...
+
     def tokenizers(self, run_dir: Path) -> Sequence[Path]:
         """The folders of the run in which its tokenizer may be, the likeliest first."""
         ...

@@ -87,6 +87,8 @@ def _end(rig: LedgerRig, draw: Any) -> None:
 def _weights(rig: LedgerRig, draw: Any) -> None:
     commands, version = rig.commands, draw(st.integers(0, 3))
     rig.announce(draw(st.sampled_from(["m", "m", "n"])), version)
+    if draw(st.integers(0, 3)) == 0:
+        rig.stands(draw(st.sampled_from(["n", "o"])), version)
     shut, model = draw(st.booleans()), draw(st.sampled_from([None, "m", "n"]))
     if shut:
         rig.run(commands.trainers.gate_close(GateClose(model=model), at=rig.at))

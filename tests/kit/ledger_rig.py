@@ -430,6 +430,10 @@ class LedgerRig:
     ) -> Sequence[Event]:
         return self.whole(self.commands.trainers.announce, Policy(model, version, upstreams, run), at=self.at)
 
+    def stands(self, model: str = "next", version: int = 2, of: str = "m", *urls: str) -> Sequence[Event]:
+        """A candidate `of` a model has these weights."""
+        return self.run(self.commands.trainers.announce(Policy(model, version, urls, candidate_of=of), at=self.at))
+
     def attend(self, says: str = "beats", run: str = "a", instance: str = "", model: str = "m") -> Sequence[Event]:
         """A trainer says how it is; its folder is named as its run, as is its process unless `instance` names it."""
         body = Attend(model, run, instance or f"{run}1", says, "host", f"/{run}")

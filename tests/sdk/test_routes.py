@@ -283,8 +283,8 @@ HOLD = {
     "Reward.response Feedback.call Feedback.response Judgement.judge",
     (0, 1000): "Attend.host Flush.lane Flush.task GateClose.model GateOpen.model Lease.model OpenEpisode.agent "
     "OpenEpisode.model OpenEpisode.task Reward.agent SetMix.model",
-    (1, 1000): "Attend.model Evaluate.model LeaseJudgements.lane LeaseJudgements.model Policy.model Reward.model "
-    "Reward.state Supervise.instance",
+    (1, 1000): "Attend.model Evaluate.model LeaseJudgements.lane LeaseJudgements.model Policy.candidate_of "
+    "Policy.model Reward.model Reward.state Supervise.instance",
     (0, 10_000): "Attend.folder Feedback.better Feedback.text GateClose.reason Reward.note",
     ("agent", "infra"): "Abort.cause",
     ("comes", "beats", "begins", "leaves"): "Attend.says",

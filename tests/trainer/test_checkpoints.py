@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet_trainer.backends.verl.checkpoints import MARKER, prune, repair_marker
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.backends.verl import checkpoints
+from ajet_trainer.backends.verl.checkpoints import MARKER, prune, repair_marker, set_aside
 
 
 def checkpoint(folder: Path, step: int, *, history: bytes | None = None) -> None:
@@ -69,3 +71,38 @@ def test_without_a_whole_checkpoint_nothing_goes(tmp_path: Path) -> None:
     prune(tmp_path, 1)
     prune(tmp_path / "none", 1)
     assert names(tmp_path) == ["global_step_4", MARKER]
+
+
+def test_later_checkpoints_are_set_aside_and_none_is_deleted(tmp_path: Path) -> None:
+    folder, place = tmp_path / "checkpoints", tmp_path / "aside"
+    for step in (2, 4, 6):
+        checkpoint(folder, step)
+    assert set_aside(folder, 2, place) == [4, 6]
+    assert names(folder) == ["global_step_2", MARKER] and names(place) == ["global_step_4", "global_step_6"]
+    assert repair_marker(folder) == 2
+    assert set_aside(folder, 2, tmp_path / "again") == [] and not (tmp_path / "again").exists()
+
+
+def test_a_checkpoint_that_did_not_stay_is_not_gone_back_to(tmp_path: Path) -> None:
+    for step, history in ((2, b""), (4, None), (6, None)):
+        checkpoint(tmp_path, step, history=history)
+    before = names(tmp_path)
+    for step in (1, 2):
+        with pytest.raises(ConfigError, match=rf"no whole checkpoint of step {step} in .*; those that are: 4, 6$"):
+            set_aside(tmp_path, step, tmp_path / "aside")
+    with pytest.raises(ConfigError, match="those that are: none"):
+        set_aside(tmp_path / "nowhere", 1, tmp_path / "aside")
+    assert names(tmp_path) == before
+
+
+def test_killed_while_it_sets_aside_it_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a start in between goes on from one of them, and deletes none."""
+    folder = tmp_path / "checkpoints"
+    for step in (2, 4, 6):
+        checkpoint(folder, step)
+    monkeypatch.setattr(checkpoints, "put", None)
+    with pytest.raises(TypeError):
+        set_aside(folder, 2, tmp_path / "one")
+    monkeypatch.undo()
+    assert repair_marker(folder) == 2 and names(tmp_path / "one") == ["global_step_4", "global_step_6"]
+    assert set_aside(folder, 2, tmp_path / "two") == []

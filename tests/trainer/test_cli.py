@@ -8,6 +8,7 @@ import pytest
 
 from ajet_trainer import cli
 from tests.kit.steps import processor_s
+from tests.trainer.test_checkpoints import checkpoint
 
 
 def status(*words: str) -> int:
@@ -62,3 +63,24 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().err == (
         "ajet-trainer: command line: unknown key 'group_sice'; did you mean 'group_size'?\n"
     )
+
+
+def test_a_rollback_is_of_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (2, 4, 6):
+        checkpoint(tmp_path / "checkpoints", step)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys, pathlib\nfrom ajet_trainer.run_folder import hold\n"
+         f"held = hold(pathlib.Path({str(tmp_path)!r}))\nprint('held', flush=True)\nsys.stdin.read()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline()
+    assert status("rollback", str(tmp_path), "--step", "2") == 2
+    assert f"a trainer is at work in {tmp_path}: stop it first" in capsys.readouterr().err
+    holder.communicate()
+    assert status("rollback", str(tmp_path), "--step", "3") == 2
+    assert "those that are: 2, 4, 6" in capsys.readouterr().err
+    assert status("rollback", str(tmp_path), "--step", "2") == 0
+    assert capsys.readouterr().out == f"{tmp_path} goes on from step 2; set aside in {tmp_path}/set_aside_1: 4 and 6\n"
+    assert (tmp_path / "set_aside_1" / "global_step_6").is_dir()
+    assert status("rollback", str(tmp_path), "--step", "2") == 0
+    assert capsys.readouterr().out == f"{tmp_path} goes on from step 2; it is the last\n"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,3 +155,35 @@ def test_the_key_of_engines_is_given_as_to_the_daemon() -> None:
     with pytest.raises(ConfigError, match="engine_key"):
         load(None, ["model=m", "engine_key=sesame"])
     assert config.digest(load(None, ["model=m"], both)) == config.digest(load(None, ["model=m"]))
+
+
+GATED = {
+    "model": "m", "candidate": "next", "engine_urls": ("http://e",), "verl": {"actor_rollout_ref.model.lora_rank": 16},
+}  # fmt: skip
+
+
+def test_a_candidate_is_evaluated_for_long_and_more_checkpoints_stay() -> None:
+    found = config.check(config.Config(**GATED))
+    assert (found.eval_episodes, found.keep_checkpoints, found.promote_every, found.promote_margin) == (128, 5, 4, 0.1)
+    assert config.check(config.Config(**GATED, eval_episodes=32)).eval_episodes == 32
+    plain = config.check(config.Config(model="m"))
+    assert (plain.eval_episodes, plain.keep_checkpoints) == (16, 2)
+    config.check(config.Config(**GATED | {"verl": {}, "candidate_urls": ("http://f",)}))
+    config.check(config.Config(**GATED, max_staleness=3))
+
+
+@pytest.mark.parametrize(("changes", "param", "said"), [
+    ({"candidate": "policy"}, "candidate", "is the name of the model that serves"),
+    ({"engine_urls": ()}, "candidate", "users would be held for whole steps"),
+    ({"verl": {}}, "candidate", "set candidate_urls, or train an adapter"),
+    ({"max_staleness": 2}, "max_staleness", "2 is too few: promote_every = 4 steps"),
+    ({"overlap": 1}, "max_staleness", "1 is too few"),
+    ({"eval_every": 10}, "eval_every", "evaluated by promote_every"),
+    ({"eval_episodes": 1}, "eval_episodes", "one episode tells nothing"),
+    ({"candidate": "", "candidate_urls": ("http://f",)}, "candidate_urls", "set candidate"),
+    ({"candidate_urls": ("f",)}, "candidate_urls", "must be http://HOST:PORT"),
+])  # fmt: skip
+def test_a_gate_that_cannot_work_is_refused_by_name(changes: dict[str, Any], param: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        config.check(config.Config(**GATED | changes))
+    assert caught.value.param == param

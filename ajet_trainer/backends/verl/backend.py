@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ajet_sdk.address import is_here
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.backends.verl import ADDRESS, VENDOR
-from ajet_trainer.backends.verl.checkpoints import prune, repair_marker, whole
+from ajet_trainer.backends.verl.checkpoints import prune, repair_marker, set_aside, whole
 from ajet_trainer.config import DEVICE, Config
 from ajet_trainer.engines.attached import Attached
 from ajet_trainer.learner import Learner
@@ -70,6 +70,9 @@ class Verl:
         from ajet_trainer.backends.verl.export import export
 
         export(run_dir, step, folder, say)
+
+    def set_aside(self, run_dir: Path, step: int, place: Path) -> list[int]:
+        return set_aside(run_dir / "checkpoints", step, place)
 
     def tokenizers(self, run_dir: Path) -> Sequence[Path]:
         checkpoints = run_dir / "checkpoints"

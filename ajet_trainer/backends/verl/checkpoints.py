@@ -16,6 +16,7 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 
+from ajet_sdk.settings import ConfigError
 from ajet_trainer.run_folder import put
 
 MARKER = "latest_checkpointed_iteration.txt"
@@ -48,6 +49,21 @@ def prune(folder: Path, keep: int) -> None:
         if step not in whole[-keep:] and step < max(whole, default=0):
             (folder / f"global_step_{step}" / "data.pt").unlink(missing_ok=True)
             shutil.rmtree(folder / f"global_step_{step}")
+
+
+def set_aside(folder: Path, step: int, place: Path) -> list[int]:
+    """Has a run go on from the checkpoint of `step`: later ones are in the folder `place` from now on. Returns their
+    steps. Raises `ConfigError` if it is not there. Killed in between, it can be done again."""
+    steps, there = _steps(folder)
+    if step not in there:
+        said = f"there is no whole checkpoint of step {step} in {folder}"
+        raise ConfigError(f"{said}; those that are: {', '.join(map(str, there)) or 'none'}", param="step")
+    later = [one for one in steps if one > step]
+    for one in reversed(later):
+        place.mkdir(parents=True, exist_ok=True)
+        (folder / f"global_step_{one}").replace(place / f"global_step_{one}")
+    put(folder / MARKER, str(step))
+    return later
 
 
 def is_whole(checkpoint: Path) -> bool:

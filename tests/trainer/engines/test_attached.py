@@ -137,3 +137,53 @@ def test_rows_are_as_long_as_engines_serve_them(
     other.lacks = {"/v1/models"}
     with pytest.raises(EngineLost, match="does not say how long rows may be"):
         engines.longest(128)
+
+
+def test_a_candidate_is_an_adapter_beside_what_serves(engine: StubEngine, config: Config, tmp_path: Path) -> None:
+    """Neither changes what the other has, however often it is pushed."""
+    engine.base, said = "base", list[str]()
+    both = replace(
+        config, engine_urls=(engine.url,), run_dir=str(tmp_path), model_name="planner", candidate="next",
+        verl={"actor_rollout_ref.model.lora_rank": 4},
+    )  # fmt: skip
+    with attached(both, lambda: None, said.append) as engines:
+        assert engines is not None and engines.candidate is not None
+        engines.push(0, Path.mkdir)
+        serves = dict(engine.adapters)
+        for version in (1, 2, 1):
+            engines.candidate.push(version, Path.mkdir)
+        assert engine.adapters["planner"] == serves["planner"] and Path(serves["planner"]).is_dir()
+        proposed = engine.adapters["next"]
+        engines.push(2, Path.mkdir)
+        assert engine.adapters["next"] == proposed and Path(proposed).is_dir()
+        del engine.adapters["next"]
+        engines.candidate.check()
+        assert engine.adapters["next"] == proposed and len(said) == 1
+
+
+def test_a_candidate_of_whole_weights_has_engines_of_its_own(
+    engine: StubEngine, other: StubEngine, config: Config, tmp_path: Path
+) -> None:
+    other.base = "next"
+    both = replace(
+        config, engine_urls=(engine.url,), weights_dir=str(tmp_path), candidate="next", candidate_urls=(other.url,)
+    )
+    with attached(both, lambda: None, pytest.fail) as engines:
+        assert engines is not None and engines.candidate is not None
+        engines.push(0, Path.mkdir)
+        engines.candidate.push(4, lambda folder: folder.mkdir(parents=True))
+        assert (engine.version, other.version) == ("0", "4") and (engines.folder / "0").is_dir()
+
+
+@pytest.mark.parametrize("serves", ["base", "planner"])
+def test_a_candidate_that_is_served_otherwise_is_refused(
+    engine: StubEngine, other: StubEngine, config: Config, tmp_path: Path, serves: str
+) -> None:
+    """One of them as an adapter, the other as a model of its own."""
+    engine.base, other.base = serves, "next" if serves == "base" else "base"
+    both = replace(
+        config, engine_urls=(engine.url,), run_dir=str(tmp_path), model_name="planner", candidate="next",
+        candidate_urls=(other.url,), verl={"actor_rollout_ref.model.lora_rank": 4},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^candidate: 'next' is "), attached(both, lambda: None, pytest.fail):
+        pytest.fail("it is attached")

@@ -57,3 +57,37 @@ def test_whose_place_was_taken_is_refused_whatever_it_asks(rig: LedgerRig) -> No
 def test_a_trainer_is_checked_as_every_caller(rig: LedgerRig) -> None:
     with pytest.raises(Forbidden):
         post(rig, "/trainers", says("comes"), claims=Claims("trainer", model="n"))
+
+
+def test_the_key_of_a_model_reaches_its_candidate_and_no_other(rig: LedgerRig) -> None:
+    claims = Claims("trainer", model="m")
+    rig.announce("m", 0)
+    rig.announce("n", 0)
+    rig.stands("other", 1, "n")
+    stands = {"model": "next", "version": 4, "upstreams": ["http://e"], "candidate_of": "m"}
+    assert post(rig, "/policy", stands, claims=claims) == {
+        "model": "next", "policy_version": 4, "upstreams": ["http://e"],
+    }  # fmt: skip
+    wanted = {"episodes": 1, "id": "e"}
+    post(rig, "/evaluations", {"model": "next", **wanted}, claims=claims)
+    assert Caller(rig).ask("GET", "/evaluations/e", claims=claims)["model"] == "next"
+    for path, body in (
+        ("/evaluations", {"model": "other", **wanted}), ("/policy", {**stands, "candidate_of": "n"}),
+        ("/policy", {"model": "unknown", "version": 1}), ("/evaluations", {"model": ["m"], **wanted}),
+    ):
+        with refused(Forbidden, "foreign_model"):
+            post(rig, path, body, claims=claims)
+
+
+def test_whose_place_was_taken_proposes_nothing(rig: LedgerRig) -> None:
+    post(rig, "/trainers", says("comes"))
+    rig.announce("m", 0)
+    rig.stands("next", 4)
+    rig.at += 30.0
+    post(rig, "/trainers", says("comes", "b"))
+    for path, body in (
+        ("/policy", {"model": "next", "version": 5, "candidate_of": "m"}),
+        ("/evaluations", {"model": "next", "episodes": 1}),
+    ):
+        with refused(Conflict, "other_trainer"):
+            post(rig, path, body, "a1")

@@ -18,6 +18,10 @@ def rig(rig: LedgerRig) -> LedgerRig:
     return rig
 
 
+PLAYED = [{"task": "t", "reward": reward, "tokens": 1.0} for reward in (1.0, 0.5)]
+"""What `rig.call` samples, in the order of their places."""
+
+
 def told(rig: LedgerRig, name: str) -> dict[str, Any]:
     found = rig.state.plays.evaluation(name)
     assert found is not None
@@ -26,7 +30,7 @@ def told(rig: LedgerRig, name: str) -> dict[str, Any]:
 
 def plays(rig: LedgerRig, reward: float | None = 1.0, **how: Any) -> str:
     """An evaluation episode to its end."""
-    episode = rig.open(eval=True, **{"model": "m", **how})
+    episode = rig.open(eval=True, **{"model": "m", "task": "t", **how})
     rig.call(episode)
     if reward is None:
         rig.seal(episode)
@@ -45,10 +49,10 @@ def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRi
     name = rig.evaluate("m", 2)
     assert told(rig, name) == {
         "evaluation": name, "model": "m", "policy_version": 3, "wanted": 2, "opened": 0, "done": 0, "lost": 0,
-        "rewards": [], "mean_reward": None,
+        "rewards": [], "mean_reward": None, "played": [],
     }  # fmt: skip
     assert rig.state.plays.wanted() == {"m": 2}
-    first = rig.open(eval=True, model="m")
+    first = rig.open(eval=True, model="m", task="t")
     assert (rig.state.plays.wanted(), told(rig, name)["opened"]) == ({"m": 1}, 1)
     second, third = plays(rig, 0.5), plays(rig, 0.0)
     assert rig.state.plays.wanted() == {}
@@ -58,7 +62,7 @@ def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRi
     rig.reward(first, 1.0)
     assert told(rig, name) | {"evaluation": ""} == {
         "evaluation": "", "model": "m", "policy_version": 3, "wanted": 2, "opened": 2, "done": 2, "lost": 0,
-        "rewards": [0.5, 1.0], "mean_reward": 0.75,
+        "rewards": [0.5, 1.0], "mean_reward": 0.75, "played": PLAYED,
     }  # fmt: skip
 
 

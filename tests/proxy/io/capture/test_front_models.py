@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from ajet_proxy.core.protocol.routes import RENAMED
+from ajet_sdk.routes import Policy
 from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import send
@@ -125,3 +126,17 @@ async def test_the_models_of_all_engines_are_listed_once() -> None:
             assert (one_of_them.status, one_of_them.json()["id"]) == (200, named)
         missing = await send(f"{front.url}/v1/models/gpt-4o", method="GET")
         assert missing.status == 404
+
+
+async def test_who_plays_a_candidate_and_asks_for_what_serves_is_answered_by_the_candidate() -> None:
+    """A program has the name of its model written down. Users are answered by what serves, whatever is proposed."""
+    async with EngineStub(models=("policy",)) as one, EngineStub(models=("next",)) as two, Front() as front:
+        front.announce("policy", 3, one.url)
+        front.do(front.store.commands.trainers.announce, Policy("next", 4, (two.url,), candidate_of="policy"))
+        front.open("ep", model="next", eval=True)
+        played = [("ep", name) for name in ("policy", "gpt-4o", "next")]
+        for episode, asked in (*played, ("user", "policy"), ("user", "next")):
+            await send(f"{front.url}/e/{episode}{CHAT}", body={**BODY, "model": asked})
+        assert [(call.model, {version for version, _ in call.policy_versions}) for call in front.calls] == [
+            *[("next", {4})] * 3, ("policy", {3}), ("next", {4}),
+        ]  # fmt: skip

@@ -1,0 +1,104 @@
+"""Weights that may come to serve: they have a name and evaluations, and count for nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.plays import STANDS_S
+from ajet_sdk.errors import Conflict
+from tests.kit.ledger_rig import LedgerRig
+from tests.kit.refused import refused
+
+
+@pytest.fixture
+def rig(rig: LedgerRig) -> LedgerRig:
+    rig.announce("m", 0, ("http://engine",))
+    return rig
+
+
+def plays(rig: LedgerRig, model: str, reward: float | None = 1.0) -> None:
+    episode = rig.open(eval=True, model=model)
+    rig.call(episode, model=model)
+    if reward is None:
+        rig.seal(episode)
+    else:
+        rig.reward(episode, reward)
+
+
+def test_a_candidate_has_a_version_and_engines_and_is_no_announced_model(rig: LedgerRig) -> None:
+    before, room = views.status(rig.state)["models"], views.wanted(rig.state)
+    rig.stands("next", 4, "m", "http://beside")
+    weights, status = rig.state.weights, views.status(rig.state)
+    assert (weights.policy_version("next"), weights.upstreams("next")) == (4, ("http://beside",))
+    assert (weights.owner("next"), weights.owner("m")) == ("m", "m")
+    assert (status["models"], views.wanted(rig.state)) == (before, room)
+    assert status["candidates"] == {"next": {"of": "m", "policy_version": 4, "upstreams": ["http://beside"]}}
+    assert (weights.models(), weights.only_model(), weights.may_train(), weights.meant(None)) == (
+        ("m",), "m", ("m",), "m"
+    )  # fmt: skip
+    assert weights.policy_version("m") == 0 and weights.teams == []
+    rig.restart()
+    assert rig.state.weights.owner("next") == "m"
+
+
+def test_the_same_version_again_is_other_weights(rig: LedgerRig) -> None:
+    """As after weights that were thrown away. No branch of versions begins by that."""
+    rig.stands("next", 4)
+    assert rig.stands("next", 4) != ()
+    assert rig.state.weights.born("m").last == rig.state.weights.born("next").last == 0
+
+
+@pytest.mark.parametrize(("model", "of"), [("m", "m"), ("next", "unknown")])
+def test_no_candidate_has_the_name_of_what_serves_or_is_one_of_nothing(rig: LedgerRig, model: str, of: str) -> None:
+    with refused(Conflict, "no_candidate"):
+        rig.stands(model, 1, of)
+
+
+def test_a_name_that_is_announced_is_no_candidate_any_more(rig: LedgerRig) -> None:
+    rig.stands("next", 4)
+    rig.announce("next", 1)
+    assert rig.state.weights.owner("next") == "next" and rig.state.weights.policy_version("next") == 1
+    assert "candidates" not in views.status(rig.state)
+
+
+def test_its_evaluation_is_wanted_beside_that_of_what_serves(rig: LedgerRig) -> None:
+    rig.stands("next", 4)
+    first, second = rig.evaluate("m", 1), rig.evaluate("next", 2)
+    assert rig.state.plays.wanted() == {"m": 1, "next": 2}
+    plays(rig, "next", 0.5)
+    plays(rig, "m")
+    plays(rig, "next", None)
+    told = [one.to_json() for name in (first, second) if (one := rig.state.plays.evaluation(name)) is not None]
+    assert [one["policy_version"] for one in told] == [0, 4]
+    assert [[(each["reward"], each["tokens"]) for each in one["played"]] for one in told] == [
+        [(1.0, 1.0)], [(0.5, 1.0), (None, 1.0)]
+    ]  # fmt: skip
+
+
+def test_an_evaluation_that_stands_still_raises_an_alert(rig: LedgerRig) -> None:
+    def alerts() -> list[str]:
+        rig.open(eval=True)  # by which the ledger hears how late it is
+        return [line for about, line in rig.state.alerts().items() if about.startswith("candidate")]
+
+    rig.attend("comes")
+    rig.stands("next", 4)
+    rig.at += STANDS_S
+    assert alerts() == []
+    rig.at += 1.0
+    assert alerts() == [
+        "candidate 'next' of model 'm' (version 4) waits for its evaluation: does anybody play "
+        "(`ajet run --eval --wanted`), and is its engine there?"
+    ]
+    rig.evaluate("next", 1)
+    assert alerts() == []
+    rig.at += STANDS_S + 1.0
+    assert len(alerts()) == 1
+    plays(rig, "next")
+    rig.at += STANDS_S + 1.0
+    assert alerts() == [], "it is played"
+    rig.stands("next", 8)
+    rig.at += STANDS_S + 1.0
+    assert len(alerts()) == 1
+    rig.attend("leaves")
+    assert alerts() == [], "nobody waits for it"
