@@ -31,10 +31,6 @@ print(len(set(ids)) / 16)
 """Asks for the model that serves by its name. Who repeats itself is rewarded less."""
 
 
-def resumed(trainer: TrainerProcess) -> int:
-    return trainer.log.read_text().count("training from step 1")
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # what PEFT warns of is not ours
 def test_one_candidate_is_promoted_and_a_damaged_one_is_not(tmp_path: Path) -> None:
@@ -49,44 +45,48 @@ def test_one_candidate_is_promoted_and_a_damaged_one_is_not(tmp_path: Path) -> N
         ProxyProcess(f"policy={engine}", tmp_path / "proxy") as proxy,
     ):
         ours |= {"proxy_url": proxy.url, "engine_urls": [engine]}
-        trainer = TrainerProcess(tmp_path, ours, {**LORA, RATE: 1e-3})
+        trainer = TrainerProcess(tmp_path, ours, LORA)
         command = [
             str(ROOT / ".venv" / "bin" / "ajet"), "run", "--proxy", proxy.url, "--task", "held-out", "--eval",
             "--wanted", "--parallel", "4", "--quiet", "--reward-from", "stdout", "--", str(PYTHON),
             str(tmp_path / "agent.py"),
         ]  # fmt: skip
-        with (
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as playing, trainer,
-            Players(proxy.url, model="policy", group_size=SIZE, parallel=SIZE),
-        ):
-            [line] = trainer.finish()
-            assert (line["promoted"], line["eval_episodes"]) == (1, 8)
-            served = said(engine, "policy")
-            assert same(served, said(engine, "next")) and not same(served, said(engine, "tiny"))
-
-            trainer.start("total_steps=2", f"{RATE}=5.0")
-            process = trainer.process.pid
-            trainer.until(lambda: resumed(trainer) >= 2)
-            assert "not promoted, so the run starts again" in trainer.log.read_text()
-            assert trainer.process.pid == process and same(served, said(engine, "policy"))
-            assert not same(served, said(engine, "next"))
-            status = proxy.report()
-            assert status["episodes"]["trained"] == SIZE and status["discarded"]["filtered"] >= SIZE
-            assert status["models"]["policy"]["policy_version"] == 1
-            trainer.signal(signal.SIGTERM)
-            trainer.wait()
-
-            trainer.start("total_steps=2")
-            assert [line["promoted"] for line in trainer.finish()] == [1, 1]
-            second = said(engine, "policy")
-            assert not same(served, second)
-
-            words = [str(TRAINER), "rollback", str(trainer.run_dir), "--step", "1"]
-            done = subprocess.run(words, capture_output=True, text=True, check=True)
-            assert "goes on from step 1; set aside" in done.stdout
-            trainer.start("total_steps=1")
-            trainer.finish()
-            assert same(served, said(engine, "policy"))
-            assert proxy.report()["models"]["policy"]["policy_version"] == 1
+        start = said(engine, "tiny")
+        playing = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            with trainer, Players(proxy.url, model="policy", group_size=SIZE, parallel=SIZE):
+                journey(trainer, proxy, engine, start)
+        finally:
             playing.send_signal(signal.SIGINT)
             playing.wait(300)
+
+
+def journey(trainer: TrainerProcess, proxy: ProxyProcess, engine: str, start: list[float]) -> None:
+    [line] = trainer.finish()
+    assert (line["promoted"], line["eval_episodes"]) == (1, 8)
+    served = said(engine, "policy")
+    assert same(served, said(engine, "next")) and not same(served, start)
+
+    trainer.start("total_steps=2", f"{RATE}=5.0")
+    process = trainer.process.pid
+    trainer.until(lambda: trainer.log.read_text().count("training from step 1") >= 2)
+    assert "not promoted, so the run starts again" in trainer.log.read_text()
+    assert trainer.process.pid == process and same(served, said(engine, "policy"))
+    assert not same(served, said(engine, "next"))
+    status = proxy.report()
+    assert status["episodes"]["trained"] == SIZE and status["discarded"]["filtered"] >= SIZE
+    assert status["models"]["policy"]["policy_version"] == 1
+    trainer.signal(signal.SIGTERM)
+    trainer.wait()
+
+    trainer.start("total_steps=2")
+    assert [line["promoted"] for line in trainer.finish()] == [1, 1]
+    assert not same(served, said(engine, "policy"))
+
+    words = [str(TRAINER), "rollback", str(trainer.run_dir), "--step", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "goes on from step 1; set aside" in done.stdout
+    trainer.start("total_steps=1")
+    trainer.finish()
+    assert same(served, said(engine, "policy"))
+    assert proxy.report()["models"]["policy"]["policy_version"] == 1
