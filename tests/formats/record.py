@@ -93,6 +93,7 @@ async def first_life(client: Client, engine: str) -> None:
     await plays(client, "stays")
     await control(client, "DELETE", f"/clients/{await plays(client, 'left')}")
     await control(client, "POST", "/policy", {"model": "stub", "version": 3, "upstreams": [engine]})
+    await control(client, "POST", "/policy", {"model": "next", "version": 4, "candidate_of": "stub"})
     for number in range(4):
         await played(client, f"old-{number}", "old task", float(number))
     first = await lease(client, groups=2)
@@ -162,7 +163,6 @@ async def second_life(client: Client) -> None:
     await control(client, "PUT", "/mix", {"shares": {"math": 0.5, "code": 0.5}, "ahead": 8, "model": "stub"})
     await control(client, "POST", "/groups/flush", {"task": "new task"})
     await control(client, "POST", "/evaluations", {"model": "stub", "episodes": 2})
-    await control(client, "POST", "/policy", {"model": "next", "version": 6, "candidate_of": "stub"})
     for says in ("begins", "leaves"):
         trainer = {"model": "other", "run": "run", "instance": "one", "says": says}
         await control(client, "POST", "/trainers", trainer)

@@ -49,7 +49,7 @@ from ajet_proxy.core.ledger.shares import Shares
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.ledger.texts import Text, Texts
 from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Chain, Transcript
-from ajet_proxy.core.ledger.weights import Served, Trainer
+from ajet_proxy.core.ledger.weights import Candidate, Served, Trainer
 from ajet_proxy.core.trajectory.drift_rate import Drift
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import Turn
@@ -65,7 +65,7 @@ KINDS: dict[str, Any] = {
     "Progress": Progress, "QueueCredit": QueueCredit, "RewardCurves": RewardCurves, "Seat": Seat, "Shares": Shares,
     "Served": Served, "TaskRewards": TaskRewards, "Text": Text, "Texts": Texts, "Trainer": Trainer, "Turn": Turn,
     "RunWanted": RunWanted, "TrainerCame": TrainerCame, "EpisodeJudged": EpisodeJudged, "FeedbackGiven": FeedbackGiven,
-    "Holdouts": Holdouts, "Span": Span,
+    "Holdouts": Holdouts, "Span": Span, "Candidate": Candidate,
 }
 """The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
 _NAMES = {kind: name for name, kind in KINDS.items()}

@@ -259,9 +259,10 @@ def test_an_evaluation_is_wanted_played_and_told(caller: Caller) -> None:
     caller.rig.call(episode, tenant="acme")
     caller.post(f"/episodes/{episode}/rewards", {"value": 0.5}, claims=agent)
     assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {"m": 1}, "next": {"m": 1}}
+    task = caller.ask("GET", f"/episodes/{episode}", claims=agent)["task"]
     assert caller.ask("GET", f"/evaluations/{name}") == {
         "evaluation": name, "model": "m", "policy_version": 7, "wanted": 2, "opened": 1, "done": 1, "rewards": [0.5],
-        "mean_reward": 0.5, "lost": 0,
+        "mean_reward": 0.5, "lost": 0, "played": [{"task": task, "reward": 0.5, "tokens": 1.0}],
     }  # fmt: skip
 
 
