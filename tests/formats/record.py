@@ -163,6 +163,7 @@ async def second_life(client: Client) -> None:
     await control(client, "PUT", "/mix", {"shares": {"math": 0.5, "code": 0.5}, "ahead": 8, "model": "stub"})
     await control(client, "POST", "/groups/flush", {"task": "new task"})
     await control(client, "POST", "/evaluations", {"model": "stub", "episodes": 2})
+    await control(client, "POST", "/policy", {"model": "next", "version": 6, "candidate_of": "stub"})
     for says in ("begins", "leaves"):
         trainer = {"model": "other", "run": "run", "instance": "one", "says": says}
         await control(client, "POST", "/trainers", trainer)
