@@ -69,9 +69,10 @@ def reward(
     VALUE is a finite number. It may be negative.
     """
     from ajet_sdk.blocking import wait
+    from ajet_sdk.limits import check_episode
     from ajet_sdk.play.episode import current_episode, rewarding
     from ajet_sdk.rewards.numbers import finite
-    from ajet_sdk.routes import Reward, check_episode
+    from ajet_sdk.routes import Reward
 
     with usage():
         body = Reward(
@@ -90,8 +91,8 @@ def reward(
 def abort(episode: str | None, reason: str | None, infra: bool, proxy: str | None) -> None:
     """End an episode without training on it."""
     from ajet_sdk.blocking import wait
+    from ajet_sdk.limits import check_episode
     from ajet_sdk.play.episode import aborting, current_episode
-    from ajet_sdk.routes import check_episode
 
     with usage():
         found = check_episode(current_episode(episode))

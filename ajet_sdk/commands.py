@@ -33,7 +33,7 @@ def usage() -> Iterator[None]:
 
 def episode_id(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     """Refuses a word that cannot be the name of an episode."""
-    from ajet_sdk.routes import check_id
+    from ajet_sdk.limits import check_id
 
     with usage():
         return None if value is None else check_id(value)
@@ -50,7 +50,7 @@ def text(_context: click.Context, _option: click.Parameter, value: str | None) -
 
 def label(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
     """Refuses a word that is too long, or too short, to describe a client."""
-    from ajet_sdk.routes import MAX_CLIENT_TEXT
+    from ajet_sdk.limits import MAX_CLIENT_TEXT
 
     if value is not None and not 1 <= len(value) <= MAX_CLIENT_TEXT:
         raise click.BadParameter(f"it must have 1 to {MAX_CLIENT_TEXT} characters")

@@ -6,44 +6,38 @@ words in which the proxy would have refused it.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ajet_sdk.address import server
 from ajet_sdk.bodies import Body, check_length, checked, number, parse, text, word
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.limits import (
+    MAX_AGE_S,
+    MAX_AHEAD,
+    MAX_CLIENT_TEXT,
+    MAX_EVALUATION,
+    MAX_GROUPS,
+    MAX_ID,
+    MAX_JUDGEMENTS,
+    MAX_LABEL,
+    MAX_LANE_WAIT_S,
+    MAX_LEASE_S,
+    MAX_PLAY,
+    MAX_REWARD,
+    MAX_SPENT,
+    MAX_TTL_S,
+    MAX_VERSION,
+    MAX_WAIT_S,
+    MAX_WORDS,
+    check_agents,
+    check_episode,
+    check_id,
+    check_shares,
+    check_upstreams,
+)
 
-KEY_PREFIX = "ajet-"
-KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
-"""The form of a key in any text."""
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
-_PART = re.compile(r"~[1-9][0-9]{0,11}\Z")
 PREFIX = "/ajet/v1"
-HEADER_PREFIX = "x-ajet-"
-"""The beginning of every header of ours, in lower case."""
-HEADER_EPISODE = "X-AJet-Episode"
-HEADER_CALL = "X-AJet-Call"
-HEADER_TASK = "X-AJet-Task"
-HEADER_AGENT = "X-AJet-Agent"
-HEADER_EVAL = "X-AJet-Eval"
-HEADER_REWARD = "X-AJet-Reward"
-HEADER_REWARD_CALL = "X-AJet-Reward-Call"
-HEADER_REWARD_STATE = "X-AJet-Reward-State"
-HEADER_REWARD_MODEL = "X-AJet-Reward-Model"
-HEADER_REWARD_AGENT = "X-AJet-Reward-Agent"
-HEADER_REWARD_NOTE = "X-AJet-Reward-Note"
-HEADER_FINAL = "X-AJet-Final"
-HEADER_CLIENT = "X-AJet-Client"
-HEADER_TRAFFIC = "X-AJet-Traffic"
-"""1: what is sampled may be learned from, if the key or the daemon allows it. 0: nothing of this episode ever is."""
-HEADER_TRAINER = "X-AJet-Trainer"
-"""The process of a trainer that asks, as ``POST trainers`` calls it."""
-HEADER_WIRE = "X-AJet-Wire"
-"""With ``POST batches/lease``: the frame versions that the trainer reads, separated by commas. If the proxy writes none
-of them it answers 400 with code ``wire_version`` and leases nothing."""
 
 EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
 DiscardReason = Literal[
@@ -54,10 +48,6 @@ DISCARD_REASONS: tuple[DiscardReason, ...] = get_args(DiscardReason)
 LEASE_UNITS = ("groups", "episodes")
 DEFAULT_LANE = "default"
 """The lane of tasks that name none."""
-MAX_LANES = 100
-"""Lanes of a mix."""
-_NEARLY = 1e-4
-"""So far from 1 may shares add up: they are decimal numbers that somebody has rounded."""
 SENT_BADLY = (400, 411, 413, 414, 415, 422, 431)
 """What an engine answers to a request that is wrong by itself. With any other error status it is the engine that is."""
 ABORT_CAUSES = ("agent", "infra")
@@ -67,83 +57,8 @@ TRAINER_SAYS = ("comes", "beats", "begins", "leaves")
 ended."""
 CLIENT_ENDS = ("left", "replaced", "silent")
 """Why a client is gone."""
-MAX_LABEL = 1000
-"""Characters of the name of a task, a model, an agent or a state."""
-MAX_CLIENT_TEXT = 200
-"""Characters of a client's name or lane, of a revision, and of a run."""
-MAX_ID = 200
-"""Characters of a reward's id, and of an answer's."""
-MAX_SPENT = 10**12
-"""Tokens that a judge says at once to have used."""
-MAX_WORDS = 10_000
-"""Characters of a note or a reason."""
 DESIRED = ("running", "stopped")
 """The states in which a run can be wanted."""
-MAX_VERSION = 2**31 - 1
-"""No policy version is larger: batches say them in 32 bits."""
-MAX_REWARD = 1e12
-"""No reward is larger, on either side of 0: sums of as many as there are, and their squares, stay finite numbers."""
-
-
-MAX_EVALUATION = 10_000
-"""Episodes of one evaluation: each is kept in memory while it is the latest."""
-MAX_PLAY = 1_000_000
-"""Episodes of one play: each that was given back is kept in memory."""
-MAX_TTL_S = 3600.0
-MAX_AHEAD = 1_000_000
-MAX_LANE_WAIT_S = 3600.0
-MAX_GROUPS = 100_000
-"""Of a lease; and episodes of a group."""
-MAX_WAIT_S = 3600.0
-"""The longest that one request waits."""
-MAX_AGE_S = 1e9
-"""Seconds that anything is open or waited for; some thirty years, so that times add up exactly."""
-MAX_LEASE_S = 7 * 86400.0
-MAX_JUDGEMENTS = 1000
-"""Of a lease; and rewards of a judgement."""
-
-
-def check_shares(shares: Mapping[str, float], name: str = "shares") -> None:
-    """`BadRequest` for what cannot be the shares of lanes."""
-    if not 1 <= len(shares) <= MAX_LANES:
-        raise BadRequest(f"shares must name 1 to {MAX_LANES} lanes", param="shares")
-    for lane, share in shares.items():
-        if not lane or len(lane) > MAX_LABEL or "/" in lane:
-            message = f"shares: {lane[:80]!r} is no lane: one has 1 to {MAX_LABEL} characters, without a '/'"
-            raise BadRequest(message, param="shares")
-        if not 0 <= share <= 1:
-            message = f"shares: that of {lane[:80]!r} must be a number from 0 to 1, not {share:g}"
-            raise BadRequest(message, param="shares")
-    if not abs(math.fsum(shares.values()) - 1) <= _NEARLY:
-        raise BadRequest(f"shares must add up to 1, not {math.fsum(shares.values()):g}", param="shares")
-
-
-def check_id(value: str, name: str = "episode") -> str:
-    """`value` if it can name an episode (1 to 200 of ``A-Z a-z 0-9 . _ : @ -``, not starting like a key)."""
-    if not _ID.match(value) or value.startswith(KEY_PREFIX):
-        raise BadRequest(
-            f"{name} must be 1 to 200 letters, digits or . _ : @ - and may not begin with {KEY_PREFIX!r}", param=name
-        )
-    return value
-
-
-def check_episode(value: str, name: str = "episode") -> str:
-    """`value` if an episode can be called so: by `check_id`, or as the proxy calls a later part of it, ``NAME~2``."""
-    check_id(_PART.sub("", value), name)
-    return value
-
-
-def check_upstreams(urls: Sequence[str], name: str = "upstreams") -> None:
-    """Raises `BadRequest` for what is no engine's base URL."""
-    for url in urls:
-        if server(url) is None or "@" in url:
-            raise BadRequest(f"upstream {url.rpartition('@')[2][:200]!r} is no http://HOST:PORT", param=name)
-
-
-def check_agents(models: Mapping[str, str], name: str) -> None:
-    """Raises `BadRequest` for agents that have no name or no model."""
-    for one in (*models, *models.values()):
-        check_length(one, name, 1, MAX_LABEL)
 
 
 @dataclass(frozen=True, slots=True)

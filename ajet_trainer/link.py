@@ -33,6 +33,7 @@ from ajet_sdk.bodies import to_json
 from ajet_sdk.client import PASSING, Reply, refused
 from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
+from ajet_sdk.headers import HEADER_TRAINER, HEADER_WIRE
 from ajet_sdk.sample import Batch
 from ajet_sdk.settings import ConfigError
 from ajet_sdk.sockets import watching
@@ -82,11 +83,11 @@ class Link:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url, self._model, self._trainer = url.rstrip("/"), model or None, trainer
-        headers = {"Accept": f"{CONTENT_TYPE}, application/json", routes.HEADER_WIRE: str(VERSION)}
+        headers = {"Accept": f"{CONTENT_TYPE}, application/json", HEADER_WIRE: str(VERSION)}
         if key.strip():
             headers["Authorization"] = f"Bearer {key.strip()}"
         if trainer is not None:
-            headers[routes.HEADER_TRAINER] = trainer.instance
+            headers[HEADER_TRAINER] = trainer.instance
         self._http = httpx.Client(
             base_url=self.url + routes.PREFIX,
             headers=headers,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import check_shares
+from ajet_sdk.limits import check_shares
 from ajet_sdk.settings import ConfigError
 
 STEP = "step"

@@ -32,7 +32,7 @@ from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED, OPEN_ROUTES
 from ajet_proxy.core.trajectory import call, drift
 from ajet_sdk import cli as sdk_cli
-from ajet_sdk import errors, routes
+from ajet_sdk import errors, headers, routes
 from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import cli as trainer_cli
@@ -150,9 +150,9 @@ def test_the_exit_codes(number: str, module: ModuleType, group: click.Group, mon
 def test_the_headers() -> None:
     ours = [name for name in (*column("3.2"), *column("3.3")) if name.startswith("X-AJet")]
     assert set(ours) == set(_KNOWN.values()) == {
-        value for name, value in vars(routes).items() if name.startswith("HEADER_") and name != "HEADER_PREFIX"
+        value for name, value in vars(headers).items() if name.startswith("HEADER_") and name != "HEADER_PREFIX"
     }
-    assert column("3.3") == [routes.HEADER_EPISODE, routes.HEADER_CALL]
+    assert column("3.3") == [headers.HEADER_EPISODE, headers.HEADER_CALL]
     harness = next(row for row in table("3.1") if "harness" in row[0])
     assert tuple(words(harness[1])) == HARNESS_HEADERS
 

@@ -30,7 +30,7 @@ from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
 from ajet_proxy.offline import tree_row
 from ajet_proxy.settings import OF_AGENTS
-from ajet_sdk import bodies, frame, routes, runs
+from ajet_sdk import bodies, frame, limits, routes, runs
 from ajet_sdk.play.program import SECRETS
 from ajet_sdk.routes import Abort, Play
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
@@ -346,18 +346,18 @@ def test_the_environment() -> None:
 
 
 LIMITS = (
-    ("a reward", routes.MAX_REWARD), ("rewards of an episode", episode.MAX_REWARDS),
-    ("rewards of an episode", episode.MAX_NOTES), ("rewards of an episode", routes.MAX_WORDS),
-    ("an abort's reason", routes.MAX_WORDS), ("names of tasks", routes.MAX_LABEL), ("names of tasks", routes.MAX_ID),
+    ("a reward", limits.MAX_REWARD), ("rewards of an episode", episode.MAX_REWARDS),
+    ("rewards of an episode", episode.MAX_NOTES), ("rewards of an episode", limits.MAX_WORDS),
+    ("an abort's reason", limits.MAX_WORDS), ("names of tasks", limits.MAX_LABEL), ("names of tasks", limits.MAX_ID),
     ("the body of a control request", desk.MAX_OPENING), ("the body of a control request", MAX_CONTROL),
     ("an event of an engine's stream", exchange.MAX_EVENT), ("the frame of one lease", leases.LEASE_BYTES),
     ("the episodes of one lease", leases.LEASE_EPISODES), ("a frame that a trainer reads", frame.MAX_FRAME_BYTES),
     ("a header, the request line", aiohttp_internals.MAX_HEADER), ("messages or items", front.MAX_MESSAGES),
-    ("choices of a request", pipeline.MAX_CHOICES), ("lanes of a mix", routes.MAX_LANES),
+    ("choices of a request", pipeline.MAX_CHOICES), ("lanes of a mix", limits.MAX_LANES),
     ("time that an episode of a", openings.HOLD_S), ("attempts of an episode", unanswered.MOST),
-    ("episodes of an evaluation", routes.MAX_EVALUATION), ("episodes of a play", routes.MAX_PLAY),
+    ("episodes of an evaluation", limits.MAX_EVALUATION), ("episodes of a play", limits.MAX_PLAY),
     ("plays of a tenant", commands.MAX_PLAYS), ("places of a play", plays.SHOWN),
-    ("a client's name and lane", routes.MAX_CLIENT_TEXT), ("a client's `ttl_s`", routes.MAX_TTL_S),
+    ("a client's name and lane", limits.MAX_CLIENT_TEXT), ("a client's `ttl_s`", limits.MAX_TTL_S),
     ("clients of a tenant", client_commands.MAX_CLIENTS), ("clients that are gone", clients.KEPT_GONE),
     ("time for the head", aiohttp_internals.PATIENCE_S), ("time for a body", aiohttp_internals.PATIENCE_S),
     ("time in which a client reads nothing", aiohttp_internals.PATIENCE_S),
@@ -388,7 +388,7 @@ def test_the_limits_that_are_fixed() -> None:
         assert re.search(rf"(?<![\d,.])({numbers})(?!,?\d)", row[1]), (begins, limit)
     text = " ".join(" ".join(SECTIONS.values()).split())
     for said, limit in (
-        (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {routes.MAX_LABEL} characters", routes.MAX_LABEL),
+        (f"to {limits.MAX_VERSION} ", limits.MAX_VERSION), (f"up to {limits.MAX_LABEL} characters", limits.MAX_LABEL),
         (f"{bodies.MAX_NESTING} levels of nesting", bodies.MAX_NESTING), (f"1 to {MAX_RECORDS}", MAX_RECORDS),
         ("more than 1 GiB", journal.MAX_RECORD), ("more than 32 MiB", exchange.MAX_EVENT),
         ("beyond 256 MiB", leases.LEASE_BYTES), ("or 1,000 episodes", leases.LEASE_EPISODES),

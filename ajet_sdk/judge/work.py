@@ -17,8 +17,9 @@ from typing import Any
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, TooLarge
 from ajet_sdk.judge.judges import LEASE_S, Episode, Failed, Judge, Model, Rest, Verdicts, called
+from ajet_sdk.limits import MAX_WORDS
 from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, agreement, seen, with_thumb
-from ajet_sdk.routes import MAX_WORDS, Judgement, LeaseJudgements
+from ajet_sdk.routes import Judgement, LeaseJudgements
 
 WAIT_S = 20.0
 """A lease waits so long for something to judge."""

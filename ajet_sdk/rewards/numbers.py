@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import MAX_REWARD
+from ajet_sdk.limits import MAX_REWARD
 
 _COLOR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _WORD = re.compile(r"(?!\w+://)\S*[^\W\d_]\S*")

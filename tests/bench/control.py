@@ -31,7 +31,8 @@ from ajet_proxy.io.control import gauges
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import Metrics
-from ajet_sdk.routes import MAX_LANES, Lease, SetMix
+from ajet_sdk.limits import MAX_LANES
+from ajet_sdk.routes import Lease, SetMix
 from tests.bench import table
 from tests.kit.control_rig import Caller
 from tests.kit.ledger_rig import LedgerRig

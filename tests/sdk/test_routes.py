@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ajet_sdk import routes
+from ajet_sdk import limits, routes
 from ajet_sdk.bodies import parse, to_json
 from ajet_sdk.errors import BadRequest
 from tests.kit.pages import bounds_table
@@ -40,10 +40,10 @@ OF = {
 }
 NAMES = st.text("abc", min_size=1, max_size=3)
 BY_CHECK: dict[Any, st.SearchStrategy[Any]] = {
-    routes.check_id: NAMES, routes.check_episode: NAMES,
-    routes.check_agents: st.dictionaries(NAMES, NAMES, max_size=3),
-    routes.check_shares: NAMES.map(lambda name: {name: 0.25, f"{name}-": 0.75}),
-    routes.check_upstreams: st.lists(NAMES.map(lambda name: f"http://{name}:80"), max_size=3).map(tuple),
+    limits.check_id: NAMES, limits.check_episode: NAMES,
+    limits.check_agents: st.dictionaries(NAMES, NAMES, max_size=3),
+    limits.check_shares: NAMES.map(lambda name: {name: 0.25, f"{name}-": 0.75}),
+    limits.check_upstreams: st.lists(NAMES.map(lambda name: f"http://{name}:80"), max_size=3).map(tuple),
 }
 BODIES = sorted({route.body for route in routes.ROUTES if route.body is not None}, key=lambda kind: kind.__name__)
 
@@ -150,7 +150,7 @@ def test_what_does_not_fit_names_its_field(kind: type[Any], body: Any, param: st
         assert str(at_home.value) == str(caught.value), "a client hears what the route would say"
 
 
-LANES = {str(number): 1 / (routes.MAX_LANES + 1) for number in range(routes.MAX_LANES + 1)}
+LANES = {str(number): 1 / (limits.MAX_LANES + 1) for number in range(limits.MAX_LANES + 1)}
 
 
 @pytest.mark.parametrize("shares", [
@@ -164,7 +164,7 @@ def test_shares_that_are_none(shares: Any) -> None:
 
 def test_shares_may_be_rounded() -> None:
     routes.SetMix({"a": 0.333333, "b": 0.333333, "c": 0.333333})
-    routes.SetMix({str(number): 1 / routes.MAX_LANES for number in range(routes.MAX_LANES)})
+    routes.SetMix({str(number): 1 / limits.MAX_LANES for number in range(limits.MAX_LANES)})
     routes.SetMix({"a": 1.0, "b": 0.0})
 
 
@@ -213,13 +213,13 @@ def test_the_table() -> None:
 
 @pytest.mark.parametrize("name", ["a", "ep-1", "A.b_c:d@e-1", "x" * 200])
 def test_names_that_an_episode_may_have(name: str) -> None:
-    assert routes.check_id(name) == name
+    assert limits.check_id(name) == name
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-a", "a/b", "a b", "a\n", "é", "x" * 201, "ajet-abc", "a%2fb", "a?b"])
 def test_names_that_it_may_not(name: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        routes.check_id(name)
+        limits.check_id(name)
     assert caught.value.param == "episode"
 
 
@@ -301,7 +301,7 @@ def test_texts_hold_what_they_are_said_to() -> None:
     for kind, one in texts:
         if str(one.type).removesuffix(" | None") == "str" and one.metadata:
             (holds,) = one.metadata.values()
-            holds = "an id" if holds in (routes.check_id, routes.check_episode) else holds
+            holds = "an id" if holds in (limits.check_id, limits.check_episode) else holds
             found[holds] = " ".join(sorted([*found.get(holds, "").split(), f"{kind.__name__}.{one.name}"]))
     assert found == {holds: " ".join(sorted(names.split())) for holds, names in HOLD.items()}
 

@@ -14,6 +14,7 @@ import pytest
 from ajet_sdk import routes
 from ajet_sdk.errors import Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import VERSION, FrameError, decode_batch, encode_batch
+from ajet_sdk.headers import HEADER_WIRE
 from ajet_trainer import link as link_module
 from ajet_trainer.config import Config
 from ajet_trainer.link import Link, WireVersion
@@ -102,7 +103,7 @@ def test_a_batch_is_leased_over_the_wire_with_version_and_key() -> None:
     assert link(handler, Clock(), key="ajet-k").lease(ask) == decode_batch(encode_batch(sent))
     assert seen[0].url == "http://proxy:1/ajet/v1/batches/lease"
     assert seen[0].headers["authorization"] == "Bearer ajet-k"
-    assert seen[0].headers[routes.HEADER_WIRE] == str(VERSION)
+    assert seen[0].headers[HEADER_WIRE] == str(VERSION)
     assert json.loads(seen[0].content) == {
         "groups": 2,
         "group_size": 4,

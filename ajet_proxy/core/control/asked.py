@@ -21,7 +21,8 @@ from ajet_proxy.core.ledger.supervisors import Supervisors
 from ajet_proxy.core.ledger.weights import Weights
 from ajet_sdk.bodies import check_length, parse
 from ajet_sdk.errors import BadRequest, Forbidden
-from ajet_sdk.routes import MAX_LABEL, Route
+from ajet_sdk.limits import MAX_LABEL
+from ajet_sdk.routes import Route
 
 OF_A_MODEL = frozenset(("lease", "gate_close", "gate_open", "policy", "trainers", "evaluate", "set_mix"))
 """Routes whose body names a model."""

@@ -8,7 +8,7 @@ from typing import Any
 from ajet_proxy.core.control.asked import Answer, Asked, Body
 from ajet_proxy.core.ledger import views
 from ajet_sdk.errors import Forbidden
-from ajet_sdk.routes import MAX_PLAY
+from ajet_sdk.limits import MAX_PLAY
 
 
 def wanted(asked: Asked) -> Answer:

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from ajet_proxy.core.identity.keys import key_in
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import (
+from ajet_sdk.headers import (
     HEADER_AGENT,
     HEADER_CALL,
     HEADER_CLIENT,
@@ -39,12 +39,9 @@ from ajet_sdk.routes import (
     HEADER_TRAFFIC,
     HEADER_TRAINER,
     HEADER_WIRE,
-    MAX_LABEL,
-    MAX_REWARD,
-    MAX_WORDS,
-    Reward,
-    check_id,
 )
+from ajet_sdk.limits import MAX_LABEL, MAX_REWARD, MAX_WORDS, check_id
+from ajet_sdk.routes import Reward
 
 SHARED_HEADERS = ("x-session-id", "x-opencode-session", "x-session-affinity")
 """Headers that opencode sends. Other programs send the same names, with values that may name no run."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ajet_proxy.core.ledger.clients import Client
 from ajet_proxy.core.ledger.weights import Trainer
-from ajet_sdk.routes import MAX_TTL_S
+from ajet_sdk.limits import MAX_TTL_S
 
 
 class Presence:

@@ -51,7 +51,7 @@ from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import MAX_ID
+from ajet_sdk.limits import MAX_ID
 
 MAX_EVENT = 32 << 20
 """A longer event of a stream is not waited for; the ids of a million tokens are a quarter of it."""

@@ -27,7 +27,7 @@ from typing import Any
 from ajet_proxy.core.identity.headers import is_text
 from ajet_proxy.core.protocol.json_edits import load, with_fields
 from ajet_sdk.errors import BadRequest, TooLarge
-from ajet_sdk.routes import MAX_LABEL
+from ajet_sdk.limits import MAX_LABEL
 
 
 class JsonBody:

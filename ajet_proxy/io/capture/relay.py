@@ -36,7 +36,7 @@ from ajet_proxy.io.http.aiohttp_internals import stalled, stopped, unread
 from ajet_proxy.io.http.body import Unmeasured
 from ajet_proxy.io.ledger_port.cancellation import called_off
 from ajet_sdk.errors import EngineError, EngineTimeout
-from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
+from ajet_sdk.headers import HEADER_CALL, HEADER_EPISODE
 
 MAX_NAMED: Final = 100
 """An answer names so many of its calls at most: clients refuse headers of more than about 8 kB."""

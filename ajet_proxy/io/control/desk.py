@@ -31,7 +31,8 @@ from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.settings import Config
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import HEADER_TRAINER, Route
+from ajet_sdk.headers import HEADER_TRAINER
+from ajet_sdk.routes import Route
 
 KEY_TTL_S = 7 * 86400.0
 """An episode's key lives this long, or as long as the episode may be open."""

@@ -20,7 +20,7 @@ from ajet_proxy.io.workers.processes import Workers
 from ajet_proxy.own_address import Address, leads_here
 from ajet_sdk import frame
 from ajet_sdk.errors import BadRequest, NotReady
-from ajet_sdk.routes import HEADER_WIRE
+from ajet_sdk.headers import HEADER_WIRE
 
 PAUSE = 4.0
 """A lease that looked in vain looks again no sooner than after so many times as long: others need the processor too."""

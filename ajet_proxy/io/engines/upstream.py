@@ -37,7 +37,7 @@ from ajet_proxy.io.http.aiohttp_internals import LATEST, MAX_HEADER, Pool, break
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
-from ajet_sdk.routes import HEADER_PREFIX
+from ajet_sdk.headers import HEADER_PREFIX
 from ajet_sdk.sockets import watching
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,9 @@ from ajet_proxy.core.identity.ladder import key_of, split_path
 from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.errors import Handler
 from ajet_sdk.errors import AjetError, BadRequest
-from ajet_sdk.routes import HEADER_EPISODE, HEADER_REWARD, PREFIX, ROUTES, check_episode
+from ajet_sdk.headers import HEADER_EPISODE, HEADER_REWARD
+from ajet_sdk.limits import check_episode
+from ajet_sdk.routes import PREFIX, ROUTES
 
 logger = logging.getLogger(__name__)
 

@@ -48,7 +48,8 @@ from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.recalled import Unread
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, NotFound, NotReady
-from ajet_sdk.routes import HEADER_REWARD, OpenEpisode
+from ajet_sdk.headers import HEADER_REWARD
+from ajet_sdk.routes import OpenEpisode
 from ajet_sdk.untrainable import UNTRAINABLE
 
 logger = logging.getLogger(__name__)

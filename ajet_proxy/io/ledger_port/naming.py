@@ -25,7 +25,7 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import Forbidden, NotFound
-from ajet_sdk.routes import MAX_LABEL
+from ajet_sdk.limits import MAX_LABEL
 
 logger = logging.getLogger(__name__)
 

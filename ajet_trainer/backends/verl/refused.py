@@ -20,7 +20,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils.import_utils import import_external_libs
 from verl.utils.tracking import Tracking
 
-from ajet_sdk.routes import MAX_REWARD
+from ajet_sdk.limits import MAX_REWARD
 from ajet_sdk.settings import nearest
 from ajet_trainer.backends.verl.estimators import BY_CALL, COMPARING, RUNNING
 from ajet_trainer.backends.verl.functions import ESTIMATOR, LOSS

@@ -17,7 +17,8 @@ from ajet_proxy.core.ledger.views import Wanted, records
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.core.trajectory.call import prompt_hash
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
-from ajet_sdk.routes import MAX_REWARD, Lease
+from ajet_sdk.limits import MAX_REWARD
+from ajet_sdk.routes import Lease
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.refused import refused
 from tests.kit.strategies import packed_call

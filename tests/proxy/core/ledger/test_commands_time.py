@@ -10,7 +10,8 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import MAX_VERSION, GateClose, GateOpen
+from ajet_sdk.limits import MAX_VERSION
+from ajet_sdk.routes import GateClose, GateOpen
 from ajet_sdk.sample import spans_of
 from tests.kit.ledger_rig import LedgerRig
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ajet_proxy.core.ledger import commands, plays
 from ajet_proxy.core.ledger.plays import Play
 from ajet_proxy.core.ledger.state import State
-from ajet_sdk import routes
+from ajet_sdk import limits, routes
 from ajet_sdk.errors import BadRequest, Conflict, NotFound
 from tests.kit.ledger_rig import SETTINGS, LedgerRig
 from tests.kit.refused import refused
@@ -70,7 +70,7 @@ def test_the_record_of_an_episode_says_what_it_plays(rig: LedgerRig) -> None:
     assert (known.opening.play, known.opening.place, known.opening.evaluation) == ("d", 0, None)
 
 
-@pytest.mark.parametrize("place", [0, 2, 5, routes.MAX_PLAY - 1])
+@pytest.mark.parametrize("place", [0, 2, 5, limits.MAX_PLAY - 1])
 def test_only_a_free_place_can_be_opened(rig: LedgerRig, place: int) -> None:
     opens(rig, 0)
     with refused(Conflict, "place_taken", param="place", match=f"place {place} of play d is not free"):
@@ -212,13 +212,13 @@ def test_places_that_were_given_back_are_told_page_by_page() -> None:
 
 
 def test_places_take_memory_only_while_they_are_given_back() -> None:
-    play = Play("", "d", routes.MAX_PLAY, 0)
+    play = Play("", "d", limits.MAX_PLAY, 0)
     for place in range(1000):
         play.begin(place)
         play.moved(place, "open", "sealed", None)
         play.moved(place, "sealed", "ready", None)
         play.moved(place, "ready", "leased", None)
-    assert (play.given_back, play.done, play.missing) == ({}, 1000, routes.MAX_PLAY - 1000)
+    assert (play.given_back, play.done, play.missing) == ({}, 1000, limits.MAX_PLAY - 1000)
 
 
 class Played(RuleBasedStateMachine):

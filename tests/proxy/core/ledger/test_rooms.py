@@ -6,7 +6,7 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Client
 from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.state import LedgerSettings, State
-from ajet_sdk.routes import MAX_TTL_S
+from ajet_sdk.limits import MAX_TTL_S
 
 
 def test_a_gate_that_was_closed_by_name_opens_before_any_model_is_announced() -> None:

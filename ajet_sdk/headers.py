@@ -1,0 +1,26 @@
+"""The headers of ours, by name."""
+
+from __future__ import annotations
+
+HEADER_PREFIX = "x-ajet-"
+"""The beginning of every header of ours, in lower case."""
+HEADER_EPISODE = "X-AJet-Episode"
+HEADER_CALL = "X-AJet-Call"
+HEADER_TASK = "X-AJet-Task"
+HEADER_AGENT = "X-AJet-Agent"
+HEADER_EVAL = "X-AJet-Eval"
+HEADER_REWARD = "X-AJet-Reward"
+HEADER_REWARD_CALL = "X-AJet-Reward-Call"
+HEADER_REWARD_STATE = "X-AJet-Reward-State"
+HEADER_REWARD_MODEL = "X-AJet-Reward-Model"
+HEADER_REWARD_AGENT = "X-AJet-Reward-Agent"
+HEADER_REWARD_NOTE = "X-AJet-Reward-Note"
+HEADER_FINAL = "X-AJet-Final"
+HEADER_CLIENT = "X-AJet-Client"
+HEADER_TRAFFIC = "X-AJet-Traffic"
+"""1: what is sampled may be learned from, if the key or the daemon allows it. 0: nothing of this episode ever is."""
+HEADER_TRAINER = "X-AJet-Trainer"
+"""The process of a trainer that asks, as ``POST trainers`` calls it."""
+HEADER_WIRE = "X-AJet-Wire"
+"""With ``POST batches/lease``: the frame versions that the trainer reads, separated by commas. If the proxy writes none
+of them it answers 400 with code ``wire_version`` and leases nothing."""
