@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 import click
 
 from ajet_proxy.settings import NO_KEY, SETTINGS, Config, flag, load, split_upstream
+from ajet_sdk.bodies import KEY_PREFIX
 from ajet_sdk.commands import text
-from ajet_sdk.limits import KEY_PREFIX
 from ajet_sdk.output import run_command
 from ajet_sdk.settings import COMMAND_LINE, ConfigError
 

@@ -1,4 +1,5 @@
-"""The forms of bodies: a frozen dataclass whose fields say what they may hold, checked wherever one is made.
+"""The forms of bodies, and of names and keys in them: a frozen dataclass whose fields say what they may hold, checked
+wherever one is made.
 
 What does not fit is a `BadRequest` that names the field. `parse` makes a body of decoded JSON, and refuses unknown
 fields too, with the nearest known name, because a misspelt ``final`` must not silently seal an episode.
@@ -10,6 +11,7 @@ no integer over 64 bits, no deep nesting. JSON itself allows all four, a journal
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields
 from functools import cache
@@ -18,6 +20,11 @@ from typing import Any, TypeVar
 from ajet_sdk.errors import BadRequest
 
 MAX_NESTING = 32
+KEY_PREFIX = "ajet-"
+KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
+"""The form of a key in any text."""
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
+_PART = re.compile(r"~[1-9][0-9]{0,11}\Z")
 Check = Callable[[Any, str], Any]
 B = TypeVar("B")
 
@@ -40,6 +47,21 @@ def word(words: Sequence[str], default: Any = MISSING) -> Any:
 def checked(check: Check, default: Any = MISSING) -> Any:
     """A field that `check` looks at, which is given the value and the field's name."""
     return field(default=default, metadata={"check": check})
+
+
+def check_id(value: str, name: str = "episode") -> str:
+    """`value` if it can name an episode (1 to 200 of ``A-Z a-z 0-9 . _ : @ -``, not starting like a key)."""
+    if not _ID.match(value) or value.startswith(KEY_PREFIX):
+        raise BadRequest(
+            f"{name} must be 1 to 200 letters, digits or . _ : @ - and may not begin with {KEY_PREFIX!r}", param=name
+        )
+    return value
+
+
+def check_episode(value: str, name: str = "episode") -> str:
+    """`value` if an episode can be called so: by `check_id`, or as the proxy calls a later part of it, ``NAME~2``."""
+    check_id(_PART.sub("", value), name)
+    return value
 
 
 class Body:

@@ -69,7 +69,7 @@ def reward(
     VALUE is a finite number. It may be negative.
     """
     from ajet_sdk.blocking import wait
-    from ajet_sdk.limits import check_episode
+    from ajet_sdk.bodies import check_episode
     from ajet_sdk.play.episode import current_episode, rewarding
     from ajet_sdk.rewards.numbers import finite
     from ajet_sdk.routes import Reward
@@ -91,7 +91,7 @@ def reward(
 def abort(episode: str | None, reason: str | None, infra: bool, proxy: str | None) -> None:
     """End an episode without training on it."""
     from ajet_sdk.blocking import wait
-    from ajet_sdk.limits import check_episode
+    from ajet_sdk.bodies import check_episode
     from ajet_sdk.play.episode import aborting, current_episode
 
     with usage():

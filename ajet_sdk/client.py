@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
-from ajet_sdk import limits, routes
+from ajet_sdk import bodies, routes
 from ajet_sdk.address import is_here, is_key, server
 from ajet_sdk.bodies import to_json
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, OverQuota, ProxyUnreachable, from_body
@@ -77,7 +77,7 @@ class Target:
                 f"the proxy's URL must look like {DEFAULT_PROXY_URL}, not {shown!r}", param="AJET_PROXY_URL"
             )
         issued = environ.get("OPENAI_API_KEY", "")
-        key = key or environ.get("AJET_API_KEY") or (issued if issued.startswith(limits.KEY_PREFIX) else None)
+        key = key or environ.get("AJET_API_KEY") or (issued if issued.startswith(bodies.KEY_PREFIX) else None)
         if key is not None and not is_key(key):
             raise BadRequest("the API key has characters that a key cannot have", param="AJET_API_KEY")
         return cls(url, key, deadline)
@@ -270,7 +270,7 @@ class Client:
 
 def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[str, Any] | None) -> Send:
     route = routes.route(name)
-    path = route.path if id is None else route.path.replace("{id}", limits.check_episode(id, "id"))
+    path = route.path if id is None else route.path.replace("{id}", bodies.check_episode(id, "id"))
     headers = {"accept": "application/json"}
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"

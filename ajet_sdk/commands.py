@@ -33,7 +33,7 @@ def usage() -> Iterator[None]:
 
 def episode_id(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     """Refuses a word that cannot be the name of an episode."""
-    from ajet_sdk.limits import check_id
+    from ajet_sdk.bodies import check_id
 
     with usage():
         return None if value is None else check_id(value)

@@ -1,20 +1,14 @@
-"""The bounds of what bodies may hold, and the forms of names, keys and addresses in them."""
+"""The bounds of what bodies may hold, and the forms of addresses, shares and agents in them."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 from ajet_sdk.address import server
 from ajet_sdk.bodies import check_length
 from ajet_sdk.errors import BadRequest
 
-KEY_PREFIX = "ajet-"
-KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
-"""The form of a key in any text."""
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
-_PART = re.compile(r"~[1-9][0-9]{0,11}\Z")
 MAX_LANES = 100
 """Lanes of a mix."""
 _NEARLY = 1e-4
@@ -64,21 +58,6 @@ def check_shares(shares: Mapping[str, float], name: str = "shares") -> None:
             raise BadRequest(message, param="shares")
     if not abs(math.fsum(shares.values()) - 1) <= _NEARLY:
         raise BadRequest(f"shares must add up to 1, not {math.fsum(shares.values()):g}", param="shares")
-
-
-def check_id(value: str, name: str = "episode") -> str:
-    """`value` if it can name an episode (1 to 200 of ``A-Z a-z 0-9 . _ : @ -``, not starting like a key)."""
-    if not _ID.match(value) or value.startswith(KEY_PREFIX):
-        raise BadRequest(
-            f"{name} must be 1 to 200 letters, digits or . _ : @ - and may not begin with {KEY_PREFIX!r}", param=name
-        )
-    return value
-
-
-def check_episode(value: str, name: str = "episode") -> str:
-    """`value` if an episode can be called so: by `check_id`, or as the proxy calls a later part of it, ``NAME~2``."""
-    check_id(_PART.sub("", value), name)
-    return value
 
 
 def check_upstreams(urls: Sequence[str], name: str = "upstreams") -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ajet_sdk.bodies import Body, check_length, checked, number, parse, text, word
+from ajet_sdk.bodies import Body, check_episode, check_id, check_length, checked, number, parse, text, word
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.limits import (
     MAX_AGE_S,
@@ -31,8 +31,6 @@ from ajet_sdk.limits import (
     MAX_WAIT_S,
     MAX_WORDS,
     check_agents,
-    check_episode,
-    check_id,
     check_shares,
     check_upstreams,
 )

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ajet_sdk.address import server
+from ajet_sdk.bodies import KEY_PREFIX
 from ajet_sdk.client import PASSING, Client, NoReply, Reply, Send, refused
 from ajet_sdk.errors import AjetError, BadRequest
-from ajet_sdk.limits import KEY_PREFIX
 from ajet_sdk.play.program import SECRETS
 from ajet_sdk.play.threads import ThreadHands
 from ajet_sdk.rewards.blame import reason_of

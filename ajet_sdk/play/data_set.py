@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ajet_sdk import limits, routes
+from ajet_sdk import bodies, routes
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, NotFound
 from ajet_sdk.play.episode import aborting, no_proxy
@@ -78,7 +78,7 @@ class PlayedRollouts(Source):
             raise BadRequest("there is no task to play", param="tasks")
         parts = [str(self._repeat), str(self._epochs), *map(said_by, tasks)]
         self.name = f"{as_part(options.play or '', MAX_NAME)}@{digest(parts)}"
-        limits.check_id(self.name, "play")
+        bodies.check_id(self.name, "play")
         for task in tasks:
             kind = options.lane_of(options.name(task))
             known = self._lanes.setdefault(kind, LanePlay(kind, f"{self.name}:{as_part(kind, MAX_LANE)}"))

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet_sdk.bodies import check_storable
+from ajet_sdk.bodies import KEY_PREFIX, check_storable
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.limits import KEY_PREFIX
 
 MAX_FILE = 256 << 20
 """Bytes of a data set: it is held in memory."""
@@ -30,7 +29,7 @@ MAX_NAME = 1000
 JSON_NAMES = (".jsonl", ".ndjson", ".json")
 _PART = re.compile(r"[^A-Za-z0-9._-]+")
 _BEFORE = re.compile(rf"\A(?:{KEY_PREFIX}|[^A-Za-z0-9])+")
-"""Characters with which no name of a play begins: `ajet_sdk.limits.check_id`."""
+"""Characters with which no name of a play begins: `ajet_sdk.bodies.check_id`."""
 
 
 @dataclass(frozen=True, slots=True)

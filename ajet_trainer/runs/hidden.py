@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_sdk.limits import KEY
+from ajet_sdk.bodies import KEY
 
 _MARK = "***"
 _PASSWORD = re.compile(r"(?<=://)[^\s'\"<>]+@")

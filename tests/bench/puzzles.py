@@ -111,7 +111,7 @@ def run(task: str, seed: int, arm: str, steps: int) -> Run:
             with TrainerProcess(folder, ours, theirs) as trainer, beside(commands, env, folder):
                 lines = trainer.finish(7200)
         logs = [json.loads(log.read_text()) for log in sorted((folder / "logs").glob("*.json"))]
-    own = [log["results"]["scores"][0]["metrics"]["accuracy"]["value"] for log in logs if log["status"] == "success"]
+    own = [log["results"]["scores"][0]["metrics"]["mean"]["value"] for log in logs if log["status"] == "success"]
     made = [line for line in lines if line["step"]]
     seconds = [sum(line["timing"].get(part, 0.0) for part in PARTS) for line in made]
     return {

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ajet_sdk import limits, routes
-from ajet_sdk.bodies import parse, to_json
+from ajet_sdk.bodies import check_episode, check_id, parse, to_json
 from ajet_sdk.errors import BadRequest
 from tests.kit.pages import bounds_table
 from tests.kit.source import ROOT
@@ -40,7 +40,7 @@ OF = {
 }
 NAMES = st.text("abc", min_size=1, max_size=3)
 BY_CHECK: dict[Any, st.SearchStrategy[Any]] = {
-    limits.check_id: NAMES, limits.check_episode: NAMES,
+    check_id: NAMES, check_episode: NAMES,
     limits.check_agents: st.dictionaries(NAMES, NAMES, max_size=3),
     limits.check_shares: NAMES.map(lambda name: {name: 0.25, f"{name}-": 0.75}),
     limits.check_upstreams: st.lists(NAMES.map(lambda name: f"http://{name}:80"), max_size=3).map(tuple),
@@ -213,13 +213,13 @@ def test_the_table() -> None:
 
 @pytest.mark.parametrize("name", ["a", "ep-1", "A.b_c:d@e-1", "x" * 200])
 def test_names_that_an_episode_may_have(name: str) -> None:
-    assert limits.check_id(name) == name
+    assert check_id(name) == name
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-a", "a/b", "a b", "a\n", "é", "x" * 201, "ajet-abc", "a%2fb", "a?b"])
 def test_names_that_it_may_not(name: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        limits.check_id(name)
+        check_id(name)
     assert caught.value.param == "episode"
 
 
@@ -301,7 +301,7 @@ def test_texts_hold_what_they_are_said_to() -> None:
     for kind, one in texts:
         if str(one.type).removesuffix(" | None") == "str" and one.metadata:
             (holds,) = one.metadata.values()
-            holds = "an id" if holds in (limits.check_id, limits.check_episode) else holds
+            holds = "an id" if holds in (check_id, check_episode) else holds
             found[holds] = " ".join(sorted([*found.get(holds, "").split(), f"{kind.__name__}.{one.name}"]))
     assert found == {holds: " ".join(sorted(names.split())) for holds, names in HOLD.items()}
 

@@ -20,6 +20,7 @@ from typing import Any
 from msgspec import Struct
 
 from ajet_proxy.core.identity.keys import key_in
+from ajet_sdk.bodies import check_id
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.headers import (
     HEADER_AGENT,
@@ -40,7 +41,7 @@ from ajet_sdk.headers import (
     HEADER_TRAINER,
     HEADER_WIRE,
 )
-from ajet_sdk.limits import MAX_LABEL, MAX_REWARD, MAX_WORDS, check_id
+from ajet_sdk.limits import MAX_LABEL, MAX_REWARD, MAX_WORDS
 from ajet_sdk.routes import Reward
 
 SHARED_HEADERS = ("x-session-id", "x-opencode-session", "x-session-affinity")

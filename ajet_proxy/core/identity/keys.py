@@ -25,8 +25,8 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from ajet_sdk.bodies import KEY, KEY_PREFIX
 from ajet_sdk.errors import Forbidden, Unauthorized
-from ajet_sdk.limits import KEY, KEY_PREFIX
 
 Scope = Literal["agent", "trainer", "admin", "operator", "judge"]
 _SIGNED = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{43}}")

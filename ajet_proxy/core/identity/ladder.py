@@ -21,8 +21,8 @@ from msgspec import Struct
 
 from ajet_proxy.core.identity.headers import SHARED_HEADERS, Headers, Labels
 from ajet_proxy.core.identity.keys import Claims, check_scope
+from ajet_sdk.bodies import KEY_PREFIX, check_id
 from ajet_sdk.errors import Forbidden
-from ajet_sdk.limits import KEY_PREFIX, check_id
 
 Way = Literal["path", "key", "header", "harness", "body", "lineage"]
 """The ways to name an episode, in the order in which they are tried."""

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterable
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.events import EpisodeOpened
+from ajet_sdk.bodies import check_id
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.limits import check_id
 
 RUNGS = ("harness", "body")
 """The ways of `core.identity.ladder` whose names are such. A path's and a header's are for users' traffic alone."""

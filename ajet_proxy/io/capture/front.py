@@ -45,8 +45,8 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import Config
+from ajet_sdk.bodies import KEY_PREFIX
 from ajet_sdk.errors import AjetError, BadRequest, LoopDetected, NotFound, NotReady, TooLarge
-from ajet_sdk.limits import KEY_PREFIX
 
 logger = logging.getLogger(__name__)
 BACKLOG = 4096

@@ -30,9 +30,9 @@ from ajet_proxy.core.identity.keys import Keys, key_id
 from ajet_proxy.core.identity.ladder import key_of, split_path
 from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.errors import Handler
+from ajet_sdk.bodies import check_episode
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.headers import HEADER_EPISODE, HEADER_REWARD
-from ajet_sdk.limits import check_episode
 from ajet_sdk.routes import PREFIX, ROUTES
 
 logger = logging.getLogger(__name__)

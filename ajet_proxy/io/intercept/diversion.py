@@ -40,7 +40,7 @@ from ajet_proxy.core.identity.keys import proxy_key_in
 from ajet_proxy.io.intercept.tunnels import REALM, Caller, Tunnels
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import is_address, is_loopback
-from ajet_sdk.limits import KEY_PREFIX
+from ajet_sdk.bodies import KEY_PREFIX
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from ajet_proxy.core.identity.keys import Claims, check_scope, proxy_key_in
 from ajet_proxy.io.engines.upstream import as_written, keys_in
 from ajet_proxy.io.http.errors import Handler, error_response, host_of, without_websocket
 from ajet_proxy.settings import Mode
+from ajet_sdk.bodies import KEY_PREFIX
 from ajet_sdk.errors import AjetError, Forbidden
-from ajet_sdk.limits import KEY_PREFIX
 
 PROVIDER_CREDENTIALS = frozenset((
     "authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "openai-organization", "openai-project",

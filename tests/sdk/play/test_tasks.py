@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ajet_sdk.bodies import check_id
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.limits import check_id
 from ajet_sdk.play import tasks
 from ajet_sdk.play.tasks import BrokenLines, Line, as_part, digest, read_tasks
 from ajet_sdk.routes import DEFAULT_LANE, lane_of

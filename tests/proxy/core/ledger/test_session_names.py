@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ajet_proxy.core.ledger import session_names
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.session_names import SessionNames, base_of
-from ajet_sdk.limits import check_id
+from ajet_sdk.bodies import check_id
 from tests.kit.ledger_rig import LedgerRig, blank
 
 
