@@ -397,8 +397,7 @@ def storm(
                 assert time.monotonic() < give_up, "not all was judged"
                 progress("judges: the rest is judged")
                 time.sleep(0.2)
-            lives = kills + JUDGES
-            audit.in_the_end(bound=math.ceil(PARALLEL * (lives + JUDGES * proxy_kills)))
+            audit.in_the_end(bound=math.ceil(PARALLEL * (kills + JUDGES + JUDGES * proxy_kills)))
             assert stage.proxy.stop() == 0
             assert "Traceback" not in stage.proxy.errors(), stage.proxy.errors()[-4000:]
         finally:
