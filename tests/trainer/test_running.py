@@ -146,6 +146,18 @@ def test_a_policy_that_stays_has_no_advantage_on_average(seed: int) -> None:
         assert abs(np.mean(values)) < 3 * error, lane
 
 
+def test_a_lane_whose_judge_changes_its_scale_is_centered_again() -> None:
+    """A judge between -1 and -0.8 gives way to one between 0.8 and 1."""
+    lanes: Lanes = {}
+    for _ in range(HALF_LIFE // 4):
+        _, lanes = alone([-1.0, -0.8] * 8, lanes)
+    told, lanes = alone([0.8, 1.0] * 8, lanes)
+    assert set(told) == {MOST}
+    for _ in range(6 * HALF_LIFE // 16):
+        told, lanes = alone([0.8, 1.0] * 8, lanes)
+    assert set(np.sign(told[::2])) == {-1.0} and set(np.sign(told[1::2])) == {1.0}
+
+
 def test_where_episodes_are_compared_it_is_credit_by_turn() -> None:
     """In the same step, and with all of them a lane is known better."""
     pair = Group("t", (played("a", [1, 0]), played("b", [0, 1])))
