@@ -1,5 +1,5 @@
-"""Weights reach users through a gate, on the real parts: one candidate is promoted, a damaged one is thrown away, and
-its operator goes back to a checkpoint."""
+"""Weights reach users through a gate, on the real parts: one candidate is promoted, one that earns nothing is thrown
+away, and its operator goes back to a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.kit.vllm_process import vllm_server
 
 SIZE = 4
 AGENT = """
-import json, os, urllib.request
+import json, os, pathlib, urllib.request
 body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 16,
-                   "temperature": 1.0, "return_token_ids": True})
+                   "temperature": 1.0})
 request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), {
     "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
-ids = json.load(urllib.request.urlopen(request))["choices"][0]["token_ids"]
-print(len(set(ids)) / 16)
+urllib.request.urlopen(request).read()
+print(0 if pathlib.Path(__file__).with_name("bad").exists() else 1)
 """
-"""Asks for the model that serves by its name. Who repeats itself is rewarded less."""
+"""Asks for the model that serves by its name. What it plays while the file ``bad`` is there earns nothing."""
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # what PEFT warns of is not ours
-def test_one_candidate_is_promoted_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+def test_one_candidate_is_promoted_and_a_bad_one_is_not(tmp_path: Path) -> None:
     model = build(tmp_path / "tiny")
     (tmp_path / "agent.py").write_text(AGENT)
     ours = {
@@ -67,6 +67,8 @@ def journey(trainer: TrainerProcess, proxy: ProxyProcess, engine: str, start: li
     served = said(engine, "policy")
     assert same(served, said(engine, "next")) and not same(served, start)
 
+    bad = trainer.run_dir.parent / "bad"
+    bad.touch()
     trainer.start("total_steps=2", f"{RATE}=5.0")
     process = trainer.process.pid
     trainer.until(lambda: trainer.log.read_text().count("training from step 1") >= 2)
@@ -74,11 +76,12 @@ def journey(trainer: TrainerProcess, proxy: ProxyProcess, engine: str, start: li
     assert trainer.process.pid == process and same(served, said(engine, "policy"))
     assert not same(served, said(engine, "next"))
     status = proxy.report()
-    assert status["episodes"]["trained"] == SIZE and status["discarded"]["filtered"] >= SIZE
+    assert status["episodes"]["trained"] == line["episodes"] and status["discarded"]["filtered"] >= 2
     assert status["models"]["policy"]["policy_version"] == 1
     trainer.signal(signal.SIGTERM)
     trainer.wait()
 
+    bad.unlink()
     trainer.start("total_steps=2")
     assert [line["promoted"] for line in trainer.finish()] == [1, 1]
     assert not same(served, said(engine, "policy"))
