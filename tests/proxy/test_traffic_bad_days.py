@@ -275,7 +275,7 @@ async def test_traffic_is_the_same_over_worker_processes(tmp_path: Path, stub: E
         await asyncio.gather(*(user.says("three", **SAYS["0" if user is users[2] else None]) for user in users))
         await seals(client)
         parts = await judge_all(client)
-        assert len(parts) == 5 and "named.2" in parts
+        assert len(parts) == 5 and "named~2" in parts
         _, calls = await batch(client)
         assert calls == set().union(*[await calls_of(client, user) for user in users if user is not users[2]])
         assert len(calls) == 15

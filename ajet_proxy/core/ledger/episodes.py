@@ -42,7 +42,7 @@ class Episodes(dict[str, Episode]):
 
     KEPT = (
         "finished", "unsent", "lineage", "sealed_lineage", "cut_lineage", "shared_names", "withdrawn", "changes",
-        "archived",
+        "archived", "judgeable",
     )
 
     def __init__(self, archive: Archive | None) -> None:
