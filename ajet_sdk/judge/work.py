@@ -108,8 +108,8 @@ class Work:
             found: list[Verdicts] = []
             if self._options.relative:
                 compared = await self.judge.compare(episodes) if episodes else {}
-                names = [one["episode"] for one in episodes]
-                found = [{None: compared[name]} if name in compared else {} for name in names]
+                given = [compared.get(one["episode"]) for one in episodes]
+                found = [{} if verdict is None else {None: verdict} for verdict in given]
             else:
                 found = [await self.judge.judge(one) for one in episodes]
         except Failed as failure:

@@ -254,6 +254,12 @@ class MemoryProxy:
         self.plays(self.evaluations[name])
         return dict(self.evaluations[name])
 
+    def take_back(self, disk: Disk) -> None:
+        """A trainer gives back what it had, but for what a checkpoint on its `disk` names."""
+        unheard = {entry["batch"] for entry in disk.batches.get("saved", ())}
+        for batch in [name for name in self.leased if name not in unheard]:
+            self.ready.insert(0, self.leased.pop(batch))
+
     def expire(self) -> None:
         """Every lease runs out."""
         self.ready = list(self.leased.values()) + self.ready

@@ -251,9 +251,7 @@ def test_killed_at_any_instant_around_a_gate(tmp_path: Path, expires: bool) -> N
         if expires:
             gated.proxy.expire()
         else:
-            unheard = {entry["batch"] for entry in gated.disk.batches.get("saved", ())}
-            for batch in [name for name in gated.proxy.leased if name not in unheard]:
-                gated.proxy.ready.insert(0, gated.proxy.leased.pop(batch))
+            gated.proxy.take_back(gated.disk)
         gated.go_on()
         name = gated.instants.names[fatal]
         trained = [gated.proxy.given[entry.split("/")[0]] for entry in gated.disk.weights]

@@ -505,9 +505,7 @@ def test_killed_at_any_instant_everything_is_trained_once(tmp_path: Path, save_f
         if expires:
             setting.proxy.expire()
         else:
-            unheard = {entry["batch"] for entry in setting.disk.batches.get("saved", ())}
-            for batch in [name for name in setting.proxy.leased if name not in unheard]:
-                setting.proxy.ready.insert(0, setting.proxy.leased.pop(batch))
+            setting.proxy.take_back(setting.disk)
         setting.whole()
         tasks = sorted(f"{n}g{g}" for n in range(4) for g in range(2))
         assert sorted(setting.proxy.trained) == tasks, setting.instants.names[fatal]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,15 +139,11 @@ class VerlLearner:
         prune(Path(verl.config.trainer.default_local_dir), verl.ours.keep_checkpoints)
 
     def push(self) -> None:
-        try:
+        with reaching("the new weights did not reach the engines"):
             if self._engines is None:
                 self._send("naive")
             elif self._engines.push(self.version, self._write):
                 self.compare()
-        except (AjetError, EngineLost):
-            raise
-        except Exception as error:
-            raise EngineLost(f"the new weights did not reach the engines: {error}") from error
 
     def propose(self) -> None:
         engines = self._engines and self._engines.candidate
@@ -155,12 +151,8 @@ class VerlLearner:
         if self._proposed == self.version:
             engines.check()
             return
-        try:
+        with reaching("the candidate did not reach its engines"):
             engines.push(self.version, self._write_beside)
-        except (AjetError, EngineLost):
-            raise
-        except Exception as error:
-            raise EngineLost(f"the candidate did not reach its engines: {error}") from error
         self._proposed = self.version
 
     def _write_beside(self, folder: Path) -> None:
@@ -224,6 +216,17 @@ class VerlLearner:
         if self._engines is None or not self._verl.trained_at:
             return int(self._verl.config.actor_rollout_ref.rollout.max_model_len)
         return self._engines.longest(self._verl.trained_at)
+
+
+@contextmanager
+def reaching(failed: str) -> Iterator[None]:
+    """Raises `EngineLost`, which says that it `failed`, for an error that has no words of ours."""
+    try:
+        yield
+    except (AjetError, EngineLost):
+        raise
+    except Exception as error:
+        raise EngineLost(f"{failed}: {error}") from error
 
 
 def plain(metrics: Mapping[str, Any]) -> dict[str, float]:
