@@ -52,14 +52,14 @@ class Holdouts:
     """The spans of each model."""
 
     def __init__(self) -> None:
-        self.spans: dict[str, list[Span]] = {}
+        self.spans: dict[str, tuple[Span, ...]] = {}
 
     def add(self, model: str, version: int, reward: float) -> None:
         """A chat that `version` of `model` answered last has earned `reward`. It does not count if its span is gone."""
-        spans = self.spans.setdefault(model, [])
+        spans = self.spans.get(model, ())
         if not spans or (version > spans[-1].last and spans[-1].count >= ENOUGH):
-            spans.append(Span(spans[-1].last + 1 if spans else version, version))
-            del spans[:-MOST_SPANS]
+            new = Span(spans[-1].last + 1 if spans else version, version)
+            spans = self.spans[model] = (*spans, new)[-MOST_SPANS:]
         spans[-1].last = max(spans[-1].last, version)
         for span in spans:
             if span.first <= version <= span.last:
@@ -68,7 +68,7 @@ class Holdouts:
     def serves(self, model: str, version: int) -> None:
         """`version` serves `model`. What was later is of a run that has ended, or was taken back."""
         if model in self.spans:
-            self.spans[model] = [span for span in self.spans[model] if span.last <= version]
+            self.spans[model] = tuple(span for span in self.spans[model] if span.last <= version)
 
     def alerts(self) -> dict[str, str]:
         """The lines for an operator about models that have become worse, by subject."""

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.batches import Batches
+from ajet_proxy.core.ledger.holdouts import ENOUGH
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.ledger.tallies import Tallies
@@ -80,6 +81,19 @@ def test_users_traffic_is_kept(tmp_path: Path) -> None:
     assert picture(state) == picture(rig.state)
     assert [*state.episodes.awaiting] == ["b", "a"]
     check(state)
+
+
+def test_what_held_out_chats_earned_is_added_up_after_it(tmp_path: Path) -> None:
+    live = State(SETTINGS)
+    for step, reward in enumerate([0.0, 1.0] * ENOUGH):
+        live.tallies.holdouts.add("m", step // ENOUGH, reward)
+    loaded = stored(tmp_path, live)
+    for state in (live, loaded):
+        for version in (1, 2):
+            state.tallies.holdouts.add("m", version, -1.0)
+        state.tallies.holdouts.serves("m", 2)
+    assert everything(loaded) == everything(live)
+    assert [span["episodes"] for span in loaded.tallies.holdouts.to_json()["m"]] == [ENOUGH, ENOUGH + 1, 1]
 
 
 def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
