@@ -77,9 +77,14 @@ class TrainerCommands:
 
     def _stands(self, body: Policy, of: str, at: float) -> Events:
         """A candidate `of` an announced model has these weights, also where the version is one that it has had."""
-        served = self.state.weights.served
-        if body.model in served or of not in served:
-            said = f"model {body.model!r} serves" if body.model in served else f"model {of!r} was not announced"
+        served, said = self.state.weights.served, ""
+        if body.model in served:
+            said = f"model {body.model!r} serves"
+        elif of not in served:
+            said = f"model {of!r} was not announced"
+        elif (owner := self.state.weights.owner(body.model)) not in (of, body.model):
+            said = f"{body.model!r} is a candidate of model {owner!r}"
+        if said:
             raise Conflict(f"{said}: no candidate of {of!r} can be called {body.model!r}", code="no_candidate")
         return (ev.CandidateAnnounced(at, body.model, body.version, body.upstreams or (), of),)
 

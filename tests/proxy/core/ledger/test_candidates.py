@@ -49,8 +49,12 @@ def test_the_same_version_again_is_other_weights(rig: LedgerRig) -> None:
     assert rig.state.weights.born("m").last == rig.state.weights.born("next").last == 0
 
 
-@pytest.mark.parametrize(("model", "of"), [("m", "m"), ("next", "unknown")])
-def test_no_candidate_has_the_name_of_what_serves_or_is_one_of_nothing(rig: LedgerRig, model: str, of: str) -> None:
+@pytest.mark.parametrize(("model", "of"), [("m", "m"), ("next", "unknown"), ("next", "n")])
+def test_no_candidate_has_the_name_of_what_serves_or_of_another_s_or_is_one_of_nothing(
+    rig: LedgerRig, model: str, of: str
+) -> None:
+    rig.announce("n", 1)
+    rig.stands("next", 1)
     with refused(Conflict, "no_candidate"):
         rig.stands(model, 1, of)
 
