@@ -25,7 +25,7 @@ from ajet_sdk.ports import listener
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import DEVICE, Config, find_model
 from ajet_trainer.engines import same_model
-from ajet_trainer.engines.attached import Attached, weights_parent
+from ajet_trainer.engines.attached import Attached, of_candidate, weights_parent
 from ajet_trainer.engines.http import EngineLost
 from ajet_trainer.link import Link
 
@@ -143,17 +143,24 @@ def _others(config: Config) -> Iterator[Finding]:
     except AjetError as error:
         said = error.message + _instead(config.proxy_url)
         yield fault("proxy", said, "start ajet-proxy serve, or set proxy_url and key")
+    yield from _engines(config, "engine", "engine_urls")
+    if config.candidate_urls:
+        yield from _engines(of_candidate(config), "candidate's engine", "candidate_urls")
+
+
+def _engines(config: Config, check: str, setting: str) -> Iterator[Finding]:
+    """The engines of `config`, which `setting` names."""
     try:
         found = same_model.look(config, {})
     except EngineLost as error:
         said, _, advice = str(error).rpartition(": ")
-        yield fault("engine", said, advice)
+        yield fault(check, said, advice)
         return
     for url in config.engine_urls:
         if url in found:
-            yield ok("engine", f"{url} serves {same_model.named(found[url])}")
+            yield ok(check, f"{url} serves {same_model.named(found[url])}")
         else:
-            yield fault("engine", f"{url} does not answer{_instead(url)}", "start vLLM there, or set engine_urls")
+            yield fault(check, f"{url} does not answer{_instead(url)}", f"start vLLM there, or set {setting}")
 
 
 def _instead(url: str) -> str:

@@ -130,16 +130,21 @@ def attached(config: Config, permit: Callable[[], None], say: Callable[[str], No
     apart, candidate = adapters.apart(config), None
     with weights_folder(config, apart=apart) as folder:
         if config.candidate:
-            urls = config.candidate_urls or config.engine_urls
-            its = replace(config, model_name=config.candidate, engine_urls=urls, candidate="")
+            its = of_candidate(config)
             if adapters.apart(its) is not apart:
-                said = f"an adapter of {' and '.join(urls)}, and {config.model_name!r} is a model of its own"
+                said = f"an adapter of {' and '.join(its.engine_urls)}, and {config.model_name!r} is a model of its own"
                 other = f"a model of its own, and {config.model_name!r} an adapter"
                 raise ConfigError(f"candidate: {config.candidate!r} is {other if apart else said}", param="candidate")
             place = folder.with_name(f"{folder.name}-next") if apart else folder / "next"
             place.mkdir(exist_ok=True)
             candidate = Attached(its, place, apart=apart, permit=permit, say=say)
         yield Attached(config, folder, apart=apart, permit=permit, say=say, candidate=candidate)
+
+
+def of_candidate(config: Config) -> Config:
+    """`config` with the candidate's name and engines in place of those of the model that serves."""
+    urls = config.candidate_urls or config.engine_urls
+    return replace(config, model_name=config.candidate, engine_urls=urls, candidate="")
 
 
 def weights_parent(config: Config) -> Path:

@@ -163,6 +163,14 @@ def test_proxy_and_engines_are_asked(config: Config, engine: StubEngine) -> None
     assert "VLLM_SERVER_DEV_MODE=1" in only(gone, "engine").advice
 
 
+def test_so_are_the_engines_of_a_candidate(config: Config, engine: StubEngine) -> None:
+    own = replace(config, engine_urls=(engine.url,), candidate="next", candidate_urls=(NOWHERE,))
+    assert "or set candidate_urls" in only(own, "candidate's engine").advice
+    beside = replace(own, candidate_urls=(engine.url,))
+    assert "serves no model by the name 'next'" in only(beside, "candidate's engine").message
+    assert not of(replace(own, candidate_urls=()), "candidate's engine")
+
+
 def test_the_command_ends_with_1_if_there_is_a_fault(config: Config, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f'[trainer]\nmodel = "{config.model}"\nproxy_url = "{NOWHERE}"\nrun_dir = "{config.run_dir}"\n')
