@@ -66,7 +66,7 @@ test-page:
 	@.venv/bin/python -m pytest -q tests/proxy/io/control/test_dashboard_browser.py
 
 test-integrations:
-	@.ci/setup daemon
+	@.ci/setup
 	@.ci/setup integrations
 	@.venv/bin/python -m pytest -q -m "integrations or not integrations" tests/integrations
 

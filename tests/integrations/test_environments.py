@@ -122,7 +122,7 @@ def test_inspect(theatre: Stage, tmp_path: Path) -> None:
         assert sum(one.get("evaluation") == wanted for one in theatre.listed()) == 3 and len(told["rewards"]) == 3
 
 
-@pytest.mark.parametrize("models", [("policy", "policy"), ("first-model", "second-model")], ids=["one", "two"])
+@pytest.mark.parametrize("models", [("policy", "policy"), ("first-seat", "second-seat")], ids=["one", "two"])
 def test_textarena(theatre: Stage, models: tuple[str, str]) -> None:
     """Each seat is an agent with a reward and a timeline of its own, as one model or as two."""
     theatre.script((Rule("bet", "[bet]"),))
