@@ -70,7 +70,6 @@ def status(state: State, leads: Mapping[str, int] | None = None) -> dict[str, An
         "tokens": dict(state.tallies.tokens),
         "drift": dict(state.tallies.drift),
         "drift_by_model": {model: drift.to_json() for model, drift in state.tallies.drifts.items()},
-        "alerts": list(state.alerts().values()),
         **({"teams": teams} if teams else {}),
     }
 
