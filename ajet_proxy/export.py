@@ -94,14 +94,15 @@ def _trees(state: State, episodes: Iterable[Episode], choice: Choice, by: By) ->
 def _episodes(
     state: State, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
 ) -> Iterator[Episode]:
-    """The archived ones first, then those in memory, each once."""
+    """The archived ones first, then those in memory, each once. Of what users took back there is none."""
     live = {**state.episodes.leaving, **state.episodes}
     gone = sum(state.episodes.archived[name] for name in choice.states)
     archived = (episode for episode in archive.episodes(choice.states) if episode.id not in live)
     for episode in chain(archived, live.values()):
         if episode.state in choice.states:
             gone -= episode.stored is not None
-            if choice.task in (None, episode.opening.task):
+            withdrawn = episode.withdrawn or episode.opening.whole in state.episodes.withdrawn
+            if choice.task in (None, episode.opening.task) and not withdrawn:
                 yield episode
     removed(gone)
 

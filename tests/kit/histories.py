@@ -118,7 +118,7 @@ def _chat(rig: LedgerRig, draw: Any) -> None:
     first = "" if parts[-1] == episode else episode
     (call,) = rig.begin(
         parts[-1], traffic="chat", first=first, identified_by=way, judged=draw(st.integers(0, 4)) > 0,
-        withdraws=draw(st.integers(0, 9)) == 0,
+        consents=draw(st.integers(0, 9)) > 0, withdraws=draw(st.integers(0, 9)) == 0,
     )
     if draw(st.integers(0, 5)):
         rig.finish(parts[-1], call, (1, *draw(SHORT)), (2,))

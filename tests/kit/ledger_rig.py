@@ -319,7 +319,7 @@ class LedgerRig:
         eval: bool = False, tenant: str = "", body: str = "", key: str | None = None, retry: int = 0,
         route: str = "", client: str | None = None, said: str = "", prompt: str = "", identified_by: str = "path",
         traffic: str = "", first: str = "", withdraws: bool = False, issued: float = 0.0,
-        judged: bool = True,
+        judged: bool = True, consents: bool = True,
     ) -> tuple[str, ...]:
         calls = tuple(self.id("call") for _ in range(choices))
         started = CallStarted(
@@ -327,7 +327,7 @@ class LedgerRig:
         )
         asked = CallAsked(
             started, tenant, task, eval, client, prompt, traffic=traffic, first=first, withdraws=withdraws,
-            issued=issued, judged=judged,
+            issued=issued, judged=judged, consents=consents,
         )
         self.run(self.commands.begin_call(asked, self.state.episodes.find(episode)))
         return calls

@@ -220,6 +220,20 @@ async def test_who_consents(
         assert (answer.status, answer.json["error"]["code"]) == (409, "episode_discarded")
 
 
+@pytest.mark.parametrize("header", [None, "1", "0"])
+@pytest.mark.parametrize("path", ["/e/mine", ""])
+async def test_no_user_of_an_app_sees_that_a_chat_is_over(
+    tmp_path: Path, stub: EngineStub, path: str, header: str | None
+) -> None:
+    """Nor one who consents to nothing."""
+    settings = {**SERVED, "traffic": "", "admin_secret": ADMIN, "upstream": (stub.url,), "idle_timeout": 0.2}
+    async with serving(tmp_path, **settings) as client:
+        user = User(client, path, keyring.keys(tmp_path, admin_secret=ADMIN).issue(LANE))
+        for says in ("one", "two"):
+            await user.says(says, **({} if header is None else {"X-AJet-Traffic": header}))
+            await seals(client, key=ADMIN)
+
+
 @pytest.mark.parametrize("path", ["/e/mine", ""])
 @pytest.mark.parametrize(("later", "awaits"), [(LANE, True), (NO_LANE, False)])
 async def test_later_parts_of_a_chat_are_as_the_first_while_the_key_allows_it(

@@ -78,7 +78,7 @@ async def test_no_token_of_what_nobody_consents_to_is_in_any_batch(
 
                 async def gone() -> bool:
                     status = (await client.control("GET", "/status", key=ADMIN)).json
-                    return bool(status["traffic"]["withdrawn"] >= 5)
+                    return bool(status["traffic"]["withdrawn"] >= 6)
 
                 await eventually(gone)
             elif later is not None:

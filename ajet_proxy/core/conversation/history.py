@@ -429,7 +429,9 @@ class Lineage:
     def hand_over(self, episode: str, other: Lineage, most: int, name: str = "") -> None:
         """`episode` takes no more calls. `other` has its marks from now on, under another `name` if that is given, and
         those of the latest `most` episodes."""
-        other.add(name or episode, self._marks.get(episode, ()))
+        name = name or episode
+        other._marks[name] = other._marks.pop(name, [])  # the latest of all
+        other.add(name, self._marks.get(episode, ()))
         self.drop(episode)
         if len(other._marks) > most:
             other.drop(next(iter(other._marks)))

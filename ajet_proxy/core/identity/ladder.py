@@ -57,12 +57,17 @@ class Identity(Struct, frozen=True):
     """That of ``first``, if it is users' traffic."""
 
     @property
+    def consents(self) -> bool:
+        """True if what opens may be learned from. A later part's consent is that of the parts before it."""
+        said = self.labels.traffic
+        return bool(self.lane) or (self.claims.always if said is None else said)
+
+    @property
     def traffic(self) -> str:
-        """The lane of what opens, if that is users' traffic. What is withdrawn at once is, too, and a later part, whose
-        consent is that of the parts before it."""
-        said, claims = self.labels.traffic, self.claims
-        consents = claims.always if said is None else True
-        return self.lane or (claims.lanes[0] if claims.lanes and consents else "")
+        """The lane of what opens, if that is users' traffic: with a key for that, all but an evaluation of which no
+        consent is said. Its users see no error either, so what has no consent is traffic too."""
+        told = self.consents or self.labels.traffic is not None or not self.labels.eval
+        return self.lane or (self.claims.lanes[0] if self.claims.lanes and told else "")
 
 
 def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, claims: Claims) -> Identity:

@@ -50,8 +50,9 @@ class CallAsked(Struct, frozen=True):
     """A request on its way to the engine, and what it says of its episode. If that opens with it, it has the
     ``metadata``, and ``client`` plays it. Without a task it gets one of the ``prompt``. ``unseen`` says that the
     request may be a retry of one that never got this far. What opens is users' ``traffic`` of that lane, if it names
-    one, and a later part of the episode ``first``, if that does. It is judged only if it is ``judged``. A request that
-    ``withdraws`` takes all parts out. Its key was ``issued`` then."""
+    one, and a later part of the episode ``first``, if that does. It is judged only if it is ``judged``, and
+    withdrawn at once unless the request ``consents``. One that ``withdraws`` takes all parts out. Its key was
+    ``issued`` then."""
 
     started: ev.CallStarted
     tenant: str
@@ -64,6 +65,7 @@ class CallAsked(Struct, frozen=True):
     traffic: str = ""
     first: str = ""
     judged: bool = True
+    consents: bool = True
     withdraws: bool = False
     issued: float = 0.0
 
@@ -145,7 +147,8 @@ class Commands:
                 plays=started.model or None, traffic=asked.traffic, first=asked.first, issued=asked.issued,
             )
             gone = asked.traffic and (
-                asked.first in self.state.episodes.withdrawn or self.judging.is_void(asked.tenant, asked.issued)
+                not asked.consents or (asked.first or episode) in self.state.episodes.withdrawn
+                or self.judging.is_void(asked.tenant, asked.issued)
             )
             if asked.withdraws or gone:
                 opened = (*opened, ev.EpisodeWithdrawn(at, episode), *self.judging.withdraw(asked.first, at))
@@ -305,8 +308,8 @@ class Commands:
             if name in ended:
                 continue
             idle = episode.state == "open" and self._is_idle(episode, at) and name not in held
-            if episode.opening.traffic and self.judging.is_over(episode, at, idle):
-                out += self._sealed(episode, at)
+            if episode.opening.traffic:
+                out += self._sealed(episode, at) if self.judging.is_over(episode, at, idle) else ()
             elif at - episode.opening.at >= episode.opening.wall_timeout:
                 out.append(ev.EpisodeDiscarded(at, name, "wall_timeout"))
             elif idle:
@@ -314,11 +317,13 @@ class Commands:
         sealed = [self.state.episodes[event.episode] for event in out if isinstance(event, ev.EpisodeSealed)]
         if sealed or self.state.episodes.awaiting:
             out += self.judging.expire(at, sealed, tight=tight)
-        late = self._late(at, {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)})
+        late = self._late(at, {
+            event.episode for event in out if isinstance(event, (ev.EpisodeDiscarded, ev.EpisodeSealed))
+        })
         return (*out, ev.EpisodesLate(at, late)) if late else tuple(out)
 
     def _late(self, at: float, ended: Container[str]) -> tuple[str, ...]:
-        """Open episodes that hold up a group for too long, and have not `ended` now. While a gate is shut nobody is
+        """Open episodes that hold up a group for too long, and are not `ended` now. While a gate is shut nobody is
         waited for in vain."""
         state, factor = self.state, self.state.settings.member_wait
         found = dict[str, None]()

@@ -153,8 +153,17 @@ class Episode:
         """The proxy runs again since `at`, by a clock that went `back` so many seconds (0 or below). Nobody knows who
         has asked since it `stopped_at`."""
         self.active_at, self.opening = at, structs.replace(self.opening, at=self.opening.at + back)
+        self._sealed_before(back)
         if self.state == "open":
             self.attempts.lose(Attempt(None, "", self.attempts.begun, at, reason=AWAY, since=stopped_at))
+
+    def wait_through(self, away: float, back: float) -> None:
+        """It awaits a judgement, and the proxy did not run for `away` seconds, by a clock that went `back` so many."""
+        self.active_at = awaits_since(self) + away + back
+        self._sealed_before(back)
+
+    def _sealed_before(self, back: float) -> None:
+        self.sealed_at = None if self.sealed_at is None else self.sealed_at + back
 
     def name_task(self, task: str, derived: bool) -> None:
         """It is of this task; ``derived`` says that nobody has named that."""
@@ -280,9 +289,9 @@ class Episode:
 
 
 def judge(episode: Episode, judgement: EpisodeJudged) -> None:
-    """`episode` is judged, and has the rewards of that."""
+    """`episode` is judged, and has the rewards of that: all count, because that of the whole comes first."""
     episode.judgement = judgement
-    for call, agent, value, note in judgement.scores:
+    for call, agent, value, note in sorted(judgement.scores, key=lambda one: (one[0] is not None, one[1] is not None)):
         name = f"judge-{call}" if call is not None else "judge" if agent is None else f"judge@{agent}"
         episode.earn(EpisodeReward(name, value, call, agent, True, note, judgement.at))
 

@@ -78,6 +78,11 @@ class Episodes(dict[str, Episode]):
             return self.archive.episode(episode)
         return known
 
+    def of_chat(self, first: str) -> Episode | None:
+        """The `first` part of a chat, or a later one if that is gone; None if there is none."""
+        known = self.find(first)
+        return self[self.parts[first][-1]] if known is None and first in self.parts else known
+
     def known(self, episode: str) -> Episode:
         """`episode`, wherever it is by now, or `NotFound`."""
         known = self.find(episode)
@@ -197,6 +202,7 @@ class Episodes(dict[str, Episode]):
     def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:
         episode = self[event.episode]
         episode.withdrawn = True
+        self.withdrawn.pop(episode.opening.whole, None)
         self.withdrawn[episode.opening.whole] = None
         if len(self.withdrawn) > MOST_WITHDRAWN:
             del self.withdrawn[next(iter(self.withdrawn))]

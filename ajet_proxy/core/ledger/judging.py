@@ -79,8 +79,7 @@ class JudgingCommands:
         """Nothing more is learned from the parts of the first `episode`."""
         names = (episode, *self.state.episodes.parts.get(episode, ()))
         known = (self.state.episodes.get(name) for name in names)
-        parts = (part for part in known if part is not None and part.ended_at is None and not part.withdrawn)
-        return (ev.EpisodeWithdrawn(at, part.id) for part in parts)
+        return (ev.EpisodeWithdrawn(at, part.id) for part in known if part is not None and not part.withdrawn)
 
     def revoked(self, tenants: Mapping[str, float], at: float) -> Events:
         """The keys of `tenants` that were issued by those times are void: what traffic they have opened is withdrawn,
@@ -88,8 +87,7 @@ class JudgingCommands:
         at, self._void = self.state.time(at), tenants
         gone = (
             ev.EpisodeWithdrawn(at, one.id) for one in self.state.episodes.values()
-            if one.opening.traffic and one.ended_at is None and not one.withdrawn
-            and self.is_void(one.opening.tenant, one.opening.issued)
+            if one.opening.traffic and not one.withdrawn and self.is_void(one.opening.tenant, one.opening.issued)
         )
         return tuple(islice(gone, AT_ONCE))
 
@@ -148,19 +146,18 @@ class JudgingCommands:
         """A judgement without a reward discards the episode."""
         known, at, by = self.state.episodes.known(episode), self.state.time(at), f"by judge {body.judge!r}"
         scores = tuple((one.call, one.agent, one.value, one.note) for one in body.scores)
+        spent = (ev.JudgeSpent(at, body.judge, body.tokens),) if body.tokens else ()
+        if body.withdraw and known.stored is None:
+            return () if known.withdrawn else (*spent, *self.withdraw(known.opening.whole, at))
         if known.judgement is not None:
             if (known.judgement.judge, known.judgement.scores) == (body.judge, scores):
                 return ()
             said = f"episode {episode} was judged by {known.judgement.judge!r} before"
             raise Conflict(said, code="already_judged")
-        done = known.withdrawn if body.withdraw else not scores and (known.reason, known.detail) == ("not_judged", by)
-        if done:
+        if not scores and (known.reason, known.detail) == ("not_judged", by):
             return ()
         if not awaits(known):
             raise Conflict(f"episode {episode} awaits no judgement: it is {known.state}", code=f"episode_{known.state}")
-        spent = (ev.JudgeSpent(at, body.judge, body.tokens),) if body.tokens else ()
-        if body.withdraw:
-            return (*spent, *self.withdraw(known.opening.whole, at))
         if not scores:
             return (*spent, ev.EpisodeDiscarded(at, episode, "not_judged", by))
         for call, _, _, _ in scores:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.clients import Clients
-from ajet_proxy.core.ledger.episode import Episode, awaits, awaits_since, judge, judging
+from ajet_proxy.core.ledger.episode import Episode, awaits, judge, judging
 from ajet_proxy.core.ledger.episodes import Episodes
 from ajet_proxy.core.ledger.mixes import Mixes
 from ajet_proxy.core.ledger.plays import Plays
@@ -107,7 +107,7 @@ class Life:
         """A settled episode has earned something, if it is rewarded, and `before` that another sum."""
         if (reward := episode.reward()) is not None:
             self._clients.rewarded(episode, reward, before)
-            self._tallies.rewarded(episode, reward, before, at)
+            self._tallies.rewarded(episode, reward, before, at, self._weights)
 
     # -- events
 
@@ -149,12 +149,14 @@ class Life:
 
     def _rewarded(self, event: ev.RewardGiven) -> None:
         episode = self._episodes[event.episode]
-        before = episode.reward()
+        before, awaited = episode.reward(), judging(episode)
         self._mixes.stirs(episode)
         episode.earn(EpisodeReward(
             event.id, event.value, event.call, event.agent, event.final, event.note, event.at, event.state,
             event.model,
         ))
+        if episode.opening.judged:
+            self._tallies.judging_moved(awaited, judging(episode))
         if episode.state in ("ready", "recorded"):
             self._count(episode, before, event.at)
             self._plays.rewarded(episode)
@@ -187,7 +189,8 @@ class Life:
     def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:
         episode = self._episodes[event.episode]
         for model in [model for model, share in episode.shares.by_model.items() if share is None]:
-            self.drop(episode, model, "withdrawn", event.at)
+            if episode.ended_at is None:
+                self.drop(episode, model, "withdrawn", event.at)
         self.settle(episode, event.at)
 
     def _touched(self, event: ev.EpisodeTouched) -> None:
@@ -204,4 +207,4 @@ class Life:
         for episode in self._episodes.unsettled.values():
             episode.restart(event.at, event.back, event.stopped_at)
         for episode in self._episodes.awaiting.values():
-            episode.active_at = awaits_since(episode) + event.away + event.back
+            episode.wait_through(event.away, event.back)

@@ -190,6 +190,10 @@ class Plays:
     def _ended(self, event: ev.PlayEnded) -> None:
         del self.table[event.tenant, event.play]
 
+    def _started(self, event: ev.ProxyStarted) -> None:
+        for evaluation in self.evaluations.values():
+            evaluation.opened_at += event.back
+
     def _evaluation_wanted(self, event: ev.EvaluationWanted) -> None:
         self.evaluations[event.model] = Evaluation(
             "", event.evaluation, event.episodes, self.begun, model=event.model, policy_version=event.policy_version,

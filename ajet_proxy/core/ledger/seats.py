@@ -90,7 +90,7 @@ class Seats:
         if len(names) >= size:
             return ()
         known = (self._episodes.get(name) for name in self.queues.of(model).compared(names))
-        return tuple(one.id for one in known if one is not None and one.rewarded(model))
+        return tuple(one.id for one in known if one is not None and not one.withdrawn and one.rewarded(model))
 
     def _started(self, event: ev.ProxyStarted) -> None:
         self.progress.restart(event.at)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode, to_judge
 from ajet_proxy.core.ledger.holdouts import Holdouts
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
+from ajet_proxy.core.ledger.weights import Weights
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
+from ajet_proxy.core.trajectory.rewards import standing
 from ajet_proxy.core.trajectory.timeline import Timeline
 from ajet_sdk.routes import EPISODE_STATES
 
@@ -118,8 +121,10 @@ class Tallies:
         for model, (turns, broken) in by_model(timelines).items():
             self.drifts.setdefault(model, Drift()).add(turns, broken)
 
-    def rewarded(self, episode: Episode, reward: float, before: float | None, at: float) -> None:
-        """A settled episode earned `reward`. It counts once; if it had earned something `before`, that is corrected."""
+    def rewarded(self, episode: Episode, reward: float, before: float | None, at: float, weights: Weights) -> None:
+        """A settled episode earned `reward`. It counts once; if it had earned something `before`, that is corrected.
+        Held-out traffic tells of the `weights` that serve: not of another run's, nor of versions that were taken back.
+        """
         kind = "eval" if episode.opening.eval else "train"
         if episode.reward_number is None or before is None:
             turns = list(episode.transcript.turns())
@@ -128,9 +133,14 @@ class Tallies:
                 kind, episode.id, episode.group_key.task, reward, at=at, version=version
             ))
             if turns and episode.opening.eval and episode.opening.traffic:
-                self.holdouts.add(turns[0].model, version, reward / len(episode.rewards))
+                calls = episode.transcript.sampled_by(model := turns[0].model).values()
+                if weights.born(model).own(calls) and version <= weights.policy_version(model):
+                    self.holdouts.add(model, version, fmean(standing(episode.rewards.values())))
         else:
             self.reward_curves.correct(kind, episode.reward_number, episode.id, episode.group_key.task, reward, before)
+
+    def _started(self, event: ev.ProxyStarted) -> None:
+        self.judged_at += event.back
 
     def _spent(self, event: ev.JudgeSpent) -> None:
         if (day := day_of(event.at)) != self.spent_on:

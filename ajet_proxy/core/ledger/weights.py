@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.births import Births
@@ -172,6 +173,9 @@ class Weights(Serving):
         self.trainers[event.model].left = True
 
     def _started(self, event: ev.ProxyStarted) -> None:
+        self.candidates = {
+            name: replace(one, since=one.since + event.back) for name, one in self.candidates.items()
+        }
         self.merge_policy = next(policy for policy in POLICIES if policy == event.merge_policy)
         for trainer in self.trainers.values():
             trainer.heard_at = event.at

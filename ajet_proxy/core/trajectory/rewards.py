@@ -30,8 +30,14 @@ class EpisodeReward:
 
 
 def total(rewards: Iterable[EpisodeReward]) -> float | None:
-    """The sum of `rewards`, in whatever order; None if there are none. A final reward replaces earlier final ones:
-    those given to the same call, or agent and model, or all of them if it is the whole episode's."""
+    """The sum of the `standing` ones of `rewards`, in whatever order; None if there are none."""
+    found = standing(rewards)
+    return math.fsum(found) if found else None
+
+
+def standing(rewards: Iterable[EpisodeReward]) -> list[float]:
+    """The values of `rewards` that count. A final reward replaces earlier final ones: those given to the same call, or
+    agent and model, or all of them if it is the whole episode's."""
     rewards = list(rewards)
     finals: dict[tuple[str | None, str | None, str | None], float] = {}
     for reward in rewards:
@@ -40,5 +46,4 @@ def total(rewards: Iterable[EpisodeReward]) -> float | None:
             finals.clear()
         if reward.final:
             finals[scope] = reward.value
-    held = (reward.value for reward in rewards if not reward.final)
-    return math.fsum((*held, *finals.values())) if rewards else None
+    return [*(reward.value for reward in rewards if not reward.final), *finals.values()]

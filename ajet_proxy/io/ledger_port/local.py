@@ -192,7 +192,7 @@ class LocalPort:
                 started, tenant_of(identity, episode, known), identity.labels.task, identity.labels.eval,
                 identity.labels.client, "" if request.probe else request.prompt, metadata,
                 traffic=identity.traffic, first=identity.first, judged=bool(identity.claims.lanes),
-                withdraws=identity.labels.traffic is False, issued=identity.claims.issued,
+                consents=identity.consents, withdraws=identity.labels.traffic is False, issued=identity.claims.issued,
             )
             lost = None if known is None else partial(
                 self._commands.lose_request, episode, agent=agent, model=model, said=request.said
@@ -230,7 +230,7 @@ class LocalPort:
         known = state.episodes.find(episode)
         if named.labels.reward is None and known is not None and known.state != "open":
             if (was := known.opening).traffic:
-                asked = replace(asked, first=was.whole, traffic=was.lane or "")
+                asked = replace(asked, first=was.whole, traffic=was.lane or "", consents=True)
             if was.traffic or named.identified_by in UNSURE:
                 current = self._naming.current(named)
                 asked, episode = replace(asked, first=current.first or asked.first), current.episode or spare

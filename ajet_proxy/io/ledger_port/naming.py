@@ -93,7 +93,7 @@ class Naming:
         """`identity`, whose episode is a later part of the `first` if it is another, and as much traffic as that."""
         if first in ("", identity.episode):
             return identity
-        known = self._state.episodes.find(first)
+        known = self._state.episodes.of_chat(first)
         lane = known.opening.lane if known is not None and known.opening.traffic else None
         return replace(identity, first=first, lane=lane or "")
 
@@ -101,8 +101,10 @@ class Naming:
         """`identity` with the latest part of users' traffic that a path or a header names, or the next one, if the
         first is over."""
         find, tenant = self._state.episodes.find, identity.claims.tenant
-        known = find(name)
-        if known is None or not known.opening.traffic or known.opening.tenant != tenant or known.state == "open":
+        known = self._state.episodes.of_chat(name)
+        if known is None or not known.opening.traffic or known.opening.tenant != tenant:
+            return identity
+        if known.id == name and known.state == "open":
             return identity
         rewards = identity.labels.reward is not None
         found = self._names.latest(name, tenant, find, for_reward=rewards, parts=True)

@@ -140,16 +140,18 @@ def test_paths(path: str, named: str | None, rest: str) -> None:
     assert split_path(path) == (named, rest)
 
 
-@pytest.mark.parametrize(("claims", "header", "lane"), [
-    (Claims("agent"), "1", ""), (Claims("agent", lanes=("chat",)), None, ""),
-    (Claims("agent", lanes=("chat",)), "1", "chat"), (Claims("agent", lanes=("chat",)), "0", "chat"),
-    (Claims("agent", lanes=("chat",), always=True), None, "chat"),
+@pytest.mark.parametrize("eval", [False, True])
+@pytest.mark.parametrize(("claims", "header", "lane", "consents"), [
+    (Claims("agent"), "1", "", True), (Claims("agent", lanes=("chat",)), None, "chat", False),
+    (Claims("agent", lanes=("chat",)), "1", "chat", True), (Claims("agent", lanes=("chat",)), "0", "chat", False),
+    (Claims("agent", lanes=("chat",), always=True), None, "chat", True),
 ])  # fmt: skip
-def test_what_opens_as_traffic(claims: Claims, header: str | None, lane: str) -> None:
-    """With a 0 it is withdrawn at once."""
-    sent = {} if header is None else {"x-ajet-traffic": header}
+def test_what_opens_as_traffic(claims: Claims, header: str | None, lane: str, consents: bool, eval: bool) -> None:
+    """Without consent it is withdrawn at once. An evaluation of which nothing is said is one as ever."""
+    sent = ({} if header is None else {"x-ajet-traffic": header}) | ({"x-ajet-eval": "1"} if eval else {})
     asked = ask(key=OPEN.issue(claims), headers=sent)
-    assert asked.traffic == lane
+    assert asked.traffic == ("" if eval and header is None and not claims.always else lane)
+    assert asked.consents is consents
     assert asked.labels.traffic is {None: None, "1": True, "0": False}[header]
 
 

@@ -81,6 +81,21 @@ def test_equals_are_an_alert_in_few_of_a_hundred() -> None:
     assert 10 <= false <= 45  # of one side, 2.5 %
 
 
+def test_a_chat_of_another_run_or_of_what_was_taken_back_tells_nothing_of_what_serves() -> None:
+    rig = LedgerRig(replace(SETTINGS, traffic_holdout=1.0), watch=True)
+    for run, version in (("r1", 50), ("r2", 3)):
+        rig.announce("m", version, run=run)
+        for name in ("late", "judged"):
+            rig.call(f"{run}-{name}", traffic="chat")
+            rig.seal(f"{run}-{name}")
+        rig.judge(f"{run}-judged")
+    rig.call("ahead", traffic="chat", version=4)
+    rig.seal("ahead")
+    for late in ("r1-late", "r2-late", "ahead"):
+        rig.judge(late)
+    assert [one["episodes"] for one in rig.commands.judging.status(rig.at)["holdout"]["m"]] == [2]
+
+
 def test_the_rewards_of_held_out_chats_count_and_no_others() -> None:
     rig = LedgerRig(replace(SETTINGS, traffic_holdout=1.0, traffic_idle=50.0), watch=True)
     rig.announce("m", 3)

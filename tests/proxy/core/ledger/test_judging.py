@@ -258,6 +258,71 @@ def test_a_judgement_counts_once(rig: LedgerRig) -> None:
     assert rig.judge("a", 1.0, "one", call=call) == ()
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_judgement_counts_whole_in_whatever_order_it_is_told(rig: LedgerRig, order: int) -> None:
+    rig = LedgerRig(replace(TRAFFIC, traffic_holdout=1.0), watch=True)
+    call = awaiting(rig, agent="x")
+    scores = ({"value": 1.0, "call": call}, {"value": 0.25, "agent": "x"}, {"value": 0.5})
+    rig.run(rig.commands.judging.judge("a", Judgement("j", scores[::order]), at=rig.at))
+    assert rig.state.episodes["a"].reward() == 1.75
+    assert rig.commands.judging.status(rig.at)["holdout"]["m"][0]["mean"] == pytest.approx(1.75 / 3)
+
+
+def test_a_chat_that_is_over_and_holds_up_a_group_ends_in_one_step(rig: LedgerRig) -> None:
+    """As after a laptop's sleep: both have become true at once."""
+    rig = LedgerRig(replace(TRAFFIC, traffic_idle=900.0), watch=True)
+    rig.lease(group_size=2)
+    for name in ("one", "two"):
+        chat(rig, name, task="t")
+        rig.at += 5
+        if name == "one":
+            rig.reward("one")
+    rig.withdraw("two")
+    rig.at += 1000
+    rig.tick()
+    assert state(rig, "two") == ("discarded", "withdrawn")
+
+
+def test_a_user_who_is_still_answered_ends_no_chat(rig: LedgerRig) -> None:
+    """Not even at the age at which every other episode is."""
+    rig.begin("a", traffic="chat")
+    for _ in range(3):
+        rig.at += SETTINGS.wall_timeout
+        rig.tick()
+        assert state(rig) == ("sealed", None)
+
+
+def test_a_clock_that_is_set_back_moves_what_awaits_with_it(rig: LedgerRig) -> None:
+    rig.at = 1e9
+    awaiting(rig, "old")
+    awaiting(rig, "judged")
+    rig.judge("judged")
+    rig.begin("runs", traffic="chat")
+    rig.seal("runs")
+    rig.at = 1e6
+    rig.run(rig.commands.restarted(rig.at))
+    assert rig.commands.judging.status(rig.at)["oldest_s"] <= 100
+    rig.at += SILENCE_S
+    assert rig.commands.judging.alerts(rig.at)
+    awaiting(rig, "new")
+    rig.state.derive()
+    assert [*rig.state.episodes.awaiting] == ["old", "new"]
+    assert rig.state.episodes["runs"].sealed_at == 1e6
+    rig.at += MOST_WAIT_S
+    rig.tick()
+    assert not rig.state.episodes.awaiting
+
+
+def test_a_recorded_chat_that_is_rewarded_later_counts_as_rewarded(rig: LedgerRig) -> None:
+    rig = LedgerRig(replace(TRAFFIC, traffic_holdout=1.0), watch=True)
+    (call,) = rig.begin("a", traffic="chat")
+    rig.lose("a", call)
+    rig.seal("a")
+    rig.reward("a")
+    status = rig.commands.judging.status(rig.at)
+    assert (status["sealed"], status["rewarded"], status["lost"]) == (1, 1, 0)
+
+
 def test_no_score_is_no_judgement(rig: LedgerRig) -> None:
     awaiting(rig)
     rig.judge("a", None)
@@ -470,6 +535,68 @@ def test_a_first_call_that_withdraws_takes_out_what_comes(rig: LedgerRig) -> Non
     assert rig.commands.judging.status(rig.at)["withdrawn"] == 2
 
 
+def test_what_opens_without_consent_is_withdrawn_and_its_users_go_on(rig: LedgerRig) -> None:
+    chat(rig, "a", consents=False)
+    rig.reward("a")
+    rig.at += 50
+    rig.tick()
+    assert state(rig) == ("discarded", "withdrawn")
+    chat(rig, "a~2", first="a")
+    assert rig.state.episodes["a~2"].withdrawn
+
+
+def test_a_withdrawn_name_stays_so_when_its_first_part_is_gone_and_opens_again() -> None:
+    awaiting(rig := LedgerRig(TRAFFIC))
+    rig.withdraw("a")
+    rig.archive()
+    rig.state.arrived(["a"], [])  # and removed again
+    chat(rig, "a")
+    assert rig.state.episodes["a"].withdrawn
+
+
+def test_a_chat_is_known_by_a_later_part_once_its_first_is_gone(rig: LedgerRig) -> None:
+    chat(rig, "a")
+    chat(rig, "a~2", first="a")
+    rig.abort("a")
+    assert rig.state.episodes.of_chat("a") is rig.state.episodes["a"]
+    rig.archive()
+    rig.state.arrived(["a"], [])  # and removed again
+    assert rig.state.episodes.of_chat("a") is rig.state.episodes["a~2"]
+    assert rig.state.episodes.of_chat("b") is None
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_nothing_is_compared_with_what_was_trained_or_stale_and_is_withdrawn_since(
+    rig: LedgerRig, trained: bool
+) -> None:
+    rig = LedgerRig(replace(TRAFFIC, traffic_idle=1e6), watch=True)
+    rig.announce("m", 5)
+    for name in ("a", "b"):
+        chat(rig, name, task="t", version=1)
+        rig.at += 5
+    rig.reward("a")
+    rig.at += 100
+    rig.tick()  # nobody waits for b
+    batch = rig.lease(group_size=2, min_group_size=1, group_wait_s=0, max_staleness=None if trained else 2)
+    assert (batch is not None) is trained
+    if batch is not None:
+        rig.ack(batch)
+    chat(rig, "a~2", first="a", task="u", withdraws=True)
+    assert rig.state.episodes["a"].withdrawn and state(rig)[0] == ("trained" if trained else "discarded")
+    rig.reward("b")
+    late = rig.batch(group_size=2, min_group_size=1, group_wait_s=0)
+    assert not any(rig.state.batches[late].earlier.values())
+
+
+def test_the_name_that_was_withdrawn_last_is_forgotten_last(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.episodes.MOST_WITHDRAWN", 2)
+    for name in ("a", "b"):
+        chat(rig, name, withdraws=True)
+    chat(rig, "a~2", first="a", withdraws=True)
+    chat(rig, "c", withdraws=True)
+    assert [*rig.state.episodes.withdrawn] == ["a", "c"]
+
+
 def test_what_is_trained_of_a_withdrawn_batch_stays_trained(rig: LedgerRig) -> None:
     awaiting(rig)
     rig.judge("a")
@@ -478,6 +605,22 @@ def test_what_is_trained_of_a_withdrawn_batch_stays_trained(rig: LedgerRig) -> N
     rig.ack(batch)
     assert state(rig) == ("trained", None)
     assert list(rig.withdraw("a")) == []
+
+
+@pytest.mark.parametrize("first", ["app", "judge", "trained"])
+def test_a_judge_withdraws_whatever_was_rewarded_before(rig: LedgerRig, first: str) -> None:
+    awaiting(rig)
+    (rig.reward if first == "app" else rig.judge)("a")
+    if first == "trained":
+        rig.ack(rig.batch(group_size=1))
+    body = Judgement("other", withdraw=True, tokens=7)
+    rig.run(rig.commands.judging.judge("a", body, at=rig.at))
+    assert state(rig) == (("trained", None) if first == "trained" else ("discarded", "withdrawn"))
+    assert rig.state.episodes["a"].withdrawn
+    assert rig.commands.judging.judge("a", body, at=rig.at) == ()
+    rig.archive()
+    with refused(AjetError, f"episode_{rig.state.episodes.known('a').state}" if first == "app" else "already_judged"):
+        rig.commands.judging.judge("a", body, at=rig.at)
 
 
 def test_of_a_team_what_is_ready_goes_and_what_is_leased_when_it_comes_back(rig: LedgerRig) -> None:
