@@ -87,7 +87,8 @@ class SessionNames:
         self, name: str, tenant: str, find: Callable[[str], Episode | None], *, for_reward: bool
     ) -> str:
         """The id of the episode that `name` stands for when `tenant` uses it. `find` gives an episode by its id, even
-        if it is archived. Ids are given out in order, so the last one that is taken is found by halving."""
+        if it is archived. Ids are given out in order, so the last one that is taken is found by halving. One that a
+        client has called so is no episode of the name."""
         return self.latest(base_of(name, tenant), tenant, find, for_reward=for_reward)
 
     def latest(
@@ -101,7 +102,9 @@ class SessionNames:
 
         def usable(number: int) -> bool:
             known = find(id_of(number)) if number else None
-            return known is not None and known.opening.tenant == tenant and (for_reward or known.state == "open")
+            if known is None or known.opening.tenant != tenant or (number > 1 and not has_parts(known.opening)):
+                return False
+            return for_reward or known.state == "open"
 
         taken, step = self._latest.get(base, 0), 1
         if usable(taken):
@@ -113,7 +116,8 @@ class SessionNames:
             step //= 2
             if find(id_of(taken + step)) is not None:
                 taken += step
-        return id_of(taken if usable(taken) else taken + 1)
+        latest = filter(usable, range(taken, 0, -1) if for_reward else (taken,))
+        return id_of(next(latest, taken + 1))
 
 
 def has_parts(opening: EpisodeOpened) -> bool:

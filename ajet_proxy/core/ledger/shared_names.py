@@ -1,8 +1,8 @@
 """Signs that one name, or one derived task, stands for what are several.
 
 A name of a body or a session is that of several runs if a conversation begins just as another one of the same agent in
-its episode did. A request that is sent again is no such sign, nor a probe, nor one whose earlier attempt came to
-nothing. A body's name is, too, if a call goes on from an episode of the name that is sealed. Until that is shown,
+its episode did. A request that is sent again is no such sign, nor one whose earlier attempt came to nothing, nor a
+probe beside answers that are longer than a probe's. A body's name is, too, if a call goes on from an episode of the name that is sealed. Until that is shown,
 conversations in one episode that do not go on from one another are an alert. So are second conversations that differ,
 in episodes of one derived task.
 """
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.session_names import NAME_RUNS, SessionNames
+from ajet_proxy.core.protocol.dialect import PROBE
 
 MOST_TASKS = 1000
 """Derived tasks that are compared, the latest."""
@@ -60,7 +61,9 @@ class SharedNames:
             return False
         if way == "body" and self._names.goes_on(episode, history):
             return True
-        if known is None or known.state != "open" or request.probe:
+        if known is None or known.state != "open":
+            return False
+        if request.probe and any(turn.sampled > PROBE for turn in known.transcript.turns()):
             return False
         calls = known.transcript.calls.values()
         entries = [entry for entry in calls if entry.asked.agent == agent]

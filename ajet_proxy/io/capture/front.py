@@ -116,7 +116,8 @@ class HttpFront:
             if key is None and _is_preflight(http):
                 response = await self._permission(http, headers)
             else:
-                caller = Caller(http, headers, self._keys.authenticate(key, self._clock.now()))
+                claims = self._keys.authenticate(key, self._clock.now())
+                caller = Caller(http, headers, claims, self._config.body_names == "auto")
                 response = await (self._pass(caller) if dialect is None else self._capture(caller, dialect))
             status = response.status
             return response

@@ -72,15 +72,18 @@ PASSED_BY: Final = Ask(skip=NO_CHAT_ROUTE)
 
 
 class Caller(Struct, frozen=True):
-    """Who asks: the request as it came, those of its headers that count, and what its key may do."""
+    """Who asks: the request as it came, those of its headers that count, and what its key may do. ``body_names`` is
+    true if names in bodies count."""
 
     http: web.Request
     headers: Headers
     claims: Claims
+    body_names: bool
 
     def identify(self, body: Mapping[str, Any] | None) -> Identity:
         """The identity of the request, by its path, key and headers, and by the fields of its `body` if they are known
         and names in bodies count."""
+        body = body if self.body_names else None
         return identify(path=self.http.rel_url.raw_path, headers=self.headers, body=body, claims=self.claims)
 
 
@@ -134,7 +137,6 @@ class Pipeline:
         self._upstream = upstream
         self._forwarding = forwarding
         self._keep_alive_s = config.keep_alive_s
-        self._body_names = config.body_names == "auto"
         self._pauses = config.gate_mode == "pause"
         self._continuity = Continuity(upstream, ledger_port, metrics) if config.continuity == "auto" else None
         self._chat_routes = ChatRoutes(upstream, engines)
@@ -165,7 +167,7 @@ class Pipeline:
     async def identify(self, received: Received) -> Identified:
         """Find whose request it is and what the engine's route is asked; `BadRequest` if it cannot be asked that."""
         caller, dialect, body = received.caller, received.dialect, received.body
-        identity = caller.identify(body.fields if self._body_names else None)
+        identity = caller.identify(body.fields)
         rewards = identity.labels.reward is not None
         if rewards and identity.episode is not None:
             identity = await self.reward(caller, identity, received.sent, call=True)

@@ -33,7 +33,7 @@ def test_a_call_goes_to_the_open_episode_or_to_the_next_and_a_reward_to_the_late
         before = {1: "s", 2: "s"}.get(number, f"s.{number - 1}")
         assert name_of(rig) == expected
         assert name_of(rig, for_reward=True) == before
-        rig.call(expected)
+        rig.call(expected, identified_by="body")
         assert name_of(rig) == name_of(rig, for_reward=True) == expected
         rig.abort(expected)
 
@@ -111,10 +111,21 @@ def test_a_name_is_found_again_when_its_first_episodes_are_gone_from_the_archive
 
 
 def test_only_names_of_sessions_are_followed() -> None:
-    known = {"s.3": blank(episode="s.3")}
     for way, episode in (("path", "s"), ("harness", "s.3")):
+        known = {"s.3": blank(episode="s.3", identified_by=way)}
         names = SessionNames([blank(episode="s.3", identified_by=way)])
         assert names.current("s", "", known.get, for_reward=False) == episode
+
+
+def test_an_episode_that_a_client_called_like_a_later_one_is_none_of_the_name(rig: LedgerRig) -> None:
+    rig.call("s", identified_by="body")
+    rig.call("s.2", identified_by="path")
+    rig.open("s.3")
+    assert name_of(rig) == "s"
+    rig.abort("s")
+    assert (name_of(rig), name_of(rig, for_reward=True)) == ("s.4", "s")
+    rig.call("s.4", identified_by="body")
+    assert name_of(rig) == name_of(rig, for_reward=True) == "s.4"
 
 
 def test_a_name_that_looks_like_the_second_episode_of_another_is_its_own(rig: LedgerRig) -> None:

@@ -13,6 +13,7 @@ from ajet_proxy.core.ledger import episodes, session_names, shared_names
 from ajet_proxy.core.ledger.events import NameShared
 from ajet_proxy.core.ledger.session_names import SessionNames
 from ajet_proxy.core.ledger.shared_names import NAMES, TASKS, SharedNames
+from ajet_proxy.core.protocol.dialect import PROBE
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.ledger_rig import LedgerRig
 
@@ -48,11 +49,23 @@ def called(rig: LedgerRig, *said: str) -> Any:
 
 @pytest.mark.parametrize(("request_", "shows"), [
     (asked(), True), (asked(retries=1), False), (asked(history=None), False), (asked(key="k"), False),
-    (asked(key="other"), True), (asked("b"), False), (asked(retries=1, body="other"), True), (asked(probe=True), False),
+    (asked(key="other"), True), (asked("b"), False), (asked(retries=1, body="other"), True),
 ])  # fmt: skip
 def test_a_second_conversation_that_begins_alike_is_a_sign(rig: LedgerRig, request_: Any, shows: bool) -> None:
     signs, _ = shared(LedgerRig())
     assert signs.shows("body", called(LedgerRig(), "a"), "me", "x", request_) == shows
+
+
+@pytest.mark.parametrize("longest", [PROBE, PROBE + 1])
+def test_a_probe_is_no_sign_beside_longer_answers_alone(longest: int) -> None:
+    """Runs of yes and no have none."""
+    rig = LedgerRig()
+    rig.open("me")
+    for sampled in (1, longest):
+        rig.call("me", sampled=range(sampled), agent="x")
+    signs, _ = shared(LedgerRig())
+    (said,) = {entry.asked.said for entry in rig.state.episodes["me"].transcript.calls.values()}
+    assert signs.shows("body", rig.state.episodes["me"], "me", "x", asked(said, probe=True)) is (longest == PROBE)
 
 
 def test_what_is_no_sign() -> None:

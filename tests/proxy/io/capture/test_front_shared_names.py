@@ -143,6 +143,9 @@ async def test_names_in_bodies_may_be_left_out() -> None:
         assert all(run.episodes[0] == run.episodes[1] for run in runs)
         assert runs[0].episodes[0] != runs[1].episodes[0]
         assert {call.identified_by for call in front.calls} == {"lineage"}
+        body = {"model": "stub", "input": "x", "user": "me"}
+        refused = await send(front.url + "/v1/embeddings", body=body, headers={"X-AJet-Reward": "1"})
+        assert refused.status == 400 and "me" not in front.store.state.episodes
 
 
 async def test_child_sessions_are_agents_of_their_parents_episode(front: Front) -> None:
