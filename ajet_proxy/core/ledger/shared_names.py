@@ -2,9 +2,9 @@
 
 A name of a body or a session is that of several runs if a conversation begins just as another one of the same agent in
 its episode did. A request that is sent again is no such sign, nor one whose earlier attempt came to nothing, nor a
-probe beside answers that are longer than a probe's. A body's name is, too, if a call goes on from an episode of the name that is sealed. Until that is shown,
-conversations in one episode that do not go on from one another are an alert. So are second conversations that differ,
-in episodes of one derived task.
+probe beside answers that are longer than a probe's. A body's name is, too, if a call goes on from an episode of the
+name that is sealed. Until that is shown, conversations in one episode that do not go on from one another are an alert.
+So are second conversations that differ, in episodes of one derived task.
 """
 
 from __future__ import annotations

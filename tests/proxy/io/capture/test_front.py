@@ -120,7 +120,8 @@ async def test_an_oversized_body_is_a_413() -> None:
 async def test_every_call_of_a_name_joins_its_episode(front: Front) -> None:
     for headers in ({"X-AJet-Episode": "ep"}, {"session-id": "ep"}):
         assert (await send(front.url + CHAT, body=BODY, headers=headers)).headers["x-ajet-episode"] == "ep"
-    await send(front.url + CHAT, body={**BODY, "user": "ep"})
+    other = {**BODY, "messages": [{"role": "user", "content": "and this"}], "user": "ep"}
+    await send(front.url + CHAT, body=other)
     await send(f"{front.url}/e/ep{CHAT}", body=BODY)
     assert [call.identified_by for call in front.calls] == ["header", "harness", "body", "path"]
     assert {call.episode for call in front.calls} == {"ep"}
