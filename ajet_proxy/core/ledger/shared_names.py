@@ -77,6 +77,13 @@ class SharedNames:
             self._say(self._alerts[NAMES])
         return False
 
+    def may_be_again(self, known: Episode | None, request: Asked) -> bool:
+        """Tell whether an equal request is in flight in `known`. This one may be the same again: its client has gone
+        away, and nobody has said so yet."""
+        body = request.sent["body_hash"]
+        calls = () if known is None else known.transcript.calls.values()
+        return any(entry.state == "running" and entry.asked.body_hash == body for entry in calls)
+
     def ended(self, episode: str) -> None:
         """`episode` takes no more calls."""
         if episode in self._several:

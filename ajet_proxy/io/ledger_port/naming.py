@@ -6,6 +6,7 @@ that is found in memory waits for nothing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 UNSURE = (*RUNGS, "lineage")
 """Ways whose names may come to stand for another episode: while a request waits for the gate, one may end
 and the next begin."""
+SOON_S = 0.25
+"""Within this time it is known of a client that it has gone away, also by another worker."""
 MAX_NOTED = 10
 """An episode notes at most so many others that its first call may have continued."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -60,7 +63,11 @@ class Naming:
         if named.labels.reward is not None:
             return identity, NOTHING, known
         if identity.may_be_shared and identity.episode is not None and request.history is not None:
-            identity = self._told_apart(named, identity, known, request)
+            if self._shared.may_be_again(known, request):
+                await asyncio.sleep(SOON_S)
+                identity, known = await self._store.decide(partial(self._found, named))
+            if identity.episode is not None:
+                identity = self._told_apart(named, identity, known, request)
         if identity.episode is not None:
             return identity, NOTHING, known
         identity, metadata = self.continued(identity, request.history, request.sent)

@@ -68,6 +68,15 @@ def test_a_probe_is_no_sign_beside_longer_answers_alone(longest: int) -> None:
     assert signs.shows("body", rig.state.episodes["me"], "me", "x", asked(said, probe=True)) is (longest == PROBE)
 
 
+def test_an_equal_request_in_flight_may_be_the_same_again() -> None:
+    signs, _ = shared(LedgerRig())
+    assert not signs.may_be_again(None, asked())
+    known = called(LedgerRig(), "a")
+    assert not signs.may_be_again(known, asked())
+    next(iter(known.transcript.calls.values())).state = "running"
+    assert signs.may_be_again(known, asked()) and not signs.may_be_again(known, asked(body="other"))
+
+
 def test_what_is_no_sign() -> None:
     lost = called(LedgerRig(), "a")
     next(iter(lost.transcript.calls.values())).state = "lost"

@@ -117,6 +117,23 @@ async def test_a_request_that_is_sent_again_is_no_second_run(stub: EngineStub, f
     assert not front.of(NameShared)
 
 
+async def test_a_request_whose_client_has_just_gone_away_is_sent_again(
+    stub: EngineStub, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second may be there before anybody knows that the first is lost, as over two workers."""
+    monkeypatch.setattr("ajet_proxy.io.ledger_port.naming.SOON_S", 1.0)
+    stub.faults = [Fault("hang")]
+    first, again = (Run(front, ({}, {"user": "me"}), "hello") for _ in range(2))
+    lost = asyncio.ensure_future(first.turn())
+    while not stub.requests:
+        await asyncio.sleep(0.01)
+    sent = asyncio.ensure_future(again.turn())
+    await asyncio.sleep(0.1)
+    lost.cancel()
+    await sent
+    assert again.episodes == ["me"] and not front.of(NameShared)
+
+
 async def test_a_restart_forgets_no_episode_that_a_call_may_go_on_from(tmp_path: Path) -> None:
     said: list[Any] = [says("task a")]
 
