@@ -13,7 +13,7 @@ from ajet_proxy.core.ledger.events import NameShared
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, Front
-from tests.proxy.serving import Client, serving
+from tests.proxy.serving import Client, eventually, serving
 
 NAMES: tuple[tuple[dict[str, str], dict[str, Any]], ...] = (
     ({}, {"user": "me"}), ({}, {"prompt_cache_key": "me"}), ({}, {"metadata": {"user_id": "me"}}),
@@ -124,9 +124,12 @@ async def test_a_request_whose_client_has_just_gone_away_is_sent_again(
     monkeypatch.setattr("ajet_proxy.io.ledger_port.naming.SOON_S", 1.0)
     stub.faults = [Fault("hang")]
     first, again = (Run(front, ({}, {"user": "me"}), "hello") for _ in range(2))
+
+    async def came() -> bool:
+        return bool(stub.requests)
+
     lost = asyncio.ensure_future(first.turn())
-    while not stub.requests:
-        await asyncio.sleep(0.01)
+    await eventually(came)
     sent = asyncio.ensure_future(again.turn())
     await asyncio.sleep(0.1)
     lost.cancel()
