@@ -45,6 +45,8 @@ from ajet_proxy.core.trajectory.call import Captured
 
 SIZE, TEXT_SIZE = 12, 16
 """Bytes of a digest."""
+PROBE = 4
+"""Tokens of an answer to a probe, which may ask whether the model is there."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
 _BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
 _ROLES = {"developer": "system", "function": "tool"}

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Protocol
 
-from ajet_proxy.core.conversation.history import Beginnings
+from ajet_proxy.core.conversation.history import PROBE, Beginnings
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.session_names import NAME_RUNS, SessionNames
-from ajet_proxy.core.protocol.dialect import PROBE
 
 MOST_TASKS = 1000
 """Derived tasks that are compared, the latest."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ajet_proxy.core.continuity.memory import Outline
-from ajet_proxy.core.conversation.history import History, Kind, read
+from ajet_proxy.core.conversation.history import PROBE, History, Kind, read
 from ajet_proxy.core.protocol.json_edits import Spanned
 from ajet_proxy.core.protocol.request import JsonBody, flag
 from ajet_proxy.core.protocol.sse import SseEvent
@@ -29,8 +29,6 @@ COMMENT = b": waiting for the engine\n"
 follows: for some readers that would end an event, an empty one."""
 VERSIONS = "return_weight_versions"
 """Asks vLLM, from 0.33 on, which weights sampled each token."""
-PROBE: Final = 4
-"""Tokens of an answer to a probe."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from unittest import mock
 
 import pytest
 
-from ajet_proxy.core.conversation.history import ChatHistory, Mark, Marks, read
+from ajet_proxy.core.conversation.history import PROBE, ChatHistory, Mark, Marks, read
 from ajet_proxy.core.ledger import episodes, session_names, shared_names
 from ajet_proxy.core.ledger.events import NameShared
 from ajet_proxy.core.ledger.session_names import SessionNames
 from ajet_proxy.core.ledger.shared_names import NAMES, TASKS, SharedNames
-from ajet_proxy.core.protocol.dialect import PROBE
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.ledger_rig import LedgerRig
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.dialect import PROBE
+from ajet_proxy.core.conversation.history import PROBE
 from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED, CONTROL_ROUTES, GENERATING, described, open_route
 
