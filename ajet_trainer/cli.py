@@ -159,8 +159,8 @@ def rollback(run_dir: Path, step: int) -> None:
     except BlockingIOError:
         raise ConfigError(f"a trainer is at work in {run_dir}: stop it first", param="RUN") from None
     with held:
-        number = len([*run_dir.glob("set_aside_*")]) + 1
-        place = run_dir / f"set_aside_{number}"
+        earlier = (path.name.removeprefix("set_aside_") for path in run_dir.glob("set_aside_*"))
+        place = run_dir / f"set_aside_{1 + max((int(word) for word in earlier if word.isdecimal()), default=0)}"
         later = backend().set_aside(run_dir, step, place)
     aside = f"set aside in {place}: {' and '.join(map(str, later))}" if later else "it is the last"
     click.echo(f"{run_dir} goes on from step {step}; {aside}")

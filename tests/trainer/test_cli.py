@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,15 @@ def test_a_rollback_is_of_a_run_that_has_ended(tmp_path: Path, capsys: pytest.Ca
     assert (tmp_path / "set_aside_1" / "global_step_6").is_dir()
     assert status("rollback", str(tmp_path), "--step", "2") == 0
     assert capsys.readouterr().out == f"{tmp_path} goes on from step 2; it is the last\n"
+
+
+def test_what_is_set_aside_never_meets_what_was_before(tmp_path: Path) -> None:
+    """Also where somebody has removed an earlier folder, or has made one of another name."""
+    (tmp_path / "set_aside_2_copy").mkdir()
+    checkpoint(tmp_path / "checkpoints", 2)
+    for number in (1, 2, 3):
+        checkpoint(tmp_path / "checkpoints", 4)
+        assert status("rollback", str(tmp_path), "--step", "2") == 0
+        assert (tmp_path / f"set_aside_{number}" / "global_step_4").is_dir()
+        if number == 2:
+            shutil.rmtree(tmp_path / "set_aside_1")
