@@ -1,7 +1,7 @@
 """The place of weights before users get them: a candidate, which is evaluated beside the weights that serve.
 
-Each is played under a name of its own, so users wait for nothing. What serves is evaluated once for a version, and
-`incumbent.json` of the run folder keeps that. Where nobody plays, or the candidate's engine is away, this waits: what
+Each is played under a name of its own, so users wait for nothing. What serves is evaluated once for a version of a
+model, and `incumbent.json` of the run folder keeps that. Where nobody plays, or the candidate's engine is away, this waits: what
 was trained stays leased, and nothing is thrown away.
 """
 
@@ -51,7 +51,7 @@ class Candidate:
         while not self._stopping():
             self._announce()
             known = read_json(self._path)
-            if known.get("version") != served:
+            if not self._of(served).items() <= known.items():
                 if (evaluation := self._evaluate(self._config.model_name)) is None:
                     continue
                 self._keep(served, evaluation.played)
@@ -75,7 +75,11 @@ class Candidate:
         self._keep(version, self._played)
 
     def _keep(self, version: int, played: Sequence[Played]) -> None:
-        put(self._path, json.dumps({"version": version, "played": played}) + "\n")
+        put(self._path, json.dumps(self._of(version) | {"played": played}) + "\n")
+
+    def _of(self, version: int) -> dict[str, Any]:
+        """What an evaluation must be of to count as that of `version`, when it serves."""
+        return {"version": version, "model": self._config.model, "eval_episodes": self._config.eval_episodes}
 
     def _announce(self) -> None:
         config, urls = self._config, self._config.candidate_urls or self._config.engine_urls

@@ -209,7 +209,8 @@ def test_evaluations_of_other_tasks_are_both_played_again(gated: Gated) -> None:
     """The incumbent was played over tasks that are no longer held out."""
     run = gated.begun()
     other = [{"task": "old", "reward": 1.0, "tokens": 9.0}] * 4
-    (Path(gated.config.run_dir) / "incumbent.json").write_text(json.dumps({"version": 0, "played": other}))
+    of = {"version": 0, "model": "m", "eval_episodes": 4}
+    (Path(gated.config.run_dir) / "incumbent.json").write_text(json.dumps(of | {"played": other}))
     run.step()
     run.step()
     assert gated.disk.version == 2
@@ -217,10 +218,12 @@ def test_evaluations_of_other_tasks_are_both_played_again(gated: Gated) -> None:
     assert any("too few tasks in common" in line for line in gated.said)
 
 
-def test_the_evaluation_of_another_version_is_not_that_of_what_serves(gated: Gated) -> None:
-    """As after a rollback."""
+@pytest.mark.parametrize("other", [{"version": 4}, {"model": "another"}, {"eval_episodes": 2}])
+def test_the_evaluation_of_something_else_is_not_that_of_what_serves(gated: Gated, other: dict[str, Any]) -> None:
+    """As after a rollback, or where nothing was promoted and the next start has another model."""
     run = gated.begun()
-    (Path(gated.config.run_dir) / "incumbent.json").write_text(json.dumps({"version": 4, "played": []}))
+    of = {"version": 0, "model": "m", "eval_episodes": 4, "played": []} | other
+    (Path(gated.config.run_dir) / "incumbent.json").write_text(json.dumps(of))
     run.step()
     run.step()
     assert [told["model"] for told in gated.proxy.evaluations.values()] == ["policy", "next"]
