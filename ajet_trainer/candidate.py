@@ -1,8 +1,8 @@
 """The place of weights before users get them: a candidate, which is evaluated beside the weights that serve.
 
 Each is played under a name of its own, so users wait for nothing. What serves is evaluated once for a version of a
-model, and `incumbent.json` of the run folder keeps that. Where nobody plays, or the candidate's engine is away, this waits: what
-was trained stays leased, and nothing is thrown away.
+model, and `incumbent.json` of the run folder keeps that. Where nobody plays, or the candidate's engine is away, this
+waits: what was trained stays leased, and nothing is thrown away.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, TooLarge
 from ajet_sdk.judge.judges import LEASE_S, Episode, Failed, Judge, Model, Rest, Verdicts, called
-from ajet_sdk.limits import MAX_WORDS
+from ajet_sdk.limits import MAX_JUDGEMENTS, MAX_WORDS
 from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, agreement, seen, with_thumb
 from ajet_sdk.routes import Judgement, LeaseJudgements
 
@@ -103,6 +103,7 @@ class Work:
         names = [one["episode"] for one in episodes]
         if any(self._failed[name] >= TRIES for name in names):
             return
+        episodes = [{**one, "calls": one["calls"][-MAX_JUDGEMENTS:]} for one in episodes]
         try:
             episodes = [one for one in [await self._redacted(one) for one in episodes] if one is not None]
             found: list[Verdicts] = []
@@ -129,7 +130,7 @@ class Work:
             return episode
         found: Episode | None = await called(self._options.redact, episode)
         if found is None:
-            await self._send(episode["episode"], Judgement(self._options.name, withdraw=True), "withdrawn")
+            await self._send(episode["episode"], "withdrawn", withdraw=True)
         elif not _is_of(episode, found):
             raise Failed("the hook of --redact must return the episode with calls of it and their words, or None")
         return found
@@ -146,26 +147,29 @@ class Work:
                 continue
             of = {} if call is None else {"call": call}
             values.append(final.value)
-            rewards.append({**of, "value": final.value, "note": f"{name}: {final.note}"[:MAX_WORDS]})
+            note = f"{name}: {final.note}".encode("utf-8", "replace").decode()[:MAX_WORDS]
+            rewards.append({**of, "value": final.value, "note": note})
             answers = calls.values() if call is None else [calls[call]]
             self._values.append((final.value, sum(len(one["answer"]) for one in answers)))
-        body = Judgement(name, tuple(rewards))
-        if await self._send(episode["episode"], body, "judged" if rewards else "without a verdict"):
+        if await self._send(episode["episode"], "judged" if rewards else "without a verdict", rewards):
             mean = f"{statistics.fmean(values):+.2f}" if values else "no verdict"
             self._show(f"{episode['episode']}  {episode['lane']}  {mean}  {len(rewards)} of {len(verdicts)} rewarded")
 
-    async def _send(self, episode: str, body: Judgement, outcome: str) -> bool:
-        """Posts a judgement; False if it comes too late, or cannot be taken."""
+    async def _send(
+        self, episode: str, outcome: str, rewards: Sequence[Mapping[str, Any]] = (), *, withdraw: bool = False
+    ) -> bool:
+        """Posts a judgement; False if it comes too late, or cannot be taken: then it is not judged here again."""
         tokens = self.budget.pay()
         try:
-            await self._client.ask("judge", replace(body, tokens=tokens), id=episode)
+            body = Judgement(self._options.name, tuple(rewards), withdraw, tokens)
+            await self._client.ask("judge", body, id=episode)
             tokens = 0
-        except Conflict as error:
-            outcome = "judged by another" if error.code == "already_judged" else "too late"
-        except (NotFound, BadRequest, TooLarge) as error:
-            outcome = "not taken"
+        except (BadRequest, Conflict, NotFound, TooLarge) as error:
             self._failed[episode] = TRIES
-            self._say(f"{episode}: its judgement is not taken: {error.message}")
+            late = "judged by another" if error.code == "already_judged" else "too late"
+            outcome = late if isinstance(error, Conflict) else "not taken"
+            if outcome == "not taken":
+                self._say(f"{episode}: its judgement is not taken: {error.message}")
         self.budget.owed += tokens  # what it has not taken, it hears of with the next
         self.counts[outcome] += 1
         return outcome in ("judged", "without a verdict", "withdrawn")

@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from ajet_sdk.judge import judges, work
 from ajet_sdk.judge.judges import Episode, Failed, Model, Rest, Verdicts
 from ajet_sdk.judge.work import Options, Work
 from ajet_sdk.rewards.judging import Budget
-from ajet_sdk.routes import Judgement
 from tests.faults.notes import Notes, Reader
 from tests.faults.stage import FORKED, Engine, Worker
 from tests.faults.trainer import Orders
@@ -74,13 +73,15 @@ class NotedWork(Work):
     notes: Notes
     orders: Orders
 
-    async def _send(self, episode: str, body: Judgement, outcome: str) -> bool:
+    async def _send(
+        self, episode: str, outcome: str, rewards: Sequence[Mapping[str, Any]] = (), *, withdraw: bool = False
+    ) -> bool:
         self.orders.reached("before a post")
         self.orders.during("during a post")
-        taken = await super()._send(episode, body, outcome)
+        taken = await super()._send(episode, outcome, rewards, withdraw=withdraw)
         if taken:
-            rewards = {one["call"]: one["value"] for one in body.rewards}
-            self.notes.add("judged", episode=episode, judge=body.judge, rewards=rewards)
+            values = {one["call"]: one["value"] for one in rewards}
+            self.notes.add("judged", episode=episode, judge=self._options.name, rewards=values)
         self.orders.reached("after a post")
         return taken
 

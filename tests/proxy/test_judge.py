@@ -18,6 +18,7 @@ from ajet_sdk.judge import judges
 from ajet_sdk.judge.judges import Function, Judge, Model, Rest
 from ajet_sdk.judge.work import Options, Work
 from ajet_sdk.rewards.judging import Budget
+from ajet_sdk.routes import Judgement
 from tests.kit.engine_stub import EngineStub
 from tests.kit.judge_stub import JudgeStub, judging, shown_in
 from tests.proxy.serving import Client, eventually, serving
@@ -264,6 +265,40 @@ async def test_two_judges_of_one_episode(client: Client) -> None:
     async with at_work(client, Late()) as bench:
         await count(bench.work, "judged by another")
     assert (await record(client, name))["reward"] == -1
+
+
+async def test_of_very_many_calls_the_last_are_judged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judgement holds no more rewards."""
+    monkeypatch.setattr("ajet_sdk.judge.work.MAX_JUDGEMENTS", 2)
+    monkeypatch.setattr("ajet_sdk.routes.MAX_JUDGEMENTS", 2)
+    (name,) = await played(client, calls=3)
+    async with at_work(client, Function(by_answer, "d")) as bench:
+        await count(bench.work, "judged")
+    found = await record(client, name)
+    calls = [call["call"] for call in found["calls"]]
+    assert {one["call"] for one in found["rewards"]} == {*calls[1:]} and len(calls) == 3
+
+
+async def test_a_judgement_that_is_refused_is_not_made_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pays for it a second time, and the judge goes on."""
+    monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.05)
+    first, second = await played(client, 2)
+    judged = list[str]()
+
+    def score(episode: dict[str, Any]) -> Any:
+        judged.append(episode["episode"])
+        return by_answer(episode)
+
+    def refused(name: str, rewards: Any = (), *rest: Any) -> Judgement:
+        return Judgement(name, rewards * (501 if judged[-1] == second else 1), *rest)
+
+    monkeypatch.setattr("ajet_sdk.judge.work.Judgement", refused)
+    async with at_work(client, Function(score, "d")) as bench:
+        await count(bench.work, "judged")
+        await asyncio.sleep(0.2)
+    assert judged == [second, first] and bench.work.counts == {"judged": 1, "not taken": 1}
+    assert bench.said == [f"{second}: its judgement is not taken: two rewards are of one call, of one agent, or of the "
+                          "episode"]  # fmt: skip
 
 
 @pytest.mark.parametrize("fooled", [True, False])
