@@ -90,7 +90,8 @@ async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work])
             judge = Function.of_command(cmd) if function is None else Function(*load(function))
     if isinstance(judge, Model):
         name = await judge.open()
-        if name in (await client.ask("status")).json()["models"] and not options["insist"]:
+        status = (await client.ask("status")).json()
+        if name in status["models"] | status.get("candidates", {}) and not options["insist"]:
             raise BadRequest(f"{name} is trained here, and would judge itself: name another, or insist by --self")
     how = Options(
         options["name"], options["lane"], options["parallel"], options["relative"], options["feedback_weight"], hook

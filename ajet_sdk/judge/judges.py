@@ -6,6 +6,7 @@ Invariant: a judge that fails, or does not answer as it must, gives no verdict a
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from ajet_sdk.address import server
 from ajet_sdk.bodies import KEY_PREFIX
 from ajet_sdk.client import PASSING, Client, NoReply, Reply, Send, refused
 from ajet_sdk.errors import AjetError, BadRequest
+from ajet_sdk.limits import MAX_SPENT
 from ajet_sdk.play.program import SECRETS
 from ajet_sdk.play.threads import ThreadHands
 from ajet_sdk.rewards.blame import reason_of
@@ -211,24 +213,29 @@ class Model:
 
 
 def read(reply: Reply) -> tuple[Any, int]:
-    """What a model answers, and the tokens of it: one for four bytes where it does not tell."""
+    """What a model answers, and the tokens of it: one for four bytes where it does not tell, or what cannot be."""
     said, used = None, len(reply.content) // 4
-    with suppress(ValueError, KeyError, IndexError, TypeError, RecursionError):
+    with suppress(ValueError, KeyError, IndexError, TypeError, RecursionError, OverflowError):
         found = json.loads(reply.content)
         said = found["choices"][0]["message"]["content"]
-        used = int(found["usage"]["total_tokens"])
+        told = int(found["usage"]["total_tokens"])
+        used = told if 0 <= told <= MAX_SPENT else used
     return said, used
 
 
 async def called(function: Callable[[Any], Any], argument: Any) -> Any:
-    """What a function of the user returns, in a thread of its own; `Failed` if it raises."""
+    """What a function of the user returns, in a thread of its own; `Failed` if it raises, or ends its thread. It may
+    change its `argument`, which is a copy."""
     hands = ThreadHands()
     try:
-        return await hands.call(function, argument)
-    except Exception as error:
-        raise Failed(reason_of(error)) from error
+        found, error = await hands.play(lambda: function(copy.deepcopy(argument)))
     finally:
         hands.free()
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if error is not None:
+        raise Failed(reason_of(error)) from error
+    return found
 
 
 def load(word: str) -> tuple[Callable[[Any], Any], str]:

@@ -18,7 +18,7 @@ from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, TooLarge
 from ajet_sdk.judge.judges import LEASE_S, Episode, Failed, Judge, Model, Rest, Verdicts, called
 from ajet_sdk.limits import MAX_JUDGEMENTS, MAX_WORDS
-from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, agreement, seen, with_thumb
+from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, agreement, is_value, seen, with_thumb
 from ajet_sdk.routes import Judgement, LeaseJudgements
 
 WAIT_S = 20.0
@@ -55,7 +55,7 @@ class Work:
         self.judge, self.budget, self.counts = judge, budget, Counter[str]()
         self._client, self._options, self._show, self._say = client, options, show, say
         self._rest, self._spent = rest, False
-        self._failed = Counter[str]()
+        self._failed, self._in_hand = Counter[str](), set[str]()
         self._probes, self._seen = Probes(), 0
         self._other: Mapping[str, Any] | None = None
         self._values = deque[tuple[float, int]](maxlen=LENGTHS)
@@ -81,7 +81,16 @@ class Work:
                 await self._until_affordable()
                 found = await self._client.ask("lease_judgements", body)
             if found.status == 200:
-                await self._unit(found.json()["judgements"])
+                await self._unless_in_hand(found.json()["judgements"])
+
+    async def _unless_in_hand(self, episodes: Sequence[Episode]) -> None:
+        """Whose lease has run out while it is judged here is not judged beside that."""
+        if self._in_hand.isdisjoint(names := {one["episode"] for one in episodes}):
+            self._in_hand |= names
+            try:
+                await self._unit(episodes)
+            finally:
+                self._in_hand -= names
 
     async def _until_affordable(self) -> None:
         while spent := self.budget.is_spent(self.day(), await self._counted()):
@@ -198,11 +207,13 @@ class Work:
             )
 
     async def check(self, gold: Sequence[Mapping[str, Any]]) -> str:
-        """How the judge agrees with labelled answers, in a line. It judges them one after the other."""
+        """How the judge agrees with labelled answers, in a line. It judges them one after the other, as the budget
+        allows."""
         pairs = []
         for line in gold:
             call = {"call": "gold", "before": line["question"], "answer": line["answer"], "next": line.get("next", "")}
             episode = {"episode": "gold", "task": None, "lane": "gold", "eval": True, "calls": [call]}
+            await self._until_affordable()
             try:
                 verdict = (await self.judge.judge(episode)).get("gold")
             except Failed:
@@ -230,7 +241,17 @@ def _is_of(episode: Episode, found: Any) -> bool:
     """Tell whether a hook returned the episode, with all that is read of it."""
     if not isinstance(found, Mapping) or not episode.keys() - {"feedback"} <= found.keys():
         return False
-    known, calls = {one["call"]: one.keys() for one in episode["calls"]}, found["calls"]
-    return found["episode"] == episode["episode"] and isinstance(calls, Sequence) and all(
-        isinstance(one, Mapping) and known.get(one.get("call"), {""}) - {"feedback"} <= one.keys() for one in calls
+    known, calls = {one["call"]: one.keys() - {"feedback"} for one in episode["calls"]}, found["calls"]
+    if found["episode"] != episode["episode"] or not isinstance(calls, Sequence):
+        return False
+    return all(isinstance(one, Mapping) for one in calls) and all(_is_feedback(one) for one in (found, *calls)) and all(
+        all(isinstance(one.get(name), str) for name in known.get(str(one.get("call")), {""})) for one in calls
     )
+
+
+def _is_feedback(of: Mapping[str, Any]) -> bool:
+    """Tell whether what a hook left of the feedback on something is feedback, or nothing."""
+    said = of.get("feedback") or {}
+    if not isinstance(said, Mapping) or not all(isinstance(said.get(name) or "", str) for name in ("text", "better")):
+        return False
+    return said.get("value") is None or is_value(said["value"])

@@ -18,6 +18,7 @@ from itertools import combinations
 from typing import Any
 
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.limits import MAX_SPENT
 
 LOW, HIGH = -1.0, 1.0
 SPREAD = 0.7
@@ -164,7 +165,7 @@ class Budget:
     tokens: int | None
     used: int = 0
     owed: int = 0
-    day: int = 0
+    day: int | None = None
 
     @classmethod
     def parse(cls, text: str | None) -> Budget:
@@ -179,14 +180,16 @@ class Budget:
         self.owed += tokens
 
     def pay(self) -> int:
-        """What is owed, which is said to the proxy now."""
-        owed, self.owed = self.owed, 0
-        return owed
+        """What is owed, as far as it can be said at once, which is said to the proxy now."""
+        said = min(self.owed, MAX_SPENT)
+        self.owed -= said
+        return said
 
     def is_spent(self, day: int, counted: int) -> bool:
         """Tell whether nothing is left of what this `day` has, of which so much is `counted` by the proxy."""
         if day != self.day:
-            self.day, self.owed = day, 0
+            self.owed = self.owed if self.day is None else 0
+            self.day = day
         return self.tokens is not None and counted + self.owed >= self.tokens
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -164,13 +165,15 @@ async def test_a_function_and_a_command(client: Client, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [None, 1, {"other": 1}, {1: 1}, "say", {"CALL": 2}, {"CALL": "1"}, ZeroDivisionError()]
-)
+    "found",
+    [None, 1, {"other": 1}, {1: 1}, "say", {"CALL": 2}, {"CALL": "1"}, ZeroDivisionError(), SystemExit(3),
+     asyncio.CancelledError(), GeneratorExit()],
+)  # fmt: skip
 async def test_a_function_that_says_what_is_no_verdict(client: Client, found: Any) -> None:
     (name,) = await played(client)
 
     def score(episode: dict[str, Any]) -> Any:
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         if not isinstance(found, dict):
             return found
@@ -179,6 +182,38 @@ async def test_a_function_that_says_what_is_no_verdict(client: Client, found: An
     async with at_work(client, Function(score, "d")) as bench:
         await count(bench.work, "left")
     assert (await record(client, name))["state"] == "sealed"
+
+
+async def test_a_function_may_change_what_it_is_given(client: Client) -> None:
+    (name,) = await played(client)
+
+    def score(episode: dict[str, Any]) -> dict[str, float]:
+        return {episode["calls"].pop()["call"]: 0.5}
+
+    async with at_work(client, Function(score, "d")) as bench:
+        await count(bench.work, "judged")
+    assert (await record(client, name))["reward"] == 0.5
+
+
+async def test_what_takes_longer_than_its_lease_is_judged_once_here(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.05)
+    (name,) = await played(client)
+    begun, go_on = list[str](), asyncio.Event()
+
+    class Slow:
+        digest = "d"
+
+        async def judge(self, episode: Any) -> Any:
+            begun.append(episode["episode"])
+            await go_on.wait()
+            return await Function(by_answer, "d").judge(episode)
+
+    async with at_work(client, Slow(), parallel=2) as bench:
+        asyncio.get_running_loop().call_later(0.5, go_on.set)
+        await count(bench.work, "judged")
+    assert begun == [name] and bench.work.counts == {"judged": 1}
 
 
 @pytest.mark.parametrize("command", ["exit 3", "echo fine", "echo null", "cat > /dev/null; echo '{\"c\": 1}'"])
@@ -364,6 +399,25 @@ async def test_what_a_judge_used_in_vain_counts_with_its_next_judgement(client: 
     assert (await client.status())["traffic"]["tokens_today"] == {"judge": 200}
 
 
+async def test_labels_are_judged_within_the_budget(client: Client) -> None:
+    (name,) = await played(client)
+    gold = [{"question": "q", "answer": "a", "value": 1}] * 3
+    with judging(rated(1)) as grader:
+        async with at_work(client, Function(by_answer, "d"), budget="200/day") as bench:
+            bench.work.judge = model(grader, bench.said, Rest(), bench.work.budget)
+            await count(bench.work, "judged")
+            checking = asyncio.create_task(bench.work.check(gold))
+
+            async def waits() -> bool:
+                return any("used up" in line for line in bench.said)
+
+            await eventually(waits)
+            checking.cancel()
+            await bench.work.judge.close()
+    assert len(grader.asked) == 2
+    assert (await record(client, name))["state"] == "ready"
+
+
 async def test_it_tells_how_it_agrees_with_labels(client: Client) -> None:
     gold = [json.loads(f'{{"question": "q", "answer": "{"a" * n}", "value": {n}}}') for n in range(1, 5)]
     with judging(lambda items: {label: len(one["answer"]) / 4 for label, one in items.items()}) as grader:
@@ -398,6 +452,11 @@ async def test_a_judge_that_likes_length_shows_in_the_report(client: Client) -> 
     lambda episode: {**episode, "calls": [{"call": one["call"]} for one in episode["calls"]]},
     lambda episode: {**episode, "calls": [{**one, "call": "another"} for one in episode["calls"]]},
     lambda episode: {**episode, "calls": [one["answer"] for one in episode["calls"]]},
+    lambda episode: {**episode, "calls": [{**one, "answer": None} for one in episode["calls"]]},
+    lambda episode: {**episode, "calls": [{**one, "call": [1]} for one in episode["calls"]]},
+    lambda episode: {**episode, "calls": [{**one, "feedback": {"value": "good"}} for one in episode["calls"]]},
+    lambda episode: {**episode, "feedback": {"text": 1}}, lambda episode: {**episode, "feedback": 1},
+    lambda episode: [one.pop("answer") for one in episode["calls"]] and episode,
 ])  # fmt: skip
 async def test_an_episode_whose_hook_fails_is_left(client: Client, hook: Callable[[dict[str, Any]], Any]) -> None:
     (name,) = await played(client)
@@ -407,7 +466,9 @@ async def test_an_episode_whose_hook_fails_is_left(client: Client, hook: Callabl
     assert (await record(client, name))["state"] == "sealed"
 
 
-@pytest.mark.parametrize(("usage", "tokens"), [({"usage": {"total_tokens": 7}}, 7), ({"usage": None}, 0), ({}, 0)])
+@pytest.mark.parametrize(("usage", "tokens"), [({"usage": {"total_tokens": 7}}, 7), ({"usage": None}, 0), ({}, 0), *(
+    ({"usage": {"total_tokens": odd}}, 0) for odd in (math.inf, -math.inf, math.nan, -7, 2 * 10**12, 10**400, "x", [])
+)])  # fmt: skip
 def test_an_answer_counts_whether_or_not_its_tokens_are_told(usage: dict[str, Any], tokens: int) -> None:
     content = json.dumps({"choices": [{"message": {"content": "said"}}]} | usage).encode()
     assert judges.read(Reply(200, {}, content)) == ("said", tokens or len(content) // 4)

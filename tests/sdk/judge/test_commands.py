@@ -13,7 +13,7 @@ import pytest
 
 from ajet_sdk import Client
 from ajet_sdk.routes import OpenEpisode
-from tests.kit.control_stub import ControlStub
+from tests.kit.control_stub import ControlStub, Say
 from tests.kit.judge_stub import judging
 from tests.kit.patience import LONG_S
 from tests.kit.proxy_process import ProxyProcess
@@ -58,6 +58,9 @@ def test_a_model_does_not_judge_itself(ajet: Ajet, stub: ControlStub, rubric: st
         grader.models = ["stub"]
         code, _, err = ajet("judge", "--model", grader.url, "--rubric", rubric)
         assert code == 1 and "stub is trained here" in err and "--self" in err
+        stub.says = lambda heard: Say(200, {"models": {}, "candidates": {"stub": {}}})
+        code, _, err = ajet("judge", "--model", grader.url, "--rubric", rubric)
+        assert code == 1 and "stub is trained here" in err, "a candidate is, too"
         grader.models = ["one", "two"]
         code, _, err = ajet("judge", "--model", grader.url, "--rubric", rubric)
         assert code == 1 and "#NAME" in err

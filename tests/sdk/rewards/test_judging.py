@@ -185,9 +185,17 @@ def test_a_budget_is_of_a_day() -> None:
     assert budget.is_spent(1, 100) and not budget.is_spent(1, 99)
     budget.use(100)
     assert budget.is_spent(1, 0) and not budget.is_spent(2, 0)
+    budget.use(10**12 + 5)
+    assert (budget.pay(), budget.pay(), budget.pay()) == (10**12, 5, 0), "a body says no more at once"
     forever = Budget.parse(None)
     forever.use(10**12)
     assert not forever.is_spent(0, 10**12)
+
+
+def test_what_is_used_before_the_first_look_counts() -> None:
+    budget = Budget.parse("100/day")
+    budget.use(100)
+    assert budget.is_spent(20_000, 0) and not budget.is_spent(20_001, 0)
 
 
 @pytest.mark.parametrize("words", ["", "100", "0/day", "-1/day", "1.5/day", "100/hour"])
