@@ -12,7 +12,7 @@ import click
 
 from ajet_sdk.commands import client_for, label, proxy_option, usage
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.output import OnceCommand, say
+from ajet_sdk.output import Copies, OnceCommand, say
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
@@ -66,7 +66,7 @@ def judge(proxy: str | None, **options: Any) -> None:
             say("interrupted: what was being judged is posted")
         finally:
             for one in work:
-                click.echo(one.summary())
+                Copies(named=False).text(one.summary())
 
 
 async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work]) -> None:
@@ -96,7 +96,7 @@ async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work])
     how = Options(
         options["name"], options["lane"], options["parallel"], options["relative"], options["feedback_weight"], hook
     )
-    work = Work(client, judge, how, budget=budget, rest=rest, show=click.echo, say=say)
+    work = Work(client, judge, how, budget=budget, rest=rest, show=Copies(named=False).text, say=say)
     if options["gold"]:
         say(await work.check(options["gold"]))
     begun.append(work)

@@ -200,7 +200,17 @@ async def test_what_takes_longer_than_its_lease_is_judged_once_here(
 ) -> None:
     monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.05)
     (name,) = await played(client)
-    begun, go_on = list[str](), asyncio.Event()
+    leased, begun, go_on, ask = list[int](), list[str](), asyncio.Event(), sdk.Client.ask
+
+    async def asks(self: sdk.Client, route: str, *args: Any, **options: Any) -> Reply:
+        found = await ask(self, route, *args, **options)
+        if route == "lease_judgements" and found.status == 200:
+            leased.append(len(leased))
+            if len(leased) == 3:
+                go_on.set()
+        return found
+
+    monkeypatch.setattr(sdk.Client, "ask", asks)
 
     class Slow:
         digest = "d"
@@ -210,8 +220,7 @@ async def test_what_takes_longer_than_its_lease_is_judged_once_here(
             await go_on.wait()
             return await Function(by_answer, "d").judge(episode)
 
-    async with at_work(client, Slow(), parallel=2) as bench:
-        asyncio.get_running_loop().call_later(0.5, go_on.set)
+    async with at_work(client, Slow(), parallel=3) as bench:
         await count(bench.work, "judged")
     assert begun == [name] and bench.work.counts == {"judged": 1}
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -66,14 +67,20 @@ def test_a_model_does_not_judge_itself(ajet: Ajet, stub: ControlStub, rubric: st
         assert code == 1 and "#NAME" in err
 
 
+def awaiting(client: Client, daemon: ProxyProcess) -> str:
+    """An episode that awaits a judgement."""
+    name = str(client.ask("open_episode", OpenEpisode(task="t", judged=True)).json()["episode"])
+    ask = {"model": "stub", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    url = f"{daemon.url}/e/{name}/v1/chat/completions"
+    assert httpx.post(url, json=ask, timeout=LONG_S, trust_env=False).status_code == 200
+    client.ask("seal", id=name)
+    return name
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_judges_until_it_is_asked_to_end(daemon: ProxyProcess, tmp_path: Path, rubric: str, number: int) -> None:
     with Client() as client, judging(lambda items: dict.fromkeys(items, 0.5)) as grader:
-        name = client.ask("open_episode", OpenEpisode(task="t", judged=True)).json()["episode"]
-        ask = {"model": "stub", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        url = f"{daemon.url}/e/{name}/v1/chat/completions"
-        assert httpx.post(url, json=ask, timeout=LONG_S, trust_env=False).status_code == 200
-        client.ask("seal", id=name)
+        name = awaiting(client, daemon)
         argv = [*JUDGE, "--model", grader.url, "--rubric", rubric, "--parallel", "2"]
         with subprocess.Popen(argv, env={**os.environ}, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -82,3 +89,18 @@ def test_it_judges_until_it_is_asked_to_end(daemon: ProxyProcess, tmp_path: Path
             out, _ = process.communicate()
         assert client.ask("get_episode", id=name).json()["reward"] == 0.5
     assert (process.returncode, out) == (0, "1 judged; 100 tokens\n")
+
+
+def test_it_goes_on_where_nothing_can_be_shown(daemon: ProxyProcess, tmp_path: Path) -> None:
+    """Its log stands on a disk that is full."""
+    (tmp_path / "judge.py").write_text("def score(unit): return {one['call']: 0.5 for one in unit['calls']}")
+    with Client() as client, open("/dev/full", "w") as full:
+        argv = [*JUDGE, "--with", f"{tmp_path / 'judge.py'}:score"]
+        with subprocess.Popen(argv, env={**os.environ}, stdout=full, stderr=subprocess.PIPE, text=True) as process:
+            for _ in range(2):
+                name = awaiting(client, daemon)
+                while process.poll() is None and client.ask("get_episode", id=name).json()["reward"] is None:
+                    time.sleep(0.05)
+            process.terminate()
+            _, err = process.communicate()
+    assert process.returncode == 0 and "Traceback" not in err
