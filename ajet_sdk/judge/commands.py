@@ -55,7 +55,10 @@ def judge(proxy: str | None, **options: Any) -> None:
         raise click.UsageError("--model and --rubric go together")
     if options["model"] is None and (options["budget"] or options["votes"] > 1):
         raise click.UsageError("--votes and --budget go with --model")
-    rubric = "" if options["rubric"] is None else Path(options["rubric"]).read_text(encoding="utf-8")
+    try:
+        rubric = "" if options["rubric"] is None else Path(options["rubric"]).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"the rubric is no UTF-8 text: {error}") from None
     with usage():
         gold = [] if options["check"] is None else labelled(Path(options["check"]).read_bytes())
     with client_for(proxy, RUN_S) as client:
@@ -116,7 +119,7 @@ def labelled(data: bytes) -> list[dict[str, Any]]:
             found = json.loads(line)
             texts = found["question"], found["answer"], found.get("next", "")
             good = all(isinstance(one, str) for one in texts) and math.isfinite(found["value"])
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             good = False
         if not good:
             raise BadRequest(f"line {number} is not {{\"question\": ..., \"answer\": ..., \"value\": NUMBER}}")

@@ -134,7 +134,7 @@ class Model:
         rest: Rest,
     ) -> None:
         url, _, self.name = address.partition("#")
-        key = os.environ.get("OPENAI_API_KEY", "")
+        key = os.environ.get("OPENAI_API_KEY", "").strip()
         if server(url) is None:
             raise BadRequest(f"the model's address must look like http://127.0.0.1:8001/v1, not {url!r}", param="model")
         self._url, self._key = url.rstrip("/"), "" if key.startswith(KEY_PREFIX) else key

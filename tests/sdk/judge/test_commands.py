@@ -47,7 +47,16 @@ def test_what_is_no_address_of_a_model(ajet: Ajet, stub: ControlStub, rubric: st
     assert code == 2 and "http://127.0.0.1:8001/v1" in err
 
 
-@pytest.mark.parametrize("line", ["{}", "1", '{"question": "q", "answer": 1, "value": 1}', "no"])
+def test_a_rubric_that_is_no_text(ajet: Ajet, stub: ControlStub, tmp_path: Path) -> None:
+    (tmp_path / "rubric.txt").write_bytes(b"g\xf6\xf6d")
+    code, _, err = ajet("judge", "--model", "http://127.0.0.1:1/v1", "--rubric", str(tmp_path / "rubric.txt"))
+    assert code == 2 and "no UTF-8 text" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("line", [
+    "{}", "1", '{"question": "q", "answer": 1, "value": 1}', "no", "[" * 100_000,
+    f'{{"question": "q", "answer": "a", "value": 1{"0" * 400}}}',
+], ids=range(6))  # fmt: skip
 def test_labels_that_are_none(ajet: Ajet, stub: ControlStub, tmp_path: Path, line: str) -> None:
     (tmp_path / "gold.jsonl").write_text(f'{{"question": "q", "answer": "a", "value": 1}}\n{line}\n')
     code, _, err = ajet("judge", "--cmd", "true", "--check", str(tmp_path / "gold.jsonl"))
