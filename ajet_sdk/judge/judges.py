@@ -49,6 +49,10 @@ class Failed(Exception):
     """No verdict came. The episode is left as it is, and awaits a judgement."""
 
 
+class Away(Failed):
+    """Nobody was there to judge, which says nothing about the episode."""
+
+
 class Rest:
     """What waits for something, and may be cut off when all is to end: it holds nothing that could be finished."""
 
@@ -190,7 +194,7 @@ class Model:
         return verdicts
 
     async def _send(self, method: str, path: str, content: bytes | None) -> Reply:
-        """The answer of the endpoint; `Failed` if it has been away for as long as a lease lasts."""
+        """The answer of the endpoint; `Away` if it has been away for as long as a lease lasts."""
         headers = {"content-type": "application/json"}
         headers |= {"authorization": f"Bearer {self._key}"} if self._key else {}
         until, pause = time.monotonic() + LEASE_S, BACKOFF_FIRST_S
@@ -206,7 +210,7 @@ class Model:
                     raise AjetError(f"the judge at {self._url} answered {refused(outcome).message}")
                 return outcome
             if time.monotonic() > until:
-                raise Failed("the judge was away")
+                raise Away("the judge was away")
             with self._rest():
                 await asyncio.sleep(pause * (1 + 0.5 * self._client.chance()))
             pause = min(BACKOFF_MAX_S, 2 * pause)

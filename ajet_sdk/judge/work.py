@@ -16,7 +16,7 @@ from typing import Any
 
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, TooLarge
-from ajet_sdk.judge.judges import LEASE_S, Episode, Failed, Judge, Model, Rest, Verdicts, called
+from ajet_sdk.judge.judges import LEASE_S, Away, Episode, Failed, Judge, Model, Rest, Verdicts, called
 from ajet_sdk.limits import MAX_JUDGEMENTS, MAX_WORDS
 from ajet_sdk.rewards.judging import FAKES, PROBE_EVERY, Budget, Probes, agreement, is_value, seen, with_thumb
 from ajet_sdk.routes import Judgement, LeaseJudgements
@@ -123,7 +123,7 @@ class Work:
             else:
                 found = [await self.judge.judge(one) for one in episodes]
         except Failed as failure:
-            self._failed.update(names)
+            self._failed.update(() if isinstance(failure, Away) else names)
             self.counts["left"] += len(names)
             self._say(f"{', '.join(names)}: not judged, and left: {failure}")
             return

@@ -261,6 +261,20 @@ async def test_a_judge_that_was_away_is_asked_again(client: Client, monkeypatch:
     assert ["away" in line for line in bench.said] == [True, False] and "back" in bench.said[1]
 
 
+async def test_what_a_judge_was_away_for_awaits_it_however_long(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its absence is no failure of the episode."""
+    monkeypatch.setattr(judges, "LEASE_S", 0.0)
+    monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.01)
+    (name,) = await played(client)
+    faults = iter([503] * 3)
+    with judging(lambda items: next(faults, dict.fromkeys(items, 1.0))) as grader:
+        async with at_work(client, grader) as bench:
+            await count(bench.work, "judged")
+    assert (await record(client, name))["reward"] == 1 and bench.work.counts["left"] == 3
+
+
 async def test_an_interrupt_ends_what_is_in_flight_and_leases_nothing_more(client: Client) -> None:
     names = await played(client, 3)
     begun, go_on = asyncio.Event(), asyncio.Event()
