@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from ajet_sdk.errors import BadRequest
 
 MAX_NESTING = 32
+CUT = "(cut)"
 KEY_PREFIX = "ajet-"
 KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
 """The form of a key in any text."""
@@ -47,6 +48,12 @@ def word(words: Sequence[str], default: Any = MISSING) -> Any:
 def checked(check: Check, default: Any = MISSING) -> Any:
     """A field that `check` looks at, which is given the value and the field's name."""
     return field(default=default, metadata={"check": check})
+
+
+def cut(words: str, most: int) -> str:
+    """`words` as UTF-8 can hold them. Of more than `most` characters the end is left out, and `CUT` stands there."""
+    words = words.encode("utf-8", "replace").decode()
+    return words if len(words) <= most else words[: max(0, most - len(CUT))] + CUT
 
 
 def check_id(value: str, name: str = "episode") -> str:

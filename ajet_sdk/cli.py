@@ -57,7 +57,7 @@ def ajet() -> None:
 @click.option("--agent", metavar="NAME", callback=text, help="Reward this agent's samples only.")
 @click.option("--model", metavar="NAME", callback=text, help="Reward only what this model sampled.")
 @click.option("--state", metavar="NAME", callback=text, help="The state in which the call was made; needs --call.")
-@click.option("--note", metavar="TEXT", callback=text, help="Words to keep beside the reward.")
+@click.option("--note", metavar="TEXT", help="Words to keep beside the reward.")
 @click.option("--not-final", is_flag=True, help="Do not seal the episode, because more rewards will come.")
 @proxy_option
 def reward(
@@ -85,7 +85,7 @@ def reward(
 
 @ajet.command()
 @click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
-@click.option("--reason", callback=text, help="The reason, in your own words.")
+@click.option("--reason", help="The reason, in your own words.")
 @click.option("--infra", is_flag=True, help="The world failed, and not the policy. `ajet run` plays it again.")
 @proxy_option
 def abort(episode: str | None, reason: str | None, infra: bool, proxy: str | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ajet_sdk.bodies import Body, check_episode, check_id, check_length, checked, number, parse, text, word
+from ajet_sdk.bodies import Body, check_episode, check_id, check_length, checked, cut, number, parse, text, word
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.limits import (
     MAX_AGE_S,
@@ -59,6 +59,12 @@ DESIRED = ("running", "stopped")
 """The states in which a run can be wanted."""
 
 
+def _cut(body: Body, name: str) -> None:
+    """Makes words fit that must not cost what they stand beside: they are often a program's output."""
+    if isinstance(words := getattr(body, name), str):
+        object.__setattr__(body, name, cut(words, MAX_WORDS))
+
+
 @dataclass(frozen=True, slots=True)
 class OpenEpisode(Body):
     """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is
@@ -104,20 +110,21 @@ class Reward(Body):
     """``POST episodes/ID/rewards``. ``id`` makes it idempotent; without one the proxy makes one. ``value`` is at most
     `MAX_REWARD`. ``state`` names the state in which ``call`` was made, so that it is compared with others in it. With
     ``model`` it is only for what that model sampled. ``response`` names a call by the id of the answer that its client
-    saw. Then ``POST rewards`` finds the episode."""
+    saw. Then ``POST rewards`` finds the episode. ``note`` is cut to `MAX_WORDS`."""
 
     value: float = number(-MAX_REWARD, MAX_REWARD)
     call: str | None = None
     agent: str | None = text(0, MAX_LABEL, None)
     final: bool = True
     id: str | None = text(1, MAX_ID, None)
-    note: str | None = text(0, MAX_WORDS, None)
+    note: str | None = None
     state: str | None = text(1, MAX_LABEL, None)
     model: str | None = text(1, MAX_LABEL, None)
     response: str | None = text(1, MAX_ID, None)
 
     def __post_init__(self) -> None:
-        """Also refuses a state of no call, and a model beside a call."""
+        """Also cuts the note, and refuses a state of no call, and a model beside a call."""
+        _cut(self, "note")
         Body.__post_init__(self)
         is_of_a_call = self.call is not None or self.response is not None
         if self.state is not None and not is_of_a_call:
@@ -167,10 +174,11 @@ class Score(Body):
     value: float = number(-1, 1)
     call: str | None = text(1, MAX_ID, None)
     agent: str | None = text(1, MAX_LABEL, None)
-    note: str | None = text(0, MAX_WORDS, None)
+    note: str | None = None
 
     def __post_init__(self) -> None:
-        """Also refuses an agent beside a call."""
+        """Also cuts the note, and refuses an agent beside a call."""
+        _cut(self, "note")
         Body.__post_init__(self)
         if self.call is not None and self.agent is not None:
             raise BadRequest("a call is of one agent already: leave the agent out", param="agent")
@@ -212,9 +220,8 @@ class Abort(Body):
 
     def __post_init__(self) -> None:
         """Also cuts the reason."""
+        _cut(self, "reason")
         Body.__post_init__(self)
-        if self.reason is not None:
-            object.__setattr__(self, "reason", self.reason[:MAX_WORDS])
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from tests.sdk.play.test_child import until_dead
         ("mix", "--any", "math=1"), ("mix", "--ahead", "-1"), ("mix", "math=nan"), ("flush", "--lane", "\udcff"),
         pytest.param(("flush", "--lane", "x" * 2000), id="flush --lane"),
         ("show", ""), ("abort", "--episode", ""), ("reward", "1e13"),
-        ("reward", "1", "--episode", "e", "--agent", "\udcff"), ("abort", "--episode", "e", "--reason", "\udcff"),
+        ("reward", "1", "--episode", "e", "--agent", "\udcff"),
         ("run", "--task", "t", "--model", "\udcff", "--", "true"), ("top", "--every", "nan"), ("top", "--every", "inf"),
         ("top", "--every", "1e10"), ("run", "--task", "t", "--", "/dev/null"), ("clients", "--every", "nan"),
         ("clients", "--every", "1", "--json"), ("run", "--task", "t", "--replace-older", "--", "true"),

@@ -105,7 +105,7 @@ def nested(depth: int) -> Any:
         (routes.Reward, {"value": 10**400}, "value", "finite number"),
         (routes.Reward, {"value": 1, "final": 1}, "final", "true or false"),
         (routes.Reward, {"value": 1, "finall": True}, "finall", "did you mean 'final'"),
-        (routes.Reward, {"value": 1, "note": "\ud800"}, "note", "surrogates"),
+        (routes.Reward, {"value": 1, "note": 7}, "note", "a string"),
         (routes.OpenEpisode, {"task": "\ud800"}, "task", "surrogates"),
         (routes.Reward, {"value": 1, "call": 7}, "call", "a string"),
         (routes.OpenEpisode, {"metadata": {"a": {"\udcff": 1}}}, "metadata", "surrogates"),
@@ -180,8 +180,17 @@ def test_an_engine_that_has_no_base_url(url: str) -> None:
     routes.Policy("m", 1, ("http://good:8000", "https://[::1]:8000/prefix"))
 
 
-def test_an_abort_comes_through_however_long_its_reason() -> None:
-    assert routes.Abort("x" * 10_001).reason == "x" * 10_000
+@pytest.mark.parametrize(
+    ("kind", "body", "name"),
+    [(routes.Abort, {}, "reason"), (routes.Reward, {"value": 0}, "note"), (routes.Score, {"value": 0}, "note")],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_words_never_cost_what_they_stand_beside(kind: type[Any], body: dict[str, Any], name: str) -> None:
+    """They are a program's output or an exception's text, however long, in whatever encoding."""
+    said = {"x" * 10_000: "x" * 10_000, "x" * 10_001: f"{'x' * 9_995}(cut)", "caf\udce9": "caf?", "": "", None: None}
+    for words, kept in said.items():
+        assert getattr(kind(**body, **{name: words}), name) == kept
+        assert getattr(parse(kind, body | {name: words}), name) == kept
 
 
 def test_a_reason_of_what_a_trainer_left_out_has_a_length() -> None:
@@ -258,7 +267,7 @@ def test_every_number_of_a_body_has_bounds(body: type[Any], one: Any) -> None:
             assert caught.value.param == one.name
 
 
-UNBOUND = [(routes.Abort, "reason"), (routes.Supervise, "name"), (routes.Supervise, "known")]
+UNBOUND = [(routes.Abort, "reason"), (routes.Reward, "note"), (routes.Supervise, "name"), (routes.Supervise, "known")]
 """Texts that are cut, checked as names elsewhere, or only compared."""
 
 
@@ -285,7 +294,7 @@ HOLD = {
     "OpenEpisode.model OpenEpisode.task Reward.agent SetMix.model",
     (1, 1000): "Attend.model Evaluate.model LeaseJudgements.lane LeaseJudgements.model Policy.candidate_of "
     "Policy.model Reward.model Reward.state Supervise.instance",
-    (0, 10_000): "Attend.folder Feedback.better Feedback.text GateClose.reason Reward.note",
+    (0, 10_000): "Attend.folder Feedback.better Feedback.text GateClose.reason",
     ("agent", "infra"): "Abort.cause",
     ("comes", "beats", "begins", "leaves"): "Attend.says",
     ("running", "stopped"): "ChangeRun.desired PutRun.desired",

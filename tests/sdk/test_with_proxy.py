@@ -222,6 +222,29 @@ def test_a_note_stands_beside_the_reward_whichever_way_it_came(daemon: ProxyProc
     assert "note returned" in ajet("show", str(played.episode))[1]
 
 
+def test_no_note_costs_a_reward(daemon: ProxyProcess, ajet: Ajet) -> None:
+    """A failed test says more than one that passed, in whatever encoding."""
+    log, steps = "E  assert \udce9 == 2\n" * 1000, 11
+
+    def agent(task: str, episode: ajet_sdk.Episode) -> tuple[float, str]:
+        ask(episode)
+        for _ in range(steps if task == "full" else 0):
+            episode.reward(0.0, final=False, note=log)
+        return 0.0, log
+
+    results = ajet_sdk.run(agent, ["once", "full"], repeat=1)
+    assert [item.reward for item in results] == [0.0, 0.0]
+    with Client() as client:
+        once, full = (client.ask("get_episode", id=item.episode).json()["rewards"] for item in results)
+    assert once[0]["note"].startswith("E  assert ? == 2") and len(once[0]["note"]) == 10_000
+    assert len(full) == steps + 1 and full[-1]["note"] == "(cut)"
+    with ajet_sdk.episode("note") as command, ajet_sdk.episode("note") as given_up:
+        assert ajet("reward", "0", "--note", log, "--episode", command.id) == (0, "", "")
+        assert ajet("abort", "--reason", log, "--episode", given_up.id) == (0, "", "")
+        assert command.record()["rewards"][0]["note"] == once[0]["note"]
+        assert given_up.record()["detail"] == once[0]["note"]
+
+
 def test_a_game_of_two_is_shown_by_agent(daemon: ProxyProcess, ajet: Ajet) -> None:
     def game(task: str, episode: ajet_sdk.Episode) -> None:
         ask(episode)

@@ -41,7 +41,7 @@ from ajet_sdk.headers import (
     HEADER_TRAINER,
     HEADER_WIRE,
 )
-from ajet_sdk.limits import MAX_LABEL, MAX_REWARD, MAX_WORDS
+from ajet_sdk.limits import MAX_LABEL, MAX_REWARD
 from ajet_sdk.routes import Reward
 
 SHARED_HEADERS = ("x-session-id", "x-opencode-session", "x-session-affinity")
@@ -133,10 +133,10 @@ class Headers:
         unknown = [name for name in self._by_name if name.startswith(HEADER_PREFIX) and name not in _KNOWN]
         return {name: _KNOWN[difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]] for name in unknown}
 
-    def _text(self, name: str, most: int = MAX_LABEL) -> str | None:
+    def _text(self, name: str) -> str | None:
         value = self._by_name.get(name.lower())
-        if value and (len(value) > most or not is_text(value)):
-            raise BadRequest(f"{name} must be UTF-8 text of at most {most} characters", param=name)
+        if value and (len(value) > MAX_LABEL or not is_text(value)):
+            raise BadRequest(f"{name} must be UTF-8 text of at most {MAX_LABEL} characters", param=name)
         return value or None
 
     def _flag(self, name: str) -> bool:
@@ -149,7 +149,7 @@ class Headers:
         text = self._by_name.get(HEADER_REWARD.lower())
         call, state = self._text(HEADER_REWARD_CALL), self._text(HEADER_REWARD_STATE)
         final, model = self._flag(HEADER_FINAL), self._text(HEADER_REWARD_MODEL)
-        agent, note = self._text(HEADER_REWARD_AGENT), self._text(HEADER_REWARD_NOTE, MAX_WORDS)
+        agent, note = self._text(HEADER_REWARD_AGENT), self._by_name.get(HEADER_REWARD_NOTE.lower()) or None
         if state is not None and call is None:
             raise BadRequest(f"{HEADER_REWARD_STATE} needs {HEADER_REWARD_CALL}", param=HEADER_REWARD_STATE)
         if text is None:

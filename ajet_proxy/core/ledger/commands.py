@@ -23,7 +23,7 @@ from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.attempts import Attempt, fate
 from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
-from ajet_proxy.core.ledger.episode import Episode, has_room, takes, timeouts
+from ajet_proxy.core.ledger.episode import Episode, fitting, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event, Events
 from ajet_proxy.core.ledger.judging import JudgingCommands
 from ajet_proxy.core.ledger.lease_commands import LeaseCommands
@@ -241,14 +241,15 @@ class Commands:
                 raise Conflict(message, code="reward_exists", param="id")
             return ()
         takes("reward", known)
-        has_room(known, body.note)
+        has_room(known)
         call = body.call
         if body.response is not None:
             _, call = self.state.episodes.part_of(body.response, call, lambda one: one.id == episode)
         elif call is not None and call not in known.transcript.calls:
             raise NotFound(f"episode {episode} has no call {call}", code="unknown_call", param="call")
+        (note,) = fitting([body.note], known)
         rewarded = ev.RewardGiven(
-            at, episode, reward_id, body.value, call, body.agent, body.final, body.note, body.state, body.model
+            at, episode, reward_id, body.value, call, body.agent, body.final, note, body.state, body.model
         )
         return (rewarded, *(self._sealed(known, at) if body.final and known.state == "open" else ()))
 

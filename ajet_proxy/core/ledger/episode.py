@@ -13,7 +13,7 @@ Next: ajet_proxy/io/storage/store.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -26,6 +26,7 @@ from ajet_proxy.core.ledger.shares import Shares
 from ajet_proxy.core.ledger.transcript import Transcript
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_proxy.core.trajectory.timeline import Turn
+from ajet_sdk.bodies import cut
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import OpenEpisode
 
@@ -83,17 +84,24 @@ MAX_REWARDS = 10_000
 
 
 MAX_NOTES = 100_000
-"""Characters of all notes of an episode."""
+"""Characters of all notes of an episode, but for the words that some were cut."""
 
 
-def has_room(episode: Episode, note: str | None) -> None:
-    """`Conflict` if the episode has no room for another reward, or for this `note`."""
+def has_room(episode: Episode) -> None:
+    """`Conflict` if the episode has no room for another reward."""
     if len(episode.rewards) >= MAX_REWARDS:
         message = f"episode {episode.id} has {MAX_REWARDS} rewards, as many as it may: seal it"
         raise Conflict(message, code="too_many_rewards")
-    if note and sum(len(one.note or "") for one in episode.rewards.values()) + len(note) > MAX_NOTES:
-        message = f"the notes of episode {episode.id} have {MAX_NOTES} characters, as many as they may: leave this out"
-        raise Conflict(message, code="too_many_notes")
+
+
+def fitting(notes: Iterable[str | None], episode: Episode | None = None) -> list[str | None]:
+    """`notes` as far as there is room for them, beside those of an `episode`."""
+    rewards = () if episode is None else episode.rewards.values()
+    found, room = list[str | None](), MAX_NOTES - sum(len(one.note or "") for one in rewards)
+    for note in notes:
+        found.append(note and cut(note, room))
+        room -= len(note or "")
+    return found
 
 
 @dataclass(slots=True)

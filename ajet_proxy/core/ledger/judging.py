@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import Struct
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import Episode, awaits, awaits_since, has_room, lacks_a_judgement, to_judge
+from ajet_proxy.core.ledger.episode import Episode, awaits, awaits_since, fitting, lacks_a_judgement, to_judge
 from ajet_proxy.core.ledger.events import Event, Events
 from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_proxy.core.ledger.session_names import RUNGS
@@ -145,7 +145,10 @@ class JudgingCommands:
     def judge(self, episode: str, body: Judgement, *, at: float) -> Events:
         """A judgement without a reward discards the episode."""
         known, at, by = self.state.episodes.known(episode), self.state.time(at), f"by judge {body.judge!r}"
-        scores = tuple((one.call, one.agent, one.value, one.note) for one in body.scores)
+        notes = fitting(one.note for one in body.scores)
+        scores = tuple(
+            (one.call, one.agent, one.value, note) for one, note in zip(body.scores, notes, strict=True)
+        )
         spent = (ev.JudgeSpent(at, body.judge, body.tokens),) if body.tokens else ()
         if body.withdraw and known.stored is None:
             return () if known.withdrawn else (*spent, *self.withdraw(known.opening.whole, at))
@@ -163,7 +166,6 @@ class JudgingCommands:
         for call, _, _, _ in scores:
             if call is not None and call not in known.transcript.calls:
                 raise NotFound(f"episode {episode} has no call {call}", code="unknown_call", param="rewards")
-        has_room(known, "".join(note or "" for _, _, _, note in scores))
         return (*spent, ev.EpisodeJudged(at, episode, body.judge, scores))
 
     # -- time

@@ -47,9 +47,10 @@ def test_rewards() -> None:
     stated = labels(reward="0", reward_call="call-1", reward_state="kitchen").reward
     assert stated == Reward(0.0, "call-1", None, False, state="kitchen")
     assert labels(reward="0", reward_note="n" * 10_000).reward == Reward(0.0, final=False, note="n" * 10_000)
-    for unusable in ({"reward_note": "of nothing"}, {"reward": "0", "reward_note": "n" * 10_001}):
-        with pytest.raises(BadRequest):
-            labels(**unusable)
+    cut = labels(reward="0", reward_note="\udce9" + "n" * 10_000).reward
+    assert cut == Reward(0.0, final=False, note=f"?{'n' * 9_994}(cut)")
+    with pytest.raises(BadRequest):
+        labels(reward_note="of nothing")
 
 
 def test_two_rewards_must_be_one() -> None:

@@ -104,16 +104,18 @@ def test_an_episode_takes_so_many_rewards_and_no_more(monkeypatch: pytest.Monkey
     assert rig.seal(episode)
 
 
-def test_the_notes_of_an_episode_have_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet_proxy.core.ledger.episode.MAX_NOTES", 10)
+def test_a_reward_counts_though_there_is_no_room_for_its_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.episode.MAX_NOTES", 20)
     rig = LedgerRig(watch=True)
     episode = rig.open()
-    for number in range(2):
-        rig.reward(episode, 1.0, id=f"r{number}", note="x" * 4, final=False)
-    with refused(Conflict, "too_many_notes", match="leave this out"):
-        rig.reward(episode, 1.0, note="xxx", final=False)
-    rig.reward(episode, 1.0, final=False)
-    rig.reward(episode, 1.0, note="xx")
+    notes = ["x" * 8, "y" * 20, None, "", "z", "zz"]
+    for note in notes:
+        rig.reward(episode, 1.0, note=note, final=note == "zz")
+    known = rig.state.episodes[episode]
+    assert known.reward() == 6.0 and known.sealed_at is not None
+    assert [one.note for one in known.rewards.values()] == [
+        "x" * 8, f"{'y' * 7}(cut)", None, "", "(cut)", "(cut)"
+    ]
 
 
 # ---- what a sealed episode becomes

@@ -258,6 +258,17 @@ def test_a_judgement_counts_once(rig: LedgerRig) -> None:
     assert rig.judge("a", 1.0, "one", call=call) == ()
 
 
+def test_a_judgement_counts_though_there_is_no_room_for_its_notes(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.episode.MAX_NOTES", 10)
+    call = awaiting(rig)
+    body = Judgement("j", ({"value": 1.0, "call": call, "note": "x" * 8}, {"value": 0.5, "note": "y" * 8}))
+    rig.run(rig.commands.judging.judge("a", body, at=rig.at))
+    assert [one.note for one in rig.state.episodes["a"].rewards.values()] == ["(cut)", "x" * 8]
+    assert rig.commands.judging.judge("a", body, at=rig.at) == ()
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_judgement_counts_whole_in_whatever_order_it_is_told(rig: LedgerRig, order: int) -> None:
     rig = LedgerRig(replace(TRAFFIC, traffic_holdout=1.0), watch=True)
