@@ -176,6 +176,8 @@ class EpisodeLife(Opened):
         """The failure of the program that played it, in words: ``exit code 3``."""
         self.conversations = 1
         """The conversations that it held as it was settled, if they do not go on from one another."""
+        self.scoped = False
+        """A reward is known of it that is only that of a call, an agent or a model."""
 
     def env(self) -> dict[str, str]:
         """The variables that let a program in any language find its model and its episode (contract §3.5)."""
@@ -213,6 +215,7 @@ class EpisodeLife(Opened):
             finite(value), call, agent, final, note=note, state=state, model=model, response=response
         )
         outcome = await rewarding(self._client, self.id, reward)
+        self.scoped |= {call, agent, model, response} != {None}
         if final or self.outcome is not None:
             self.outcome = outcome
 
@@ -265,6 +268,8 @@ class EpisodeLife(Opened):
         record = await self._at_rest(client, REST_S if rests else 0.0)
         ended = replace(ended, record=record)
         self.conversations = 1 + sum(one.get("broken_by") == "new_chain" for one in record.get("timelines") or ())
+        scopes = [one.get(of) for one in record.get("rewards") or () for of in ("call", "agent", "model")]
+        self.scoped |= any(scopes)
         decision = await decided(source, ended, self.program_failed, judged=self.judged)
         if isinstance(decision, Earns):
             await self._reward(decision.value, note=decision.note)

@@ -22,9 +22,9 @@ class RunResult:
     """One rollout: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time.
     `untrainable` is set if its engine does not report what it sampled: one of `ajet_sdk.untrainable.UNTRAINABLE`.
     `discarded` is the proxy's own reason, if it discarded the episode by itself. `infra` is set if the world failed,
-    and not the agent; `again`, if the run plays it again, and another
-    result says what came of that. `agents` has the rewards of its agents, where they differ from the episode's. Its
-    `conversations` do not go on from one another, of one agent and model."""
+    and not the agent; `again`, if the run plays it again, and another result says what came of that. `agents` has the
+    rewards of its agents, where they differ from the episode's. Its `conversations` do not go on from one another, of
+    one agent and model. `scoped` is set if a reward of it is only that of a call, an agent or a model."""
 
     task: str
     index: int
@@ -39,6 +39,7 @@ class RunResult:
     again: bool = False
     agents: Mapping[str, float] = field(default_factory=dict)
     conversations: int = 1
+    scoped: bool = False
 
     @property
     def earned(self) -> str:
@@ -86,9 +87,13 @@ class RunResults(tuple[RunResult, ...]):
 
     @property
     def mean_by_agent(self) -> dict[str, float]:
-        """The mean reward of each agent, over the rollouts that were rewarded and in which agents' rewards differ."""
-        agents = [item.agents for item in self if item.ok]
-        known = {name: [one[name] for one in agents if name in one] for name in dict.fromkeys(chain(*agents))}
+        """The mean reward of each agent whose reward ever differs from the episode's, over the rollouts that were
+        rewarded. Where no agent's does, each has the episode's."""
+        found = [(item.agents, item.reward) for item in self if item.ok and item.reward is not None]
+        known = {
+            name: [agents.get(name, reward) for agents, reward in found if name in agents or not agents]
+            for name in dict.fromkeys(chain(*(agents for agents, _ in found)))
+        }
         return {name: sum(rewards) / len(rewards) for name, rewards in known.items()}
 
     @property
@@ -108,7 +113,10 @@ class RunResults(tuple[RunResult, ...]):
 
     @property
     def without_signal(self) -> str | None:
-        """How every task with several rewards fared, if the rewards of each are all equal; None if they are not."""
+        """How every task with several rewards fared, if the rewards of each are all equal; None if they are not, or if
+        some are of calls, agents or models, which are compared apart."""
+        if any(item.scoped for item in self):
+            return None
         tasks: dict[str, list[float]] = {}
         for item in self:
             if item.kept and item.reward is not None:

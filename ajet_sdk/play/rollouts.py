@@ -83,7 +83,7 @@ def result_of(
     return RunResult(
         task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, untrainable_in(lost),
         None if settled is None else settled.discarded, infra, agents={} if settled is None else settled.agents,
-        conversations=1 if episode is None else episode.conversations,
+        conversations=1 if episode is None else episode.conversations, scoped=episode is not None and episode.scoped,
     )
 
 

@@ -248,16 +248,16 @@ def test_no_note_costs_a_reward(daemon: ProxyProcess, ajet: Ajet) -> None:
 def test_a_game_of_two_is_shown_by_agent(daemon: ProxyProcess, ajet: Ajet) -> None:
     def game(task: str, episode: ajet_sdk.Episode) -> None:
         ask(episode)
-        won = 1.0 if task == "won" else -0.5
+        won = {"won": 1.0, "lost": -0.5, "drawn": 0.0}[task]
         episode.reward(won, agent="white", final=False)
         episode.reward(-won, agent="black")
 
-    results = ajet_sdk.run(game, ["won", "lost"], repeat=1, parallel=1)
-    assert [item.reward for item in results] == [0.0, 0.0]
+    results = ajet_sdk.run(game, ["won", "lost", "drawn", "drawn"], repeat=1, parallel=1)
+    assert [item.reward for item in results] == [0.0] * 4
     assert results[0].agents == {"white": 1.0, "black": -1.0}
-    assert results.mean_by_agent == {"white": 0.25, "black": -0.25}
+    assert results.mean_by_agent == {"white": 0.125, "black": -0.125}
     assert "0 (white 1, black -1)" in results.table() and "0 (white -0.5, black 0.5)" in results.table()
-    assert results.summary().endswith("mean reward 0 (white 0.25, black -0.25)")
+    assert results.summary().endswith("mean reward 0 (white 0.125, black -0.125)")
     assert "reward_by_agent: white 1, black -1" in ajet("show", str(results[0].episode))[1]
     rewards = "import ajet_sdk; ajet_sdk.reward(1, agent='white', final=False); ajet_sdk.reward(-1, agent='black')"
     code, out, err = ajet("run", "--task", "program", "--", sys.executable, "-c", f"{AGENT}\n{rewards}")

@@ -63,3 +63,18 @@ def test_what_the_proxy_discarded_is_no_success_without_a_word() -> None:
     assert results.summary() == (
         "4 episodes: 3 rewarded (the proxy discarded 2 as incomplete_call), 1 aborted, mean reward 0.1667"
     )
+
+
+def test_a_draw_counts_in_the_means_of_those_who_played() -> None:
+    won = RunResult("game", 0, "ep-1", "rewarded", 0.0, None, 1.0, agents={"white": 1.0, "black": -1.0})
+    drawn = RunResult("game", 1, "ep-2", "rewarded", 0.0, None, 1.0)
+    alone = RunResult("game", 2, "ep-3", "rewarded", 1.0, None, 1.0, agents={"white": 0.5})
+    assert RunResults((won, drawn, ABORTED)).mean_by_agent == {"white": 0.5, "black": -0.5}
+    assert RunResults((won, drawn, alone)).mean_by_agent == {"white": 0.5, "black": -0.5}
+
+
+def test_nobody_says_that_rewards_are_equal_which_are_compared_apart() -> None:
+    equal = RunResult("game", 0, "ep-1", "rewarded", 0.0, None, 1.0)
+    scoped = RunResult("game", 1, "ep-2", "rewarded", 0.0, None, 1.0, scoped=True)
+    assert RunResults((equal, equal)).without_signal == "has the reward 0 each time"
+    assert RunResults((equal, scoped)).without_signal is None

@@ -117,9 +117,14 @@ def test_a_program_of_several_conversations_is_told_at_its_end(
     assert ("POST /ajet/v1/episodes" in err) is (most > 1)
 
 
+SCOPES = ("agent", "call", "model")
+"""The words of a reward that is compared apart."""
+
+
 @pytest.mark.parametrize(("script", "more", "says"), [
     ("exit 0", (), "every task has the reward 1 each time"), ("exit 1", (), "every task has the reward 0 each time"),
     ("exit 0", ("--eval",), ""), ('test "$AJET_EPISODE" = ep-0', (), ""),
+    *((f"{sys.executable} -c 'import ajet_sdk; ajet_sdk.reward(0, {of}=\"x\")'", (), "") for of in SCOPES),
 ])  # fmt: skip
 def test_groups_without_a_signal_are_told_at_the_end(
     ajet: Ajet, stub: ControlStub, script: str, more: tuple[str, ...], says: str
