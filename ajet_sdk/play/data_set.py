@@ -5,8 +5,8 @@ episode. The places go epoch by epoch, and within an epoch task by task, so that
 which places are missing and opens one of them. So after ``kill -9`` of a runner, or of the proxy, the next start plays
 exactly what is missing. Runners that play the same data set under one name share the work.
 
-The name of a play ends in a digest of its tasks and of how often they are played. So an edited data set, or another
-`repeat`, is another play.
+The name of a play ends in a digest of its tasks (their names, and what JSON can say of them) and of how often they are
+played. So an edited data set, or another `repeat`, is another play.
 
 An episode that is discarded gives its place back, for whatever reason. A run plays such a place again, so many
 `retries` times, and then leaves it for the next start.
@@ -76,11 +76,12 @@ class PlayedRollouts(Source):
         tasks = tuple(rollout.task for rollout in rollouts_at(tasks, 1))
         if not tasks:
             raise BadRequest("there is no task to play", param="tasks")
-        parts = [str(self._repeat), str(self._epochs), *map(said_by, tasks)]
+        names = [options.name(task) for task in tasks]
+        parts = [str(self._repeat), str(self._epochs), *names, *map(said_by, tasks)]
         self.name = f"{as_part(options.play or '', MAX_NAME)}@{digest(parts)}"
         bodies.check_id(self.name, "play")
-        for task in tasks:
-            kind = options.lane_of(options.name(task))
+        for name, task in zip(names, tasks, strict=True):
+            kind = options.lane_of(name)
             known = self._lanes.setdefault(kind, LanePlay(kind, f"{self.name}:{as_part(kind, MAX_LANE)}"))
             known.tasks.append(task)
         self._held: list[str] = []

@@ -35,8 +35,12 @@ def name_of(task: Any) -> str:
 
 
 def said_by(task: Any) -> str:
-    """Everything that makes a task the one that it is, as far as JSON can say it."""
-    return task.json if isinstance(task, Line) else json.dumps(task, sort_keys=True, default=repr)
+    """All of a task that JSON can say, which is the same in every process. Of other values it has the type alone."""
+    if isinstance(task, Line):
+        return task.json
+    with suppress(TypeError, ValueError, RecursionError):
+        return json.dumps(task, sort_keys=True, default=lambda one: type(one).__name__)
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,9 +106,10 @@ def _json_line(line: str) -> Line:
 def named(task: Mapping[str, Any]) -> str:
     """The name of a task that is an object: its ``task``, else its ``id``, else a digest of it. `ValueError` or
     `TypeError` for a digest of what is no JSON."""
-    given = map(_as_name, (task.get("task"), task.get("id")))
+    if (given := _as_name(task.get("task")) or _as_name(task.get("id"))) is not None:
+        return given
     said = json.dumps(dict(task), sort_keys=True, allow_nan=False)
-    return next(filter(None, given), None) or f"task-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+    return f"task-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
 
 def _as_name(value: Any) -> str | None:

@@ -16,7 +16,7 @@ from ajet_sdk.play import patience, rollouts
 from ajet_sdk.play import schedule as turns
 from ajet_sdk.play.data_set import PlayedRollouts
 from ajet_sdk.play.episode import aborting, opening
-from ajet_sdk.play.options import RunOptions
+from ajet_sdk.play.options import RunOptions, name_of
 from ajet_sdk.play.results import Progress, RunResult
 from ajet_sdk.play.schedule import LATER
 from tests.kit.control_stub import ControlStub, Say
@@ -384,6 +384,32 @@ def test_the_name_of_a_play_tells_its_tasks_and_how_often_they_are_played() -> N
 def test_tasks_that_are_no_text_have_a_digest_too() -> None:
     one, two = ({"task": "t", "seed": number} for number in (1, 2))
     assert source([one]).name != source([two]).name
+
+
+class Opaque:
+    """A task of which a process says another text each time."""
+
+
+@pytest.mark.parametrize("extra", [Opaque, lambda: {"x", Opaque()}, lambda: {1: Opaque()}, lambda: b"x"])
+def test_a_play_of_tasks_that_are_no_json_is_the_same_at_every_start(extra: Any) -> None:
+    def name(task: str, seed: int = 1, **more: Any) -> str:
+        return source([{"id": task, "seed": seed, "extra": extra()}], **more).name
+
+    assert len({name("t"), name("t"), name("t")}) == 1
+    assert len({name("t"), name("u"), name("t", seed=2), name("t", repeat=2)}) == 4
+    assert len({source([extra()], name=lambda _: "t").name for _ in range(3)}) == 1
+    circle: dict[Any, Any] = {"id": "t"}
+    circle["self"] = circle
+    assert source([circle]).name == source([{"id": "t", 1: extra()}]).name, "of such a task only the name counts"
+
+
+@pytest.mark.parametrize(
+    "more", [{"when": Opaque()}, {"score": float("nan")}, {"image": b"x"}, {"tags": {"x"}}, {1: 2, "b": 3}]
+)
+def test_a_task_that_has_a_name_may_hold_what_is_no_json(more: dict[Any, Any]) -> None:
+    assert name_of({"id": "a"} | more) == name_of({"task": "a"} | more) == "a"
+    with pytest.raises(errors.BadRequest, match="pass name="):
+        name_of(more)
 
 
 async def test_a_lane_that_is_given_holds_all_tasks(stub: ControlStub) -> None:
