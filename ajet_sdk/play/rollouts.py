@@ -32,7 +32,7 @@ from ajet_sdk.play.results import RunResult, RunResults
 from ajet_sdk.play.revision import of_agent
 from ajet_sdk.play.room import FULL_S, Room
 from ajet_sdk.play.schedule import AT_ONCE, LATER, Job, Later, OnceRollouts, Rollout, Source, WantedRollouts
-from ajet_sdk.rewards.blame import Interrupted, WorldFailed, of_the_world, reason_of, world_is_full
+from ajet_sdk.rewards.blame import Interrupted, WorldFailed, of_the_world, reason_of, text_of, world_is_full
 from ajet_sdk.rewards.sources import Returned
 from ajet_sdk.untrainable import untrainable_in
 
@@ -219,7 +219,8 @@ class Rollouts:
             raise
         except BaseException as error:  # the caller's own: a task without a name, a callback that raised
             if self._fault is None and self._open:
-                self._options.say(f"{error}: no more begins, and the run ends with its {self._open} open episodes")
+                ends = f"no more begins, and the run ends with its {self._open} open episodes"
+                self._options.say(f"{text_of(error)}: {ends}")
             self._fault = self._fault or error
         finally:
             hands.free()

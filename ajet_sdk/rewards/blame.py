@@ -13,6 +13,8 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Collection
+from itertools import chain
+from typing import Any
 
 from ajet_sdk.routes import SENT_BADLY
 
@@ -39,6 +41,9 @@ TOO_MANY = re.compile(r"too many ([0-9]{3}) error responses")
 """The words of urllib3 if each try of a request was answered with one status."""
 
 
+_NONE = object()
+
+
 class WorldFailed(Exception):
     """The world failed, and not the agent: the episode is given up, and never trained."""
 
@@ -53,10 +58,26 @@ class Interrupted(BaseException):
 
 def reason_of(error: BaseException) -> str:
     """An exception as an abort's reason: its type and the first 500 characters of its text."""
-    text = str(error).strip().encode("utf-8", "replace").decode()
+    text = text_of(error).strip().encode("utf-8", "replace").decode()
     if text and isinstance(error, (WorldFailed, Interrupted)):
         return text[:500]
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an exception; empty if even that fails."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def _read(thing: Any, name: str, missing: Any = None) -> Any:
+    """An attribute of anybody's object; `missing` if it has none, or fails to give it."""
+    try:
+        return getattr(thing, name, missing)
+    except Exception:
+        return missing
 
 
 def of_the_world(error: BaseException, infra: tuple[type[BaseException], ...] = ()) -> bool:
@@ -74,9 +95,8 @@ def world_is_full(error: BaseException | None) -> bool:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """What caused `error`, or is in it."""
-    group = getattr(error, "exceptions", ())
-    inside = group if isinstance(group, (list, tuple)) else ()
-    causes = (error.__cause__, getattr(error, "reason", None), *error.args, *inside)
+    inside = [found for name in ("args", "exceptions") if isinstance(found := _read(error, name), (list, tuple))]
+    causes = (_read(error, "__cause__"), _read(error, "reason"), *chain(*inside))
     return [one for one in causes if isinstance(one, BaseException)]
 
 
@@ -97,7 +117,7 @@ def _says(error: BaseException, infra: tuple[type[BaseException], ...], seen: li
 def _by_itself(error: BaseException, inside: Collection[bool | None]) -> bool | None:
     """The word of `error` alone, where those `inside` it say so much."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    if getattr(error, "errno", None) in NO_WAY or names & CUT:
+    if _read(error, "errno") in NO_WAY or names & CUT:
         return True
     if names & WAITING and not names & CONNECTING:
         return True in inside
@@ -109,25 +129,25 @@ def _by_itself(error: BaseException, inside: Collection[bool | None]) -> bool | 
         return True if status >= 500 or status == 429 or _asks_models(error, names) else None
     if names & OWN or (names & UNREACHED and False in inside):
         return False
-    if "URLError" in names and isinstance(getattr(error, "reason", None), NO_SERVER):
+    if "URLError" in names and isinstance(_read(error, "reason"), NO_SERVER):
         return False
     return True if names & (CONNECTING | UNREACHED) or _asks_models(error, names) else None
 
 
 def _asks_models(error: BaseException, names: Collection[str]) -> bool:
     """Tell whether a client of models raised `error`."""
-    return MODEL_CLIENT in names and hasattr(error, "body")
+    return MODEL_CLIENT in names and _read(error, "body", _NONE) is not _NONE
 
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status that a client keeps with its error."""
     if not isinstance(error, Exception):
         return None  # the code of SystemExit is none
-    if type(error).__name__ == "ResponseError" and (found := TOO_MANY.fullmatch(str(error))):
+    if type(error).__name__ == "ResponseError" and (found := TOO_MANY.fullmatch(text_of(error))):
         return int(found[1])
-    for place in (error, getattr(error, "response", None)):
+    for place in (error, _read(error, "response")):
         for name in ("status_code", "status", "code"):
-            code = getattr(place, name, None)
+            code = _read(place, name)
             if isinstance(code, int) and 100 <= code < 600:
                 return code
     return None

@@ -55,10 +55,17 @@ class Failed(BaseException):
     pass
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
 async def test_failures_are_results(stub: ControlStub) -> None:
     async def agent(task: str, episode: Any) -> Any:
         if task == "raises":
             raise RuntimeError("no idea")
+        if task == "is mute":
+            raise Mute
         if task == "exits":
             raise SystemExit(3)
         if task == "fails":
@@ -79,12 +86,13 @@ async def test_failures_are_results(stub: ControlStub) -> None:
         }.get(task)
 
     tasks = [
-        "raises", "exits", "fails", "cancels", "rewards another way", "aborts", "rewards itself",
+        "raises", "is mute", "exits", "fails", "cancels", "rewards another way", "aborts", "rewards itself",
         "seals", "nothing", "text", "nan", "fine", "pair", "no pair",
     ]
     results = await aio.run(agent, tasks, repeat=1, parallel=4)
     told = {item.task: (item.outcome, item.reward, item.reason) for item in results}
     assert told["raises"] == ("aborted", None, "RuntimeError: no idea")
+    assert told["is mute"] == ("aborted", None, "Mute")
     assert told["exits"] == ("aborted", None, "SystemExit: 3")
     assert told["fails"] == ("aborted", None, "Failed: as a test runner says it")
     assert told["cancels"] == ("aborted", None, "CancelledError")

@@ -20,7 +20,7 @@ import openai
 import pytest
 
 from ajet_sdk import errors
-from ajet_sdk.rewards.blame import WorldFailed, of_the_world
+from ajet_sdk.rewards.blame import WorldFailed, of_the_world, reason_of
 from tests.kit.source import ROOT
 
 REQUEST = httpx.Request("POST", "http://engine/v1/chat/completions")
@@ -183,6 +183,27 @@ def test_an_attempt_that_was_given_up_hides_no_later_failure() -> None:
             raise ConnectionRefusedError  # noqa: B904
 
     assert of_the_world(raised(raising))
+
+
+class Broken(Exception):
+    """Nothing can be read of it but its class."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return Broken
+        raise RuntimeError(name)
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_exception_of_which_nothing_can_be_read_is_the_agents_by_its_class() -> None:
+    assert not of_the_world(Broken())
+    assert reason_of(Broken()) == "Broken"
+    assert of_the_world(wrap(Broken(), how="from"), (Broken,))
+    for name in ("args", "errno", "reason", "response", "status_code", "exceptions", "body"):
+        half = type("APIError", (ValueError,), {name: property(lambda self: 1 // 0)})
+        assert not of_the_world(half("half")) and reason_of(half("half")) == "APIError: half"
 
 
 def test_classes_that_the_caller_names() -> None:
