@@ -33,10 +33,10 @@ def usage() -> Iterator[None]:
 
 def episode_id(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     """Refuses a word that cannot be the name of an episode."""
-    from ajet_sdk.bodies import check_id
+    from ajet_sdk.bodies import check_episode
 
     with usage():
-        return None if value is None else check_id(value)
+        return None if value is None else check_episode(value)
 
 
 def text(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:

@@ -144,6 +144,16 @@ def test_reward_and_show(ajet: Ajet, stub: ControlStub, monkeypatch: pytest.Monk
     assert stub.heard[-1].path.endswith("?tokens=1")
 
 
+def test_a_later_part_of_an_episode_can_be_named(ajet: Ajet, stub: ControlStub) -> None:
+    with Client(stub.url) as client:
+        client.ask("open_episode", OpenEpisode(task="t"))
+    for part in ("ep-0~2", "ep-0~3"):
+        stub.episodes[part] = stub.episodes["ep-0"] | {"episode": part, "state": "open", "rewards": []}
+    assert ajet("reward", "1", "--episode", "ep-0~2") == (0, "", "")
+    assert ajet("abort", "--episode", "ep-0~3") == (0, "", "")
+    assert "episode ep-0~2: ready" in ajet("show", "ep-0~2")[1]
+
+
 def test_abort(ajet: Ajet, stub: ControlStub) -> None:
     with Client(stub.url) as client:
         client.ask("open_episode", OpenEpisode(task="t"))
