@@ -276,11 +276,7 @@ class Episode:
     def reward_by_agent(self) -> dict[str, float]:
         """The rewards of the agents that any reward names, where one of them is not that of the episode. Those of the
         whole episode are in each, and those of calls in that of the agent who asked."""
-        calls = self.transcript.calls
-        given = {
-            name: one.agent if one.call is None else calls[one.call].asked.agent if one.call in calls else ""
-            for name, one in self.rewards.items()
-        }
+        given = {name: _agent_of(self, one) for name, one in self.rewards.items()}
         found = {
             agent: total(one for name, one in self.rewards.items() if given[name] in (None, agent)) or 0.0
             for agent in dict.fromkeys(filter(None, given.values()))
@@ -290,10 +286,16 @@ class Episode:
     def head(self) -> Episode:
         """Return the part that a listing shows of it once archived: no calls and no notes."""
         opening = structs.replace(self.opening, model=self.opening.model or self.transcript.first_model())
-        rewards = {name: replace(one, note=None) for name, one in self.rewards.items()}
+        rewards = {name: replace(one, note=None, agent=_agent_of(self, one)) for name, one in self.rewards.items()}
         return replace(
             self, opening=opening, transcript=Transcript(), attempts=Attempts(), rewards=rewards, stored="archive",
         )
+
+
+def _agent_of(episode: Episode, reward: EpisodeReward) -> str | None:
+    """The agent that `reward` is of: if it is a call's, the one who asked, or "" for one without a name."""
+    entry = episode.transcript.calls.get(reward.call or "")
+    return (reward.agent if entry is None else entry.asked.agent) or ("" if reward.call is not None else None)
 
 
 def judge(episode: Episode, judgement: EpisodeJudged) -> None:

@@ -260,7 +260,8 @@ def _row(episode: Episode) -> tuple[Any, ...]:
     body = pack(episode) if episode.transcript.size() <= MAX_BODY else b""
     if not 0 < len(body) <= MAX_BODY:
         logger.warning("episode %s has more than %d bytes: it is archived without its calls", episode.id, MAX_BODY)
-        body = pack(replace(episode.head(), rewards=episode.rewards, stored="removed"))
+        noted = {name: replace(one, note=episode.rewards[name].note) for name, one in episode.head().rewards.items()}
+        body = pack(replace(episode.head(), rewards=noted, stored="removed"))
     head = pack(episode.head())
     return episode.id, episode.state, episode.opening.task, episode.ended_at, len(head) + len(body), head, body
 

@@ -128,8 +128,9 @@ def test_an_episode_that_the_archive_cannot_hold_loses_its_calls(
     rig = LedgerRig()
     small, large = rig.in_state("trained"), rig.open(task="t", eval=True)
     for _ in range(1 if by_size else 300):
-        rig.call(large, range(3000 if by_size else 1), (7,))
-    rig.reward(large)
+        call = rig.call(large, range(3000 if by_size else 1), (7,), agent="white")
+    rig.reward(large, 0.25, call=call, note="kept", final=False)
+    rig.reward(large, 0.75)
     rig.seal(large)
     rig.archive()
     write_segments(tmp_path, encoded(rig.events), [len(rig.events)])
@@ -143,6 +144,7 @@ def test_an_episode_that_the_archive_cannot_hold_loses_its_calls(
     state = state_in(tmp_path)
     whole, rest = views.record(state, small), views.record(state, large)
     assert (len(whole["calls"]), rest["calls"], rest["reward"], rest["state"]) == (1, [], 1.0, "recorded")
+    assert (rest["rewards"][0]["note"], rest["rewards"][0]["agent"]) == ("kept", "white")
 
 
 @pytest.mark.parametrize(("error", "words"), [(MemoryError(), "MemoryError"), (OSError(28, "full"), "full")])

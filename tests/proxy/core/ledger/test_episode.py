@@ -258,3 +258,9 @@ def test_the_rewards_of_agents_where_they_differ_from_the_episode_s(rig: LedgerR
     rig.reward("played", -0.5, agent="black", final=False)
     assert told("played") == {"white": 1.25, "black": -1.25}
     assert rig.state.episodes.known("played").reward() == -0.25
+    rig.reward("played", 4.0, call=rig.call("played"), final=False)
+    assert told("played") == {"white": 1.25, "black": -1.25}, "a call of nobody's name is of no other agent"
+    for game in ("even", "alone", "played"):
+        head = rig.state.episodes.known(game).head()
+        assert (head.reward_by_agent(), head.reward()) == (told(game), rig.state.episodes.known(game).reward())
+        assert head.head().reward_by_agent() == told(game)
