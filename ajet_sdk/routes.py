@@ -73,7 +73,8 @@ class OpenEpisode(Body):
     awaits a judgement once it is sealed, unless it is rewarded. ``id`` makes it idempotent; without one the proxy
     makes one. If its lane is full, the proxy may hold it for ``hold_s`` seconds (0: it refuses at once; None: as
     long as it does by itself). ``members`` and ``teachers`` map names of agents to their models; what members
-    sampled is trained, and what teachers did never is."""
+    sampled is trained, and what teachers did never is. One to be ``graded`` is sealed by no reward, since whoever
+    opened it gives another at its end, and seals it."""
 
     task: str | None = text(0, MAX_LABEL, None)
     model: str | None = text(0, MAX_LABEL, None)
@@ -92,6 +93,7 @@ class OpenEpisode(Body):
     hold_s: float | None = number(0, MAX_WAIT_S, None)
     teachers: Mapping[str, str] | None = checked(check_agents, None)
     judged: bool = False
+    graded: bool = False
 
     def __post_init__(self) -> None:
         """Also refuses a team in which members and teachers cannot be distinguished."""

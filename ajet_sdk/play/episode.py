@@ -51,6 +51,8 @@ class Opened:
     """The code with which it is played, as the proxy knows it; None if it does not."""
     judged: bool = False
     """Without a reward of its own, it is left to a judge."""
+    graded: bool = False
+    """Rewards of its own do not seal it: it has a grader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ async def opening(client: Client, body: routes.OpenEpisode) -> Opened:
             _added={str(name): str(value) for name, value in (answer.get("env") or {}).items()},
             revision=body.revision,
             judged=body.judged,
+            graded=body.graded,
         )
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise no_proxy(client.target, answer) from error
@@ -273,7 +276,8 @@ class EpisodeLife(Opened):
         decision = await decided(source, ended, self.program_failed, judged=self.judged)
         if isinstance(decision, Earns):
             await self._reward(decision.value, note=decision.note)
-            return decision
+            if not self.graded or record.get("state") != "open":
+                return decision
         if isinstance(decision, Fails):
             try:
                 await aborting(client, self.id, decision.reason, "infra" if decision.world else None)

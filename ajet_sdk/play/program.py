@@ -403,6 +403,7 @@ def run_program(
 
         runs = ProgramAgent(program, own, on_output, streak=streak, code=revision, say=how.say, tick=begin_anew)
         member = Membership(own.target, how.joining(code.name), revision, lambda line: None)  # `runs` says it
-        rollouts = Rollouts(own.core, runs, tasks, how, member, hands=ThreadHands, held=held)
+        graded = program.reward_from is not None or program.reward_cmd is not None
+        rollouts = Rollouts(own.core, runs, tasks, how, member, hands=ThreadHands, held=held, graded=graded)
         stack.enter_context(runs)
         return carried_out(rollouts, how, runs.stop)

@@ -126,7 +126,8 @@ class Rollouts:
     """One run of `agent` over `tasks`. The caller's mistakes are raised here, before anything has begun. One of them is
     a task without a name, if `tasks` can be gone through twice.
 
-    It joins as `member`. `held` tells if nothing may begin just now; it may raise what is to end the run.
+    It joins as `member`. `held` tells if nothing may begin just now; it may raise what is to end the run. What is
+    `graded` is sealed by no reward of its own.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Rollouts:
         *,
         hands: Callable[[], Hands] = Hands,
         held: Callable[[], bool] = lambda: False,
+        graded: bool = False,
     ) -> None:
         self._parallel = options.parallel
         if isinstance(tasks, Collection) and not isinstance(tasks, str):
@@ -148,7 +150,7 @@ class Rollouts:
             self._parallel = options.parallel if options.wanted else max(1, min(options.parallel, most))
         self.source = source_of(tasks, options)
         self._client, self._agent, self._options, self._member = client, agent, options, member
-        self._hands, self._held = hands, held
+        self._hands, self._held, self._graded = hands, held, graded
         self._numbers = count()
         self._opening = asyncio.Lock()
         self._patience = Patience()
@@ -276,7 +278,7 @@ class Rollouts:
         hold_s = None if not options.paced else HOLD_S if job.play is None or job.waits else 0.0
         body = options.opening(
             task=task, model=job.model or options.model, place=job.place, play=job.play,
-            id=job.episode or new_episode_id(), hold_s=hold_s,
+            id=job.episode or new_episode_id(), hold_s=hold_s, graded=self._graded,
         )  # fmt: skip
         try:
             opened = await self._member.open(body)

@@ -163,7 +163,8 @@ def decide(
 def given_to(record: Mapping[str, Any]) -> Given:
     """Reads what was given to the episode with this record."""
     if record.get("state") == "open":
-        return Given.STEPS if record.get("rewards") else Given.NOTHING
+        finals = {bool(one.get("final")) for one in record.get("rewards") or ()}
+        return Given.FINAL if True in finals else Given.STEPS if finals else Given.NOTHING
     return Given.END if record.get("state") == "discarded" else Given.FINAL
 
 

@@ -215,7 +215,7 @@ class ControlStub:
             "episode": name, "task": body.task, "state": "open", "model": body.model, "eval": body.eval,
             "agent": body.agent, "rewards": [], "reward": None, "identified_by": "key", "opened_at": 0.0, "calls": [],
             "client": body.client, "revision": body.revision, "play": body.play, "place": body.place,
-            "judged": body.judged,
+            "judged": body.judged, "graded": body.graded,
         }
         self.on_open(self.episodes[name])
         base_url = f"{self.url}/v1"
@@ -236,7 +236,7 @@ class ControlStub:
         record["reward"] = total(
             EpisodeReward(note=None, at=0.0, **{"call": None, "agent": None, **item}) for item in record["rewards"]
         )
-        if reward.final:
+        if reward.final and not record["graded"]:
             self._move(record, "ready")
         return record
 

@@ -222,6 +222,23 @@ def test_a_note_stands_beside_the_reward_whichever_way_it_came(daemon: ProxyProc
     assert "note returned" in ajet("show", str(played.episode))[1]
 
 
+STATE = "import os; print(ajet_sdk.Client().ask('get_episode', id=os.environ['AJET_EPISODE']).json()"
+
+
+@pytest.mark.parametrize("asked", [("--reward-cmd", "echo 0"), ("--reward-from", "exit-code"), ()], ids=" ".join)
+def test_no_trainer_has_an_episode_before_the_reward_that_was_asked_for(
+    daemon: ProxyProcess, ajet: Ajet, asked: tuple[str, ...]
+) -> None:
+    """Though its program gave itself another, and called it final."""
+    script = f"{AGENT}\nimport ajet_sdk; ajet_sdk.reward(1)\n{STATE}['state'])\nraise SystemExit(3)"
+    code, out, err = ajet("run", "--task", "graded", *asked, "--", sys.executable, "-c", script)
+    assert code == 0, (out, err)
+    assert out.splitlines()[1] == ("open" if asked else "ready")
+    with Client() as client:
+        record = client.ask("list_episodes").json()["episodes"][0]
+    assert (record["state"], record["reward"]) == ("ready", 0.0 if asked else 1.0)
+
+
 def test_no_note_costs_a_reward(daemon: ProxyProcess, ajet: Ajet) -> None:
     """A failed test says more than one that passed, in whatever encoding."""
     log, steps = "E  assert \udce9 == 2\n" * 1000, 11

@@ -111,6 +111,7 @@ class Commands:
             revision=played.revision, lane=traffic or played.lane, play=body.play,
             place=body.place if evaluation is None else evaluation.due, teachers=body.teachers, judged=body.judged,
             traffic=bool(traffic), first=first if traffic else "", issued=issued if traffic else 0.0,
+            graded=body.graded,
         )
         return parted(played.older, opened)
 
@@ -232,7 +233,8 @@ class Commands:
         return (ev.AnswersSent(self.state.time(at), sent, doubtful),) if sent or doubtful else ()
 
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
-        """A final reward seals an open episode. `reward_id` is `body.id`, or a new one if that is None."""
+        """A final reward seals an open episode that is not to be graded. `reward_id` is `body.id`, or a new one if that
+        is None."""
         known, at = self.state.episodes.known(episode), self.state.time(at)
         recorded = known.rewards.get(reward_id)
         if recorded is not None:
@@ -251,7 +253,8 @@ class Commands:
         rewarded = ev.RewardGiven(
             at, episode, reward_id, body.value, call, body.agent, body.final, note, body.state, body.model
         )
-        return (rewarded, *(self._sealed(known, at) if body.final and known.state == "open" else ()))
+        seals = body.final and known.state == "open" and not known.opening.graded
+        return (rewarded, *(self._sealed(known, at) if seals else ()))
 
     def seal(self, episode: str, *, at: float) -> Events:
         known = self.state.episodes.known(episode)

@@ -67,6 +67,8 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     """The episode of which this is a later part, since that was sealed while its user went on."""
     issued: float = 0.0
     """When the key was issued that opened it, if it is traffic."""
+    graded: bool = False
+    """No reward seals it."""
 
     @property
     def whole(self) -> str:

@@ -124,7 +124,8 @@ def test_the_words_of_a_failure_of_the_world() -> None:
     ("record", "was"),
     [
         ({"state": "open"}, Given.NOTHING), ({"state": "open", "rewards": []}, Given.NOTHING),
-        ({"state": "open", "rewards": [{"value": 0.0}]}, Given.STEPS),
+        ({"state": "open", "rewards": [{"value": 0.0, "final": False}]}, Given.STEPS),
+        ({"state": "open", "rewards": [{"value": 0.0, "final": False}, {"value": 0.0, "final": True}]}, Given.FINAL),
         *(({"state": state}, Given.FINAL) for state in ("sealed", "ready", "leased", "trained", "recorded")),
         ({"state": "discarded", "rewards": [{}]}, Given.END),
     ],

@@ -325,3 +325,16 @@ def test_an_answer_of_several_calls_is_forgotten_with_the_last_of_them() -> None
         rig.abort(episode)
         rig.archive()
         assert len(rig.state.episodes.by_response.get("same", ())) == left
+
+
+def test_what_is_to_be_graded_is_sealed_by_no_reward() -> None:
+    """A grader has the last word, however soon a trainer asks."""
+    rig = LedgerRig(watch=True)
+    episode = rig.open(task="t", graded=True)
+    rig.call(episode)
+    rig.reward(episode, 1.0)
+    assert rig.state.episodes[episode].state == "open"
+    rig.reward(episode, 0.0)
+    rig.seal(episode)
+    known = rig.state.episodes[episode]
+    assert (known.state, known.reward()) == ("ready", 0.0)

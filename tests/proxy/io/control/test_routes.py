@@ -140,7 +140,7 @@ async def test_what_an_intercepted_program_needs_to_know(tmp_path: Path, client:
         (b"\xff\xfe", "not valid JSON"),
         (b"[1]", "JSON object"),
         (b'{"value": 1e999}', "finite"),
-        (b'{"value": 1, "note": "\\ud800"}', "surrogates"),
+        (b'{"value": 1, "agent": "\\ud800"}', "surrogates"),
         (b'{"value": ' + b"9" * 5000 + b"}", "JSON"),
         (b"[" * 100_000, "JSON"),
         (b"", "missing field 'value'"),
