@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ajet_sdk.blocking import Client, nothing, wait
-from ajet_sdk.errors import BadRequest
+from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.play.blocking import Episode
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.results import RunResults
@@ -65,10 +65,12 @@ class ThreadHands(Hands):
 
 
 def start(thread: threading.Thread) -> None:
-    """Starts `thread`; `BadRequest` if this process can have no more threads."""
+    """Starts `thread`; `BadRequest` if this process can have no more threads, `AjetError` if it ends."""
     try:
         thread.start()
     except RuntimeError as error:
+        if not threading.main_thread().is_alive():
+            raise AjetError("the main thread has ended, and no thread begins after it: have it wait") from None
         raise BadRequest(f"parallel is too much for this machine: {error}", param="parallel") from None
 
 

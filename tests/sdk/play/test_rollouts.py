@@ -7,7 +7,10 @@ import gc
 import itertools
 import json
 import math
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -477,3 +480,22 @@ async def test_waiting_ends_when_it_is_cancelled(stub: ControlStub, eager: None)
     with pytest.raises(asyncio.CancelledError):
         await running
     assert not stub.episodes
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="before, threads could begin after the main thread")
+def test_a_run_after_the_end_of_the_main_thread_says_what_it_lacks(stub: ControlStub) -> None:
+    script = """
+import threading, ajet_sdk
+def late():
+    threading.main_thread().join()
+    try:
+        ajet_sdk.run(lambda task, episode: 1.0, ["a"], repeat=2)
+    except ajet_sdk.AjetError as error:
+        print(error)
+threading.Thread(target=late).start()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LONG_S,
+        env=os.environ | {"AJET_PROXY_URL": stub.url},
+    )
+    assert ended.stdout.startswith("the main thread has ended") and not ended.stderr
