@@ -198,8 +198,8 @@ def load(file: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> 
     values = {} if file is None else SETTINGS.read(read_toml(file), FILE, f"{file}: ")
     values |= SETTINGS.in_environment({n: env[n] for n in env if not n.startswith(OTHERS)}, OF_AGENTS)
     values |= SETTINGS.read(flags, COMMAND_LINE, "", flag)
-    if not values.get("data_dir"):
-        values["data_dir"] = default_data_dir(env)
+    if not values.setdefault("data_dir", default_data_dir(env)):
+        raise ConfigError("data_dir is empty: name a folder, or leave it out", param="data_dir")
     config = Config(**SETTINGS.with_secrets(values))
     check(config)
     return config

@@ -191,3 +191,11 @@ def test_the_data_directory_is_systemds_or_the_users() -> None:
     assert default_data_dir({"STATE_DIRECTORY": "/var/lib/ajet:/x"}) == "/var/lib/ajet"
     assert default_data_dir({"XDG_STATE_HOME": "/s"}) == "/s/ajet"
     assert default_data_dir({"HOME": "/h"}) == "/h/.local/state/ajet"
+    assert load(None, {"HOME": "/h"}, {}).data_dir == "/h/.local/state/ajet"
+
+
+@pytest.mark.parametrize(("env", "flags"), [({}, {"data_dir": ""}), ({"AJET_DATA_DIR": ""}, {})])
+def test_an_unset_variable_is_no_data_directory(env: dict[str, str], flags: dict[str, str]) -> None:
+    """Of a script that says ``--data-dir "$DATA"``: another daemon's journal may be in the default one."""
+    with pytest.raises(ConfigError, match="data_dir is empty"):
+        load(None, env, flags)
