@@ -212,8 +212,8 @@ def test_what_an_episode_s_record_says_of_rewards_and_timelines() -> None:
     first = rig.call("e", (1, 2), (3,))
     rig.call("e", (1, 2, 4, 5), (6,), same_text=(first, 3))
     rig.call("e", (7,), (8,))
-    rig.call("e", (9,), (8,), agent="b")
-    rig.reward("e", 1.0, call=first, agent="b", note="n", state="s", final=False)
+    last = rig.call("e", (9,), (8,), agent="b")
+    rig.reward("e", 1.0, call=last, agent="b", note="n", state="s", final=False)
     rig.reward("e", 1.0, model="m")
     shown = views.record(rig.state, "e")
     rows = {words(row[0])[0]: words(row[1]) for row in tables(SECTIONS["5.3"])[0]}

@@ -249,6 +249,9 @@ class Commands:
             _, call = self.state.episodes.part_of(body.response, call, lambda one: one.id == episode)
         elif call is not None and call not in known.transcript.calls:
             raise NotFound(f"episode {episode} has no call {call}", code="unknown_call", param="call")
+        if call is not None and body.agent not in (None, asker := known.transcript.calls[call].asked.agent):
+            message = f"call {call} is of agent {asker!r}, not of {body.agent!r}"
+            raise NotFound(message, code="unknown_call", param="agent")
         (note,) = fitting([body.note], known)
         rewarded = ev.RewardGiven(
             at, episode, reward_id, body.value, call, body.agent, body.final, note, body.state, body.model

@@ -338,3 +338,16 @@ def test_what_is_to_be_graded_is_sealed_by_no_reward() -> None:
     rig.seal(episode)
     known = rig.state.episodes[episode]
     assert (known.state, known.reward()) == ("ready", 0.0)
+
+
+@pytest.mark.parametrize("by", ["call", "response"])
+def test_a_reward_of_a_call_that_another_agent_made_is_refused(by: str) -> None:
+    """It would concern nobody."""
+    rig = LedgerRig(watch=True)
+    episode = rig.open(task="t")
+    call = rig.call(episode, agent="white")
+    named = {"call": call} if by == "call" else {"response": f"answer-{call}"}
+    with refused(NotFound, "unknown_call", param="agent", match="is of agent 'white', not of 'black'"):
+        rig.reward(episode, 1.0, agent="black", **named)
+    rig.reward(episode, 1.0, agent="white", **named)
+    assert rig.state.episodes[episode].rewarded("m")

@@ -71,7 +71,7 @@ def check_distinct(episode: Episode, model: str, policy: str) -> None:
 
 
 def rewards(rig: LedgerRig) -> str:
-    episode = whole(rig, [make_call("c", (1,), (2,))], "t", "n")
+    episode = whole(rig, [make_call("c", (1,), (2,), agent="a")], "t", "n")
     for number in range(300):
         rig.reward(episode, 0.1, id=chr(200 + number), call="call-001", agent="a", note="", state="s")
     return episode
