@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ajet_sdk.bodies import cut
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound, TooLarge
 from ajet_sdk.judge.judges import LEASE_S, Away, Episode, Failed, Judge, Model, Rest, Verdicts, called
@@ -156,8 +157,7 @@ class Work:
                 continue
             of = {} if call is None else {"call": call}
             values.append(final.value)
-            note = f"{name}: {final.note}".encode("utf-8", "replace").decode()[:MAX_WORDS]
-            rewards.append({**of, "value": final.value, "note": note})
+            rewards.append({**of, "value": final.value, "note": cut(f"{name}: {final.note}", MAX_WORDS)})
             answers = calls.values() if call is None else [calls[call]]
             self._values.append((final.value, sum(len(one["answer"]) for one in answers)))
         if await self._send(episode["episode"], "judged" if rewards else "without a verdict", rewards):

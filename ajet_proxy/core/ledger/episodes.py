@@ -202,16 +202,18 @@ class Episodes(dict[str, Episode]):
     def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:
         episode = self[event.episode]
         episode.withdrawn = True
-        self.withdrawn.pop(episode.opening.whole, None)
-        self.withdrawn[episode.opening.whole] = None
-        if len(self.withdrawn) > MOST_WITHDRAWN:
-            del self.withdrawn[next(iter(self.withdrawn))]
+        _remember(self.withdrawn, episode.opening.whole, MOST_WITHDRAWN)
 
     def _feedback(self, event: ev.FeedbackGiven) -> None:
         self[event.episode].feedback[event.call or ""] = event
 
     def _name_shared(self, event: ev.NameShared) -> None:
-        self.shared_names.pop(event.name, None)
-        self.shared_names[event.name] = None
-        if len(self.shared_names) > MOST_SHARED:
-            del self.shared_names[next(iter(self.shared_names))]
+        _remember(self.shared_names, event.name, MOST_SHARED)
+
+
+def _remember(names: dict[str, None], name: str, most: int) -> None:
+    """`name` is the latest of `names`, of which the latest `most` are kept."""
+    names.pop(name, None)
+    names[name] = None
+    if len(names) > most:
+        del names[next(iter(names))]

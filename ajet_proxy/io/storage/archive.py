@@ -257,12 +257,12 @@ def _connected(path: Path) -> sqlite3.Connection | None:
 
 
 def _row(episode: Episode) -> tuple[Any, ...]:
-    body = pack(episode) if episode.transcript.size() <= MAX_BODY else b""
+    short, body = episode.head(), pack(episode) if episode.transcript.size() <= MAX_BODY else b""
     if not 0 < len(body) <= MAX_BODY:
         logger.warning("episode %s has more than %d bytes: it is archived without its calls", episode.id, MAX_BODY)
-        noted = {name: replace(one, note=episode.rewards[name].note) for name, one in episode.head().rewards.items()}
-        body = pack(replace(episode.head(), rewards=noted, stored="removed"))
-    head = pack(episode.head())
+        noted = {name: replace(one, note=episode.rewards[name].note) for name, one in short.rewards.items()}
+        body = pack(replace(short, rewards=noted, stored="removed"))
+    head = pack(short)
     return episode.id, episode.state, episode.opening.task, episode.ended_at, len(head) + len(body), head, body
 
 
