@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from ajet_proxy.io.storage.journal import Journal
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.keeper import Keeper
@@ -121,8 +122,24 @@ def no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet_proxy.io.engines.watch.EngineWatch.run", lambda _: asyncio.sleep(3600.0))
 
 
+async def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return once the journal's thread has looked for more twice: by then the daemon has heard of all that is written,
+    and none of that falls into the next call."""
+    looks, looked = threading.Semaphore(0), Journal._next_batch
+
+    def look(journal: Journal) -> list[bytes] | None:
+        looks.release()
+        return looked(journal)
+
+    monkeypatch.setattr(Journal, "_next_batch", look)
+    for _ in range(2):
+        await asyncio.to_thread(looks.acquire)
+
+
 @pytest.mark.usefixtures("no_tick")
-async def test_a_call_enters_the_files_of_the_walk_in_its_order(tmp_path: Path) -> None:
+async def test_a_call_enters_the_files_of_the_walk_in_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner, entered = Learner(), Entered()
     config = Config(
         model="m", model_name="stub", groups=1, group_size=1, min_group_size=1, total_steps=1,
@@ -136,6 +153,7 @@ async def test_a_call_enters_the_files_of_the_walk_in_its_order(tmp_path: Path) 
             await in_a_thread(run.start)
             messages = [{"role": "user", "content": "hello"}]
             await turn(client, "ep", messages)
+            await told(monkeypatch)
             with entered:
                 await turn(client, "ep", messages)
                 await client.control("POST", "/episodes/ep/rewards", {"value": 1.0, "final": True})

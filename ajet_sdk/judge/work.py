@@ -57,13 +57,15 @@ class Work:
         self._client, self._options, self._show, self._say = client, options, show, say
         self._rest, self._spent = rest, False
         self._failed, self._in_hand = Counter[str](), set[str]()
+        self._ended = [set[str]() for _ in range(options.parallel)]
+        """What was judged here while each worker asked for more."""
         self._probes, self._seen = Probes(), 0
         self._other: Mapping[str, Any] | None = None
         self._values = deque[tuple[float, int]](maxlen=LENGTHS)
 
     async def run(self) -> None:
         """Judges until this is cancelled, or something is wrong for which no waiting helps."""
-        workers = [asyncio.create_task(self._worker()) for _ in range(self._options.parallel)]
+        workers = [asyncio.create_task(self._worker(ended)) for ended in self._ended]
         try:
             await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -72,7 +74,7 @@ class Work:
                 if isinstance(error, Exception):
                     raise error
 
-    async def _worker(self) -> None:
+    async def _worker(self, ended: set[str]) -> None:
         body = LeaseJudgements(
             lane=self._options.lane, unit="groups" if self._options.relative else "episodes", wait_s=WAIT_S,
             lease_s=LEASE_S,
@@ -80,18 +82,22 @@ class Work:
         while not self._rest.ending:
             with self._rest():
                 await self._until_affordable()
+                ended.clear()
                 found = await self._client.ask("lease_judgements", body)
             if found.status == 200:
-                await self._unless_in_hand(found.json()["judgements"])
+                await self._unless_in_hand(found.json()["judgements"], ended)
 
-    async def _unless_in_hand(self, episodes: Sequence[Episode]) -> None:
-        """Whose lease has run out while it is judged here is not judged beside that."""
-        if self._in_hand.isdisjoint(names := {one["episode"] for one in episodes}):
+    async def _unless_in_hand(self, episodes: Sequence[Episode], ended: set[str]) -> None:
+        """Whose lease has run out while it is judged here is not judged beside that, nor if that has ended since the
+        lease was asked for."""
+        if (self._in_hand | ended).isdisjoint(names := {one["episode"] for one in episodes}):
             self._in_hand |= names
             try:
                 await self._unit(episodes)
             finally:
                 self._in_hand -= names
+                for one in self._ended:
+                    one |= names
 
     async def _until_affordable(self) -> None:
         while spent := self.budget.is_spent(self.day(), await self._counted()):

@@ -201,13 +201,18 @@ async def test_what_takes_longer_than_its_lease_is_judged_once_here(
     monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.05)
     (name,) = await played(client)
     leased, begun, go_on, ask = list[int](), list[str](), asyncio.Event(), sdk.Client.ask
+    judged, again, late = asyncio.Event(), asyncio.Event(), list[Any]()
 
     async def asks(self: sdk.Client, route: str, *args: Any, **options: Any) -> Reply:
+        if asyncio.current_task() in late:
+            again.set()
         found = await ask(self, route, *args, **options)
         if route == "lease_judgements" and found.status == 200:
             leased.append(len(leased))
             if len(leased) == 3:
                 go_on.set()
+                late.append(asyncio.current_task())
+                await judged.wait()  # and is heard of only after it was judged by the first
         return found
 
     monkeypatch.setattr(sdk.Client, "ask", asks)
@@ -222,6 +227,8 @@ async def test_what_takes_longer_than_its_lease_is_judged_once_here(
 
     async with at_work(client, Slow(), parallel=3) as bench:
         await count(bench.work, "judged")
+        judged.set()
+        await again.wait()
     assert begun == [name] and bench.work.counts == {"judged": 1}
 
 
