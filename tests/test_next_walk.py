@@ -124,7 +124,7 @@ def no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Return once the journal's thread has looked for more twice: by then the daemon has heard of all that is written,
-    and none of that falls into the next call."""
+    and none of that falls into the next call. It waits in no thread of the loop's, which would be kept, unprofiled."""
     looks, looked = threading.Semaphore(0), Journal._next_batch
 
     def look(journal: Journal) -> list[bytes] | None:
@@ -133,7 +133,7 @@ async def told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Journal, "_next_batch", look)
     for _ in range(2):
-        while not looks.acquire(blocking=False):  # in no thread of the loop's, which would be kept, and not profiled
+        while not looks.acquire(blocking=False):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
