@@ -13,7 +13,8 @@ Invariant: an episode is judged once. Whatever awaits is judged, rewarded, or di
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -27,7 +28,7 @@ from ajet_proxy.core.ledger.session_names import RUNGS
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.tallies import day_of
 from ajet_proxy.core.tokens import cut
-from ajet_proxy.core.trajectory.timeline import Policy
+from ajet_proxy.core.trajectory.timeline import Policy, Timeline, Turn
 from ajet_sdk.errors import Conflict, NotFound
 from ajet_sdk.routes import Feedback, Judgement, LeaseJudgements, OpenEpisode
 
@@ -226,11 +227,15 @@ def _share(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
 
 
-def answers(episode: Episode, policy: Policy) -> list[Answered]:
-    """What a judge sees of an episode that awaits a judgement, in the order in which its calls began."""
-    wanted = {turn.call for turn in to_judge(episode)}
+def answers(episode: Episode, policy: Policy) -> Callable[[], list[Answered]]:
+    """Makes what a judge sees of an episode that awaits a judgement, in any thread."""
+    return partial(_answers, list(to_judge(episode)), episode.transcript.merging(policy))
+
+
+def _answers(turns: Sequence[Turn], merged: Callable[[], Sequence[Timeline]]) -> list[Answered]:
+    """What there is to see of `turns`, in the order in which they began."""
+    wanted, timelines = {turn.call for turn in turns}, merged()
     found, asked = dict[str, Answered](), dict[bytes, float]()
-    timelines = episode.transcript.merging(policy)()
     for timeline in timelines:
         for turn in timeline.turns:
             prompt = cut(timeline.tokens, 0, turn.start)
@@ -247,4 +252,4 @@ def answers(episode: Episode, policy: Policy) -> list[Answered]:
                 cut(timeline.tokens, max(0, turn.start - BEFORE), turn.start),
                 cut(timeline.tokens, turn.start, turn.end), came, "reply" if came else "again" if again else "none",
             )
-    return [found[turn.call] for turn in sorted(to_judge(episode), key=lambda one: one.rank)]
+    return [found[turn.call] for turn in sorted(turns, key=lambda one: one.rank)]

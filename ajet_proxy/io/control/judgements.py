@@ -89,7 +89,7 @@ class Judgements:
     ) -> list[dict[str, Any]] | None:
         """The calls of an episode with their texts; None if one is missing. Models of which no text came are `silent`,
         and are not asked again."""
-        calls = answers(episode, self._desk.store.state.weights.merge_policy)
+        calls = await asyncio.to_thread(answers(episode, self._desk.store.state.weights.merge_policy))
         if not silent.isdisjoint(call.model for call in calls):
             return None
         parts = {(call.model, ids) for call in calls for ids in (call.before, call.answer, call.next) if ids}

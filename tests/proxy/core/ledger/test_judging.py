@@ -444,7 +444,7 @@ def test_a_judge_sees_what_came_before_and_after_each_answer(rig: LedgerRig) -> 
     rig.at += 1
     last = chat(rig, "a", prompt=(1, 2, 3, 4), sampled=(6,))
     judge = rig.call("a", (9,), (9,), model="other")
-    seen = answers(rig.state.episodes["a"], "strict")
+    seen = answers(rig.state.episodes["a"], "strict")()
     assert [(one.call, one.kind, *map(unpack_tokens, (one.before, one.answer, one.next))) for one in seen] == [
         (first, "reply", (1, 2), (3,), (4,)), (again, "again", (1, 2, 3, 4), (5,), ()),
         (last, "none", (1, 2, 3, 4), (6,), ()),
@@ -454,7 +454,7 @@ def test_a_judge_sees_what_came_before_and_after_each_answer(rig: LedgerRig) -> 
 
 def test_a_judge_sees_the_last_tokens_of_a_long_prompt(rig: LedgerRig) -> None:
     chat(rig, "a", prompt=tuple(range(judging.BEFORE + 5)))
-    assert unpack_tokens(answers(rig.state.episodes["a"], "strict")[0].before) == tuple(range(5, judging.BEFORE + 5))
+    assert unpack_tokens(answers(rig.state.episodes["a"], "strict")()[0].before) == tuple(range(5, judging.BEFORE + 5))
 
 
 # ---- whatever happens
