@@ -22,7 +22,7 @@
 # make team        two models learn in one episode, or one of them alone, with a trainer each (SEEDS=N, OUT=DIR; docs/reports/team.md)
 # make bench-training  seconds and memory of training calls, timelines and trees, by shape (MODEL=DIR: another model; ROUNDS=N)
 # make curve       the quick start by trees and by timelines: rewards and seconds a step, in an hour (SEEDS=N, OUT=DIR)
-# make puzzles     a model learns two tasks of reasoning-gym, with a control (SEEDS=N, TASKS=NAMES, STEPS=N); goes on where it stopped
+# make puzzles     a model learns tasks of reasoning-gym, with a control (SEEDS=N, TASKS=NAMES, STEPS=N); goes on where it stopped
 # make traffic     a model learns from what users say next, with two controls (SEEDS=N, STEPS=N; ESTIMATORS=1: on a tiny model); goes on where it stopped
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)

@@ -24,6 +24,7 @@ LIMITS = {
     "number_sorting": {
         "min_numbers": 2, "max_numbers": 2, "min_decimals": 0, "max_decimals": 0, "min_value": 0, "max_value": 100,
     },
+    "spell_backward": {"min_word_len": 3, "max_word_len": 3},
 }
 SHOTS, EXAMPLES, ELSEWHERE = 4, 4242, 777_000
 

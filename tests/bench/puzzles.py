@@ -1,4 +1,4 @@
-"""Does a model learn somebody else's tasks? SmolLM2-135M on two of reasoning-gym's, scored by its own scorers.
+"""Does a model learn somebody else's tasks? SmolLM2-135M on three of reasoning-gym's, scored by its own scorers.
 
     .venv-engine/bin/python -m tests.bench.puzzles [--tasks NAME,…] [--seeds N] [--steps N] [--out FILE]
     .venv-engine/bin/python -m tests.bench.puzzles --arm inspect|tree|timeline [--steps N]
@@ -43,8 +43,9 @@ from tests.kit.source import ROOT
 from tests.kit.trainer_process import RATE, TrainerProcess
 
 REPORTS = ROOT / "docs" / "reports"
-TASKS = ("word_sequence_reversal", "number_sorting")
-ARMS = {"learning": 2e-5, "control": 0.0}
+TASKS = {"word_sequence_reversal": (2e-5, 12), "number_sorting": (2e-5, 12), "spell_backward": (5e-5, 24)}
+"""The learning rate and the steps of each."""
+ARMS = ("learning", "control")
 GROUPS, SIZE, HELD_OUT = 4, 8, 64
 MODEL = ROOT / ".ajet/models/smollm2-135m-instruct"
 EVERY = 4
@@ -65,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, help="of a run, in place of the task's")
     parser.add_argument("--arm", choices=("inspect", "tree", "timeline"), help="one run of this kind")
     parser.add_argument("--out", type=Path, default=REPORTS / "puzzles.json", help="finished runs, to go on from")
     given = parser.parse_args()
@@ -75,15 +76,17 @@ def main() -> None:
     found: dict[str, Run] = json.loads(given.out.read_text()) if given.out.exists() else {}
     wanted = list(itertools.product(range(given.seeds), given.tasks.split(","), ARMS))
     for seed, task, arm in [(0, given.tasks.split(",")[0], given.arm)] if given.arm else wanted:
-        if (name := f"{task} {seed} {arm} {given.steps}") not in found:
+        steps = given.steps or TASKS[task][1]
+        if (name := f"{task} {seed} {arm} {steps}") not in found:
             began = time.monotonic()
-            found[name] = run(task, seed, arm, given.steps)
+            found[name] = run(task, seed, arm, steps)
             sys.stderr.write(f"{name}: {told(found[name])}, in {time.monotonic() - began:.0f} s\n")
             given.out.write_text(json.dumps(found, indent=1) + "\n")
     if given.arm:
         return
     for task in given.tasks.split(","):
-        done = {arm: [found[f"{task} {seed} {arm} {given.steps}"] for seed in range(given.seeds)] for arm in ARMS}
+        steps = given.steps or TASKS[task][1]
+        done = {arm: [found[f"{task} {seed} {arm} {steps}"] for seed in range(given.seeds)] for arm in ARMS}
         report(task, done)
 
 
@@ -96,7 +99,7 @@ def run(task: str, seed: int, arm: str, steps: int) -> Run:
                 "model": MODEL, "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 1024,
                 "total_steps": steps, "eval_every": EVERY if inspects else steps, "eval_episodes": HELD_OUT,
             } | ({"rows": arm} if arm in ("tree", "timeline") else {})  # fmt: skip
-            theirs = {RATE: ARMS.get(arm, ARMS["learning"]), "actor_rollout_ref.rollout.seed": seed}
+            theirs = {RATE: 0.0 if arm == "control" else TASKS[task][0], "actor_rollout_ref.rollout.seed": seed}
             sizes = [str(GROUPS * steps), str(SIZE), str(HELD_OUT)]
             player = [python_of("reasoning-gym"), "-m", "tests.bench.puzzle_player", task, str(seed), *sizes]
             commands = [player]
