@@ -83,9 +83,10 @@ def unpack_mask(runs: Any, length: int, name: str = "loss_mask") -> tuple[int, .
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """The frame of `batch`; deterministic, so equal batches give equal bytes."""
+    """The frame of `batch`; deterministic, so equal batches give equal bytes. Half of a surrogate pair becomes a
+    question mark: no text of one episode may keep the others from a trainer."""
     body = {"version": VERSION} | _fields(batch) | {"groups": list(map(_group, batch.groups))}
-    return bytes(msgpack.packb(body, use_bin_type=True))
+    return bytes(msgpack.packb(body, use_bin_type=True, unicode_errors="replace"))
 
 
 def _fields(record: Any) -> dict[str, Any]:

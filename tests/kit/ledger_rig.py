@@ -72,7 +72,7 @@ def picture(state: State) -> str:
         "overview": views.overview(state, 0.0),
         "episodes": [views.record(state, episode, tokens="all") for episode in state.episodes],
         "unsettled": sorted(state.episodes.unsettled),
-        "awaiting": sorted(state.episodes.awaiting),
+        "awaiting": list(state.episodes.awaiting),
         "withdrawn": list(state.episodes.withdrawn),
         "judging": [state.tallies.judging, state.tallies.judged_calls, state.tallies.unjudged_calls],
         "queues": sorted(queues.items()),

@@ -53,7 +53,7 @@ def _request(method: str, path: str, host: str, body: Any, headers: dict[str, st
         fields["content-type"] = "application/json"
     fields |= {name.lower(): value for name, value in (headers or {}).items()}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + payload
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("utf-8", "surrogateescape") + payload
 
 
 async def _answer(reader: asyncio.StreamReader) -> Answer:

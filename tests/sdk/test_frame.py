@@ -57,6 +57,13 @@ def first(out: Any) -> Any:
     return out["groups"][0]["episodes"][0]["samples"][0]
 
 
+def test_no_text_of_one_episode_keeps_a_batch_from_its_trainer() -> None:
+    odd = BatchEpisode("e2", "t", "m", 0.5, (), (sample("s3", agent="half \ud800", finish_reasons=("\udfff", "stop")),))
+    found = frame.decode_batch(frame.encode_batch(replace(batch(), groups=(*batch().groups, Group("u", (odd,))))))
+    assert found.groups[:-1] == batch().groups
+    assert found.groups[-1].episodes[0].samples[0].agent == "half ?"
+
+
 def test_the_frame_that_was_recorded() -> None:
     """By `tests.formats.record`."""
     recorded = RECORDED.read_bytes()

@@ -83,6 +83,8 @@ class ChatHistory:
         self._begin(request, request["messages"], scope, exact)
         for place, message in enumerate(self.messages):
             arguments = _arguments(message)
+            if place == len(self.messages) - 1 and self._words is not None:
+                self._before_last = self._words.copy(), self._ids.copy()
             self._add_words(message, arguments)
             self._add_text(place, message, arguments)
 
@@ -97,6 +99,7 @@ class ChatHistory:
         self._scope = scope
         self._words: blake2b | None = blake2b(digest_size=SIZE)
         self._ids = blake2b(digest_size=SIZE)
+        self._before_last = self._words, self._ids
         self._text = blake2b(digest_size=TEXT_SIZE)
         self._ends: list[tuple[bytes, bytes]] = []
         self._said: list[bytes] = []
@@ -122,8 +125,14 @@ class ChatHistory:
         return (self._mark(words, ids) for words, ids in reversed(self._ends))
 
     def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
-        """The marks after `answer`. If its tokens are known, they are `captured`."""
-        return self._marks_behind([{**answer, "role": "assistant"}])
+        """The marks after `answer`, as a message of its own, and as the end of one that the agent began. If its tokens
+        are known, they are `captured`."""
+        said = {**answer, "role": "assistant"}
+        marks, last = self._marks_behind([said]), self.messages[-1] if self.messages else {}
+        if marks and last.get("role") == "assistant" and isinstance(last.get("content"), str):
+            whole = said | {"content": last["content"] + (answer.get("content") or "")}
+            marks += self._marks_behind([whole], *self._before_last)
+        return marks
 
     def text(self, form: Mapping[str, Any] | None = None) -> bytes:
         """The digest of the text so far, followed by one more message if `form` gives one, as `text_of` made it."""
@@ -156,10 +165,11 @@ class ChatHistory:
         if message.get("role") == "assistant":
             self.answer, self.answer_text = place, self._text.digest()
 
-    def _marks_behind(self, messages: Iterable[Mapping[str, Any]]) -> tuple[Mark, ...]:
+    def _marks_behind(self, messages: Iterable[Mapping[str, Any]], *past: blake2b) -> tuple[Mark, ...]:
+        """The mark after `messages` behind all that was said, or behind the digests of a `past`."""
         if self._words is None:
             return ()
-        words, ids = self._words.copy(), self._ids.copy()
+        words, ids = (one.copy() for one in past or (self._words, self._ids))
         for message in messages:
             for digest, said in zip((words, ids), words_of(message), strict=True):
                 digest.update(said)
@@ -217,6 +227,8 @@ class PromptHistory(Struct, frozen=True):
     def of(cls, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> PromptHistory:
         """That of a `request` with a ``prompt``. Its text is not told apart from its words."""
         prompt = request["prompt"]
+        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+            [prompt] = prompt
         is_text = isinstance(prompt, str)
         return cls("text" if is_text else "ids", _utf8(prompt) if is_text else pack_tokens(prompt), scope)
 

@@ -7,12 +7,12 @@ the state any more. It is kept in ``leaving`` until it is known to be in the arc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import Episode, awaits
+from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.session_names import NAME_RUNS
 from ajet_proxy.core.trajectory.timeline import Turn
@@ -42,14 +42,14 @@ class Episodes(dict[str, Episode]):
 
     KEPT = (
         "finished", "unsent", "lineage", "sealed_lineage", "cut_lineage", "shared_names", "withdrawn", "changes",
-        "archived", "judgeable",
+        "archived", "judgeable", "awaiting",
     )
 
     def __init__(self, archive: Archive | None) -> None:
         self.archive = archive
         self.unsettled: dict[str, Episode] = {}  # open, or sealed with calls in flight
-        self.awaiting: dict[str, Episode] = {}
-        """Sealed episodes that await a judgement, the oldest first."""
+        self.awaiting: dict[str, None] = {}
+        """Sealed episodes that await a judgement, in the order in which they began to."""
         self.judgeable = 0
         """Changes as often as there may be something to judge that was not before."""
         self.parts: dict[str, list[str]] = {}
@@ -184,13 +184,15 @@ class Episodes(dict[str, Episode]):
         self.changes += 1
         self.judgeable += 1
         self.unsettled.pop(episode.id, None)
-        self.awaiting[episode.id] = episode
+        self.awaiting[episode.id] = None
+
+    def awaited(self) -> Iterator[Episode]:
+        """Those that await a judgement, the oldest first."""
+        return map(self.__getitem__, self.awaiting)
 
     def derive(self) -> None:
         """Rebuild whatever follows from the episodes."""
         self.by_call = {call: episode.id for episode in self.values() for call in episode.transcript.calls}
-        waiting = sorted(filter(awaits, self.values()), key=lambda one: one.sealed_at or 0.0)
-        self.awaiting = {one.id: one for one in waiting}
         self.unsettled = {
             name: one for name, one in self.items() if one.state in ("open", "sealed") and name not in self.awaiting
         }

@@ -114,7 +114,7 @@ class JudgingCommands:
         """What nobody is judging now, of these `lanes` (None: of any): what users have said something of comes first,
         then the newest. A group is all of its key, once nothing of it is open. No more is looked at than is asked for.
         """
-        newest = [*reversed(self.state.episodes.awaiting.values())]
+        newest = [*self.state.episodes.awaited()][::-1]
         ordered = chain((one for one in newest if one.feedback), (one for one in newest if not one.feedback))
         fits = (
             one for one in ordered if self._leases.get(one.id, at) <= at
@@ -183,10 +183,10 @@ class JudgingCommands:
     def expire(self, at: float, sealed: Iterable[Episode], *, tight: bool = False) -> Iterator[Event]:
         """Discard what has waited for too long, and the oldest of what is too much when these are `sealed` now, or when
         memory is `tight`."""
-        awaiting, come = self.state.episodes.awaiting, [*filter(lacks_a_judgement, sealed)]
-        surplus = len(awaiting) + len(come) - self.state.settings.traffic_backlog
+        episodes, come = self.state.episodes, [*filter(lacks_a_judgement, sealed)]
+        surplus = len(episodes.awaiting) + len(come) - self.state.settings.traffic_backlog
         surplus = AT_ONCE if tight else min(AT_ONCE, surplus)
-        for place, one in enumerate(chain(awaiting.values(), come)):
+        for place, one in enumerate(chain(episodes.awaited(), come)):
             late = one.state == "sealed" and at - awaits_since(one) >= MOST_WAIT_S
             if place == AT_ONCE or not (late or place < surplus):
                 break
@@ -196,10 +196,10 @@ class JudgingCommands:
 
     def status(self, at: float) -> dict[str, Any]:
         """How what is to be judged stands."""
-        tallies, awaiting = self.state.tallies, self.state.episodes.awaiting
-        oldest = next((at - (one.sealed_at or at) for one in awaiting.values()), 0.0)
+        tallies, episodes = self.state.tallies, self.state.episodes
+        oldest = next((at - (one.sealed_at or at) for one in episodes.awaited()), 0.0)
         counts = {name: tallies.judging[name] for name in COUNTED}
-        leased = sum(name in awaiting and end > at for name, end in self._leases.items())
+        leased = sum(name in episodes.awaiting and end > at for name, end in self._leases.items())
         return counts | {
             "oldest_s": max(0.0, oldest), "leased": leased, "unjudged_calls": dict(+tallies.unjudged_calls),
             "holdout": tallies.holdouts.to_json(),
@@ -208,7 +208,7 @@ class JudgingCommands:
 
     def alerts(self, at: float) -> dict[str, str]:
         """The line for an operator while nobody judges what waits."""
-        first = next(iter(self.state.episodes.awaiting.values()), None)
+        first = next(self.state.episodes.awaited(), None)
         since = max(self.state.tallies.judged_at, 0.0 if first is None else awaits_since(first))
         if first is None or at - since < SILENCE_S:
             return {}

@@ -206,5 +206,5 @@ class Life:
         """Clocks begin anew, since nobody could show a sign of life during the stop."""
         for episode in self._episodes.unsettled.values():
             episode.restart(event.at, event.back, event.stopped_at)
-        for episode in self._episodes.awaiting.values():
+        for episode in self._episodes.awaited():
             episode.wait_through(event.away, event.back)

@@ -127,7 +127,7 @@ class TrainerCommands:
         )
         sealed = (
             ev.EpisodeDiscarded(at, one.id, "other_run", OTHER_RUN)
-            for one in chain(state.episodes.unsettled.values(), state.episodes.awaiting.values())
+            for one in chain(state.episodes.unsettled.values(), state.episodes.awaited())
             if one.state == "sealed" and not one.opening.eval and one.named_to_train() == (model,)
         )
         return parted(chain(waiting, sealed), began)

@@ -67,13 +67,13 @@ class PartialChoice:
     def outcome(self, index: int, model: Any, prompt: Any) -> Captured | Lost:
         """The outcome of choice number `index`, sampled by `model`, as the engine says. `prompt` is a tuple of ids if
         the engine told it well, and None if it did not tell it."""
-        if not isinstance(self.finish_reason, str):
+        if not is_told(self.finish_reason):
             return Lost(index, CAPTURE_FAILED)
         if (loss := LOSSES.get(self.finish_reason)) is not None:
             return Lost(index, loss)
         if self.silent or not self.told or prompt is None:
             return Lost(index, NO_TOKEN_IDS)
-        if not isinstance(prompt, tuple) or not are_tokens(self.ids) or not is_model(model):
+        if not isinstance(prompt, tuple) or not are_tokens(self.ids) or not is_told(model):
             return Lost(index, CAPTURE_FAILED)
         logprobs = logprobs_of(self.logprobs)
         if logprobs is None or len(logprobs) != len(self.ids):
@@ -89,9 +89,9 @@ class PartialChoice:
         )
 
 
-def is_model(told: Any) -> TypeGuard[str]:
-    """Tell whether a record can name a model as `told`. Some engines repeat whatever the request asks for."""
-    return isinstance(told, str) and is_text(told)
+def is_told(value: Any) -> TypeGuard[str]:
+    """Tell whether a record can hold what an engine told. Some repeat whatever the request asks for."""
+    return isinstance(value, str) and is_text(value)
 
 
 def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
@@ -100,7 +100,7 @@ def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
     try:
         for span in spans or ():
             label, start, end = span["version"], span["start"], span["end"]
-            if not (isinstance(label, str) and type(end) is int and start == at < end):
+            if not (is_told(label) and type(end) is int and start == at < end):
                 return ()
             out.append((label, end - start))
             at = end

@@ -45,7 +45,7 @@ from ajet_proxy.core.protocol.json_edits import (
     scan_list,
     splice,
 )
-from ajet_proxy.core.protocol.reading import UNREADABLE, hide, is_model, logprobs_of
+from ajet_proxy.core.protocol.reading import UNREADABLE, hide, is_told, logprobs_of
 from ajet_proxy.core.protocol.request import TEXTS, beyond_text
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
 from ajet_proxy.core.tokens import are_tokens
@@ -342,7 +342,7 @@ def _outcome(response: Mapping[str, Any], *, later: bool) -> Outcome:
     if len(generations) > 1:
         return Lost(0, SEVERAL_GENERATIONS)
     model, finish_reason = response.get("model"), _finish_reason(response)
-    if finish_reason is None or not is_model(model):
+    if finish_reason is None or not is_told(model):
         return Lost(0, CAPTURE_FAILED)
     values = _told_logprobs(response["output"])
     if len(values) != len(ids):

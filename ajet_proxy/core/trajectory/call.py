@@ -175,7 +175,8 @@ def _readings(captured: Captured, before: int, changes: Sequence[Change]) -> Pol
     """Runs of tokens by the version that was read when they came."""
     spans = []
     done = 0
-    ends = (*(change.sampled[captured.index] for change in changes), len(captured.token_ids))
+    whole = len(captured.token_ids)
+    ends = (*(min(change.sampled[captured.index], whole) for change in changes), whole)
     for run, end in zip((before, *(change.version for change in changes)), ends, strict=True):
         if end > done:
             spans.append((run, end - done))

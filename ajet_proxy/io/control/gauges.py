@@ -122,7 +122,7 @@ def ledger_figures(state: State) -> dict[str, Values]:
         "leased": sum(len(batch.groups) for batch in state.batches.leased.values()),
     }
     judging = {outcome: state.tallies.judging[outcome] for outcome in COUNTED if outcome != "sealed"}
-    oldest = next((one.sealed_at for one in state.episodes.awaiting.values()), None)
+    oldest = next((one.sealed_at for one in state.episodes.awaited()), None)
     return {
         "ajet_judging": _by_label(judging),
         "ajet_judging_oldest_seconds": _one(0.0 if oldest is None else max(0.0, time.time() - oldest)),

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import Beginnings
+from ajet_proxy.core.identity.headers import is_text
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
@@ -88,7 +89,8 @@ class Naming:
         find, tenant = self._state.episodes.find, identity.claims.tenant
         name, agent = self._names.root(identity.episode, identity.parent, tenant), identity.labels.agent
         if name != identity.episode:
-            identity = replace(identity, labels=replace(identity.labels, agent=agent or identity.episode[:MAX_LABEL]))
+            own = identity.episode if is_text(identity.episode) else base_of(identity.episode, tenant)
+            identity = replace(identity, labels=replace(identity.labels, agent=agent or own[:MAX_LABEL]))
         if identity.may_be_shared and base_of(name, tenant) in self._state.episodes.shared_names:
             return replace(identity, episode=None, identified_by="lineage")
         found = self._names.current(name, tenant, find, for_reward=identity.labels.reward is not None)

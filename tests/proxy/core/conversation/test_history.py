@@ -39,8 +39,8 @@ def captured(prompt: tuple[int, ...] = (1, 2), sampled: tuple[int, ...] = (3,)) 
 
 
 def after(asked: list[Any], told: dict[str, Any], scope: bytes = SCOPE) -> Mark:
-    """Where the history of a chat ends."""
-    (mark,) = history_of(CHAT, {"messages": asked}, scope).after(told, captured())
+    """Where the history of a chat ends, if the answer is a message of its own."""
+    mark, *_ = history_of(CHAT, {"messages": asked}, scope).after(told, captured())
     return mark
 
 
@@ -86,6 +86,17 @@ def test_what_clients_change_in_passing_does_not_count(again: dict[str, Any]) ->
 ])  # fmt: skip
 def test_another_history_is_another(later: list[Any]) -> None:
     assert not goes_on([USER], TOLD, [*later, NEXT])
+
+
+@given(messages, words, words, messages)
+def test_an_answer_may_be_the_end_of_the_message_that_the_agent_began(
+    asked: Any, begun: str, told: str, more: Any
+) -> None:
+    user, began = {"role": "user", "content": "go"}, {"role": "assistant", "content": begun}
+    own, joined = history_of(CHAT, {"messages": [*asked, user, began]}, SCOPE).after({"content": told}, captured())
+    assert own in beginnings([*asked, user, began, {"role": "assistant", "content": told}, *more])
+    assert joined in beginnings([*asked, user, {"role": "assistant", "content": begun + told}, *more])
+    assert len(history_of(CHAT, {"messages": [*asked, user]}, SCOPE).after({"content": told}, captured())) == 1
 
 
 def test_the_words_of_two_messages_are_not_those_of_one() -> None:
@@ -144,6 +155,12 @@ def test_ids_that_go_on_begin_with_what_was_sampled(asked: Any, sampled: Any, mo
         mark = text_marks(prompt, "", prompt=asked, sampled=sampled)[0]
         assert begins_with([*asked, *sampled, *more], mark)
         assert set(asked + sampled) == {9} or not begins_with([9, *asked, *sampled], mark)
+
+
+@pytest.mark.parametrize("prompt", ["hello", [1, 2]])
+def test_a_list_of_one_prompt_is_that_prompt(prompt: Any) -> None:
+    assert text_marks([prompt], " there") == text_marks(prompt, " there") != ()
+    assert all(begins_with([prompt], mark) == begins_with(prompt, mark) for mark in text_marks(prompt, " there"))
 
 
 def test_a_text_is_no_list_of_ids() -> None:

@@ -40,6 +40,7 @@ def test_a_choice_that_is_told_exactly_is_a_call() -> None:
 
 @pytest.mark.parametrize(("other", "prompt", "reason"), [
     ({"finish_reason": None}, (1,), "capture_failed"), ({"finish_reason": ["stop"]}, (1,), "capture_failed"),
+    ({"finish_reason": "half \ud800"}, (1,), "capture_failed"),
     ({"finish_reason": "abort"}, (1,), "engine_aborted"), ({"finish_reason": "error"}, (1,), "engine_error"),
     ({"finish_reason": "error", "silent": True}, None, "engine_error"),
     ({"silent": True}, (1,), "no_token_ids"), ({"told": False}, (1,), "no_token_ids"), ({}, None, "no_token_ids"),
@@ -55,7 +56,7 @@ def test_any_other_choice_is_lost_with_a_reason(other: dict[str, Any], prompt: A
     None, [], 7, ["3"], {"version": "3"}, SPANS[:1], [*SPANS, SPANS[0]], [SPANS[0], SPANS[0]], [SPANS[0], 1],
     [{"version": "3", "start": 0, "end": 3}], [{"version": 3, "start": 0, "end": 2}], [{"start": 0, "end": 2}],
     [{"version": "3", "start": 0, "end": "2"}], [{"version": "3", "start": 0, "end": 0}, *SPANS],
-    [{"version": "3", "start": 0, "end": True}],
+    [{"version": "3", "start": 0, "end": True}], [{"version": "\ud800", "start": 0, "end": 2}],
 ])  # fmt: skip
 def test_weights_that_are_not_told_token_by_token_are_not_told(spans: Any) -> None:
     outcome = partial(versions=spans).outcome(0, "m", (1,))

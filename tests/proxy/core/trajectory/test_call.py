@@ -78,7 +78,7 @@ def test_each_token_has_one_version_whatever_is_told(
     labels: list[tuple[str, int]], changes: list[tuple[int, int]], before: int
 ) -> None:
     sampled = sum(count for _, count in labels) or 3
-    places = sorted(min(place, sampled) for _, place in changes)
+    places = sorted(place for _, place in changes)  # where a stream tells no ids, its events may be more than those
     read = tuple(Change(version, (0, place)) for (version, _), place in zip(changes, places, strict=True))
     spans, uncertain = versions_of(replace(captured(tuple(range(sampled))), labels=tuple(labels)), before, read)
     assert sum(count for _, count in spans) == sampled and all(count > 0 for _, count in spans)

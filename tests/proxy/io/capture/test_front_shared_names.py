@@ -179,6 +179,13 @@ async def test_child_sessions_are_agents_of_their_parents_episode(front: Front) 
     assert [call.agent for call in front.calls] == ["child", "grandchild", "child", "", "grandchild"]
 
 
+async def test_a_child_session_of_any_name_is_an_agent_that_can_be_told(front: Front) -> None:
+    child = {"x-session-id": b"caf\xe9".decode("utf-8", "surrogateescape"), "x-parent-session-id": "top"}
+    await Run(front, (child, {}), "conversation").turn()
+    (call,) = front.calls
+    assert call.episode == "top" and call.agent.startswith("name-")
+
+
 async def test_sub_agents_of_claude_code_are_agents_of_their_episode(front: Front) -> None:
     session = {"x-claude-code-session-id": "s"}
     sub = {**session, "x-claude-code-agent-id": "sub", "x-claude-code-parent-agent-id": "main"}

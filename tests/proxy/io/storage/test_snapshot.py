@@ -83,6 +83,21 @@ def test_users_traffic_is_kept(tmp_path: Path) -> None:
     check(state)
 
 
+def test_what_awaits_a_judgement_keeps_its_order(tmp_path: Path) -> None:
+    """One sealed before another comes behind it, if its last call ends later."""
+    rig = LedgerRig(watch=True)
+    for name in ("a", "b", "c"):
+        rig.open(name, judged=True)
+        rig.call(name)
+    (call,) = rig.begin("a")
+    for name in ("a", "c", "b"):
+        rig.seal(name)
+    rig.finish("a", call, (1, 2), (3,))
+    state = stored(tmp_path, rig.state)
+    assert [*state.episodes.awaiting] == [*rig.state.episodes.awaiting] == ["c", "b", "a"]
+    assert picture(state) == picture(rig.state)
+
+
 def test_what_held_out_chats_earned_is_added_up_after_it(tmp_path: Path) -> None:
     live = State(SETTINGS)
     for step, reward in enumerate([0.0, 1.0] * ENOUGH):
