@@ -198,6 +198,8 @@ class Config:
 
 OF_THE_HOST = ("proxy_url", "key", "engine_key", "tls_cert", "run_dir")
 """Settings that say where a run stands and not how it trains."""
+NAMED_THERE = ("model", "model_name", "weights_dir", "engine_urls", "candidate_urls")
+"""Settings for which each host has folders, addresses and names of its own. All of them take a restart."""
 SETTINGS = Settings(Config, prefix="AJET_TRAINER_")
 
 
@@ -239,7 +241,8 @@ def read_file(path: str) -> tuple[dict[str, Any], tuple[Mixture, ...], dict[str,
 
 def digest(config: Config) -> str:
     """16 hexadecimal digits that stand for how `config` trains, wherever it does."""
-    said = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in OF_THE_HOST}
+    told = (one.name for one in fields(config) if one.name not in OF_THE_HOST + NAMED_THERE)
+    said = {name: getattr(config, name) for name in told}
     said["mix"] = [(mixture.step, dict(mixture.shares)) for mixture in config.mix]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from ajet_trainer.config import NAME, Config
+from ajet_trainer.config import NAME, Config, check
 from ajet_trainer.engines import http
 from ajet_trainer.engines.http import EngineLost, asking, cards, words
 
@@ -50,7 +50,7 @@ def served(engine: httpx.Client) -> Served:
 
 def as_served(config: Config, say: Callable[[str], None]) -> Config:
     """`config` with the name of the only model that its engines serve, where it names none itself. A line says so. An
-    adapter has a name of its own."""
+    adapter has a name of its own. Raises `ConfigError` for a name that cannot be."""
     names = set[tuple[str, ...]]()
     if config.model_name != NAME or config.adapts:
         return config
@@ -60,7 +60,7 @@ def as_served(config: Config, say: Callable[[str], None]) -> Config:
     if len(names) != 1 or len(only := next(iter(names))) != 1 or only[0] == NAME:
         return config
     say(f"model_name = {only[0]!r}: the engine serves it alone, and the configuration names none")
-    return replace(config, model_name=only[0])
+    return check(replace(config, model_name=only[0]))
 
 
 def shape(config: Mapping[str, Any]) -> dict[str, Any]:

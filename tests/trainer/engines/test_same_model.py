@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ajet_trainer.config import Config
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import Config, check, digest
 from ajet_trainer.engines import same_model
 from ajet_trainer.engines.http import EngineLost
 from ajet_trainer.engines.same_model import Served, look, started_again
@@ -101,12 +102,17 @@ def test_an_engine_must_have_the_name_unless_it_is_sent_an_adapter(engine: StubE
 
 
 def test_the_only_model_that_engines_serve_is_taken_where_none_is_named(engine: StubEngine, config: Config) -> None:
-    said, before = list[str](), config
+    said, before = list[str](), (config := check(config))
     assert same_model.as_served(config, said.append) == before and not said, "it serves the name"
     engine.base = "Qwen/Qwen3-8B"
     found = same_model.as_served(config, said.append)
     assert found.model_name == "Qwen/Qwen3-8B" and "model_name = 'Qwen/Qwen3-8B': the engine serves it" in said[0]
+    assert digest(found) == digest(config), "a supervisor knows the one that was given"
     assert look(found, {}), "adapters do not count"
+    beside = replace(config, candidate="Qwen/Qwen3-8B", candidate_urls=(engine.url,))
+    with pytest.raises(ConfigError, match="'Qwen/Qwen3-8B' is the name of the model that serves"):
+        same_model.as_served(beside, said.append)
+    said.pop()
     with stub_engine("other") as other:
         for left in (
             replace(config, model_name="planner"),

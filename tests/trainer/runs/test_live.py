@@ -118,6 +118,10 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_says_why(file: File) -> 
 
 def test_digests_tell_what_trains_and_nothing_of_the_host() -> None:
     assert digest(START) == digest(replace(START, key="k", run_dir="x", proxy_url="http://a:1", tls_cert="c"))
+    there = replace(
+        START, model="/srv/m", model_name="served", weights_dir="w", engine_urls=("http://a:1",), candidate_urls=("x",)
+    )
+    assert digest(START) == digest(there)
     assert len({digest(START), digest(replace(START, groups=5)), digest(replace(START, verl={}))}) == 3
     assert taken_up(START, replace(START, key=("other",))) == START
     assert differing(START, replace(START, key=("other",))) == []

@@ -182,6 +182,15 @@ def test_a_run_that_made_all_its_steps_is_done_until_there_are_more(site: Site) 
     site.state("done")
 
 
+def test_a_run_stays_done_where_the_host_has_another_folder_for_its_model(site: Site) -> None:
+    site.want(total_steps=3)
+    (site.folder / "moved").mkdir()
+    (site.folder / "allow.toml").write_text(f'runs = "{site.folder}/runs"\n[models]\nsmall = "{site.folder}/moved"\n')
+    site.supervisor()
+    site.state("done")
+    assert len(site.history()) == 3
+
+
 def test_what_cannot_be_used_is_said_and_not_tried_again(site: Site) -> None:
     site.want(model_name="refused")
     site.state("failed")
