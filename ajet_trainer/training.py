@@ -82,9 +82,11 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
     with held, opened as file, redirect_stdout(file), redirect_stderr(file):
         try:
             assemble(config, progress, stop, live)
-            return
         except NotPromoted:
             progress.phase("starting again", quiet=True)
+            file.flush()
+            os.set_inheritable(held.fileno(), True)  # a lock is lost as the first descriptor of its file is closed
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
         except AjetError:
             progress.phase("failed", quiet=True)
             raise
@@ -95,7 +97,6 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
             progress.phase("failed", quiet=True)
             traceback.print_exc(file=file)
             raise TrainingFailed(f"{first_words(error)} (more in {log})") from error
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
 
 
 def first_words(error: Exception) -> str:

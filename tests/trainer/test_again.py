@@ -6,8 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
-import os
+import os, subprocess, sys
+from pathlib import Path
+ask = "import sys, pathlib; from ajet_trainer.runs.held import holder; print(holder(pathlib.Path(sys.argv[1])))"
+folder = Path(sys.argv[3]).parent / "run"
+print("held by", subprocess.run([sys.executable, "-c", ask, folder], capture_output=True, text=True).stdout.strip())
+sys.stdout.flush()
 from ajet_trainer import cli, training
 from ajet_trainer.candidate import NotPromoted
 
@@ -25,14 +32,24 @@ cli.main()
 """
 
 
-def test_it_begins_again_with_the_same_words_and_the_environment_of_its_start(tmp_path: Path) -> None:
-    """A supervisor sees no end. The lock of the folder is free for it again."""
+@pytest.mark.parametrize("kept", [True, False])
+def test_it_begins_again_with_the_same_words_and_the_environment_of_its_start(tmp_path: Path, kept: bool) -> None:
+    """A supervisor sees no end, and nobody else gets the folder meanwhile."""
     (tmp_path / "m").mkdir()
+    (tmp_path / "run").mkdir()
     (tmp_path / "run.toml").write_text(f'[trainer]\nmodel = "{tmp_path / "m"}"\nrun_dir = "{tmp_path / "run"}"\n')
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "run", "--config", str(tmp_path / "run.toml"), "groups=3"],
+        [
+            *([sys.executable, "-m", "ajet_trainer.runs.held", str(tmp_path / "run"), "1"] if kept else ()),
+            sys.executable, "-c", SCRIPT, "run", "--config", str(tmp_path / "run.toml"), "groups=3",
+        ],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     out, _ = process.communicate()
     assert process.returncode == 0
-    assert out.splitlines() == [f"process {process.pid}, 3 groups, None"] * 3
+    first = process.pid if kept else None
+    assert [line for line in out.splitlines() if line.startswith("held")] == [
+        f"held by {first}", *[f"held by {process.pid}"] * 2
+    ]  # fmt: skip
+    said = [line for line in out.splitlines() if not line.startswith("held")]
+    assert said == [f"process {process.pid}, 3 groups, None"] * 3
