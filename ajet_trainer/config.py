@@ -19,13 +19,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ajet_sdk.address import is_key, server
-from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, nearest, option, read_toml, toml
+from ajet_sdk.limits import MAX_AGE_S, MAX_AHEAD, MAX_GROUPS, MAX_LABEL, MAX_VERSION
+from ajet_sdk.runs import LEARNING_RATE, literal
+from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, nearest, option, read_toml
 from ajet_trainer.mix import Mixture, read_mix
 
 NAME = "policy"
@@ -34,6 +37,10 @@ ADAPTER = ("lora_rank", "lora.rank", "lora_adapter_path")
 """How verl's keys end that have an adapter trained."""
 DEVICE = "trainer.device"
 """verl's key for what it trains on."""
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+"""verl's key for the groups of an update."""
+NULLS = ("null", "None")
+"""The words for verl's null, which TOML lacks."""
 KEEP = "trainer.max_actor_ckpt_to_keep"
 """verl's key for how many checkpoints stay on disk."""
 
@@ -86,23 +93,23 @@ class Config:
         "or run_dir for an adapter alone.",
         metavar="DIR",
     )
-    groups: int = option(4, "Groups (tasks) in a batch, that is, in a step.")
-    group_size: int = option(8, "Episodes in a group.")
+    groups: int = option(4, "Groups (tasks) in a batch, that is, in a step.", most=MAX_GROUPS)
+    group_size: int = option(8, "Episodes in a group.", most=MAX_GROUPS)
     min_group_size: int | None = option(
         None, "Episodes that make a group of a task that nobody plays any more; fewer are discarded. Unset: 2, or 1 "
         "where group_size is 1. 0: only whole groups are trained.", zero=True,
     )
     group_wait_s: float = option(
         60.0, "Seconds after the last opening until nobody plays a task any more, if none of its episodes is open.",
-        zero=True,
+        zero=True, most=int(MAX_AGE_S),
     )
     ahead: int | None = option(
         None, "Groups that agents may have open or ready beyond those of the batch that trains; more are held. Unset: "
-        "as many as a batch has, times overlap. 0: any number.", zero=True,
+        "as many as a batch has, times overlap. 0: any number.", zero=True, most=MAX_AHEAD,
     )
     max_staleness: int | None = option(
         None, "How many policy versions behind the one that serves a sampled token may be, at most; unset: any.",
-        zero=True,
+        zero=True, most=MAX_VERSION,
     )
     max_kl: float = option(
         0.05, "End the run before an update if the KL divergence of engine and trainer is above this, in nats a token, "
@@ -110,11 +117,11 @@ class Config:
     )
     max_lead: int | None = option(
         None, "How many updates the model may be ahead of the slowest that learns from the same episodes; 0: in "
-        "lockstep. Unset: any number.", zero=True,
+        "lockstep. Unset: any number.", zero=True, most=MAX_VERSION,
     )
     overlap: int | None = option(
         None, "How many batches agents may be ahead of the weights that train; 0 holds agents while a step trains. It "
-        "sets max_staleness where that is unset. More than 0 needs engine_urls.", zero=True,
+        "sets max_staleness where that is unset. More than 0 needs engine_urls.", zero=True, most=MAX_AHEAD,
     )
     no_signal: str = option(
         "keep",
@@ -256,16 +263,6 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, A
             yield f"{prefix}{name}", value
 
 
-def literal(text: str) -> Any:
-    """A word of the command line as a TOML value where it is one (``1e-5``, ``true``, ``[1, 2]``), else as a string."""
-    if text in ("null", "None"):
-        return None
-    try:
-        return toml(f"x = {text.lower() if text in ('True', 'False') else text}")["x"]
-    except ValueError:
-        return text
-
-
 def find_model(config: Config) -> Path:
     """The folder of its model, which is not there if a hub gives it. Raises `ConfigError` if there is no model."""
     folder = Path(config.model)
@@ -288,10 +285,14 @@ def _has_hub(model: str) -> bool:
 
 def check(config: Config) -> Config:
     """`config` if its values make sense together, with those that follow from others. Raises `ConfigError`."""
+    config = replace(config, verl={key: None if value in NULLS else value for key, value in config.verl.items()})
     if not config.model:
         raise ConfigError("model is required: the folder of the model to train", param="model")
     if config.model.startswith(("/", "./", "../")) and not Path(config.model).is_dir():
         raise ConfigError(f"model: there is no folder {config.model}", param="model")
+    for name, said in (("model_name", config.model_name), ("candidate", config.candidate or "none")):
+        if not 1 <= len(said) <= MAX_LABEL:
+            raise ConfigError(f"{name} must have 1 to {MAX_LABEL} characters", param=name)
     if not config.proxy_url:
         raise ConfigError("proxy_url is required: where ajet-proxy listens", param="proxy_url")
     for name, urls in (
@@ -323,10 +324,10 @@ def check(config: Config) -> Config:
     if 0 < config.pace < config.groups:
         said = f"a batch has groups = {config.groups}, which nobody could play then"
         raise ConfigError(f"ahead = {config.pace} cannot be: {said}", param="ahead")
-    if type(config.keep_checkpoints) is not int or config.keep_checkpoints < 1:
-        raise ConfigError(f"{KEEP} must be an integer above 0, not {config.keep_checkpoints!r}", param=KEEP)
-    if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):
-        raise ConfigError(f"{DEVICE} must be cpu or cuda, not {config.verl[DEVICE]!r}", param=DEVICE)
+    if config.pace > MAX_AHEAD:
+        raise ConfigError(f"groups times overlap must be at most {MAX_AHEAD}, not {config.pace}", param="overlap")
+    for param, said in _of_verl(config):
+        raise ConfigError(f"{param} {said}", param=param)
     if config.max_staleness is None:
         config = replace(config, max_staleness=config.overlap)
     for param, said in _of_candidate(config):
@@ -334,6 +335,21 @@ def check(config: Config) -> Config:
     if config.eval_episodes is None:
         config = replace(config, eval_episodes=128 if config.candidate else 16)
     return config
+
+
+def _of_verl(config: Config) -> Iterable[tuple[str, str]]:
+    """verl's keys that cannot be, each with what is wrong, as far as ajet itself reads them."""
+    kept, device, size = config.keep_checkpoints, config.verl.get(DEVICE, "cpu"), config.verl.get(MINI_BATCH)
+    rate = config.verl.get(LEARNING_RATE, 0)
+    if type(kept) is not int or kept < 1:
+        yield KEEP, f"must be an integer above 0, not {kept!r}"
+    if device not in ("cpu", "cuda"):
+        yield DEVICE, f"must be cpu or cuda, not {device!r}"
+    if type(size) is int and (size < 1 or config.groups % size):
+        updates = f"groups / {MINI_BATCH.rpartition('.')[2]} updates of a step"
+        yield MINI_BATCH, f"makes {updates}: a divisor of {config.groups}, not {size}"
+    if "$" not in str(rate) and not (type(rate) in (int, float) and 0 <= rate < math.inf):
+        yield LEARNING_RATE, f"must be a number of at least 0, not {rate!r}"
 
 
 def _of_candidate(config: Config) -> Iterable[tuple[str, str]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ajet_sdk.bodies import check_storable
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.settings import toml
 
 MIX = "mix"
 TABLES = ("trainer", "verl", MIX)
@@ -115,6 +116,14 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 def restarts(keys: Sequence[str]) -> list[str]:
     """Those of the changed `keys` that take a restart."""
     return [key for key in keys if key not in LIVE and not key.startswith(f"{MIX}.")]
+
+
+def literal(text: str) -> Any:
+    """A word of a command line as a TOML value where it is one (``1e-5``, ``true``, ``[1, 2]``), else as a string."""
+    try:
+        return toml(f"x = {text.lower() if text in ('True', 'False') else text}")["x"]
+    except (ValueError, RecursionError):
+        return text
 
 
 def line_digest(line: str) -> str:

@@ -13,8 +13,8 @@ from ajet_sdk.blocking import Client
 from ajet_sdk.commands import LOOK_S, client_for, proxy_option, usage
 from ajet_sdk.output import OnceGroup, say
 from ajet_sdk.routes import ChangeRun, PutRun
-from ajet_sdk.runs import MIX, check_name, flat, tables
-from ajet_sdk.settings import read_toml, toml
+from ajet_sdk.runs import MIX, check_name, flat, literal, tables
+from ajet_sdk.settings import read_toml
 
 FOLLOW_S = 1.0
 SHOWN = ("reward_mean", "reward_std", "lr", "pg_loss", "staleness_mean")
@@ -93,7 +93,7 @@ def set_keys(run: str, assignments: tuple[str, ...], restart: bool, as_json: boo
         if not equals or not key:
             raise click.UsageError(f"{word!r} is not KEY=VALUE")
         table = MIX if key.startswith(f"{MIX}.") else "verl" if "." in key else "trainer"
-        config.setdefault(table, {})[key.removeprefix(f"{table}.")] = literal(text)
+        config.setdefault(table, {})[key.removeprefix(f"{table}.")] = literal(text) if text else None
     with usage():
         flat(config)
     with client_for(proxy) as client:
@@ -159,16 +159,6 @@ def lines(
             say(f"the run went back to {answer['next']}")
         place = answer["next"]
         pause(FOLLOW_S)
-
-
-def literal(text: str) -> Any:
-    """A word as a TOML value where it is one, else as a string. Nothing stands for no value."""
-    if not text:
-        return None
-    try:
-        return toml(f"x = {text}")["x"]
-    except ValueError:
-        return text
 
 
 def figures(line: dict[str, Any]) -> str:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.runs import LEARNING_RATE
 from ajet_sdk.settings import ConfigError
 from ajet_trainer import config
-from ajet_trainer.config import SETTINGS, load
+from ajet_trainer.config import MINI_BATCH, SETTINGS, load
 
 
 @pytest.fixture
@@ -71,10 +72,23 @@ def test_a_trainer_has_one_daemon_and_one_key(tmp_path: Path) -> None:
         (["overlap=-1"], {}, "overlap must be at least 0, not -1"),
         (["overlap=1"], {}, "overlap = 1 cannot be: .* set engine_urls, or leave overlap out"),
         (["overlap=2", "max_staleness=1", "engine_urls=http://a"], {}, "contradicts overlap = 2: .* or set it to 2"),
+        (["groups=100001"], {}, "groups must be at most 100000, not 100001"),
+        (["group_size=100001"], {}, "group_size must be at most 100000, not 100001"),
+        (["group_wait_s=1e10"], {}, "group_wait_s must be at most 1000000000, not"),
+        (["ahead=1000001"], {}, "ahead must be at most 1000000, not 1000001"),
+        (["groups=1000", "overlap=1001", "engine_urls=http://a"], {}, "groups times overlap must be at most 1000000"),
+        (["max_staleness=2147483648"], {}, "max_staleness must be at most 2147483647"),
+        (["max_lead=2147483648"], {}, "max_lead must be at most 2147483647"),
+        (["model_name="], {}, "model_name must have 1 to 1000 characters"),
+        (["candidate=" + "x" * 1001], {}, "candidate must have 1 to 1000 characters"),
         (["no_signal=maybe"], {}, "no_signal must be one of keep, drop, not 'maybe'"),
         (["sampling=any"], {}, "sampling must be one of correct, exact, strict, not 'any'"),
         (["trainer.max_actor_ckpt_to_keep=0"], {}, "trainer.max_actor_ckpt_to_keep must be an integer above 0, not 0"),
         (["trainer.max_actor_ckpt_to_keep=null"], {}, "must be an integer above 0, not None"),
+        ([f"{MINI_BATCH}=2", "groups=3"], {}, "updates of a step: a divisor of 3, not 2"),
+        ([f"{MINI_BATCH}=0"], {}, "updates of a step: a divisor of 2, not 0"),
+        ([f"{LEARNING_RATE}=fast"], {}, "optim.lr must be a number of at least 0, not 'fast'"),
+        ([f"{LEARNING_RATE}=-1e-6"], {}, "optim.lr must be a number of at least 0, not -1e-06"),
         (["trainer.device=npu"], {}, "trainer.device must be cpu or cuda, not 'npu'"),
         (["engine_urls=http://a,b:1"], {}, "engine_urls must be http://HOST:PORT, not 'b:1'"),
         (["model="], {}, "model is required"),

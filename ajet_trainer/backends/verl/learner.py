@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ajet_trainer.backends.verl.loggers import Loggers
 from ajet_trainer.backends.verl.rows import put_rows, trained
 from ajet_trainer.backends.verl.trainer import AjetTrainer
 from ajet_trainer.batch import Row
-from ajet_trainer.config import Config
+from ajet_trainer.config import MINI_BATCH, Config
 from ajet_trainer.engines import answers
 from ajet_trainer.engines.attached import Attached
 from ajet_trainer.engines.http import EngineLost
@@ -32,7 +33,6 @@ from ajet_trainer.sampling import Rule
 
 MANY = ("fsdp", "fsdp2", "megatron", "veomni")
 """Engines of verl that take a temperature for each row. Their fused kernels take one for all."""
-MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
 class VerlLearner:
@@ -111,17 +111,15 @@ class VerlLearner:
         return plain(metrics) | {"updates": made, "skipped_updates": skipped}
 
     def tune(self, config: Config) -> None:
-        """A checkpoint holds the learning rate that it was made under, so the rate is set at the start too."""
+        """A checkpoint holds the learning rate that it was made under, so the rate is set at the start too. What was
+        decided of `rows` stays."""
         verl, rate = self._verl, self._rate
         if config.verl.get(LEARNING_RATE) != verl.ours.verl.get(LEARNING_RATE):
             rate = settings.rate(config)
-        size = config.verl.get(MINI_BATCH)
-        if size is not None and config.groups % size:
-            raise ConfigError(f"{MINI_BATCH} = {size} does not divide {config.groups} groups", param="groups")
         if not all(verl.actor_rollout_wg.set_learning_rate(rate)) and rate != self._rate:
             raise ConfigError(f"{LEARNING_RATE} takes a restart with this strategy", param=LEARNING_RATE)
-        verl.updates = 1 if size is None else config.groups // size
-        verl.ours, self._rate = config, rate
+        verl.updates = config.groups // config.verl.get(MINI_BATCH, config.groups)
+        verl.ours, self._rate = replace(config, rows=verl.ours.rows), rate
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         self._loggers.log(figures, step)

@@ -324,6 +324,8 @@ def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         added = name.startswith("+") or any(part in f".{name}." for part in FREE)
         key = name.lstrip("+")
+        if isinstance(value, str) and "$" not in value and isinstance(OmegaConf.select(tree, key), bool):
+            raise ConfigError(f"{key} must be true or false, not {value!r}", param=key)
         try:
             OmegaConf.update(tree, key, value, force_add=added)
         except (ConfigAttributeError, ConfigKeyError):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ajet_sdk.runs import commands as train_commands
-from ajet_sdk.runs.commands import figures, lines, literal
+from ajet_sdk.runs import literal
+from ajet_sdk.runs.commands import figures, lines
 from tests.sdk.conftest import Ajet
 from tests.trainer.runs.test_supervisor_kills import RATE, Site
 
@@ -89,7 +90,8 @@ def test_help(ajet: Ajet, command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [
-    ("", None), ("1", 1), ("1e-5", 1e-5), ("true", True), ("[1, 2]", [1, 2]), ("grpo", "grpo"), ("a b", "a b"),
+    ("", ""), ("1", 1), ("1e-5", 1e-5), ("true", True), ("False", False), ("[1, 2]", [1, 2]), ("grpo", "grpo"),
+    ("a b", "a b"), ("null", "null"), ("[" * 9999, "[" * 9999),
 ])  # fmt: skip
 def test_words(text: str, value: Any) -> None:
     assert literal(text) == value

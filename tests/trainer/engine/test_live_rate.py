@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 
 from ajet_trainer.backends.verl.counting import over_rate
+from ajet_trainer.backends.verl.learner import VerlLearner
+from ajet_trainer.config import Config
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 
@@ -49,3 +53,16 @@ def test_the_schedule_goes_on_over_the_new_rate(kind: str, before: int, restored
     assert changed.get_last_lr() == pytest.approx(plain.get_last_lr())
     for one, other in zip(forward(changed, 4), forward(plain, 4), strict=True):
         assert one == pytest.approx(other)
+
+
+def test_what_was_decided_of_rows_stays() -> None:
+    """A configuration as it was given leaves them out. Trees would not be dealt to processes as trees."""
+    learner, given = VerlLearner.__new__(VerlLearner), Config(model="m", groups=6)
+    group = SimpleNamespace(set_learning_rate=lambda rate: [True])
+    verl: Any = SimpleNamespace(ours=replace(given, rows="tree"), actor_rollout_wg=group)
+    learner._rate, learner._verl = 1e-6, verl
+    learner.tune(given)
+    assert (learner._verl.ours, learner._verl.updates) == (replace(given, rows="tree"), 1)
+    two = replace(given, verl={"actor_rollout_ref.actor.ppo_mini_batch_size": 3})
+    learner.tune(two)
+    assert (learner._verl.ours.rows, learner._verl.updates) == ("tree", 2)

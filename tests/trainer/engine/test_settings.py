@@ -207,6 +207,14 @@ def test_sequences_are_shared_by_processes_that_there_are() -> None:
     assert refused(shared | {"trainer.n_gpus_per_node": 3})
 
 
+@pytest.mark.parametrize("word", ["False", "no", "0"])
+def test_a_word_is_no_truth_value(word: str) -> None:
+    """Any word would be true."""
+    key = f"{ACTOR}.use_kl_loss"
+    assert refused({key: word}) == f"{key} must be true or false, not {word!r}"
+    assert composed({key: "${critic.enable}", "critic.enable": False}).actor_rollout_ref.actor.use_kl_loss is False
+
+
 @pytest.mark.parametrize("size", [0, -1, 3, 5, 2.0, "2", None])
 def test_the_updates_of_a_step_have_equally_many_groups(size: object) -> None:
     said = refused({f"{ACTOR}.ppo_mini_batch_size": size}, groups=4)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.runs import MAX_CONFIG, check_name, flat, merged, restarts, tables
+from ajet_sdk.runs import MAX_CONFIG, check_name, flat, literal, merged, restarts, tables
 from ajet_sdk.settings import ConfigError, read_toml
 from ajet_trainer.config import OF_THE_HOST, load
 from ajet_trainer.runs.allowed import KNOBS, Allowed, config_of, read, toml_of
@@ -43,6 +43,21 @@ def made(allowed: Allowed, trainer: Any = None, verl: Any = None) -> Any:
     document = allowed.document("r", keys, PROXY)
     config_of(document)
     return document
+
+
+@pytest.mark.parametrize("word", ["False", "true", "null", "None", "1e-5", "16", "token"])
+def test_a_word_means_the_same_from_afar_and_on_the_host(allowed: Allowed, tmp_path: Path, word: str) -> None:
+    key = "algorithm.rollout_correction.rollout_is"
+    (tmp_path / "file.toml").write_text(toml_of(made(allowed, verl={key: literal(word)})))
+    assert load(str(tmp_path / "file.toml")).verl[key] == load(None, ["model=m", f"{key}={word}"]).verl[key]
+    assert isinstance(load(None, ["model=m", f"{key}={word}"]).verl[key], str) == (word == "token")
+
+
+def test_groups_that_a_step_cannot_update_are_refused_before_they_are_wanted(allowed: Allowed) -> None:
+    size = {"actor_rollout_ref.actor.ppo_mini_batch_size": 4}
+    made(allowed, {"groups": 8}, size)
+    with pytest.raises(ConfigError, match="a divisor of 6, not 4"):
+        made(allowed, {"groups": 6}, size)
 
 
 def test_names_become_the_hosts_folders(allowed: Allowed, tmp_path: Path) -> None:
