@@ -1,7 +1,8 @@
 """The signs of a run for a person or a progress bar: one line a phase and a step, `phase.json`, `metrics.jsonl`.
 
-`phase.json` is ``{"phase", "step", "of", "config"}``, replaced atomically; ``of`` is 0 when the run has no planned end,
-and ``config`` is the digest of the configuration in force. `metrics.jsonl` has one JSON object a step. Its line of step
+`phase.json` is ``{"phase", "step", "of", "config", "refused"}``, replaced atomically; ``of`` is 0 when the run has no
+planned end, ``config`` is the digest of the configuration in force, and ``refused`` says what keeps a later one from
+being in force, if it was tried. `metrics.jsonl` has one JSON object a step. Its line of step
 0, if there is one, is the evaluation of the model that the run began with. A resumed run first drops the lines of steps
 that its checkpoint does not hold, so that each step stands in the file once.
 """
@@ -29,7 +30,7 @@ class Progress:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.total_steps = total_steps
-        self.config = config
+        self.config, self.refused = config, ""
         self.step = 0
         self.say = say
         self.timing: dict[str, float] = {}
@@ -39,7 +40,9 @@ class Progress:
 
     def phase(self, phase: str, *, quiet: bool = False) -> None:
         """The run is now at `phase`; unless `quiet`, a line says so."""
-        known = {"phase": phase, "step": self.step, "of": self.total_steps, "config": self.config}
+        known = {
+            "phase": phase, "step": self.step, "of": self.total_steps, "config": self.config, "refused": self.refused,
+        }  # fmt: skip
         put(self.run_dir / "phase.json", json.dumps(known) + "\n")
         if not quiet:
             self.say(phase)

@@ -126,13 +126,13 @@ class KeptRun:
         if int(phase.get("step", 0)) > self.step:
             self.step, self.attempts = int(phase["step"]), 0
         if wanted["desired"] == "running" and starts == wanted["starts"]:
-            fault = None
+            fault = None if phase.get("config") == wanted["digest"] else self.host.hidden.text(phase.get("refused", ""))
             try:
                 self._write(wanted)
             except ConfigError as error:  # the host allows it no longer
                 fault = self.host.hidden.text(error.message)
             up = str(phase.get("phase", "")).startswith(TRAINING)
-            self._report("running" if up else "starting", starts=starts, reason=fault)
+            self._report("running" if up else "starting", starts=starts, reason=fault or None)
             return
         if pid is not None and start and (self.urged or not self._was_told(start)):
             self.host.say(f"run {self.name}: asking its trainer to end")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.runs import LEARNING_RATE, LIVE
+from ajet_sdk.settings import ConfigError
 from ajet_sdk.watched_files import WatchedFiles
 from ajet_trainer.config import NAME, OF_THE_HOST, Config, check
 
@@ -29,26 +30,36 @@ class Live:
     def __call__(self, config: Config) -> Config:
         """`config` with what has changed in the file and can change now; the same object if nothing has."""
 
-        def read() -> tuple[Config, Config]:
+        def read() -> tuple[Config, str]:
             wanted = self._read()
             if wanted.model_name == NAME:  # it names none: what the engines serve stays
                 wanted = replace(wanted, model_name=config.model_name)
-            return wanted, check(taken_up(config, wanted))
+            found = taken_up(config, wanted)
+            left = ", ".join(differing(found, wanted))
+            try:
+                return check(found), left
+            except ConfigError as error:
+                if not left:
+                    raise
+                raise ConfigError(f"{left}: a change of this takes a restart, and without it {error.message}") from None
 
         if (taken := self._file.take(read)) is None:
             return config
-        wanted, found = taken
-        if left := differing(found, wanted):
-            self._say(f"{', '.join(left)}: a change of this takes a restart")
+        found, left = taken
+        if left:
+            self._say(f"{left}: a change of this takes a restart")
         return config if found == config else found
 
 
 def taken_up(config: Config, wanted: Config) -> Config:
-    """`config` with the keys of `wanted` that change at the next step."""
+    """`config` with the keys of `wanted` that change at the next step. A bound on staleness that may follow from
+    another `overlap` waits with that for a restart."""
     verl = {name: value for name, value in config.verl.items() if name != LEARNING_RATE}
     if LEARNING_RATE in wanted.verl:
         verl[LEARNING_RATE] = wanted.verl[LEARNING_RATE]
     changes: dict[str, Any] = {name: getattr(wanted, name) for name in OURS}
+    if config.overlap != wanted.overlap:
+        del changes["max_staleness"]
     return replace(config, **changes, mix=wanted.mix, verl=verl)
 
 

@@ -98,7 +98,7 @@ def phase_in(path: Path) -> tuple[dict[str, Any], bool]:
     return out, all(name in out or found[name] is None for name in _PHASE if name in found)
 
 
-_PHASE = {"phase": str, "step": int, "of": int, "config": str}
+_PHASE = {"phase": str, "step": int, "of": int, "config": str, "refused": str}
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

@@ -2,7 +2,8 @@
 
 A step is one rename: the checkpoint, with the process and the learning rate. Then it stands in ``history``, and if
 a kill comes in between, after the next start. What ``model_name`` says, it does otherwise: ``refused`` cannot be used,
-``dying`` dies before its first step, ``deaf`` takes a while to end, and ``slow`` takes ten times as long for a step.
+``dying`` dies before its first step, ``deaf`` takes a while to end, ``slow`` takes ten times as long for a step, and
+``stubborn`` keeps its learning rate.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ajet_sdk.output import say
@@ -52,7 +54,9 @@ def main() -> None:
         sys.exit(1)
     progress.resume_at(step)
     while not asked and not 0 < config.total_steps <= step:
-        config = live(config)
+        before, config = config, live(config)
+        if config is not before and config.model_name == "stubborn":
+            progress.refused, config = "the rate stays", replace(config, verl=before.verl)
         progress.total_steps, progress.config = config.total_steps, digest(config)
         progress.phase("training", quiet=True)
         time.sleep(STEP_S * (10 if config.model_name == "slow" else 1))

@@ -24,7 +24,7 @@ def test_a_phase_is_replaced_whole_and_said_unless_quiet(tmp_path: Path) -> None
     progress = Progress(tmp_path / "run", 7, said.append, "digest")
     progress.phase("starting Ray")
     progress.phase("draining", quiet=True)
-    told = {"phase": "draining", "step": 0, "of": 7, "config": "digest"}
+    told = {"phase": "draining", "step": 0, "of": 7, "config": "digest", "refused": ""}
     assert json.loads((tmp_path / "run/phase.json").read_text()) == told
     assert said == ["starting Ray"]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["phase.json"]

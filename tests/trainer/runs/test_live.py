@@ -90,16 +90,18 @@ def test_the_shares_of_lanes_are_taken_up(file: File) -> None:
     assert file.said == []
 
 
-def test_a_run_tells_the_daemon_of_shares_that_have_changed(tmp_path: Path) -> None:
+def test_a_run_tells_the_daemon_of_what_has_changed_and_of_nothing_else(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 6, groups=2, group_size=2, mix=(Mixture(0, {"math": 1.0}),))
     run = setting.begun()
     run.step()
     run.live = lambda config: replace(config, mix=(Mixture(0, {"code": 1.0}),))
     run.step()
-    run.live = lambda config: replace(config, mix=(), groups=1)
+    run.live = lambda config: replace(config, mix=())
+    run.step()
+    run.live = lambda config: replace(config, groups=1)
     run.step()
     assert setting.proxy.mixes == [
-        SetMix({"math": 1.0}, 2, 2), SetMix({"code": 1.0}, 2, 2), SetMix(None, 1, 2),
+        SetMix({"math": 1.0}, 2, 2), SetMix({"code": 1.0}), SetMix(None, 1, 2),
     ]  # fmt: skip
     assert any("lanes keep their shares" in line for line in setting.said)
 
@@ -127,6 +129,25 @@ def test_digests_tell_what_trains_and_nothing_of_the_host() -> None:
     assert differing(START, replace(START, key=("other",))) == []
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (1, None), (None, 1)])
+def test_what_follows_from_a_change_that_takes_a_restart_waits_with_it(
+    file: File, before: int | None, after: int | None
+) -> None:
+    engines = "engine_urls = ['http://a:1']"
+    start = check(replace(START, engine_urls=("http://a:1",), overlap=before))
+    file.write("\n".join([engines, "groups = 8", *([] if after is None else [f"overlap = {after}"])]))
+    assert file.live(start) == replace(start, groups=8)
+    assert file.said == ["max_staleness, overlap: a change of this takes a restart"]
+
+
+def test_a_change_that_another_one_needs_is_named_with_what_it_waits_for(file: File) -> None:
+    start = check(replace(START, ahead=4))
+    file.write("groups = 8\nahead = 8")
+    assert file.live(start) is start
+    (said,) = file.said
+    assert "ahead: a change of this takes a restart, and without it ahead = 4 cannot be" in said
+
+
 def test_a_run_takes_a_change_up_at_its_next_step(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 6, groups=1)
     run = setting.start()
@@ -151,17 +172,25 @@ def test_a_run_that_waits_ends_when_it_has_no_more_steps_to_make(tmp_path: Path)
     assert (run.done, setting.learner.version) == (True, 1)
 
 
-def test_a_learner_that_cannot_goes_on_as_before(tmp_path: Path) -> None:
-    setting = Setting(tmp_path, 1)
-    run = setting.begun()
+def test_a_learning_rate_that_the_learner_cannot_change_stays_and_all_else_changes(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 3, verl={LEARNING_RATE: 1e-5})
+    run, said = setting.begun(), "the learning rate takes a restart with this strategy"
 
-    def refuse(config: Config) -> None:
-        raise ConfigError("the learning rate takes a restart with this strategy")
+    def tune(config: Config) -> None:
+        if config.verl[LEARNING_RATE] != 1e-5:
+            raise ConfigError(said)
+        setting.learner.tuned = config
 
-    setting.learner.tune = refuse  # type: ignore[method-assign]
-    before = run.config
-    run.live = lambda config: replace(config, verl={LEARNING_RATE: 1.0})
+    setting.learner.tune = tune  # type: ignore[method-assign]
+    before, wanted = run.config, replace(run.config, verl={LEARNING_RATE: 1.0})
+    run.live = lambda config: replace(wanted, verl=dict(wanted.verl))
     run.step()
-    assert run.config is before
-    assert "the learning rate takes a restart with this strategy" in setting.said
-    assert setting.learner.version == 1
+    assert (run.config, setting.learner.version, setting.said[-2]) == (before, 1, said)
+    wanted = replace(wanted, groups=1, save_freq=3)
+    run.step()
+    assert run.config == setting.learner.tuned == replace(before, groups=1, save_freq=3)
+    shown = json.loads((tmp_path / "phase.json").read_text())
+    assert (shown["config"], shown["refused"]) == (digest(run.config), said) and digest(wanted) != digest(run.config)
+    wanted = run.config
+    run.step()
+    assert json.loads((tmp_path / "phase.json").read_text())["refused"] == ""

@@ -163,6 +163,15 @@ def test_a_live_change_reaches_the_trainer_that_runs(site: Site) -> None:
     assert site.report()["of"] == 10_000
 
 
+def test_a_report_says_why_a_change_is_not_in_force(site: Site) -> None:
+    site.runs(model_name="stubborn")
+    site.want(rate=0.5, model_name="stubborn")
+    site.until(lambda: site.report()["reason"] == "the rate stays" if "reason" in site.report() else False)
+    assert site.report()["config"] != site.daemon.wanted["r"]["digest"]
+    site.want(model_name="stubborn")
+    site.until(lambda: site.report()["reason"] is None)
+
+
 def test_another_start_ends_the_trainer_and_begins_one(site: Site) -> None:
     site.runs()
     site.want(starts=2, max_tokens=64)
