@@ -49,6 +49,7 @@ class Candidate:
         """The verdict on the learner's weights beside those of version `served`. None if a stop came first."""
         self.figures = {}
         while not self._stopping():
+            self._meanwhile()  # a daemon that has forgotten what serves takes no candidate of it
             self._announce()
             known = read_json(self._path)
             if not self._of(served).items() <= known.items():

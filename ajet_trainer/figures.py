@@ -20,16 +20,21 @@ Hand = Sequence[tuple[Batch, Admission]]
 """The batches of a step, and what of each is trained."""
 
 
-def batch_figures(hand: Hand, rows: Sequence[Row], by_turn: ByTurn | None) -> dict[str, Any]:
-    """The figures of the data. Rewards are of all leased episodes, the rest is of what was trained."""
-    rewards = [episode.reward for one, _ in hand for group in one.groups for episode in group.episodes]
+def batch_figures(
+    hand: Hand, rows: Sequence[Row], by_turn: ByTurn | None, *, compares: bool = True
+) -> dict[str, Any]:
+    """The figures of the data. Rewards are of all leased episodes, the rest is of what was trained. Without `compares`
+    or credit `by_turn`, equal rewards of a group are no lack."""
+    leased = [episode for one, _ in hand for group in one.groups for episode in group.episodes]
+    rewards = [episode.reward for episode in leased]
+    given = {call: sample.reward for episode in leased for sample in episode.samples for call in sample.calls}
     trained = [episode for _, admission in hand for episode in admission.episodes]
     groups = [group for _, admission in hand for group in admission.groups]
     mean = math.fsum(rewards) / len(rewards)
     samples = [sample for episode in trained for sample in trainable(episode)]
     agents: dict[str, list[float]] = {}
     for sample in samples:
-        agents.setdefault(sample.agent, []).append(sample.reward or 0.0)
+        agents.setdefault(sample.agent, []).append(given[sample.calls[0]] or 0.0)
     means = {agent: math.fsum(found) / len(found) for agent, found in agents.items()}
     rows = [row for row in rows if row.sampled]  # the others are only compared
     return {
@@ -37,7 +42,9 @@ def batch_figures(hand: Hand, rows: Sequence[Row], by_turn: ByTurn | None) -> di
         **({"reward_by_agent": means} if len(means) > 1 else {}),
         "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
         "groups": len(groups),
-        "groups_without_signal": sum(not has_signal(group, by_turn) for group in groups),
+        "groups_without_signal": sum(
+            (compares or by_turn is not None) and not has_signal(group, by_turn) for group in groups
+        ),
         "episodes": len(trained),
         "rejected_episodes": sum(len(admission.rejected) for _, admission in hand),
         "samples": len(rows),

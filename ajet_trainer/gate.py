@@ -19,15 +19,17 @@ DRAIN_S = 1800.0
 
 
 class Gate:
-    """The gate of `model`. `told` hears what the daemon says of another run of it."""
+    """The gate of `model`. `told` hears what the daemon says of another run of it. `forgotten` is called where the
+    daemon knows no more what was announced: it has come back empty, or as an older copy."""
 
     def __init__(
         self, model: str, link: Link, learner: Learner, progress: Progress, idle: Idle,
-        told: Callable[[Mapping[str, Any]], None],
+        told: Callable[[Mapping[str, Any]], None], forgotten: Callable[[], None],
     ) -> None:
         self._model, self._link, self._learner, self._idle, self._told = model, link, learner, idle, told
         self._part: Callable[[str, str], AbstractContextManager[None]] = progress.part
-        self.served = learner.version
+        self._forgotten = forgotten
+        self.served = self._announced = learner.version
         self.closed = False
         self._frozen: Sequence[str] = ()
         """What is wrong with engines that did not go on when it was opened."""
@@ -48,7 +50,11 @@ class Gate:
     def open(self) -> None:
         """Calls pass again, served by the version that the engines last took. The daemon is told which, whatever it
         knows: it may have come back with an empty data directory."""
-        self.announce(self._learner.upstreams())
+        upstreams = self._learner.upstreams()
+        knows = self._link.knows(self._announced, upstreams, is_open=False)
+        self.announce(upstreams)
+        if knows is False:
+            self._forgotten()
         self.open_as_it_was()
 
     def open_if_unknown(self) -> None:
@@ -65,3 +71,4 @@ class Gate:
     def announce(self, upstreams: Sequence[str] | None) -> None:
         """Says which version the engines serve, and which engines these are, unless others look after them."""
         self._told(self._link.announce(self._model, self.served, upstreams))
+        self._announced = self.served

@@ -179,11 +179,13 @@ class Link:
         if self._told(f"/mix{query}").get("ahead") == ahead:
             self.direct(routes.SetMix(ahead=0))
 
-    def knows(self, version: int, upstreams: Sequence[str] | None) -> bool:
-        """Tell whether the proxy says at once that the model is served at `version`, behind an open gate. If
-        `upstreams` are given, they must be its engines."""
-        told: dict[str, Any] = _glance(self).get("models", {}).get(self._model, {})
-        serves = (told.get("policy_version"), told.get("gate")) == (version, "open")
+    def knows(self, version: int, upstreams: Sequence[str] | None, *, is_open: bool = True) -> bool | None:
+        """Tell whether the proxy knows the model as served at `version`, with `is_open` behind an open gate. If
+        `upstreams` are given, they must be its engines. None if it does not tell at once."""
+        if not (status := _glance(self)):
+            return None
+        told: dict[str, Any] = status.get("models", {}).get(self._model, {})
+        serves = told.get("policy_version") == version and (told.get("gate") == "open" or not is_open)
         return serves and (upstreams is None or told.get("upstreams") == list(upstreams))
 
     def busy_s(self) -> float | None:
@@ -201,12 +203,16 @@ class Link:
         slower = team.get(model, {}).get("waits_for")
         return None if slower is None else (slower, team[model]["updates"] - team[slower]["updates"])
 
-    def played(self) -> tuple[int, int] | None:
-        """The episodes of the model that are ready, and that are open. None if the proxy does not tell at once."""
-        lanes = _glance(self, f"/mix?{urlencode({'model': self._model or ''})}").get("lanes")
-        return None if lanes is None else (
-            sum(lane["ready"] for lane in lanes.values()), sum(lane["open"] for lane in lanes.values())
-        )  # fmt: skip
+    def played(self) -> tuple[int, int, Mapping[str, int]] | None:
+        """The episodes of the model that are ready, and that are open. Where lanes have shares, those of the others are
+        apart, by lane: no batch has them. None if the proxy does not tell at once."""
+        told = _glance(self, f"/mix?{urlencode({'model': self._model or ''})}")
+        if not told:
+            return None
+        lanes: Mapping[str, Mapping[str, Any]] = told["lanes"]
+        counted = [one for one in lanes.values() if one["share"] or not told["shares"]]
+        others = {lane: one["ready"] + one["open"] for lane, one in lanes.items() if one not in counted}
+        return sum(one["ready"] for one in counted), sum(one["open"] for one in counted), others
 
     def evaluate(self, model: str, episodes: int, name: str) -> None:
         """So many evaluation episodes of `model` are wanted from now on, as the evaluation `name`."""

@@ -87,7 +87,7 @@ class Run:
         self.candidate = Candidate(
             config, link, learner, progress, meanwhile=self.meanwhile, stopping=stopping, clock=clock, sleep=sleep
         )
-        self.gate = Gate(config.model_name, link, learner, progress, self.idle, self.note_other_run)
+        self.gate = Gate(config.model_name, link, learner, progress, self.idle, self.note_other_run, self.direct)
         self.gone = Counter[str]()
         """Losses of another run, for the line of the next step."""
 
@@ -107,10 +107,14 @@ class Run:
         self.gate.open()
         self.idle.shares(self.link.busy_s())
 
-    def direct(self) -> None:
-        """Says which shares the lanes have after this step, and how far ahead of training agents may play."""
-        shares = shares_at(self.config.mix, self.learner.version)
-        self.link.direct(SetMix(shares, self.config.pace, self.config.group_size))
+    def direct(self, *, shares: bool = True, pace: bool = True) -> None:
+        """Says which `shares` the lanes have after this step, and the `pace`: how far ahead of training agents may
+        play. Of the two, what we have not changed stays as somebody else may have set it."""
+        mix = SetMix(shares_at(self.config.mix, self.learner.version) if shares else None)
+        if pace:
+            mix = replace(mix, ahead=self.config.pace, group_size=self.config.group_size)
+        if mix != SetMix():
+            self.link.direct(mix)
 
     def note_other_run(self, told: Mapping[str, Any]) -> None:
         """Says what is `told` of another run of the model, if anything went of it."""
@@ -138,22 +142,25 @@ class Run:
         return self.stopping() or 0 < self.config.total_steps <= self.learner.version
 
     def attune(self) -> None:
-        """Takes up what may change between two steps, if it has changed."""
-        config = self.live(self.config)
+        """Takes up what may change between two steps, if it has changed. A learning rate that the learner cannot take
+        up stays, and that is said."""
+        config, refused = self.live(self.config), ""
         if config is self.config:
             return
         try:
             self.learner.tune(config)
         except ConfigError as error:
-            self.progress.say_once(error.message)
-            return
+            refused, config = error.message, replace(config, verl=self.config.verl)
+            self.learner.tune(config)
+            self.progress.say_once(refused)
+        self.progress.refused = refused
         before, self.config = self.config, config
-        if (before.mix, before.pace) != (config.mix, config.pace):
-            self.direct()
+        self.direct(shares=before.mix != config.mix, pace=before.pace != config.pace)
         if before.mix and not config.mix:
             self.progress.say("lanes keep their shares, which the daemon holds; `ajet mix --any` drops them")
         self.progress.total_steps, self.progress.config = config.total_steps, digest(config)
-        self.progress.say(f"from step {self.learner.version + 1} on the configuration is {digest(config)}")
+        if config != before:
+            self.progress.say(f"from step {self.learner.version + 1} on the configuration is {digest(config)}")
         self.progress.phase(WAITING, quiet=True)
 
     def step(self) -> None:
@@ -192,7 +199,7 @@ class Run:
             self.gate.close()
             self.gate.push()
         if shares_at(self.config.mix, self.learner.version) != shares_at(self.config.mix, self.learner.version - 1):
-            self.direct()
+            self.direct(pace=False)
         if serves:
             self.gate.open()
         if self.evaluation_due:
@@ -236,7 +243,8 @@ class Run:
         raise NotPromoted(verdict.why)
 
     def meanwhile(self) -> None:
-        """What is done while an evaluation is played."""
+        """What is done while an evaluation is played, behind the open gate."""
+        self.gate.open_if_unknown()
         self.acknowledge()
         self.learner.check()
 
@@ -302,14 +310,17 @@ class Run:
         """Says what a batch needs and what the proxy has of it, if that was not said before."""
         if (played := self.link.played()) is None:
             return
-        config, (ready, open_) = self.config, played
+        config, (ready, open_, others) = self.config, played
         said = (
             f"{WAITING}: a batch is {counted(range(config.groups), 'group')} (tasks) of {config.group_size} episodes "
             f"of model {config.model_name!r}. At the proxy {ready} are ready and {open_} open"
         )  # fmt: skip
         if hand:
             said += f", besides {counted(range(groups_in(hand)), 'group')} in hand"
-        if not ready + open_:
+        if others:
+            named = ", ".join(lane or "no lane" for lane in others)
+            said += f". {sum(others.values())} more are in lanes without a share ({named})"
+        elif not ready + open_:
             said += f": nobody plays. Agents ask for this model at {config.proxy_url}/v1"
         self.progress.say_once(said)
 
@@ -421,7 +432,7 @@ class Run:
             "policy_version": self.learner.version,
             "config": digest(self.config),
             "batch": ",".join(leased.batch for leased, _ in hand),
-            **batch_figures(hand, rows, credit),
+            **batch_figures(hand, rows, credit, compares=self.learner.rule.compares),
             **staleness(hand, self.learner.version - 1),
             **learner_figures(metrics),
         }

@@ -138,7 +138,7 @@ class MemoryProxy:
         """The news of another run when this one begins."""
         self.busy: float | None = None
         self.slower: list[tuple[str, int] | None] = []
-        self.there: tuple[int, int] | None = None
+        self.there: tuple[int, int, Mapping[str, int]] | None = None
         self.frozen: list[str] = []
         """What is wrong with an engine, each time that the gate is opened."""
         """For whom the trainer waits, lease by lease, before it is given anything."""
@@ -159,9 +159,9 @@ class MemoryProxy:
     def check(self) -> None:
         self.answer()
 
-    def knows(self, version: int, upstreams: Sequence[str] | None) -> bool:
+    def knows(self, version: int, upstreams: Sequence[str] | None, *, is_open: bool = True) -> bool | None:
         same = upstreams is None or self.upstreams == tuple(upstreams)
-        return not self.down and (self.version, self.gate) == (version, "open") and same
+        return None if self.down else self.version == version and (self.gate == "open" or not is_open) and same
 
     def busy_s(self) -> float | None:
         return self.busy
@@ -169,7 +169,7 @@ class MemoryProxy:
     def waits_for(self) -> tuple[str, int] | None:
         return self.slower.pop(0)
 
-    def played(self) -> tuple[int, int] | None:
+    def played(self) -> tuple[int, int, Mapping[str, int]] | None:
         return self.there
 
     def lease(self, ask: Lease) -> Batch | None:
@@ -190,7 +190,7 @@ class MemoryProxy:
         self.mixes.append(mix)
 
     def let_go(self, ahead: int) -> None:
-        if self.mixes and self.mixes[-1].ahead == ahead:
+        if ahead in [mix.ahead for mix in self.mixes if mix.ahead is not None][-1:]:
             self.direct(SetMix(ahead=0))
 
     def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:

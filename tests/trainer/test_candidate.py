@@ -109,6 +109,22 @@ def test_what_is_promoted_is_saved_then_served_then_acknowledged(gated: Gated) -
     assert (gated.disk.version, gated.learner.served, run.keeper.held) == (2, 2, ())
 
 
+def test_a_daemon_that_has_forgotten_what_serves_hears_it_before_the_candidate(gated: Gated) -> None:
+    """Else it would refuse a candidate of what it does not know, and that ends a run."""
+    run = gated.begun()
+    run.step()
+    train = gated.learner.train
+
+    def emptied(rows: Any) -> dict[str, float]:
+        gated.proxy.version = -1
+        return train(rows)
+
+    gated.learner.train = emptied  # type: ignore[method-assign]
+    gated.proxy.log.clear()
+    run.step()
+    assert gated.proxy.log[:3] == ["announce 0", "open 0", "candidate next 2 of policy"]
+
+
 def test_what_serves_is_evaluated_once_and_then_by_its_own_gate(gated: Gated) -> None:
     gated.go_on()
     models = [told["model"] for told in gated.proxy.evaluations.values()]

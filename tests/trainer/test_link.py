@@ -243,8 +243,9 @@ def test_a_proxy_that_knows_what_serves_is_told_nothing(says: dict[str, Any], kn
     told = {"models": {"planner": {"policy_version": 4, "gate": "open", "upstreams": ["http://e"]} | says}}
     answers = link(lambda _: httpx.Response(200, json=told), Clock(), model="planner")
     assert (answers.knows(4, None), answers.knows(4, ["http://e"])) == knows
-    assert not link(lambda _: httpx.Response(200, json=told), Clock(), model="coder").knows(4, None)
-    assert not link(lambda _: httpx.Response(503, json={}), Clock(), model="planner").knows(4, None)
+    assert answers.knows(4, None, is_open=False) is ("policy_version" not in says)
+    assert link(lambda _: httpx.Response(200, json=told), Clock(), model="coder").knows(4, None) is False
+    assert link(lambda _: httpx.Response(503, json={}), Clock(), model="planner").knows(4, None) is None
 
 
 def test_for_whom_the_model_waits_stands_in_the_status() -> None:
@@ -257,15 +258,18 @@ def test_for_whom_the_model_waits_stands_in_the_status() -> None:
 
 
 def test_what_is_played_of_the_model_stands_in_its_mix() -> None:
-    lanes = {"": {"open": 1, "ready": 2}, "math": {"open": 3, "ready": 4}}
+    lanes = {"": {"open": 1, "ready": 2, "share": 0.0}, "math": {"open": 3, "ready": 4, "share": 0.0}}
+    told: dict[str, Any] = {"lanes": lanes, "shares": {}}
     asked = list[str]()
 
     def tells(request: httpx.Request) -> httpx.Response:
         asked.append(str(request.url))
-        return httpx.Response(200, json={"lanes": lanes})
+        return httpx.Response(200, json=told)
 
-    assert link(tells, Clock(), model="a b").played() == (6, 4) and asked[0].endswith("/mix?model=a+b")
+    assert link(tells, Clock(), model="a b").played() == (6, 4, {}) and asked[0].endswith("/mix?model=a+b")
     assert link(lambda _: httpx.Response(503, json={}), Clock(), model="coder").played() is None
+    lanes["math"]["share"], told["shares"] = 1.0, {"math": 1.0}
+    assert link(tells, Clock(), model="a b").played() == (4, 3, {"": 3})
 
 
 def test_an_answer_that_is_no_json_is_still_an_error_of_its_status() -> None:

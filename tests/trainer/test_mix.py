@@ -72,7 +72,7 @@ def test_a_run_tells_the_daemon_when_the_shares_change_and_lets_everybody_play_a
     setting = Setting(tmp_path, 4, mix=SCHEDULE, group_size=2)
     setting.whole()
     assert setting.proxy.mixes == [
-        SetMix({"math": 1.0}, 2, 2), SetMix({"math": 0.4, "code": 0.6}, 2, 2), SetMix(ahead=0),
+        SetMix({"math": 1.0}, 2, 2), SetMix({"math": 0.4, "code": 0.6}), SetMix(ahead=0),
     ]  # fmt: skip
 
 

@@ -9,20 +9,23 @@ from typing import Any, cast
 import pytest
 
 from ajet_sdk.errors import Conflict, NotFound, ProxyUnreachable
-from ajet_sdk.sample import BatchEpisode
+from ajet_sdk.routes import SetMix
+from ajet_sdk.sample import BatchEpisode, Group
+from ajet_trainer.admission import admit
 from ajet_trainer.attempts import Elsewhere
 from ajet_trainer.batch import to_rows
 from ajet_trainer.config import Config, digest
-from ajet_trainer.figures import logged
+from ajet_trainer.figures import batch_figures, logged
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
+from ajet_trainer.mix import Mixture
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress
 from ajet_trainer.sampling import Rule
 from ajet_trainer.step import CLOSE_S, Run
 from ajet_trainer.trained_batches import TrainedBatches
 from ajet_trainer.turns import ByTurn
-from tests.trainer.making import PROCESSED, episode
+from tests.trainer.making import PROCESSED, batch, duel, episode
 from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, ScriptedLearner
 
 
@@ -151,9 +154,32 @@ def test_a_daemon_that_was_emptied_unseen_hears_the_policy_again(tmp_path: Path)
     setting.instants.happens = {setting.instants.seen: empty}
     setting.proxy.slower = [None, None, None]  # no batch at the first questions
     said = len(setting.proxy.log)
+    setting.proxy.mixes.clear()
     run.lease()
     assert setting.proxy.log[said:] == ["announce 0", "open 0"], "once, and not each time"
+    assert setting.proxy.mixes == [SetMix(None, 2, 8)], "and how far ahead agents may play"
     assert (setting.proxy.version, setting.proxy.upstreams, setting.proxy.gate) == (0, ("http://engine",), "open")
+
+
+@pytest.mark.parametrize("version", [-1, 1])
+def test_a_daemon_that_is_emptied_or_put_back_while_the_gate_opens_hears_the_mix_again(
+    tmp_path: Path, version: int
+) -> None:
+    setting = Setting(tmp_path, 4, mix=(Mixture(0, {"math": 1.0}),))
+    run = setting.begun()
+    for _ in range(2):
+        run.step()
+    assert len(setting.proxy.mixes) == 1
+
+    def older() -> None:
+        setting.proxy.version = version
+
+    setting.learner.push = older  # type: ignore[method-assign]
+    run.step()
+    assert setting.proxy.mixes == [SetMix({"math": 1.0}, 2, 8)] * 2
+    setting.learner.push = lambda: None  # type: ignore[method-assign]
+    run.step()
+    assert len(setting.proxy.mixes) == 2
 
 
 def test_an_engine_that_stays_frozen_is_told_again_to_go_on(tmp_path: Path) -> None:
@@ -290,6 +316,27 @@ def test_groups_whose_rewards_are_equal_are_counted(tmp_path: Path) -> None:
     setting.whole()
     (record,) = setting.lines()
     assert (record["groups"], record["groups_without_signal"]) == (2, 1)
+
+
+def test_equal_rewards_are_no_lack_where_nothing_is_compared(tmp_path: Path) -> None:
+    """Each group is one episode, and their rewards differ."""
+    setting = Setting(tmp_path, 1, group_size=1)
+    setting.proxy.make = lambda task: (episode(f"{task}a", float(task == "0g1")),)
+    run = setting.begun(rule=Rule(compares=False))
+    run.step()
+    (record,) = setting.lines()
+    assert (record["groups"], record["groups_without_signal"]) == (2, 0)
+
+
+@pytest.mark.parametrize("by_turn", [None, ByTurn()])
+def test_what_agents_were_given_is_shown_as_it_was_given(by_turn: ByTurn | None) -> None:
+    """The punishment for length has a figure of its own."""
+    rule = Rule(shaping=Shaping(limit=3, buffer=2, factor=5.0), by_turn=by_turn)
+    leased = batch("b", Group("t", (duel("a", 1.0), duel("b", 0.0))))
+    admission = admit(leased, rule)
+    assert all(admission.penalties.values())
+    figures = batch_figures([(leased, admission)], to_rows("b", admission.groups, 1.0, by_turn), by_turn)
+    assert figures["reward_by_agent"] == {"proposer": 0.5, "critic": -0.5}
 
 
 MIXED = (PROCESSED | {"top_p": 0.8}, PROCESSED | {"temperature": 0}, None, PROCESSED)
@@ -548,14 +595,15 @@ def test_a_trainer_that_waits_says_what_a_batch_needs_and_what_is_there(tmp_path
         now[0] += 1.0
         return now[0]
 
-    setting.time, setting.proxy.there = {"clock": clock}, (0, 0)
+    setting.time, setting.proxy.there = {"clock": clock}, (0, 0, {})
     setting.proxy.slower = [None] * 150
-    setting.instants.happens = {setting.instants.seen + 120: lambda: setattr(setting.proxy, "there", (5, 2))}
+    later = 0, 2, {"code": 7, "": 1}
+    setting.instants.happens = {setting.instants.seen + 120: lambda: setattr(setting.proxy, "there", later)}
     setting.whole()
     needs = "waiting for episodes: a batch is 2 groups (tasks) of 8 episodes of model 'policy'. At the proxy "
     assert [line for line in setting.said if line.startswith("waiting")] == [
         f"{needs}0 are ready and 0 open: nobody plays. Agents ask for this model at http://127.0.0.1:8484/v1",
-        f"{needs}5 are ready and 2 open",
+        f"{needs}0 are ready and 2 open. 8 more are in lanes without a share (code, no lane)",
     ]
 
 
