@@ -43,7 +43,8 @@ def batch_figures(
         "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
         "groups": len(groups),
         "groups_without_signal": sum(
-            (compares or by_turn is not None) and not has_signal(group, by_turn) for group in groups
+            not has_signal(group, by_turn) for group in groups
+            if by_turn is not None or (compares and len(group.compared) > 1)
         ),
         "episodes": len(trained),
         "rejected_episodes": sum(len(admission.rejected) for _, admission in hand),
