@@ -33,7 +33,7 @@ def test_a_tiny_model_learns_through_proxy_vllm_and_verl(learned: Learned) -> No
     assert settled == sum(line["episodes"] + line["rejected_episodes"] for line in metrics)
     assert episodes["opened"] == sum(count for state, count in episodes.items() if state != "opened")
     phase = json.loads((learned.run / "phase.json").read_text())
-    assert phase == {"phase": "done", "step": STEPS, "of": STEPS, "config": metrics[-1]["config"]}
+    assert phase == {"phase": "done", "step": STEPS, "of": STEPS, "config": metrics[-1]["config"], "refused": ""}
     assert "Traceback" not in learned.said
     assert "(WorkerDict pid=" in (learned.run / "verl.log").read_text(), "words of Ray's workers"
 
