@@ -266,7 +266,7 @@ def test_a_trainer_that_cannot_reach_the_daemon_waits_and_trains_everything_once
 
 def test_a_daemon_whose_host_reboots_is_taken_up_again_by_everyone(site: Site) -> None:
     seen: list[tuple[int, ...]] = []
-    agent = playing(site, seen, limit=2.0)
+    agent = playing(site, seen, limit=10.0)
     learner = Learner(("train", site.reboot))
     site.train(learner, site.config(groups=2), lambda: len(learner.rows) >= TASKS * SIZE)
     agent.join()

@@ -235,10 +235,10 @@ def answers(episode: Episode, policy: Policy) -> Callable[[], list[Answered]]:
 def _answers(turns: Sequence[Turn], merged: Callable[[], Sequence[Timeline]]) -> list[Answered]:
     """What there is to see of `turns`, in the order in which they began."""
     wanted, timelines = {turn.call for turn in turns}, merged()
-    found, asked = dict[str, Answered](), dict[bytes, float]()
+    found, asked, prompts = dict[str, Answered](), dict[bytes, float](), dict[str, bytes]()
     for timeline in timelines:
-        for turn in timeline.turns:
-            prompt = cut(timeline.tokens, 0, turn.start)
+        for turn in timeline.turns:  # by a digest, because the prompts of a long episode would fill the memory
+            prompt = prompts[turn.call] = hashlib.sha256(cut(timeline.tokens, 0, turn.start)).digest()
             asked[prompt] = max(asked.get(prompt, 0.0), turn.started_at)
     for timeline in timelines:
         for place, turn in enumerate(timeline.turns):
@@ -246,7 +246,7 @@ def _answers(turns: Sequence[Turn], merged: Callable[[], Sequence[Timeline]]) ->
                 continue
             later = next((one for one in timeline.turns[place + 1 :] if one.start > turn.end), None)
             came = b"" if later is None else cut(timeline.tokens, turn.end, later.start)
-            again = asked[cut(timeline.tokens, 0, turn.start)] > turn.started_at
+            again = asked[prompts[turn.call]] > turn.started_at
             found[turn.call] = Answered(
                 turn.call, turn.agent, turn.model, turn.finish_reason,
                 cut(timeline.tokens, max(0, turn.start - BEFORE), turn.start),

@@ -282,7 +282,7 @@ def _dropped(
 def most_bytes(episode: Episode, model: str) -> int:
     """The most bytes that what `model` learns from a merged episode can take in a frame; more if that is little for all
     the tokens that are laid out."""
-    chains = [chain for chain in episode.transcript.chains if chain.turns[0].model == model]
+    chains = [chain for chain in episode.transcript.chains if chain.model == model]
     turns = [turn for chain in chains for turn in chain.turns]
     sent = (
         _EPISODE + _text(episode.id, episode.group_key.task, episode.group_key.task, model)

@@ -17,7 +17,7 @@ from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.ledger.weights import Weights
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
 from ajet_proxy.core.trajectory.rewards import standing
-from ajet_proxy.core.trajectory.timeline import Timeline
+from ajet_proxy.core.trajectory.timeline import Chain
 from ajet_sdk.routes import EPISODE_STATES
 
 FEW_CALLS, MANY_CALLS = 50, 1000
@@ -110,15 +110,15 @@ class Tallies:
         self.calls[before] -= 1
         self.calls[state] += 1
 
-    def merged(self, timelines: Sequence[Timeline]) -> None:
+    def merged(self, chains: Sequence[Chain]) -> None:
         """An episode has settled with these timelines."""
-        for timeline in timelines:
-            whole = sum(turn.end for turn in timeline.turns)
-            sampled = sum(turn.sampled for turn in timeline.turns)
-            self.tokens.update(prompt=whole - sampled, sampled=sampled, merged=whole - len(timeline))
-            if timeline.broken_by is not None:
-                self.drift[timeline.broken_by] += 1
-        for model, (turns, broken) in by_model(timelines).items():
+        for chain in chains:
+            whole = sum(turn.end for turn in chain.turns)
+            sampled = sum(turn.sampled for turn in chain.turns)
+            self.tokens.update(prompt=whole - sampled, sampled=sampled, merged=whole - chain.turns[-1].end)
+            if chain.broken_by is not None:
+                self.drift[chain.broken_by] += 1
+        for model, (turns, broken) in by_model(chains).items():
             self.drifts.setdefault(model, Drift()).add(turns, broken)
 
     def rewarded(self, episode: Episode, reward: float, before: float | None, at: float, weights: Weights) -> None:

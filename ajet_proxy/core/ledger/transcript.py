@@ -1,12 +1,13 @@
 """The calls of an episode as it knows them, and the timelines that it keeps once it is merged.
 
 Idea: an episode costs as much memory as its distinct tokens. A beginning that several calls or timelines have in common
-is kept once (`ajet_proxy.core.ledger.texts`). Once the episode is merged, its calls are known by their timelines, from
-which each can be read back.
+is kept once (`ajet_proxy.core.trajectory.texts`). Once the episode is merged, its calls are known by their timelines,
+from which each can be read back.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
@@ -16,8 +17,18 @@ from typing import Any
 
 from msgspec import Struct
 
-from ajet_proxy.core.ledger.texts import Texts
-from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
+from ajet_proxy.core.trajectory.repair import TRIED
+from ajet_proxy.core.trajectory.texts import Texts
+from ajet_proxy.core.trajectory.timeline import (
+    Chain,
+    Packed,
+    Placed,
+    Policy,
+    Timeline,
+    Turn,
+    merge_texts,
+    with_tokens,
+)
 
 
 class Asked(Struct, frozen=True, eq=False, gc=False):
@@ -54,15 +65,6 @@ class CallEntry:
     doubtful: bool = False
     branches: tuple[int, int] = (0, 0)
     ahead: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """A timeline as its episode keeps it: its tokens are the beginning of a text, up to the end of its last turn."""
-
-    text: int
-    turns: tuple[Turn, ...]
-    broken_by: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +119,16 @@ class Transcript:
             return None
         return Packed(entry.turn, self.texts.whole(entry.text, entry.turn.end))
 
-    def complete(self, model: str, agent: str) -> list[Packed]:
-        """The complete calls of `agent` to `model`, as long as the episode is not merged."""
-        mine = [one for one in self._with_texts() if (one[0].model, one[0].agent) == (model, agent)]
-        return _packed(mine, self.texts)
+    def nearest(self, model: str, agent: str, prompt: bytes) -> list[Packed]:
+        """The complete calls of `agent` to `model` that share the longest beginnings with `prompt`, of equal ones the
+        latest: as many as are `TRIED`, as long as the episode is not merged."""
+        mine = [one for one in self._placed() if (one[0].model, one[0].agent) == (model, agent)]
+        shared = self.texts.shared_with(prompt, ((text, turn.end) for turn, text in mine))
+        near = heapq.nlargest(TRIED, zip(shared, mine, strict=True), key=lambda one: (one[0], one[1][0].rank))
+        return [Packed(turn, self.texts.whole(text, turn.end)) for _, (turn, text) in near]
 
-    def _with_texts(self) -> list[tuple[Turn, int]]:
-        """The complete calls, each with the number of its text, as long as the episode is not merged."""
+    def _placed(self) -> list[Placed]:
+        """The complete calls, as long as the episode is not merged."""
         return [
             (entry.turn, entry.text) for entry in self.calls.values()
             if entry.turn is not None and entry.text is not None
@@ -152,52 +157,36 @@ class Transcript:
 
     def chains_of(self, model: str) -> list[Chain]:
         """The timelines in which `model` sampled anything."""
-        mine = (chain for chain in self.chains if chain.turns[0].model == model)
+        mine = (chain for chain in self.chains if chain.model == model)
         return [chain for chain in mine if any(turn.sampled for turn in chain.turns)]
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
         """Its timelines, once it is merged."""
-        return _timelines(self.chains, self.texts)
+        return with_tokens(self.chains, self.texts)
 
     def distinct(self, chains: Sequence[Chain]) -> int:
         """Count the tokens that some of its timelines have together at most, if what they share from their first token
         on counts once. One that may be joined to another text shares nothing."""
         alone = sum(chain.turns[-1].end for chain in chains if chain.turns[0].same_text is not None)
-        return alone + self.texts.distinct(
-            (chain.text, chain.turns[-1].end) for chain in chains if chain.turns[0].same_text is None
-        )
+        return alone + self.texts.distinct(chain.beginning for chain in chains if chain.turns[0].same_text is None)
 
     def merging(self, policy: Policy) -> Callable[[], tuple[Timeline, ...]]:
         """Makes its timelines as they are now, at any time and in any thread."""
         if self.chains:
-            return partial(_timelines, self.chains, self.texts)
-        complete, texts = self._with_texts(), Texts(list(map(copy, self.texts.texts)))
-        return lambda: merge_packed(_packed(complete, texts), policy)
+            return partial(with_tokens, self.chains, self.texts)
+        complete, texts = self._placed(), Texts(list(map(copy, self.texts.texts)))
+        return lambda: with_tokens(merge_texts(complete, texts, policy), texts)
 
-    def keep_timelines(self, policy: Policy) -> tuple[Timeline, ...]:
-        """From now on, know its calls by their timelines alone."""
-        timelines, text = self.merging(policy)(), {turn.call: number for turn, number in self._with_texts()}
-        self.chains = self.chains or tuple(
-            Chain(text[timeline.turns[-1].call], timeline.turns, timeline.broken_by) for timeline in timelines
-        )
+    def keep_timelines(self, policy: Policy) -> tuple[Chain, ...]:
+        """From now on, know its calls by their timelines alone, which are returned."""
+        self.chains = self.chains or merge_texts(self._placed(), self.texts, policy)
         for entry in self.calls.values():
             entry.text = None
-        return timelines
+        return self.chains
 
     def size(self) -> int:
         """Bytes of token ids and logprobs, each distinct beginning counted once."""
         logprobs = sum(len(entry.turn.logprobs) for entry in self.calls.values() if entry.turn is not None)
         return self.texts.size() + logprobs
 
-
-def _packed(complete: Sequence[tuple[Turn, int]], texts: Texts) -> list[Packed]:
-    """Calls with their texts, given by number."""
-    wholes = texts.wholes((text, turn.end) for turn, text in complete)
-    return [Packed(turn, whole) for (turn, _), whole in zip(complete, wholes, strict=True)]
-
-
-def _timelines(chains: Sequence[Chain], texts: Texts) -> tuple[Timeline, ...]:
-    """Timelines with their tokens."""
-    wholes = texts.wholes((chain.text, chain.turns[-1].end) for chain in chains)
-    return tuple(Timeline(whole, chain.turns, chain.broken_by) for chain, whole in zip(chains, wholes, strict=True))

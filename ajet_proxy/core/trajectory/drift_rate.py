@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ajet_proxy.core.trajectory.drift import DRIFTED
-from ajet_proxy.core.trajectory.timeline import Timeline
+from ajet_proxy.core.trajectory.timeline import Chain, Timeline
 
 WINDOW = 1000
 """The rate is that of so many of the latest turns, in whole episodes."""
@@ -67,7 +67,7 @@ class Drift:
         return {"turns": self.turns, "broken_by": dict(self.broken), "rate": self.rate}
 
 
-def by_model(timelines: Iterable[Timeline]) -> dict[str, tuple[int, Counter[str]]]:
+def by_model(timelines: Iterable[Timeline | Chain]) -> dict[str, tuple[int, Counter[str]]]:
     """The turns of one episode and what broke its timelines, by model; models without turns are left out."""
     turns: Counter[str] = Counter()
     broken: dict[str, Counter[str]] = {}

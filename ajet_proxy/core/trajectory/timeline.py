@@ -11,8 +11,9 @@ the order of arrival nor clocks that disagree matter. Of ends with one text, tho
 given out first, and then the earliest call's. Calls without samples at one prompt form one link, which cannot follow
 itself.
 
-The tree of ends is not built token by token. It is read off the sorted ends, in which every text stands right before
-its extensions. So the cost is a sort of byte strings.
+The tree of ends is not built token by token. It is read off the tree of the calls' texts (`core.trajectory.texts`), in
+whose order every end stands right before its extensions. So the cost is the number of calls, however long they are.
+Only what parts a new timeline from an earlier one is read in the tokens.
 
 Next: ajet_trainer/step.py
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -33,8 +34,9 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from ajet_proxy.core.tokens import common_prefix, count, cut, is_long, pack_tokens, unpack_tokens
+from ajet_proxy.core.tokens import count, cut, is_long, pack_tokens, unpack_tokens
 from ajet_proxy.core.trajectory.drift import DRIFTED, EDITED, VAGUE, broken_by
+from ajet_proxy.core.trajectory.texts import Beginning, Texts
 from ajet_sdk.sample import Call, PolicySpans, Sampling, call_json, canonical
 
 Policy = Literal["strict", "repair", "off"]
@@ -127,14 +129,35 @@ class Packed(Struct, frozen=True, gc=False):
         return 0 <= turn.start <= turn.end and is_long(self.text, turn.end) and len(turn.logprobs) == 8 * turn.sampled
 
 
+Placed = tuple[Turn, int]
+"""A call, and the number of the text that begins with all that it read and sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A chain of calls: each turn's prompt begins with everything up to the end of the turn before it. Its tokens are
+    the beginning of the text number `text`, up to the end of its last turn.
+
+    ``broken_by`` names why the chain does not continue an earlier one; None for the first of its model and agent.
+    """
+
+    text: int
+    turns: tuple[Turn, ...]
+    broken_by: str | None
+
+    @property
+    def model(self) -> str:
+        return self.turns[0].model
+
+    @property
+    def beginning(self) -> Beginning:
+        return self.text, self.turns[-1].end
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A chain of calls: each turn's prompt begins with everything up to the end of the turn before it.
-
-    ``broken_by`` names why the chain does not continue an earlier one; None for the first of its model and agent. With
-    ``repaired_tokens`` it was joined by `core.trajectory.repair`. That many tokens of its prompts are other ones here,
-    of the same text.
-    """
+    """A `Chain` with its tokens. With ``repaired_tokens`` it was joined by `core.trajectory.repair`. That many tokens
+    of its prompts are other ones here, of the same text."""
 
     tokens: bytes
     turns: tuple[Turn, ...]
@@ -174,57 +197,67 @@ def merge(calls: Iterable[Call], policy: Policy = "strict") -> tuple[Timeline, .
 
 
 def merge_packed(calls: Iterable[Packed], policy: Policy = "strict") -> tuple[Timeline, ...]:
-    """`merge` for calls that are packed already. Calls of different models or agents never meet. What is known of their
-    texts is left out unless the policy is ``repair``."""
-    kinds: dict[tuple[str, str], list[Packed]] = {}
+    """`merge` for calls that are packed already."""
+    texts = Texts()
+    calls = list(calls)
+    numbers = texts.add_all([(call.text, call.turn.call) for call in calls])
+    placed = [(call.turn, number) for call, number in zip(calls, numbers, strict=True)]
+    return with_tokens(merge_texts(placed, texts, policy), texts)
+
+
+def with_tokens(chains: Iterable[Chain], texts: Texts) -> tuple[Timeline, ...]:
+    return tuple(Timeline(texts.whole(*chain.beginning), chain.turns, chain.broken_by) for chain in chains)
+
+
+def merge_texts(calls: Iterable[Placed], texts: Texts, policy: Policy) -> tuple[Chain, ...]:
+    """`merge` for calls that are known by their `texts`. Calls of different models or agents never meet. What is known
+    of their texts is left out unless the policy is ``repair``."""
+    kinds: dict[tuple[str, str], list[Placed]] = {}
     if policy != "repair":
         calls = [
-            call if call.turn.same_text is None else replace(call, turn=replace(call.turn, same_text=None))
-            for call in calls
+            (turn if turn.same_text is None else replace(turn, same_text=None), text) for turn, text in calls
         ]
-    for call in sorted(calls, key=lambda call: call.turn.rank):
-        kinds.setdefault((call.turn.model, call.turn.agent), []).append(call)
-    timelines = [timeline for kind in kinds.values() for timeline in _merge_kind(kind, policy)]
-    return tuple(sorted(timelines, key=lambda timeline: timeline.turns[0].rank))
+    for call in sorted(calls, key=lambda call: call[0].rank):
+        kinds.setdefault((call[0].model, call[0].agent), []).append(call)
+    places = texts.places()
+    chains = [chain for kind in kinds.values() for chain in _merge_kind(kind, texts, places, policy)]
+    return tuple(sorted(chains, key=lambda chain: chain.turns[0].rank))
 
 
-def _merge_kind(calls: list[Packed], policy: Policy) -> list[Timeline]:
+def _merge_kind(calls: list[Placed], texts: Texts, places: Mapping[int, int], policy: Policy) -> list[Chain]:
     """`calls` are of one model and agent, in order of rank; a call is its index in them."""
     if policy == "off":
-        return [Timeline(call.text, (call.turn,), None) for call in calls]
-    tree = EndTree(calls)
-    chains = _chains(_follow(calls, tree))
+        return [Chain(text, (turn,), None) for turn, text in calls]
+    turns = [turn for turn, _ in calls]
+    holders = texts.holders([(text, turn.end) for turn, text in calls])
+    ends = [(holder, turn.end) for holder, turn in zip(holders, turns, strict=True)]
+    tree = EndTree(turns, ends, texts, places)
+    chains = _chains(_follow(turns, tree))
     number = {index: place for place, chain in enumerate(chains) for index in chain}
-    nearest, asked = tree.nearest_earlier(), cache(lambda: tree.nearest_asked(calls))
+    nearest, asked = tree.nearest_earlier(), cache(tree.nearest_asked)
     out = []
     for place, chain in enumerate(chains):
         first, near, reason = chain[0], nearest[chain[0]], None
         if near is not None and number[near] >= place:
-            near = _nearest_before(calls, first, [index for index in range(first) if number[index] < place])
+            near = tree.nearest_of(first, [index for index in range(first) if number[index] < place])
         if near is not None:
-            reason, whole = _difference(calls, tree, first, chains[number[near]])
+            reason, whole = _difference(tree, first, chains[number[near]])
             if reason in VAGUE and not whole and (before := asked()[first]) is not None and number[before] < place:
-                other, _ = _difference(calls, tree, first, chains[number[before]])
+                other, _ = _difference(tree, first, chains[number[before]])
                 reason = other if other in DRIFTED else reason
-            if reason in DRIFTED and calls[first].turn.continuity in EDITED:
+            if reason in DRIFTED and turns[first].continuity in EDITED:
                 reason = "history_edited"
-        out.append(Timeline(calls[chain[-1]].text, tuple(calls[index].turn for index in chain), reason))
+        out.append(Chain(calls[chain[-1]][1], tuple(turns[index] for index in chain), reason))
     return out
 
 
-def _difference(calls: Sequence[Packed], tree: EndTree, first: int, chain: Sequence[int]) -> tuple[str, bool]:
+def _difference(tree: EndTree, first: int, chain: Sequence[int]) -> tuple[str, bool]:
     """The name of what parts `first` from `chain`, as it stood then; and whether its whole prompt stands there."""
     history = [index for index in chain if index < first]
-    before = [index for index in tree.sampled_before(calls, history[0]) if index < first]
-    spans = [(calls[index].turn.start, calls[index].turn.end) for index in (*before, *history)]
-    prompt, told = cut(calls[first].text, 0, calls[first].turn.start), calls[history[-1]].text
+    before = [index for index in tree.sampled_before(history[0]) if index < first]
+    spans = [(tree.turns[index].start, tree.turns[index].end) for index in (*before, *history)]
+    prompt, told = tree.tokens(first, tree.turns[first].start), tree.tokens(history[-1])
     return broken_by(prompt, told, spans), told.startswith(prompt)
-
-
-def _nearest_before(calls: Sequence[Packed], first: int, candidates: Sequence[int]) -> int | None:
-    """`EndTree.nearest_earlier` among `candidates` alone; needed only if clocks contradict the texts."""
-    text = calls[first].text
-    return max(candidates, key=lambda index: (common_prefix(calls[index].text, text), index), default=None)
 
 
 def _chains(follows: list[int | None]) -> list[list[int]]:
@@ -237,16 +270,16 @@ def _chains(follows: list[int | None]) -> list[list[int]]:
     return chains
 
 
-def _follow(calls: list[Packed], tree: EndTree) -> list[int | None]:
+def _follow(turns: Sequence[Turn], tree: EndTree) -> list[int | None]:
     """For each call the one it follows; None if a timeline begins there."""
-    follows: list[int | None] = [None] * len(calls)
+    follows: list[int | None] = [None] * len(turns)
     silent: dict[int, list[int]] = {}
     free: list[list[int]] = [[] for _ in tree.parent]
-    for index in reversed(range(len(calls))):
-        if calls[index].turn.start == calls[index].turn.end:
-            silent.setdefault(tree.node[index], []).insert(0, index)
-        else:
+    for index in reversed(range(len(turns))):
+        if turns[index].sampled:
             free[tree.node[index]].append(index)
+        else:
+            silent.setdefault(tree.node[index], []).insert(0, index)
     for node, link in silent.items():
         free[node].append(link[-1])
         for before, behind in pairwise(link):
@@ -254,9 +287,9 @@ def _follow(calls: list[Packed], tree: EndTree) -> list[int | None]:
     own_end = {link[0]: link[-1] for link in silent.values()}
     linked = {index for link in silent.values() for index in link[1:]}
     up = list(tree.parent)
-    for index, call in enumerate(calls):
+    for index, turn in enumerate(turns):
         if index not in linked:
-            follows[index] = _take(free, up, tree.at_or_above(index, call.turn.start), own_end.get(index))
+            follows[index] = _take(free, up, tree.at_or_above(index, turn.start), own_end.get(index))
     return follows
 
 
@@ -281,14 +314,18 @@ def _take(free: list[list[int]], up: list[int], node: int, own: int | None) -> i
 class EndTree:
     """The prefix tree of the calls' ends: one node for each distinct text, its parent the longest proper prefix.
 
-    ``node[call]``, ``parent[node]`` (-1 at a root). In sorted order a text stands before its extensions and all its
-    extensions stand together, so a stack of open prefixes finds every parent.
+    ``node[call]``, ``parent[node]`` (-1 at a root). `ends` are the beginnings that the calls of `turns` read and
+    sampled, each named by the text that holds its last token. In the order of the texts an end stands before its
+    extensions and all its extensions stand together, so a stack of open prefixes finds every parent.
     """
 
-    def __init__(self, calls: Sequence[Packed]) -> None:
-        self.order = sorted(range(len(calls)), key=lambda index: calls[index].text)
+    def __init__(
+        self, turns: Sequence[Turn], ends: Sequence[Beginning], texts: Texts, places: Mapping[int, int]
+    ) -> None:
+        self.turns, self._ends, self._texts = turns, ends, texts
+        self.order = sorted(range(len(ends)), key=lambda index: (places[ends[index][0]], ends[index][1]))
         self.shared: list[int] = []
-        self.node = [0] * len(calls)
+        self.node = [0] * len(ends)
         self.parent: list[int] = []
         self._length: list[int] = []
         self._sampler: dict[int, int] = {}
@@ -296,19 +333,24 @@ class EndTree:
         open_nodes: list[int] = []
         before = None
         for index in self.order:
-            text = calls[index].text
-            shared = 0 if before is None else common_prefix(before, text)
+            end = ends[index]
+            shared = 0 if before is None else texts.common(before, end)
             self.shared.append(shared)
             while open_nodes and self._length[open_nodes[-1]] > shared:
                 open_nodes.pop()
-            if text != before:
+            if end != before:
                 self.parent.append(open_nodes[-1] if open_nodes else -1)
-                self._length.append(count(text))
+                self._length.append(end[1])
                 open_nodes.append(len(self.parent) - 1)
             self.node[index] = open_nodes[-1]
-            if calls[index].turn.start < calls[index].turn.end:
+            if turns[index].sampled:
                 self._sampler.setdefault(open_nodes[-1], index)
-            before = text
+            before = end
+
+    def tokens(self, call: int, length: int | None = None) -> bytes:
+        """What `call` read and sampled, or the first `length` tokens of it."""
+        number, end = self._ends[call]
+        return self._texts.whole(number, end if length is None else length)
 
     def at_or_above(self, call: int, length: int) -> int:
         """The node of the longest end that is a prefix of the first `length` tokens of `call`; -1 if there is none."""
@@ -317,35 +359,36 @@ class EndTree:
             node = self.parent[node]
         return node
 
-    def sampled_before(self, calls: Sequence[Packed], call: int) -> list[int]:
+    def sampled_before(self, call: int) -> list[int]:
         """The calls, in order of their texts, that sampled tokens of the prompt of `call`."""
         found = []
-        node = self.at_or_above(call, calls[call].turn.start)
+        node = self.at_or_above(call, self.turns[call].start)
         while node >= 0:
             sampler = self._sampler.get(node)
             if sampler is not None:
                 found.append(sampler)
-                node = self.at_or_above(sampler, calls[sampler].turn.start)
+                node = self.at_or_above(sampler, self.turns[sampler].start)
             else:
                 node = self.parent[node]
         return found[::-1]
 
-    def nearest_asked(self, calls: Sequence[Packed]) -> list[int | None]:
+    def nearest_of(self, call: int, candidates: Sequence[int]) -> int | None:
+        """`nearest_earlier` among `candidates` alone; needed only if clocks contradict the texts."""
+        return max(candidates, key=lambda index: (self._common(index, call), index), default=None)
+
+    def nearest_asked(self) -> list[int | None]:
         """For each call the earlier one that sampled after the longest beginning of its prompt; of several, one that
         shares the most with it."""
         found: list[int | None] = [None] * len(self.order)
         for walk in self._walks():
             opened: list[tuple[int, int]] = []
             for call, shared in walk:
-                start = calls[call].turn.start
+                start = self.turns[call].start
                 del opened[bisect_right(opened, shared, key=itemgetter(0)) :]
                 most = bisect_right(opened, start, key=itemgetter(0))
                 near = next((index for _, index in reversed(opened[:most]) if index < call), None)
-                both = [index for index in (near, found[call]) if index is not None]
-                found[call] = max(both, default=None, key=lambda index: (
-                    calls[index].turn.start, common_prefix(calls[index].text, calls[call].text)
-                ))
-                if start < calls[call].turn.end:
+                found[call] = self._nearer(call, near, found[call])
+                if self.turns[call].sampled:
                     insort(opened, (start, call), key=itemgetter(0))
         return found
 
@@ -363,6 +406,18 @@ class EndTree:
                     nearest[call] = found if known is None else max(found, known)
                 stack.append((call, shared))
         return [None if found is None else found[1] for found in nearest]
+
+    def _nearer(self, call: int, one: int | None, other: int | None) -> int | None:
+        """That of two which sampled later or, if both did at one place, shares more with `call`."""
+        if one is None or other is None:
+            return other if one is None else one
+        at, place = self.turns[one].start, self.turns[other].start
+        if at == place:
+            at, place = self._common(one, call), self._common(other, call)
+        return one if at >= place else other
+
+    def _common(self, one: int, other: int) -> int:
+        return self._texts.common(self._ends[one], self._ends[other])
 
     def _walks(self) -> tuple[Iterable[tuple[int, int]], ...]:
         """The calls in the order of their texts, and in reverse, each with what it shares with the one before it."""

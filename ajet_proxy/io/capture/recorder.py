@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.protocol.ending import IN_DOUBT
 from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import (
     DISCONNECTED,
     REFUSED,
@@ -159,8 +160,9 @@ class Recorder:
         if not isinstance(outcome, Captured):
             return None
         model = self.origin.model or outcome.model
-        calls = await self._ledger_port.complete(self.origin.episode, model, self.origin.agent)
-        return await self._questions.same_text(outcome.prompt_token_ids, calls, model) if calls else None
+        prompt = pack_tokens(outcome.prompt_token_ids)
+        calls = await self._ledger_port.nearest(self.origin.episode, model, self.origin.agent, prompt)
+        return await self._questions.same_text(prompt, calls, model) if calls else None
 
     def _same_weights(self) -> bool:
         """Tell whether the weights that the call began with have served it all along."""

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 
 from ajet_proxy.core.protocol import ending
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.sampling import SHAPING, effective, plain
-from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import NOT_SCORED, Captured, Lost, Unscored
 from ajet_proxy.core.trajectory.repair import Found, find_same_text
 from ajet_proxy.core.trajectory.timeline import Packed
@@ -102,10 +101,10 @@ class Questions:
         stops = True if (model, last) in self._facts.stops else await self._stops(model, last)
         return ending.is_full(choice, self._exchange.dialect.limits, asked) if stops is None else not stops
 
-    async def same_text(self, prompt: Sequence[int], calls: Iterable[Packed], model: str) -> Found | None:
+    async def same_text(self, prompt: bytes, calls: Iterable[Packed], model: str) -> Found | None:
         """The earlier call that a prompt for `model` repeats in other tokens. If it cannot be found out, the calls stay
         apart."""
-        search = find_same_text(pack_tokens(prompt), calls)
+        search = find_same_text(prompt, calls)
         try:
             async with asyncio.timeout(TEXT_S):
                 ids = next(search)

@@ -324,9 +324,9 @@ class LocalPort:
     async def kept(self, response: str) -> Ask | None:
         return self._kept_responses.kept(response)
 
-    async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
+    async def nearest(self, episode: str, model: str, agent: str, prompt: bytes) -> Sequence[Packed]:
         known = self._state.episodes.get(episode)
-        return () if known is None else known.transcript.complete(model, agent)
+        return () if known is None else known.transcript.nearest(model, agent, prompt)
 
     def _heard(self, events: Sequence[ev.Event]) -> None:
         """Act on events. Nothing goes on in an episode that has ended; what runs in one that is discarded ends with it.

@@ -191,5 +191,6 @@ class LedgerPort(Protocol):
     async def kept(self, response: str) -> Ask | None:
         """The request for a response that the engine keeps, if that is remembered."""
 
-    async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
-        """The complete calls of an `agent` to a `model`, while their episode takes calls."""
+    async def nearest(self, episode: str, model: str, agent: str, prompt: bytes) -> Sequence[Packed]:
+        """The complete calls of an `agent` to a `model` that share the longest beginnings with `prompt`, as many as are
+        `TRIED`, while their episode takes calls."""

@@ -47,12 +47,12 @@ from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
 from ajet_proxy.core.ledger.shares import Shares
 from ajet_proxy.core.ledger.state import LedgerSettings, State
-from ajet_proxy.core.ledger.texts import Text, Texts
-from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Chain, Transcript
+from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Transcript
 from ajet_proxy.core.ledger.weights import Candidate, Served, Trainer
 from ajet_proxy.core.trajectory.drift_rate import Drift
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
-from ajet_proxy.core.trajectory.timeline import Turn
+from ajet_proxy.core.trajectory.texts import Text, Texts
+from ajet_proxy.core.trajectory.timeline import Chain, Turn
 from ajet_proxy.io.storage.codec import UnknownRecord, decode, fields_of, made_of
 from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 

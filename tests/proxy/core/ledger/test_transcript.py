@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Transcript
 from ajet_proxy.core.tokens import pack_tokens
-from ajet_proxy.core.trajectory.timeline import merge, pack
+from ajet_proxy.core.trajectory.timeline import Policy, merge, pack, with_tokens
 from ajet_sdk.sample import Call
 from tests.kit.strategies import conversations, make_call, tangled_calls
 
@@ -45,10 +46,10 @@ def test_sharing_text_changes_nothing(calls: list[Call]) -> None:
         told(known, call)
     assert known.merging("strict")() == merge(calls)
     assert [known.packed(call.call) for call in calls] == [pack(call) for call in calls]
-    assert known.keep_timelines("strict") == known.timelines == merge(calls)
+    assert with_tokens(known.keep_timelines("strict"), known.texts) == known.timelines == merge(calls)
 
 
-def test_complete_calls_of_one_kind_are_told_until_the_episode_is_merged() -> None:
+def test_the_nearest_calls_of_one_kind_are_told_until_the_episode_is_merged() -> None:
     known = Transcript()
     calls = [
         make_call("a", (1,), (2,), at=1.0), make_call("b", (1, 2, 3), (4,), at=2.0),
@@ -57,9 +58,9 @@ def test_complete_calls_of_one_kind_are_told_until_the_episode_is_merged() -> No
     for call in calls:
         told(known, call)
     known.calls["e"] = replace(known.calls["a"], turn=None)
-    assert known.complete("m", "") == [pack(call) for call in calls[:2]]
+    assert known.nearest("m", "", pack_tokens((1, 2, 3))) == [pack(calls[1]), pack(calls[0])]
     known.keep_timelines("strict")
-    assert known.complete("m", "") == []
+    assert known.nearest("m", "", pack_tokens((1, 2, 3))) == []
 
 
 def test_a_conversation_costs_its_length_once() -> None:
@@ -70,6 +71,22 @@ def test_a_conversation_costs_its_length_once() -> None:
     assert len(text.tokens) == 4 * 200
     (timeline,) = known.merging("strict")()
     assert len(timeline) == 200
+
+
+@pytest.mark.parametrize("policy", ["strict", "repair", "off"])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_merging_takes_no_room_for_the_tokens_of_all_calls(policy: Policy, goes_on: bool) -> None:
+    """A conversation that goes on, or begins a timeline at each turn. Its calls have 16 MB of tokens, 320 kB of them
+    distinct."""
+    known, turns, step = Transcript(), 100, 800
+    for turn in range(turns):
+        told(known, make_call(f"c{turn}", range(turn * step), [turn * step if goes_on else 7], at=float(turn)))
+    tracemalloc.start()
+    known.keep_timelines(policy)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(known.chains) == (1 if goes_on and policy != "off" else turns)
+    assert most < 4 * (4 * turns * step)
 
 
 def test_calls_are_read_from_the_text_that_they_share() -> None:

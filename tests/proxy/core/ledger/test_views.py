@@ -9,7 +9,7 @@ import pytest
 
 from ajet_proxy.core.ledger import transcript, views
 from ajet_proxy.core.ledger.views import Tokens, Wanted, parts, records
-from ajet_proxy.core.trajectory.timeline import Timeline, merge_packed
+from ajet_proxy.core.trajectory.timeline import Timeline, merge_texts
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import EPISODE_STATES, GateClose
 from tests.kit.ledger_rig import LedgerRig, Shelf
@@ -114,9 +114,9 @@ def test_an_episode_is_merged_again_for_a_look_only_if_its_calls_have_changed(
     def counted(*of: Any) -> tuple[Timeline, ...]:
         nonlocal merged
         merged += 1
-        return merge_packed(*of)
+        return merge_texts(*of)
 
-    monkeypatch.setattr(transcript, "merge_packed", counted)
+    monkeypatch.setattr(transcript, "merge_texts", counted)
     name = rig.open()
     rig.call(name, (1, 2), (3,))
     first = views.record(rig.state, name)

@@ -10,13 +10,15 @@ and what it says as a whole. If another text parts from the middle of it, its fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ajet_proxy.core.tokens import common_prefix, count, cut, stands_at
 
 START = -1
 """The number of the empty text, behind which all others stand."""
+Beginning = tuple[int, int]
+"""The number of a text, and how many of its first tokens are meant, those of the texts before it included."""
 
 
 @dataclass(slots=True)
@@ -50,7 +52,20 @@ class Texts:
 
     def add(self, text: bytes, call: str) -> int:
         """The number of the text that begins with all of `text`, which `call` read and sampled."""
-        number, shared = self._nearest(text)
+        return self._add(text, call, *self.stands(text))
+
+    def add_all(self, said: Sequence[tuple[bytes, str]]) -> list[int]:
+        """`add` for what is all there is. In their order, the way to each is short from the one before it."""
+        numbers, number, before = [START] * len(said), START, b""
+        for place in sorted(range(len(said)), key=lambda one: said[one][0]):
+            text, call = said[place]
+            shared = common_prefix(before, text)
+            numbers[place] = number = self._add(text, call, self.holder(number, shared), shared)
+            before = text
+        return numbers
+
+    def _add(self, text: bytes, call: str, number: int, shared: int) -> int:
+        """`add` for what has its first `shared` tokens in common with the text `number`, and no more with any."""
         length = count(text)
         if shared == length:
             return number
@@ -65,7 +80,7 @@ class Texts:
     def nearest(self, prompt: bytes) -> tuple[str, int]:
         """The call that shares the longest beginning with `prompt`, and how many tokens that is; ``("", 0)`` if none
         does."""
-        number, shared = self._nearest(prompt)
+        number, shared = self.stands(prompt)
         return (self.texts[number].call, shared) if shared else ("", 0)
 
     def whole(self, number: int, end: int) -> bytes:
@@ -78,20 +93,29 @@ class Texts:
             number = text.behind
         return cut(b"".join(reversed(parts)), 0, end)
 
-    def wholes(self, wanted: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        """`whole` for many; the beginning that one shares with the one before it is not put together again."""
-        known = {START: b""}
-        for number, end in wanted:
-            way, at = [], number
-            while at not in known:
-                way.append(at)
-                at = self.texts[at].behind
-            text = known[at]
-            for step in reversed(way):
-                known = {START: b"", self.texts[step].behind: text, step: (text := text + self.texts[step].tokens)}
-            yield cut(text, 0, end)
+    def common(self, one: Beginning, other: Beginning) -> int:
+        """Count the tokens that two beginnings have in common from their first on."""
+        (number, length), (partner, most) = one, other
+        while number != partner:
+            if partner == START or (number != START and self.texts[number].start >= self.texts[partner].start):
+                length, number = min(length, self.texts[number].start), self.texts[number].behind
+            else:
+                most, partner = min(most, self.texts[partner].start), self.texts[partner].behind
+        return min(length, most)
 
-    def reached(self, calls: Iterable[tuple[int, int]]) -> dict[int, int]:
+    def places(self) -> dict[int, int]:
+        """The place of each text among all. A text stands right before those after it, which follow in the order of
+        their first tokens as bytes."""
+        after: dict[int, list[int]] = {}
+        for number in sorted(range(len(self.texts)), key=lambda one: cut(self.texts[one].tokens, 0, 1), reverse=True):
+            after.setdefault(self.texts[number].behind, []).append(number)
+        places, left = dict[int, int](), [START]
+        while left:
+            places[number := left.pop()] = len(places)
+            left += after.get(number, ())
+        return places
+
+    def reached(self, calls: Iterable[Beginning]) -> dict[int, int]:
         """For each text that one of `calls` (its text, and the length of its prompt) begins with, the longest of those
         prompts. Each text is looked at once, from the longest prompt that begins with it."""
         longest: dict[int, int] = {START: 0}
@@ -101,8 +125,8 @@ class Texts:
                 number = self.texts[number].behind
         return longest
 
-    def distinct(self, ends: Iterable[tuple[int, int]]) -> int:
-        """Count the distinct tokens of the beginnings of texts: each is a text's number and a length."""
+    def distinct(self, ends: Iterable[Beginning]) -> int:
+        """Count the distinct tokens of beginnings."""
         longest = self.reached(ends)
         return sum(
             max(0, min(self.texts[number].end, length) - self.texts[number].start)
@@ -115,12 +139,38 @@ class Texts:
             number = self.texts[number].behind
         return number
 
+    def holders(self, ends: Sequence[Beginning]) -> list[int]:
+        """`holder` for many. What is above a text is gone through once."""
+        found, at, text = [START] * len(ends), START, START
+        for place in sorted(range(len(ends)), key=lambda one: (ends[one][0], -ends[one][1])):
+            number, end = ends[place]
+            at = found[place] = self.holder(at if number == text else number, end)
+            text = number
+        return found
+
+    def shared_with(self, text: bytes, ends: Iterable[Beginning]) -> list[int]:
+        """Count the tokens that each of `ends` and `text` have in common from their first on."""
+        number, length = self.stands(text)
+        known = {START: 0}
+        while number != START:
+            known[number] = min(length, self.texts[number].end)
+            number = self.texts[number].behind
+        found = []
+        for number, end in ends:
+            way, at = [], number
+            while at not in known:
+                way.append(at)
+                at = self.texts[at].behind
+            known.update(dict.fromkeys(way, known[at]))
+            found.append(min(end, known[number]))
+        return found
+
     def size(self) -> int:
         """Bytes of tokens."""
         return sum(len(text.tokens) for text in self.texts)
 
-    def _nearest(self, text: bytes) -> tuple[int, int]:
-        """The number of the text that shares the longest beginning with `text`, and how many tokens that is."""
+    def stands(self, text: bytes) -> Beginning:
+        """The longest beginning of `text` that stands here."""
         number, at = START, 0
         while (after := self._after.get((number, cut(text, at, at + 1)))) is not None:
             tokens, number = self.texts[after].tokens, after

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
 from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger import texts as module
-from ajet_proxy.core.ledger.texts import START, Text, Texts
-from ajet_proxy.core.tokens import pack_tokens, stands_at
+from ajet_proxy.core.tokens import pack_tokens, stands_at, unpack_tokens
+from ajet_proxy.core.trajectory import texts as module
+from ajet_proxy.core.trajectory.texts import START, Text, Texts
 
 Tokens = tuple[int, ...]
 some = st.lists(st.lists(st.integers(0, 2), max_size=6).map(tuple), max_size=12)
@@ -37,10 +38,37 @@ def test_what_was_added_is_there_and_the_nearest_is_found(said: list[Tokens], pr
                 found = texts.reached([(other, end)]).get(texts.holder(number, end), 0) >= end > 0
                 assert found == begins
     ends = [(number, end) for number, tokens in zip(numbers, said, strict=True) for end in (len(tokens), 0)]
-    assert list(texts.wholes(ends)) == [texts.whole(number, end) for number, end in ends]
+    for (one, length), (other, most) in product(ends, ends):
+        read = [unpack_tokens(texts.whole(*end)) for end in ((one, length), (other, most))]
+        assert texts.common((one, length), (other, most)) == shared(*read)
+    assert texts.holders(ends) == [texts.holder(*end) for end in ends]
+    assert texts.shared_with(pack_tokens(prompt), ends) == [
+        shared(prompt, unpack_tokens(texts.whole(*end))) for end in ends
+    ]
     call, length = texts.nearest(pack_tokens(prompt))
     assert length == max((shared(prompt, tokens) for tokens in said), default=0)
     assert call == "" if length == 0 else shared(prompt, said[int(call)]) >= length
+
+
+@given(some)
+def test_many_that_are_added_at_once_are_the_same_tree(said: list[Tokens]) -> None:
+    texts = Texts()
+    again = texts.add_all([(pack_tokens(tokens), str(place)) for place, tokens in enumerate(said)])
+    assert texts.size() == tree_of(said)[0].size()
+    for number, tokens in zip(again, said, strict=True):
+        assert texts.whole(number, len(tokens)) == pack_tokens(tokens)
+
+
+@given(some)
+def test_texts_are_ordered_as_what_they_say(said: list[Tokens]) -> None:
+    texts, numbers = tree_of(said)
+    places = texts.places()
+    assert sorted(places) == [START, *range(len(texts.texts))] and sorted(places.values()) == list(range(len(places)))
+
+    def place(at: int) -> tuple[int, int]:
+        return places[texts.holder(numbers[at], len(said[at]))], len(said[at])
+
+    assert sorted(range(len(said)), key=place) == sorted(range(len(said)), key=lambda at: pack_tokens(said[at]))
 
 
 @given(some)
