@@ -174,4 +174,14 @@ def _columns(row: dict[str, Any]) -> dict[str, Any]:
         told = [(None if sampling is None else canonical(sampling), count) for sampling, count in row["sampling"]]
         row = row | {"sampling": [{"sampling": text, "count": count} for text, count in told]}
     found = {name: [dict(zip(structs[name], item, strict=True)) for item in row[name]] for name in structs & row.keys()}
-    return row | found
+    return {name: _text(value) for name, value in (row | found).items()}
+
+
+def _text(value: Any) -> Any:
+    """`value` with all text in it as UTF-8 can hold it, as in a line of JSON."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {name: _text(item) for name, item in value.items()}
+    numbers = not isinstance(value, list | tuple) or isinstance(next(iter(value), 0), int | float)
+    return value if numbers else [_text(item) for item in value]

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from ajet_proxy.core.trajectory.export import preference_row, sft_row
-from ajet_proxy.export import FORMS, Choice, rows, write_parquet
+from ajet_proxy.export import FORMS, Choice, rows, write_jsonl, write_parquet
 from ajet_sdk.sample import Sample
 from tests.kit.histories import encoded, write_segments
 from tests.kit.ledger_rig import LedgerRig
@@ -54,6 +54,19 @@ def test_every_column_that_a_row_can_have_is_there(form: str) -> None:
     assert {field.name for field in dataclasses.fields(full)} == set(told)
     row = {"samples": full.to_json(), "sft": sft_row(full), "preferences": preference_row(full, full)}[form]
     assert written(iter([row]), form) == [row]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_text_that_is_no_utf8_is_written_as_in_json(form: str) -> None:
+    half = "half \ud800"
+    sample = Sample(
+        sample="e/1", episode="e", task=half, model="m", agent=half, token_ids=(1, 2), loss_mask=(0, 1),
+        logprobs=(0.0, -0.1), policy_versions=((1, 1),), calls=("c",), spans=(("c", 1, 2),), reward=1.0,
+        finish_reasons=(half,), turns=(0,),
+    )  # fmt: skip
+    row = {"samples": sample.to_json(), "sft": sft_row(sample), "preferences": preference_row(sample, sample)}[form]
+    write_jsonl([row], line := io.BytesIO())
+    assert written(iter([row]), form) == [json.loads(line.getvalue())]
 
 
 def written(found: Any, form: str) -> list[Mapping[str, Any]]:
