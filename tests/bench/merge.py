@@ -3,11 +3,12 @@
     python -m tests.bench.merge
 
 Goal: 2,000 calls of one episode with contexts of 30,000 tokens in under 2 s, and linear growth. Four shapes of such an
-episode, as the daemon keeps its calls: one chain that grows to 30,000 tokens; agents of 20 turns each; calls that fork
-from one long history; a history that is edited before every call, so that each begins a timeline and each break must be
-explained. (What timelines then cost as samples is linear in the tokens that come out: 60 million where nothing is
-shared.) Then the ordinary: agents with 20 turns of about 40 new tokens, in random order, from 10 calls (one episode) to
-10,000. Tokens are those of all prompts and outputs that go in.
+episode, as the daemon keeps its calls, whose texts are a tree as they come: one chain that grows to 30,000 tokens;
+agents of 20 turns each; calls that fork from one long history; a history that is edited before every call, so that each
+begins a timeline and each break must be explained. (What timelines then cost as samples is linear in the tokens that
+come out: 60 million where nothing is shared.) Then the ordinary, where the tree is made, too: agents with 20 turns of
+about 40 new tokens, in random order, from 10 calls (one episode) to 10,000. Tokens are those of all prompts and outputs
+that go in.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from functools import partial
 from itertools import pairwise
 
 from ajet_proxy.core.tokens import count as tokens_in
-from ajet_proxy.core.trajectory.timeline import Packed, Turn, merge, merge_packed
+from ajet_proxy.core.trajectory.texts import Texts
+from ajet_proxy.core.trajectory.timeline import Packed, Turn, merge, merge_texts
 from ajet_sdk.sample import Call
 from tests.bench import table
 from tests.kit.steps import own_s
@@ -102,8 +104,10 @@ def long_episodes() -> bool:
             dice = random.Random(number)
             calls = shape(number, dice)
             dice.shuffle(calls)
-            timelines = len(merge_packed(calls))
-            seconds.append(own_s(partial(merge_packed, calls), RUNS))
+            texts = Texts()
+            placed = [(call.turn, texts.add(call.text, call.turn.call)) for call in calls]
+            timelines = len(merge_texts(placed, texts, "strict"))
+            seconds.append(own_s(partial(merge_texts, placed, texts, "strict"), RUNS))
             tokens = sum(tokens_in(call.text) for call in calls)
         good = seconds[-1] < LIMIT_S and linear(seconds)
         met = met and good
