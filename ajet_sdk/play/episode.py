@@ -273,7 +273,7 @@ class EpisodeLife(Opened):
         self.conversations = 1 + sum(one.get("broken_by") == "new_chain" for one in record.get("timelines") or ())
         scopes = [one.get(of) for one in record.get("rewards") or () for of in ("call", "agent", "model")]
         self.scoped |= any(scopes)
-        decision = await decided(source, ended, self.program_failed, judged=self.judged)
+        decision = decided(source, ended, self.program_failed, judged=self.judged)
         if isinstance(decision, Earns):
             await self._reward(decision.value, note=decision.note)
             if not self.graded or record.get("state") != "open":

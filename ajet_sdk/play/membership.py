@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -65,17 +65,14 @@ class Membership:
     def __init__(
         self, target: Target, body: routes.Join, revision: Revision | None = None, say: Callable[[str], None] = warn
     ) -> None:
-        from asyncio import Lock
-
         self._client = Client(target.url, target.key, deadline=target.deadline)
         self._body, self._revision, self._say = body, revision or (lambda: body.revision), say
         self._absence = Absence(target.url, target.deadline)
         self.id: str | None = None
         self._next = _new_id()
-        self._tries = 0
-        self._failure: AjetError | None = None
         self._joined = False
-        self._lock = Lock()
+        self._joining: Task[None] | None = None
+        """The attempt at joining for which all wait; or the last one of all, if another has taken the name."""
         self._beating: Task[None] | None = None
 
     @property
@@ -86,22 +83,31 @@ class Membership:
     @at_home
     async def join(self) -> str:
         """Joins, unless it has; the client's id."""
+        from asyncio import ensure_future, shield
+
+        while self.id is None:
+            self._joining = self._joining or ensure_future(self._try_to_join())
+            await shield(self._joining)
+        return self.id
+
+    async def _try_to_join(self) -> None:
+        """Joins, and beats from then on. It stays `_joining` if another has taken the name."""
         from asyncio import ensure_future
 
-        tries, known = self._tries, self.id
-        if known is not None:
-            return known
-        async with self._lock:
-            if self.id is None:
-                with self._trying(tries):
-                    await self._join()
-                    self.id = self._next
-            if self._beating is None:
-                self._beating = ensure_future(self._beat_on())
-            return self.id
+        taken = False
+        try:
+            await self._join()
+            self.id = self._next
+            self._beating = self._beating or ensure_future(self._beat_on())
+        except AjetError as error:
+            taken = error.code == NAME_TAKEN
+            raise
+        finally:
+            if not taken:
+                self._joining = None
 
     async def _join(self) -> None:
-        """Joins, or joins again, as the next id."""
+        """Asks to join, or to join again, as the next id."""
         body = replace(self._body, revision=self._revision(), replaces=self._body.replaces and not self._joined)
         try:
             await self._client.ask("join", replace(body, id=self._next))
@@ -110,7 +116,7 @@ class Membership:
                 raise
             self._next = _new_id()  # an answer was lost, and then its time was over
             await self._client.ask("join", replace(body, id=self._next))
-        self._joined, self._failure = True, None
+        self._joined = True
 
     @at_home
     async def open(self, body: routes.OpenEpisode) -> Opened:
@@ -171,9 +177,10 @@ class Membership:
         asked: it will hear no beat."""
         from asyncio import gather, get_running_loop
 
-        if self._beating is not None and self._beating.get_loop() is get_running_loop():  # and no parent's
-            self._beating.cancel()
-            await gather(self._beating, return_exceptions=True)
+        for task in filter(None, (self._joining, self._beating)):
+            if task.get_loop() is get_running_loop():  # and no parent's
+                task.cancel()
+                await gather(task, return_exceptions=True)
         async with self._client:
             if self.id is not None and not self._absence.away:
                 with suppress(AjetError):
@@ -183,21 +190,6 @@ class Membership:
         """The client `known` is gone, unless that was known."""
         if self.id == known:
             self.id, self._next = None, _new_id()
-
-    @contextmanager
-    def _trying(self, tries: int) -> Iterator[None]:
-        """An attempt at joining. Raises what another one's ended with that came after so many `tries`; or that another
-        has taken the name."""
-        failure = self._failure
-        if failure is not None and (failure.code == NAME_TAKEN or self._tries != tries):
-            raise failure
-        try:
-            yield
-        except AjetError as error:
-            self._failure = error
-            raise
-        finally:
-            self._tries += 1
 
     async def __aenter__(self) -> Membership:
         try:

@@ -32,11 +32,10 @@ from ajet_sdk.play.membership import Membership, Revision
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Absence, Patience
 from ajet_sdk.play.results import RunResults
-from ajet_sdk.play.revision import of_program
+from ajet_sdk.play.revision import Changes, of_program
 from ajet_sdk.play.rollouts import INTERRUPTED, ProgramChanged, Rollouts
 from ajet_sdk.play.tasks import Line
 from ajet_sdk.play.threads import ThreadHands, carried_out, start
-from ajet_sdk.play.watching import QUICK_S, Changes, Streak
 from ajet_sdk.rewards import sources
 from ajet_sdk.rewards.blame import Busy
 from ajet_sdk.rewards.decision import FULL, TEMPORARY, Ended, Fails, Source
@@ -51,6 +50,9 @@ CHANGE_GRACE_S = 2.0
 """A program that has changed may take so long to end."""
 MOST_OTHERS = 5
 """After so many revisions in a row under which nothing was played, the program is taken to change its own code."""
+QUICK_S = 2.0
+"""A program that fails within this time has failed at once."""
+LEAST_STREAK = 3
 TICK_S, WATCH_S, ENGINE_S, LOOK_S = 0.4, 10.0, 5.0, 4.0
 NO_ENGINE = (
     "the daemon has no engine yet, and requests wait for one. Name it (ajet-proxy serve --upstream URL), or start a "
@@ -93,7 +95,7 @@ class Program:
     @property
     def source(self) -> Source:
         """Where its reward comes from."""
-        return sources.NAMED[self.reward_from][0] if self.reward_cmd is None else sources.Graded()
+        return sources.NAMED[self.reward_from][0] if self.reward_cmd is None else sources.graded
 
 
 def _written(env: Mapping[str, str]) -> bytes:
@@ -118,6 +120,40 @@ def proxy_variable(url: str, environ: Mapping[str, str]) -> str | None:
     kind = urlsplit(url).scheme
     names = (f"{kind}_proxy", f"{kind}_proxy".upper(), "all_proxy", "ALL_PROXY")
     return None if Target(url).local else next((name for name in names if environ.get(name)), None)
+
+
+class Streak:
+    """Counts programs that fail as soon as they begin. If they do so one after the other and without a call to a model,
+    they are most likely broken, and going on would only burn tasks. After `most` in a row nothing may begin: until the
+    program has changed if that is waited for, and else the run ends."""
+
+    def __init__(self, most: int, *, waits: bool, say: Callable[[str], None] = lambda line: None) -> None:
+        self._most, self._waits, self._say = max(LEAST_STREAK, most), waits, say
+        self._failed = 0
+        self._lock = threading.Lock()
+
+    def began(self, *, well: bool) -> None:
+        """A program has begun, and did not fail at once if it began `well`."""
+        with self._lock:
+            before, self._failed = self._failed, 0 if well else self._failed + 1
+        if before < self._most <= self._failed and self._waits:
+            self._say(f"{self._words()}. Nothing more begins until its file changes")
+
+    def changed(self) -> None:
+        """The program is another one now."""
+        with self._lock:
+            self._failed = 0
+
+    def held(self) -> bool:
+        """True if nothing may begin; `AjetError` if that will not change."""
+        if self._failed < self._most:
+            return False
+        if not self._waits:
+            raise AjetError(f"{self._words()}: nothing more is begun. Mend it and start again")
+        return True
+
+    def _words(self) -> str:
+        return f"the program failed {self._most} times in a row within {QUICK_S:g} s, without a call to a model"
 
 
 @dataclass(slots=True)

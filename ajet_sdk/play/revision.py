@@ -13,7 +13,7 @@ import inspect
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,23 @@ class Digest:
             self._seen = None
             return None
         return self._digest
+
+
+class Changes:
+    """Sees changes of the code that `digest` tells (None: not now, as while an editor puts another in its place). It
+    has changed once it is another one at two looks in a row, because it may be looked at while it is written."""
+
+    def __init__(self, digest: Callable[[], str | None]) -> None:
+        self._digest = digest
+        self._seen = self._last = digest()
+
+    def look(self) -> bool:
+        """True if the code has changed, once for each change."""
+        before, self._last = self._last, self._digest()
+        if self._last in (None, self._seen) or self._last != before:
+            return False
+        self._seen = self._last
+        return True
 
 
 def of_program(argv: Sequence[str], cwd: str | None = None) -> Digest:

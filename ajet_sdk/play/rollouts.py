@@ -30,10 +30,9 @@ from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Patience
 from ajet_sdk.play.results import RunResult, RunResults
 from ajet_sdk.play.revision import of_agent
-from ajet_sdk.play.room import FULL_S, Room
-from ajet_sdk.play.schedule import AT_ONCE, LATER, Job, Later, OnceRollouts, Rollout, Source, WantedRollouts
+from ajet_sdk.play.schedule import AT_ONCE, LATER, Job, Later, OnceRollouts, Rollout, Room, Source, WantedRollouts
 from ajet_sdk.rewards.blame import Interrupted, WorldFailed, of_the_world, reason_of, text_of, world_is_full
-from ajet_sdk.rewards.sources import Returned
+from ajet_sdk.rewards.sources import returned
 from ajet_sdk.untrainable import untrainable_in
 
 INTERRUPTED = "the run was interrupted"
@@ -328,7 +327,8 @@ class Rollouts:
                 raise Interrupted(INTERRUPTED)
             value, error = await hands.play(self._agent, job.rollout.task, episode)
             if value is not None:
-                await episode.settle(await hands.call(Returned.of, value))
+                earned = await hands.call(returned, value)
+                await episode.settle(lambda _: earned)
         except GeneratorExit:
             raise
         except BaseException as caught:  # as SystemExit is, or what an event loop of the agent's own was cancelled with
@@ -356,8 +356,7 @@ class Rollouts:
         if not full:
             self._patience.ends(FULL)
         elif self._room.over:
-            lasted = f"the world has been full for {FULL_S / 60:g} minutes in which nothing of this run played"
-            await hands.call(self._options.say, f"{lasted}: no more begins")
+            await hands.call(self._options.say, self._room.over)
         if again and not self._stopped and not self._room.over:
             self._quiet_until, result = 0.0, replace(result, again=True)
         self._done[begun.number] = result

@@ -8,7 +8,7 @@ without ``/detokenize`` leaves the counts alone.
 from __future__ import annotations
 
 import json
-import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,9 +25,10 @@ from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.rollouts import result_of
 from ajet_sdk.play.schedule import Rollout
 from ajet_sdk.text import counted, plain
+from ajet_sdk.tree import common_prefix
 
-LOOK_S, LOOK_DEADLINE_S = 0.2, 2.0
-"""The time between two looks, and how long one is tried."""
+LOOK_DEADLINE_S = 2.0
+"""A look is tried for so long."""
 MOST_TOKENS, MOST_TEXT = 400, 600
 """At most so many tokens are asked for as text, and so many characters of it shown."""
 DETOKENIZE_S = 5.0
@@ -40,10 +41,12 @@ class Calls:
         self._client, self._episode, self._show = client, episode, show
         self._begun: dict[str, int] = {}
         self._ended: set[str] = set()
-        self._texts: dict[str, Any] = {}
 
     def look(self) -> None:
-        record = self._record(tokens=False)
+        """Shows what is new, as far as the proxy tells it."""
+        record: Mapping[str, Any] = {}
+        with suppress(AjetError):
+            record = self._record(tokens=False)
         for call in record.get("calls") or []:
             name = str(call.get("call"))
             if name not in self._begun:
@@ -70,7 +73,8 @@ class Calls:
         calls = {str(one["call"]): one for one in self._record(tokens=True)["calls"] if one.get("complete")}
         call, before = calls[name], list(calls.values())[: list(calls).index(name)]
         prompt = call["prompt_token_ids"]
-        known = max((_shared(prompt, [*one["prompt_token_ids"], *one["token_ids"]]) for one in before), default=0)
+        texts = [array("i", [*one["prompt_token_ids"], *one["token_ids"]]).tobytes() for one in before]
+        known = max((common_prefix(array("i", prompt).tobytes(), text) for text in texts), default=0)
         model = str(call["model"])
         new = self._detokenized(model, prompt[known:][-MOST_TOKENS:])
         return new, self._detokenized(model, call["token_ids"][:MOST_TOKENS])
@@ -88,11 +92,6 @@ class Calls:
         return wait(reading(self._client.core.but(deadline=LOOK_DEADLINE_S), self._episode.id, tokens))
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of tokens that both begin with."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 def _indented(label: str, text: str, *, last: bool) -> str:
     """`text` behind `label`, cut to its last or first characters."""
     text = plain(text.strip())
@@ -103,41 +102,22 @@ def _indented(label: str, text: str, *, last: bool) -> str:
 
 def try_and_show(client: Client, program: Program, task: str, options: RunOptions) -> int:
     """Plays one episode of `program`, and shows it; the exit code."""
-    copies = Copies(named=False)
-    with ProgramAgent(program, client, copies, say=say) as runs:
-        hold_s = 0.0 if options.members or options.teachers else None  # no wait for engines that may never come
-        body = options.opening(task=task, trial=True, hold_s=hold_s)
-        episode = Episode(client.core, wait(opening(client.core, body)))
-        copies.text(f"episode {episode.id} of task {plain(task)}, policy version {episode.policy_version}")
-        calls, ended = Calls(client, episode, copies.text), threading.Event()
-        watcher = threading.Thread(target=_watch, args=(calls, ended), daemon=True)
-        watcher.start()
-        try:
-            result = _play(runs, task, episode)
-        except KeyboardInterrupt:
-            known = episode.outcome is not None and episode.outcome.aborted is not None
-            say(f"interrupted: {'the episode is aborted' if known else 'the episode ends by its timeouts'}")
-            return INTERRUPTED
-        finally:
-            ended.set()
-        watcher.join()
-    return _show(client, episode, result, calls, copies)
-
-
-def _watch(calls: Calls, ended: threading.Event) -> None:
-    while not ended.wait(LOOK_S):
-        with suppress(AjetError):
-            calls.look()
-
-
-def _play(runs: ProgramAgent, task: str, episode: Episode) -> RunResult:
-    error: BaseException | None = None
+    copies, error = Copies(named=False), None
+    hold_s = 0.0 if options.members or options.teachers else None  # no wait for engines that may never come
+    body = options.opening(task=task, trial=True, hold_s=hold_s)
+    episode = Episode(client.core, wait(opening(client.core, body)))
+    copies.text(f"episode {episode.id} of task {plain(task)}, policy version {episode.policy_version}")
+    calls = Calls(client, episode, copies.text)
     try:
-        with episode:
+        with ProgramAgent(program, client, copies, say=say, tick=calls.look) as runs, episode:
             runs(task, episode)
+    except KeyboardInterrupt:
+        known = episode.outcome is not None and episode.outcome.aborted is not None
+        say(f"interrupted: {'the episode is aborted' if known else 'the episode ends by its timeouts'}")
+        return INTERRUPTED
     except Exception as caught:
         error = caught
-    return result_of(Rollout(0, task, 0), task, episode, error, 0.0)
+    return _show(client, episode, result_of(Rollout(0, task, 0), task, episode, error, 0.0), calls, copies)
 
 
 def _show(client: Client, episode: Episode, result: RunResult, calls: Calls, copies: Copies) -> int:

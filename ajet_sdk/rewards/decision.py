@@ -7,10 +7,10 @@ So no decision here reads a reward's value. It hands the value on, or not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from ajet_sdk.rewards.blame import of_the_world, reason_of
 from ajet_sdk.rewards.numbers import LastNumber
@@ -36,33 +36,27 @@ class Given(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
-    """The agent did not come to its end: it says that the world failed, or raised an exception. `reason` in words."""
-
-    reason: str
-    world: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A reward by its source, with its note. As a `fallback` it counts only if nothing was given."""
+class Earns:
+    """The episode gets this final reward, with its note. As a `fallback` it does only if nothing was given."""
 
     value: float
-    fallback: bool = False
     note: str | None = None
+    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class NoNumber:
-    """The source says nothing that can be a reward; no fault of the agent if the `grader` failed. `hint` is what the
-    user should know if that happens again and again."""
+class Stands:
+    """The episode has what was given to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fails:
+    """The episode is given up, for a `reason` in words. It is played again if the `world` failed, as a grader may have.
+    `hint` is what the user should know if that happens again and again."""
 
     reason: str
-    grader: bool = False
+    world: bool = False
     hint: str | None = None
-
-
-Said = Number | NoNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,44 +78,20 @@ class Ended:
     infra: tuple[type[BaseException], ...] = ()
 
     @property
-    def gave_up(self) -> GaveUp | None:
+    def gave_up(self) -> Fails | None:
         """The agent's own word that it did not come to its end, if it gave one."""
         if self.error is not None:
-            return GaveUp(reason_of(self.error), of_the_world(self.error, self.infra))
-        return GaveUp(f"exit code {TEMPORARY}", world=True) if TEMPORARY in (self.code, self.graded) else None
+            return Fails(reason_of(self.error), of_the_world(self.error, self.infra))
+        return Fails(f"exit code {TEMPORARY}", world=True) if TEMPORARY in (self.code, self.graded) else None
 
 
-class Source(Protocol):
-    """Where a reward comes from. It is asked once for each episode that came to its end."""
-
-    async def reward(self, ended: Ended) -> Said:
-        """The reward that an episode earns which ended so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Earns:
-    """The episode gets this final reward, with its note."""
-
-    value: float
-    note: str | None = None
+Said = Earns | Fails
+Source = Callable[[Ended], Said]
+"""Where a reward comes from. It is asked once for each episode that came to its end, and says what that earns, or why
+that is no number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stands:
-    """The episode has what was given to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fails:
-    """The episode is given up. It is played again if the `world` failed. `hint` is what the user should know if that
-    happens again and again."""
-
-    reason: str
-    world: bool = False
-    hint: str | None = None
-
-
-async def decided(
+def decided(
     source: Source | None, ended: Ended, failed: str | None = None, *, judged: bool = False
 ) -> Earns | Stands | Fails:
     """Decides what becomes of an episode that ended so. Without a `source` it has the rewards that were given. `failed`
@@ -129,35 +99,33 @@ async def decided(
     unanswered, gave_up = unanswered_in(ended.record), ended.gave_up
     if unanswered is not None and failed is not None and gave_up is None:
         unanswered = f"{failed}; {unanswered}"
-    said = None if source is None or gave_up is not None else await source.reward(ended)
+    said = None if source is None or gave_up is not None else source(ended)
     return decide(given_to(ended.record), unanswered, gave_up, said, judged=judged)
 
 
 def decide(
-    given: Given, unanswered: str | None, ended: GaveUp | None = None, said: Said | None = None, *, judged: bool = False
+    given: Given, unanswered: str | None, gave_up: Fails | None = None, said: Said | None = None, *,
+    judged: bool = False,
 ) -> Earns | Stands | Fails:
     """Decides what becomes of an episode.
 
     `unanswered` says in words which attempts at the model were lost to the world. `said` is what the source of its
     reward says; None, if it has no source besides what was `given`. One that is to be `judged` needs none.
     """
-    if isinstance(said, Number) and said.fallback and given is not Given.NOTHING:
+    if isinstance(said, Earns) and said.fallback and given is not Given.NOTHING:
         said = None
-    world = [ended.reason] if ended is not None and (ended.world or unanswered) else []
-    world += [said.reason] if isinstance(said, NoNumber) and said.grader else []
+    world = [gave_up.reason] if gave_up is not None and (gave_up.world or unanswered) else []
+    world += [said.reason] if isinstance(said, Fails) and said.world else []
     world += [unanswered] if unanswered else []
-    if given is Given.END or (given is Given.FINAL and (world or not isinstance(said, Number))):
+    if given is Given.END or (given is Given.FINAL and (world or not isinstance(said, Earns))):
         return Stands()
-    if given is Given.STEPS and ended is None and said is None:
+    if given is Given.STEPS and gave_up is None and said is None:
         return Stands()
-    hint = said.hint if isinstance(said, NoNumber) else None
     if world:
-        return Fails("; ".join(world), world=True, hint=hint)
-    if ended is not None:
-        return Fails(ended.reason)
-    if said is None:
-        return Stands() if judged else Fails(UNREWARDED)
-    return Earns(said.value, said.note) if isinstance(said, Number) else Fails(said.reason, hint=hint)
+        return Fails("; ".join(world), world=True, hint=said.hint if isinstance(said, Fails) else None)
+    if gave_up is None and said is None and judged:
+        return Stands()
+    return gave_up or said or Fails(UNREWARDED)
 
 
 def given_to(record: Mapping[str, Any]) -> Given:

@@ -7,10 +7,10 @@ with a grader that failed, since what it printed last is rarely its verdict.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from ajet_sdk.rewards.decision import Ended, NoNumber, Number, Said, Source
+from ajet_sdk.rewards.decision import Earns, Ended, Fails, Said, Source
 from ajet_sdk.rewards.numbers import LastNumber, finite, read
 
 PRINTED, WRITTEN = "no line of its output is a number", "no line of the file that AJET_REWARD_FILE names is a number"
@@ -18,76 +18,59 @@ ONLY = "only successes are trained"
 SHOWN = 80
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+def returned(value: Any) -> Earns:
     """The number that a function returned, and the note beside it if it returned a pair."""
-
-    value: float
-    note: str | None = None
-
-    @classmethod
-    def of(cls, value: Any) -> Returned:
-        """What `value` says that a function returned."""
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
-            return cls(finite(value[0]), value[1])
-        return cls(finite(value))
-
-    async def reward(self, ended: Ended) -> Said:
-        return Number(self.value, note=self.note)
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
+        return Earns(finite(value[0]), value[1])
+    return Earns(finite(value))
 
 
-@dataclass(frozen=True, slots=True)
-class ExitCode:
-    """1.0 for success, else 0.0. Unless it was `asked` for, it counts only if nothing was given."""
-
-    asked: bool = False
-
-    async def reward(self, ended: Ended) -> Said:
-        return Number(1.0 if ended.code == 0 else 0.0, fallback=not self.asked)
+def exit_code(ended: Ended) -> Earns:
+    """1.0 for success, else 0.0."""
+    return Earns(1.0 if ended.code == 0 else 0.0)
 
 
-class Printed:
+def unless_given(ended: Ended) -> Earns:
+    """The same, if nothing was given."""
+    return replace(exit_code(ended), fallback=True)
+
+
+def printed(ended: Ended) -> Said:
     """The last line of the program's output that is a number."""
-
-    async def reward(self, ended: Ended) -> Said:
-        return _line(ended.printed, ended.code, PRINTED)
+    return _line(ended.printed, ended.code, PRINTED)
 
 
-class Written:
+def written(ended: Ended) -> Said:
     """The last line of the program's file that is a number."""
-
-    async def reward(self, ended: Ended) -> Said:
-        return _line(read(ended.written), ended.code, WRITTEN)
+    return _line(read(ended.written), ended.code, WRITTEN)
 
 
-class Graded:
+def graded(ended: Ended) -> Said:
     """The verdict of a command that ran after the program."""
-
-    async def reward(self, ended: Ended) -> Said:
-        found, code = ended.verdict, ended.graded
-        value = found.named if code == 0 else found.value
-        if value is not None:
-            return Number(value)
-        if code == 0:
-            hint = (
-                "the reward command printed no number, so its episode is not trained. If that is how it says that the "
-                f"work is wrong, {ONLY}: have it print 0 then"
-            )
-            lacking = "the reward command must print a number alone, or as in 'score: 0.5'"
-            return NoNumber(f"{lacking}{_last(found)}", hint=hint)
-        failed = f"the reward command failed ({describe(code)}) without a line that is a number"
+    found, code = ended.verdict, ended.graded
+    value = found.named if code == 0 else found.value
+    if value is not None:
+        return Earns(value)
+    if code == 0:
         hint = (
-            f"{failed}, so its episode is not trained, but played again. If that is how it says that the work is "
-            f"wrong, {ONLY}: add || echo 0"
+            "the reward command printed no number, so its episode is not trained. If that is how it says that the "
+            f"work is wrong, {ONLY}: have it print 0 then"
         )
-        return NoNumber(f"{failed}{_last(found)}", grader=True, hint=hint)
+        lacking = "the reward command must print a number alone, or as in 'score: 0.5'"
+        return Fails(f"{lacking}{_last(found)}", hint=hint)
+    failed = f"the reward command failed ({describe(code)}) without a line that is a number"
+    hint = (
+        f"{failed}, so its episode is not trained, but played again. If that is how it says that the work is "
+        f"wrong, {ONLY}: add || echo 0"
+    )
+    return Fails(f"{failed}{_last(found)}", world=True, hint=hint)
 
 
 NAMED: dict[str | None, tuple[Source, str]] = {
-    None: (ExitCode(), "what the program gives itself, else exit-code"),
-    "exit-code": (ExitCode(asked=True), "1.0 for 0, else 0.0"),
-    "stdout": (Printed(), "the last line that is a number"),
-    "file": (Written(), "the same, in the file that AJET_REWARD_FILE names"),
+    None: (unless_given, "what the program gives itself, else exit-code"),
+    "exit-code": (exit_code, "1.0 for 0, else 0.0"),
+    "stdout": (printed, "the last line that is a number"),
+    "file": (written, "the same, in the file that AJET_REWARD_FILE names"),
 }
 """The sources, each with a description, by the names under which a program's user asks for them."""
 
@@ -95,12 +78,12 @@ NAMED: dict[str | None, tuple[Source, str]] = {
 def _line(found: LastNumber, code: int | None, lacking: str) -> Said:
     """The last line that is a number, of a program that ended with `code`. `lacking` says that there is none."""
     if found.value is not None:
-        return Number(found.value)
+        return Earns(found.value)
     hint = (
         f"a program that ended with {describe(code)} gave no number, so its episode is not trained. If that is how it "
         f"fails at its task, {ONLY}: have it give 0 then"
     )
-    return NoNumber(f"{lacking} ({describe(code)}){_last(found)}", hint=hint)
+    return Fails(f"{lacking} ({describe(code)}){_last(found)}", hint=hint)
 
 
 def _last(found: LastNumber) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ajet_sdk.blocking import Client
-from ajet_sdk.commands import LOOK_S, client_for, proxy_option, usage
+from ajet_sdk.commands import LOOK_S, client_for, proxy_option, show_json_or, usage
 from ajet_sdk.output import OnceGroup, say
 from ajet_sdk.routes import ChangeRun, PutRun
 from ajet_sdk.runs import MIX, check_name, flat, literal, tables
@@ -62,7 +62,7 @@ def start(
             answer = client.ask("change_run", ChangeRun(desired="running", restart=restart), id=run)
         else:
             answer = client.ask("put_run", PutRun(config, "running", supervisor, restart), id=run)
-    show(as_json, answer.json())
+    show_json_or(as_json, answer.json(), run_view)
 
 
 @train.command()
@@ -72,7 +72,7 @@ def start(
 def stop(run: str, as_json: bool, proxy: str | None) -> None:
     """Have a run stopped, after its step and a checkpoint."""
     with client_for(proxy) as client:
-        show(as_json, client.ask("change_run", ChangeRun(desired="stopped"), id=run).json())
+        show_json_or(as_json, client.ask("change_run", ChangeRun(desired="stopped"), id=run).json(), run_view)
 
 
 @train.command("set")
@@ -97,7 +97,7 @@ def set_keys(run: str, assignments: tuple[str, ...], restart: bool, as_json: boo
     with usage():
         flat(config)
     with client_for(proxy) as client:
-        show(as_json, client.ask("change_run", ChangeRun(config, restart=restart), id=run).json())
+        show_json_or(as_json, client.ask("change_run", ChangeRun(config, restart=restart), id=run).json(), run_view)
 
 
 @train.command()
@@ -107,18 +107,10 @@ def set_keys(run: str, assignments: tuple[str, ...], restart: bool, as_json: boo
 def status(run: str | None, as_json: bool, proxy: str | None) -> None:
     """Show what is wanted of runs, how they are, and why the two differ."""
     with client_for(proxy, LOOK_S) as client:
-        if run is not None:
-            show(as_json, client.ask("get_run", id=run).json())
-            return
-        answer = client.ask("list_runs").json()
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
-        return
-    for one in answer["runs"]:
-        show(False, one)
-    silent = ", ".join(name for name, known in answer["supervisors"].items() if known["silent"])
-    heard = ", ".join(name for name, known in answer["supervisors"].items() if not known["silent"])
-    click.echo(f"supervisors: {heard or 'none'}" + (f"; silent: {silent}" if silent else ""))
+        if run is None:
+            show_json_or(as_json, client.ask("list_runs").json(), runs_view)
+        else:
+            show_json_or(as_json, client.ask("get_run", id=run).json(), run_view)
 
 
 @train.command()
@@ -167,14 +159,19 @@ def figures(line: dict[str, Any]) -> str:
     return " · ".join([f"step {line['step']}", *shown, f"config {line.get('config', '?')}"])
 
 
-def show(as_json: bool, run: dict[str, Any]) -> None:
+def run_view(run: dict[str, Any]) -> str:
     """A run in a line, and the reason in another."""
-    if as_json:
-        click.echo(json.dumps(run, indent=2))
-        return
     actual = run["actual"]
     of = f"/{actual['of']}" if actual.get("of") else ""
     step = f", step {actual['step']}{of}" if "step" in actual else ""
-    click.echo(f"{run['run']}: wanted {run['desired']}, is {actual['state']}{step} (config {run['digest']})")
-    if run["reason"]:
-        click.echo(f"  {run['reason']}")
+    line = f"{run['run']}: wanted {run['desired']}, is {actual['state']}{step} (config {run['digest']})"
+    return f"{line}\n  {run['reason']}" if run["reason"] else line
+
+
+def runs_view(answer: dict[str, Any]) -> str:
+    """All runs, and the supervisors in a line."""
+    supervisors = answer["supervisors"]
+    silent = ", ".join(name for name, known in supervisors.items() if known["silent"])
+    heard = ", ".join(name for name, known in supervisors.items() if not known["silent"])
+    said = f"supervisors: {heard or 'none'}" + (f"; silent: {silent}" if silent else "")
+    return "\n".join([*map(run_view, answer["runs"]), said])

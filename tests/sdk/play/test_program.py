@@ -417,11 +417,15 @@ def test_a_program_that_fails_at_once_again_and_again_waits_for_its_file(stub: C
 
 
 def test_without_a_watch_such_a_program_ends_the_run(stub: ControlStub) -> None:
-    program = Program(("sh", "-c", "exit 1"))
-    with pytest.raises(errors.AjetError, match="the program failed 3 times in a row within 2 s"):
-        run_program(program, [f"t{number}" for number in range(20)], play="d")
+    program, tasks = Program(("sh", "-c", "exit 1")), [f"t{number}" for number in range(20)]
+    with pytest.raises(errors.AjetError, match="the program failed 3 times in a row within"):
+        run_program(program, tasks, play="d")
     assert len(stub.episodes) == 3
-    assert len(run_program(program, [f"t{number}" for number in range(5)])) == 5
+    with pytest.raises(errors.AjetError, match="the program failed 4 times in a row within"):
+        run_program(program, tasks, play="more", parallel=4)
+    assert len(run_program(program, tasks[:5])) == 5
+    now_and_then = Program(("sh", "-c", 'case "$AJET_TASK" in *[258]) exit 0; esac; exit 1'))
+    assert len(run_program(now_and_then, tasks[:9], play="now and then", parallel=1)) == 9
 
 
 def test_programs_that_fail_while_the_proxy_is_away_say_nothing_of_their_code(stub: ControlStub) -> None:

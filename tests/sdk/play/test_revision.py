@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sdk.play.revision import Digest, of_agent, of_program
+from ajet_sdk.play.revision import Changes, Digest, of_agent, of_program
 
 FILES = ("agent.py", "tool", "data.json", "package/__main__.py", "package/part.py", "app.jar", "main.go")
 
@@ -86,6 +86,14 @@ def test_what_has_not_changed_is_not_read_again(here: Path) -> None:
         file.write(b"PRINT")
     os.utime("agent.py", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert digest() == before
+
+
+@pytest.mark.parametrize("looks", ["aa", "abb.b", "abcc.b", "ab_cc.", "a__aa", "abb.aa."])
+def test_each_change_is_told_once_it_stays(looks: str) -> None:
+    """A look that finds no file is ``_``, and each that is told of has a dot behind it."""
+    found = iter([None if one == "_" else one for one in looks if one != "."])
+    changes = Changes(lambda: next(found))
+    assert looks[0] + "".join(one + "." * changes.look() for one in looks[1:] if one != ".") == looks
 
 
 class Player:

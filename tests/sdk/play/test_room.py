@@ -11,8 +11,7 @@ import ajet_sdk
 from ajet_sdk import aio
 from ajet_sdk.play import rollouts, schedule
 from ajet_sdk.play.program import Program, run_program
-from ajet_sdk.play.room import FULL_S, Room
-from ajet_sdk.play.schedule import MOST_S, pause_after
+from ajet_sdk.play.schedule import FULL_S, MOST_S, Room, pause_after
 from tests.kit.control_stub import ControlStub
 
 

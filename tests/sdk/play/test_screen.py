@@ -236,4 +236,3 @@ def test_long_texts_are_cut() -> None:
     assert trial._indented("in", "x" * 1000 + "end", last=True).endswith("x" * 597 + "end")
     assert trial._indented("out", "begin" + "x" * 1000, last=False).startswith("  out  begin")
     assert trial._indented("out", "a\n\x1b b", last=False) == "  out  a\n       \\x1b b"
-    assert trial._shared([1, 2, 3], [1, 2]) == 2 and trial._shared([1, 2], [1, 3]) == 1

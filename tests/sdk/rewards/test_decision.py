@@ -15,10 +15,7 @@ from ajet_sdk.rewards.decision import (
     Earns,
     Ended,
     Fails,
-    GaveUp,
     Given,
-    NoNumber,
-    Number,
     Said,
     Stands,
     decide,
@@ -31,14 +28,14 @@ from tests.kit.source import ROOT
 from tests.kit.who_failed import PAGE, page_table
 
 LOST = "the model never answered (engine_error)"
-ENDS = (None, GaveUp("exit code 75", world=True), GaveUp("ValueError: no", world=False))
-NOTHING_SAID = (None, NoNumber("nothing printed"), NoNumber("the grader failed", grader=True))
+ENDS = (None, Fails("exit code 75", world=True), Fails("ValueError: no"))
+NOTHING_SAID = (None, Fails("nothing printed"), Fails("the grader failed", world=True))
 VALUES = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def every_source(value: float) -> Iterator[Said]:
-    yield Number(value)
-    yield Number(value, fallback=True)
+    yield Earns(value)
+    yield Earns(value, fallback=True)
 
 
 @given(VALUES, VALUES)
@@ -48,18 +45,18 @@ def test_no_decision_whether_an_episode_counts_looks_at_its_reward(one: float, o
             decided, otherwise = (decide(was, unanswered, ended, said) for said in (first, second))
             assert type(decided) is type(otherwise)
             if isinstance(decided, Earns):
-                assert (decided, otherwise) == (Earns(one), Earns(other))
+                assert (decided, otherwise) == (first, second)
             else:
                 assert decided == otherwise
 
 
-def everything() -> Iterator[tuple[Given, str | None, GaveUp | None, Said | None]]:
+def everything() -> Iterator[tuple[Given, str | None, Fails | None, Said | None]]:
     yield from product(Given, (None, LOST), ENDS, (*NOTHING_SAID, *every_source(1.0)))
 
 
 def test_a_failure_of_the_world_is_never_trained_as_the_policys() -> None:
     for was, unanswered, ended, said in everything():
-        world = unanswered or (ended and ended.world) or (isinstance(said, NoNumber) and said.grader)
+        world = unanswered or (ended and ended.world) or (isinstance(said, Fails) and said.world)
         decided = decide(was, unanswered, ended, said)
         if world and was is Given.NOTHING:
             assert isinstance(decided, Fails) and decided.world
@@ -72,11 +69,11 @@ def test_a_failure_of_the_world_is_never_trained_as_the_policys() -> None:
 def test_a_reward_that_somebody_gave_stands() -> None:
     for unanswered, ended in product((None, LOST), ENDS):
         assert decide(Given.FINAL, unanswered, ended) == Stands()
-        assert decide(Given.FINAL, unanswered, ended, Number(0.0, fallback=True)) == Stands()
-    for said in (Number(1.0), *NOTHING_SAID):
+        assert decide(Given.FINAL, unanswered, ended, Earns(0.0, fallback=True)) == Stands()
+    for said in (Earns(1.0), *NOTHING_SAID):
         assert decide(Given.FINAL, LOST, None, said) == Stands()
     for unanswered in (None, LOST):
-        assert decide(Given.STEPS, unanswered, None, Number(0.0, fallback=True)) == Stands()
+        assert decide(Given.STEPS, unanswered, None, Earns(0.0, fallback=True)) == Stands()
         assert decide(Given.STEPS, unanswered) == Stands()
 
 
@@ -96,17 +93,17 @@ def test_steps_alone_are_no_reward_of_an_agent_that_gave_up() -> None:
     for ended in ENDS[1:]:
         assert decide(Given.STEPS, LOST, ended) == Fails(f"{ended.reason}; {LOST}", world=True)
     assert decide(Given.STEPS, None, ENDS[2]) == Fails("ValueError: no")
-    assert decide(Given.STEPS, LOST, None, Number(1.0)) == Fails(LOST, world=True)
+    assert decide(Given.STEPS, LOST, None, Earns(1.0)) == Fails(LOST, world=True)
 
 
 def test_where_nothing_failed_the_source_has_its_word() -> None:
     for was in (Given.NOTHING, Given.STEPS, Given.FINAL):
-        assert decide(was, None, None, Number(0.5)) == Earns(0.5)
-        silent = decide(was, None, None, NoNumber("nothing printed"))
+        assert decide(was, None, None, Earns(0.5)) == Earns(0.5)
+        silent = decide(was, None, None, Fails("nothing printed"))
         assert silent == (Stands() if was is Given.FINAL else Fails("nothing printed"))
-    assert decide(Given.NOTHING, None, None, Number(0.0, fallback=True)) == Earns(0.0)
+    assert decide(Given.NOTHING, None, None, Earns(0.0, fallback=True)) == Earns(0.0, fallback=True)
     assert decide(Given.NOTHING, None) == Fails("left without a reward")
-    assert decide(Given.NOTHING, None, GaveUp("exit code 75", True), Number(1.0)) == Fails("exit code 75", world=True)
+    assert decide(Given.NOTHING, None, ENDS[1], Earns(1.0)) == ENDS[1]
 
 
 def test_the_words_of_a_failure_of_the_world() -> None:
@@ -116,7 +113,7 @@ def test_the_words_of_a_failure_of_the_world() -> None:
     assert unanswered_in({}) is None and unanswered_in(lost()) is None
     assert unanswered_in(lost("held", "held", "refused")) == "the model never answered (held, refused)"
     assert unanswered_in(lost(*"abcd")) == "the model never answered (a, b, c and others)"
-    failed = NoNumber("the grader failed", grader=True)
+    failed = Fails("the grader failed", world=True)
     assert decide(Given.NOTHING, LOST, None, failed) == Fails(f"the grader failed; {LOST}", world=True)
 
 
@@ -149,21 +146,20 @@ def test_whose_failure_it_is_that_an_episode_was_discarded(record: dict[str, Any
 
 def test_who_gave_up() -> None:
     assert [Ended(code=code, graded=graded).gave_up for code, graded in ((0, None), (1, -9), (None, 1))] == [None] * 3
-    assert Ended(code=0, graded=75).gave_up == Ended(code=75).gave_up == GaveUp("exit code 75", world=True)
-    assert Ended(error=ValueError("no")).gave_up == GaveUp("ValueError: no", world=False)
-    assert Ended(error=ValueError("no"), infra=(ValueError,)).gave_up == GaveUp("ValueError: no", world=True)
+    assert Ended(code=0, graded=75).gave_up == Ended(code=75).gave_up == Fails("exit code 75", world=True)
+    assert Ended(error=ValueError("no")).gave_up == Fails("ValueError: no")
+    assert Ended(error=ValueError("no"), infra=(ValueError,)).gave_up == Fails("ValueError: no", world=True)
 
 
-async def test_a_source_sees_how_the_episode_was_played_and_is_not_asked_of_one_that_was_given_up() -> None:
-    class Judge:
-        async def reward(self, ended: Ended) -> Said:
-            return Number(float(len(ended.record["calls"])))
+def test_a_source_sees_how_the_episode_was_played_and_is_not_asked_of_one_that_was_given_up() -> None:
+    def judge(ended: Ended) -> Said:
+        return Earns(float(len(ended.record["calls"])))
 
     record = {"state": "open", "calls": [{}, {}]}
-    assert await decided(Judge(), Ended(record)) == Earns(2.0)
-    assert await decided(Judge(), Ended({"state": "open"}, code=75)) == Fails("exit code 75", world=True)
+    assert decided(judge, Ended(record)) == Earns(2.0)
+    assert decided(judge, Ended({"state": "open"}, code=75)) == Fails("exit code 75", world=True)
     lost = {**record, "unanswered": [{"reason": "engine_error"}]}
-    assert await decided(Judge(), Ended(lost), "exit code 3") == Fails(f"exit code 3; {LOST}", world=True)
+    assert decided(judge, Ended(lost), "exit code 3") == Fails(f"exit code 3; {LOST}", world=True)
 
 
 def test_the_page_has_the_table() -> None:
