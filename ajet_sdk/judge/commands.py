@@ -91,20 +91,20 @@ async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work])
         else:
             cmd, function = options["cmd"], options["function"]
             judge = Function.of_command(cmd) if function is None else Function(*load(function))
-    if isinstance(judge, Model):
-        name = await judge.open()
-        status = (await client.ask("status")).json()
-        if name in status["models"] | status.get("candidates", {}) and not options["insist"]:
-            raise BadRequest(f"{name} is trained here, and would judge itself: name another, or insist by --self")
     how = Options(
         options["name"], options["lane"], options["parallel"], options["relative"], options["feedback_weight"], hook
     )
     work = Work(client, judge, how, budget=budget, rest=rest, show=Copies(named=False).text, say=say)
-    if options["gold"]:
-        say(await work.check(options["gold"]))
-    begun.append(work)
-    say(f"{how.name} ({judge.digest}) judges what awaits a judgement")
     try:
+        if isinstance(judge, Model):
+            name = await judge.open()
+            status = (await client.ask("status")).json()
+            if name in status["models"] | status.get("candidates", {}) and not options["insist"]:
+                raise BadRequest(f"{name} is trained here, and would judge itself: name another, or insist by --self")
+        if options["gold"]:
+            say(await work.check(options["gold"]))
+        begun.append(work)
+        say(f"{how.name} ({judge.digest}) judges what awaits a judgement")
         await work.run()
     finally:
         if isinstance(judge, Model):

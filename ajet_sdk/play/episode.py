@@ -410,9 +410,9 @@ def episode(
     return Opening(Client(proxy_url, api_key, deadline=deadline), body)
 
 
-def current_episode(named: str | None = None, environ: Mapping[str, str] | None = None) -> str:
+def current_episode(named: str | None = None) -> str:
     """The episode that this process belongs to: the one `named`, or the one in ``AJET_EPISODE``."""
-    found = named or (os.environ if environ is None else environ).get("AJET_EPISODE")
+    found = named or os.environ.get("AJET_EPISODE")
     if not found:
         raise NotFound(
             "no episode here: AJET_EPISODE is not set. Start the program with `ajet run`, pass Episode.env() on to it, "

@@ -15,55 +15,33 @@ one of these for each request, and `ControlStub.on_open` is called with each epi
 
 from __future__ import annotations
 
-import json
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from typing import Any
 
 from ajet_proxy.core.ledger.plays import Play
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_sdk import routes
 from ajet_sdk.bodies import parse, to_json
-from ajet_sdk.errors import AjetError, Conflict, Forbidden, NotFound, Unauthorized
+from ajet_sdk.errors import AjetError, Conflict, Forbidden, NotFound
+from tests.kit.http_server import Heard, JsonServer
+from tests.kit.http_server import Say as Say
 
 DROP = "drop"
 LOSE = "lose"
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
-    """An answer in place of the true one."""
-
-    status: int
-    body: Any = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A request as it arrived; header names in lower case. `peer` is the port at the client's end."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: Any
-    peer: int
-
-
 class ControlStub:
     """``with ControlStub() as stub: stub.url``; `port` lets one come up late, or again, where another was."""
 
-    def __init__(self, port: int = 0, *, admin_key: str | None = None) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.faults: deque[str | Say] = deque()
         self.says: Callable[[Heard], str | Say | None] = lambda heard: None
         self.on_open: Callable[[dict[str, Any]], object] = lambda record: None
         self.heard: list[Heard] = []
         self.episodes: dict[str, dict[str, Any]] = {}
-        self.admin_key = admin_key
         self.evaluations: deque[dict[str, int]] = deque()
         self.wanted: dict[str, int] = {}
         self.clients: dict[str, dict[str, Any]] = {}
@@ -72,20 +50,15 @@ class ControlStub:
         self.plays: dict[str, Play] = {}
         self.lanes: dict[str, int] | None = None
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", port), _Handler)
-        self._server.stub = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        self.port = int(self._server.server_address[1])
-        self.url = f"http://127.0.0.1:{self.port}"
+        self._server = JsonServer(self._respond, port)
+        self.url = self._server.url
 
     def __enter__(self) -> ControlStub:
-        self._thread.start()
+        self._server.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.__exit__()
 
     def speak_tls(self, context: ssl.SSLContext) -> None:
         """HTTPS from the next connection on. A handshake that fails is nobody's error."""
@@ -95,7 +68,13 @@ class ControlStub:
         """How many requests came to a path with this ending."""
         return sum(heard.method == method and heard.path.split("?")[0].endswith(ending) for heard in self.heard)
 
-    def next_fault(self, heard: Heard) -> str | Say | None:
+    def _respond(self, heard: Heard) -> Say | None:
+        fault = self._next_fault(heard)
+        if fault == LOSE:
+            self.answer(heard)
+        return None if isinstance(fault, str) else fault or self.answer(heard)
+
+    def _next_fault(self, heard: Heard) -> str | Say | None:
         with self._lock:
             if not self.hears_clients and heard.path.startswith(f"{routes.PREFIX}/clients"):
                 return None
@@ -112,7 +91,6 @@ class ControlStub:
     def _serve(self, heard: Heard) -> Any:
         path = heard.path.split("?")[0].removeprefix(routes.PREFIX)
         parts = path.strip("/").split("/")
-        shown = heard.headers.get("authorization", "").removeprefix("Bearer ")
         if path == "/status":
             return self.status()
         if path == "/overview":
@@ -124,14 +102,10 @@ class ControlStub:
         if parts[0] == "plays":
             return self._of_plays(heard, parts)
         if path == "/episodes":
-            if self.admin_key not in (None, shown):
-                raise Unauthorized("no key or a bad one")
             return self._open(parse(routes.OpenEpisode, heard.body))
         if parts[0] != "episodes" or parts[1] not in self.episodes:
             raise NotFound(f"no such episode: {parts[1:2]}", code="episode_not_found")
         record = self.episodes[parts[1]]
-        if self.admin_key is not None and shown not in (self.admin_key, f"ajet-{parts[1]}"):
-            raise Unauthorized("no key or a bad one")
         if heard.method == "GET":
             return record
         return getattr(self, f"_{parts[2]}")(record, heard.body)
@@ -276,46 +250,3 @@ class ControlStub:
             awaits = "awaiting" if state == "sealed" else state
             self.plays[record["play"]].moved(record["place"], record["state"], awaits, reason)
         record["state"], record["reason"] = state, reason
-
-
-class _Server(ThreadingHTTPServer):
-    stub: ControlStub
-    request_queue_size = 128
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else a body waits 40 ms until its head is acknowledged
-    server: _Server
-
-    def do_GET(self) -> None:
-        self._handle()
-
-    def do_POST(self) -> None:
-        self._handle()
-
-    def do_DELETE(self) -> None:
-        self._handle()
-
-    def _handle(self) -> None:
-        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        heard = Heard(self.command, self.path, headers, json.loads(data) if data else None, self.client_address[1])
-        fault = self.server.stub.next_fault(heard)
-        if fault == LOSE:
-            self.server.stub.answer(heard)
-        if isinstance(fault, str):
-            self.close_connection = True
-            return
-        said = fault or self.server.stub.answer(heard)
-        content = json.dumps(said.body).encode()
-        self.send_response(said.status)
-        for name, value in said.headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""

@@ -53,7 +53,8 @@ def test_a_key_is_what_a_header_can_carry(text: str, usable: bool) -> None:
     ("url", "here"),
     [("http://127.0.0.1:8484", True), ("http://localhost", True), ("http://[::1]:8", True), ("http://127.9.9.9", True),
      ("http://localhost.:1", True), ("http://[0:0:0:0:0:0:0:1]", True), ("http://127.0.0.1.example.com", False),
-     ("http://gpu.example.com", False), ("http://10.0.0.1", False), ("no address", False)],
+     ("http://gpu.example.com", False), ("http://10.0.0.1", False),
+     ("http://[2001:db8::1]", False), ("no address", False)],
 )  # fmt: skip
 def test_a_loopback_address_is_here(url: str, here: bool) -> None:
     assert is_here(url) is here

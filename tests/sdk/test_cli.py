@@ -17,6 +17,7 @@ from ajet_sdk import Client, __version__, cli
 from ajet_sdk.output import say
 from ajet_sdk.play import commands
 from ajet_sdk.routes import OpenEpisode
+from ajet_sdk.runs.commands import train
 from tests.kit.control_stub import ControlStub
 from tests.kit.patience import AJET, until
 from tests.kit.ports import free_port
@@ -48,6 +49,14 @@ from tests.sdk.play.test_child import until_dead
         ("try", "--agent-model", "a=m", "--teacher", "b=m", "--", "true"),
         ("try", "--model", "m", "--teacher", "b=m", "--", "true"),
         ("run", "--task", "t", "--name", "\udcff", "--", "true"), ("run", "--task", "t", "--name", "", "--", "true"),
+        ("train", "begin"), ("train", "start"), ("train", "start", "../r"), ("train", "set", "r"),
+        ("train", "set", "r", "groups"), ("train", "set", "r", "=1"), ("train", "set", "r", "a[b].c=1"),
+        ("train", "log"), ("train", "stop", "r", "s"), ("train", "start", "r", "--config", "no-such-file.toml"),
+        ("train", "start", "r", "--supervisor", "s"), ("train", "status", "a b"),
+        ("judge",), ("judge", "--cmd", "true", "--with", "a.py:f"), ("judge", "--model", "http://127.0.0.1:1/v1"),
+        ("judge", "--cmd", "true", "--votes", "3"), ("judge", "--cmd", "true", "--budget", "1/day"),
+        ("judge", "--with", "missing.py:f"), ("judge", "--with", "nothing"),
+        ("judge", "--cmd", "true", "--feedback-weight", "2"), ("judge", "--cmd", "true", "--redact", "missing.py:f"),
     ],
     ids=" ".join,
 )
@@ -82,7 +91,11 @@ def test_the_options_of_a_program_are_its_own(ajet: Ajet, stub: ControlStub) -> 
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", [(), *((name,) for name in cli.ajet.list_commands(None))], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [(), *((name,) for name in cli.ajet.list_commands(None)), *(("train", name) for name in train.commands)],
+    ids=" ".join,
+)
 def test_help(ajet: Ajet, command: tuple[str, ...], flag: str) -> None:
     code, out, err = ajet(*command, flag)
     assert (code, err) == (0, "")
@@ -105,6 +118,17 @@ def test_version(ajet: Ajet) -> None:
         (("run", "--task", "t", "--", "/no/such"), {}, 2, "there is no program '/no/such'"),
         (("run", "--task", "t", "--", cli.__file__), {}, 2, "cli.py' is not executable"),
         (("status",), {"AJET_API_KEY": "a b"}, 2, "characters that a key cannot have"),
+        (("run", "--", "true"), {}, 2, "give --task, or --tasks FILE"),
+        (("run", "--task", "t", "--tasks", "f", "--", "true"), {}, 2, "not both"),
+        (("run", "--task", "t", "--epochs", "2", "--", "true"), {}, 2, "epochs belong to a play of a data set"),
+        (("run", "--task", "t", "--watch", "--", "sh", "-c", "true"), {}, 2, "names no file of its own"),
+        (("run", "--tasks", "/no/such", "--", "true"), {}, 2, "/no/such cannot be read: No such file"),
+        (("run", "--task", "t", "--retries", "-1", "--", "true"), {}, 2, "--retries"),
+        (("run", "--task", "t", "--wanted", "--", "true"), {}, 2, "only evaluations are wanted: set eval too"),
+        (("run", "--task", "t", "--judged", "--reward-cmd", "true", "--", "true"), {}, 2, "leaves the rewards to a"),
+        (("run", "--task", "t", "--judged", "--reward-from", "stdout", "--", "true"), {}, 2, "leaves the rewards to a"),
+        (("try", "--", "/no/such"), {}, 2, "no program"), (("try",), {}, 2, "PROGRAM"),
+        (("try", "--task", "", "--", "true"), {}, 2, "--task is empty"),
         (("show", "ep-none"), {}, 1, "no such episode"),
         (("reward", "1", "--episode", "ep-none"), {}, 1, "no such episode"),
         (("status", "--proxy", "http://xn--a:1"), {}, 1, "http://xn--a:1 cannot be asked"),
@@ -122,6 +146,7 @@ def test_a_fault_is_one_line_that_says_it(
     assert err.count("\n") == 1
     assert err.startswith("ajet")
     assert says in err
+    assert exit == 1 or not stub.heard
 
 
 def test_reward_and_show(ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,12 +244,6 @@ def test_run_fails_only_when_no_episode_succeeded(ajet: Ajet, stub: ControlStub,
     assert "no line of its output is a number" in out
 
 
-def test_run_takes_the_reward_command(ajet: Ajet, stub: ControlStub) -> None:
-    command = 'test "$AJET_TASK" = t && echo reward: 0.25'
-    assert ajet("run", "--task", "t", "--reward-cmd", command, "--", "sh", "-c", "exit 9")[0] == 0
-    assert stub.episodes["ep-0"]["reward"] == 0.25
-
-
 def test_run_waits_for_a_proxy_that_is_starting(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     with ExitStack() as late:
@@ -306,12 +325,6 @@ def test_wanted_episodes_are_played_until_an_interrupt(stub: ControlStub) -> Non
     assert (process.returncode, len(stub.episodes)) == (130, 3)
     assert {(record["model"], record["eval"]) for record in stub.episodes.values()} == {("m", True)}
     assert "3 episodes: 3 rewarded" in out and "interrupted" in err and "Traceback" not in err
-
-
-def test_what_is_wanted_is_an_evaluation(ajet: Ajet, stub: ControlStub) -> None:
-    code, _, err = ajet("run", "--proxy", stub.url, "--task", "t", "--wanted", "--", "true")
-    assert (code, len(stub.heard)) == (2, 0)
-    assert err.startswith("ajet run: only evaluations are wanted: set eval too")
 
 
 def test_a_reader_that_left_is_no_traceback(stub: ControlStub) -> None:

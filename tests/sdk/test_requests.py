@@ -183,22 +183,9 @@ def test_where_the_proxy_is(environ: dict[str, str], url: str, key: str | None) 
     assert Target.resolve("http://other:1", "mine", environ) == Target("http://other:1", "mine")
 
 
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8484", "ftp://x", "http://", "http://x:99999", "http://x:port", "http://[::1", "http://x?y=1"]
-)
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_address_or_a_key_that_is_none_is_refused_and_a_key_is_not_quoted() -> None:
     with pytest.raises(errors.BadRequest, match="must look like"):
-        Target.resolve(url, environ={})
-
-
-@pytest.mark.parametrize("key", ["with space", "new\nline", "schlüssel"])
-def test_a_key_that_is_none_is_refused_without_being_quoted(key: str) -> None:
+        Target.resolve("127.0.0.1:8484", environ={})
     with pytest.raises(errors.BadRequest) as caught:
-        Target.resolve(environ={"AJET_API_KEY": key})
-    assert key not in caught.value.message
-
-
-def test_which_proxies_are_on_this_machine() -> None:
-    local = ["http://localhost:1", "http://127.0.0.1", "http://127.8.8.8:1", "http://[::1]:8484"]
-    assert all(Target(url).local for url in local)
-    assert not any(Target(url).local for url in ["http://proxy:1", "https://10.0.0.1", "http://[2001:db8::1]"])
+        Target.resolve(environ={"AJET_API_KEY": "with space"})
+    assert "with space" not in caught.value.message

@@ -1,16 +1,12 @@
-"""``ajet top``: frames of any size, and the whole program in a real terminal."""
+"""``ajet top``: frames of any size, and what a terminal is sent."""
 
 from __future__ import annotations
 
-import codecs
-import fcntl
-import os
-import pty
+import io
+import re
 import signal
-import struct
-import subprocess
-import sys
-import termios
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +16,8 @@ from hypothesis import strategies as st
 
 from ajet_sdk import Client
 from ajet_sdk.text import columns
-from ajet_sdk.top import BARS, Poll, Rates, age, fit, recent_mean, screenful, sparkline
+from ajet_sdk.top import BARS, ENTER, LEAVE, Poll, Rates, age, fit, recent_mean, screenful, sparkline, watch
 from tests.kit.control_stub import DROP, ControlStub
-from tests.kit.patience import PATIENT
-from tests.kit.screen import Screen
 
 EVIL = "\x1b[2J\x1b]0;x\x07name\n名前" * 3
 STATUS: dict[str, Any] = {
@@ -57,12 +51,6 @@ def test_columns_stand_below_each_other_whatever_the_script() -> None:
     assert "名…" in rows[2]
 
 
-def test_what_serves_any_model_is_shown() -> None:
-    assert "any model  policy version 2, 1 engine" in text(
-        {"any_model": {"policy_version": 2, "upstreams": ["a"]}}, None, None, 80, 24
-    )
-
-
 def test_what_is_to_be_judged_has_a_line_if_there_is_any() -> None:
     spans = [{"policy_versions": [one, one], "episodes": 20, "mean": one / 4} for one in (2, 4)]
     counts = {"sealed": 9, "awaiting": 3, "judged": 5, "rewarded": 0, "not_judged": 1, "withdrawn": 0, "lost": 0}
@@ -77,14 +65,12 @@ def text(*args: Any) -> str:
     return "\n".join(line for _, line in screenful(*args))
 
 
-def test_a_team_has_a_line() -> None:
-    team = {"coder": {"updates": 3}, "planner": {"updates": 5, "waits_for": "coder"}}
-    assert "team  coder 3, planner 5 (waits for coder)\n" in text(STATUS | {"teams": [team]}, None, None, 80, 24)
-
-
 def test_a_frame_tells_all_that_an_owner_asks() -> None:
-    shown = text(STATUS, SEEN, Rates(1234.5, 6.78), 200, 60)
+    others = {"policy_version": 2, "upstreams": ["a"]}
+    team = {"coder": {"updates": 3}, "planner": {"updates": 5, "waits_for": "coder"}}
+    shown = text(STATUS | {"any_model": others, "teams": [team]}, SEEN, Rates(1234.5, 6.78), 200, 60)
     for part in (
+        "any other model  policy version 2, 1 engine", "team  coder 3, planner 5 (waits for coder)",
         "gate closing · 3 in flight · 2 held · 1,234 tokens/s, 6.8 calls/s", "drift is high",
         "the journal cannot write", "policy version 7, 1 engine", "opened 5 = open 1", "1 waiting, 2 ready, 1 leased",
         "0.500 latest of 80  ▁█",
@@ -150,10 +136,10 @@ def test_means_and_ages() -> None:
     assert [age(seconds) for seconds in (-1, 89, 600, 7200, 1e6)] == ["0 s", "89 s", "10 min", "2 h", "12 d"]
 
 
-def test_rates_are_made_of_two_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_made_of_two_answers(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
     at, tokens = 0.0, 100
     monkeypatch.setattr("ajet_sdk.top.time", SimpleNamespace(monotonic=lambda: at))
-    with ControlStub() as stub, Client(stub.url) as client:
+    with Client(stub.url) as client:
         stub.status = lambda: STATUS | {"tokens": {"generated": tokens}}  # type: ignore[method-assign]
         poll = Poll(client)
         assert poll.ask()[2] is None
@@ -161,80 +147,52 @@ def test_rates_are_made_of_two_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert poll.ask()[2] == Rates(25.0, 0.0)
 
 
-class Terminal:
-    """``ajet top`` as the foreground program of a pseudo-terminal."""
+class Terminal(io.StringIO):
+    """What a terminal of 60 columns and 12 lines is sent."""
 
-    def __init__(self, url: str, rows: int, columns: int) -> None:
-        self.screen = Screen(rows, columns)
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self.fd, inner = pty.openpty()
-        self.resize(rows, columns)
-        code = f"{PATIENT}from ajet_sdk import cli; cli.LOOK_S = 0.5; cli.main()"
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "top", "--every", "0.1", "--proxy", url], stdin=inner, stdout=inner,
-            stderr=inner, start_new_session=True, env=environment,
-        )
-        os.close(inner)
+    def isatty(self) -> bool:
+        return True
 
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.fd)
-
-    def end(self, number: int) -> int:
-        """The exit code after this signal, when everything it wrote is on the screen."""
-        self.process.send_signal(number)
-        while self.read():
-            pass
-        return self.process.wait()
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def until(self, word: str) -> list[str]:
-        while not any(word in line for line in self.screen.lines):
-            assert self.read(), self.screen.lines
-        return self.screen.lines
-
-    def read(self) -> bool:
-        """Feed the screen with what came; False at the end."""
-        try:
-            data = os.read(self.fd, 65536)
-        except OSError:
-            return False
-        self.screen.feed(self._decoder.decode(data))
-        return bool(data)
+    def screens(self) -> list[list[str]]:
+        """The lines of each screen, each of which begins at the upper left and clears what it leaves free."""
+        found = re.findall(r"\033\[H(.*?)\033\[J", self.getvalue(), re.DOTALL)
+        return [[re.sub(r"\033\[[0-9;]*[mK]", "", line) for line in one.split("\r\n")] for one in found]
 
 
-def test_in_a_real_terminal_it_redraws_one_screen_and_gives_the_old_one_back() -> None:
-    with ControlStub() as stub:
+def watched(stub: ControlStub, monkeypatch: pytest.MonkeyPatch, *naps: Callable[[], object]) -> Terminal:
+    """What a terminal is sent until Ctrl-C, which comes after these `naps`."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "12")
+    sleeping, terminal = iter(naps), Terminal()
 
-        def status() -> dict[str, Any]:
-            return STATUS | {"models": {EVIL: {"policy_version": min(3, stub.count("GET", "/status"))}}}
+    def nap(_seconds: float) -> None:
+        next(sleeping, lambda: signal.raise_signal(signal.SIGINT))()
 
-        stub.status = status  # type: ignore[method-assign]
-        with Terminal(stub.url, 12, 60) as terminal:
-            terminal.until("gate closing")
-            assert terminal.screen.second and not terminal.screen.cursor_shown
-            lines = terminal.until("policy version 3")
-            assert sum("policy version" in line for line in lines) == 1
-            assert lines[0].startswith("ajet 1 · gate closing")
-            assert terminal.end(signal.SIGINT) == 130
-            assert not terminal.screen.second and terminal.screen.cursor_shown
-            assert "interrupted" in "".join(terminal.screen.lines)
+    monkeypatch.setattr("ajet_sdk.top.time", SimpleNamespace(monotonic=time.monotonic, sleep=nap))
+    with Client(stub.url, deadline=0.2) as client, pytest.raises(KeyboardInterrupt):
+        watch(client, 0.1, terminal)
+    return terminal
 
 
-def test_a_proxy_that_went_away_is_waited_for() -> None:
-    with ControlStub() as stub, Terminal(stub.url, 24, 100) as terminal:
-        terminal.until("opened 0")
-        stub.faults.extend([DROP] * 100_000)
-        terminal.until("no answer, trying again")
-        terminal.until("opened 0")
-        stub.faults.clear()
-        while any("no answer" in line for line in terminal.screen.lines):
-            assert terminal.read()
-        assert terminal.end(signal.SIGTERM) == 130
+def test_a_terminal_shows_one_screen_after_the_other_and_then_what_it_showed_before(
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = iter(range(1, 9))
+    stub.status = lambda: STATUS | {"models": {EVIL: {"policy_version": next(told)}}}  # type: ignore[method-assign]
+    terminal = watched(stub, monkeypatch, lambda: None, lambda: None)
+    text = terminal.getvalue()
+    assert text.startswith(ENTER) and text.endswith(LEAVE)
+    assert re.sub(r"\033\[H.*?\033\[J", "", text, flags=re.DOTALL) == ENTER + LEAVE
+    for number, screen in enumerate(terminal.screens(), 1):
+        assert screen[0].startswith("ajet 1 · gate closing") and len(screen) <= 12
+        (model,) = (line for line in screen if "policy version" in line)
+        assert model.endswith(f"policy version {number}, 0 engines")
+        assert all(line.isprintable() and fit(line, 60) == line for line in screen)
+
+
+def test_a_proxy_that_went_away_is_waited_for(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = watched(stub, monkeypatch, lambda: stub.faults.extend([DROP] * 100_000), stub.faults.clear)
+    there, away, back = terminal.screens()
+    assert away[0].startswith("no answer, trying again: is ajet-proxy at") and len(away[0]) == 60
+    assert away[1:] == there and back == there
+    assert "opened 0 = 0" in there

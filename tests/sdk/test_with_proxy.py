@@ -15,7 +15,7 @@ import ajet_sdk
 from ajet_sdk import Client, aio
 from ajet_sdk.play import rollouts
 from ajet_sdk.play.episode import Outcome
-from ajet_sdk.routes import Evaluate, Lease, Policy
+from ajet_sdk.routes import Evaluate, Policy
 from tests.kit.patience import LONG_S
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.sdk.conftest import Ajet
@@ -72,16 +72,6 @@ def test_settling_without_a_reward(daemon: ProxyProcess) -> None:
     assert [(item["state"], item.get("reason")) for item in states] == [
         ("discarded", "aborted"), ("ready", None), ("discarded", "incomplete_call"),
     ]
-
-
-def test_run_fills_groups_that_a_trainer_can_lease(daemon: ProxyProcess) -> None:
-    def agent(task: str, episode: ajet_sdk.Episode) -> float:
-        return float(len(ask(episode).text) > 0)
-
-    results = ajet_sdk.run(agent, ["real/7"], repeat=4, parallel=4)
-    assert results.mean_reward == 1.0
-    with Client() as client:
-        assert client.ask("lease", Lease(groups=1, group_size=4)).status == 200
 
 
 def test_the_command(daemon: ProxyProcess, ajet: Ajet) -> None:

@@ -30,17 +30,6 @@ def rubric(tmp_path: Path) -> str:
     return str(tmp_path / "rubric.txt")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [(), ("--cmd", "true", "--with", "a.py:f"), ("--model", "http://127.0.0.1:1/v1"), ("--cmd", "true", "--votes", "3"),
-     ("--cmd", "true", "--budget", "1/day"), ("--with", "missing.py:f"), ("--with", "nothing"), ("--cmd", "true",
-     "--feedback-weight", "2"), ("--cmd", "true", "--redact", "missing.py:f")],
-)  # fmt: skip
-def test_bad_usage_is_one_line(ajet: Ajet, stub: ControlStub, options: tuple[str, ...]) -> None:
-    code, out, err = ajet("judge", *options)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-
-
 @pytest.mark.parametrize("address", ["nonsense", "ftp://host/v1", "127.0.0.1:8001"])
 def test_what_is_no_address_of_a_model(ajet: Ajet, stub: ControlStub, rubric: str, address: str) -> None:
     code, _, err = ajet("judge", "--model", address, "--rubric", rubric)

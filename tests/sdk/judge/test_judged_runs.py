@@ -87,9 +87,3 @@ def test_an_exit_code_is_no_reward_then(ajet: Ajet, stub: ControlStub, exit_code
 def test_what_asked_no_model_awaits_no_judgement(ajet: Ajet, daemon: ProxyProcess) -> None:
     code, out, _ = ajet("run", "--judged", "--task", "t", "--", "true")
     assert code == 1 and "discarded by the proxy: incomplete_call" in out
-
-
-@pytest.mark.parametrize("option", ["--reward-cmd", "--reward-from"])
-def test_a_judge_and_another_source_of_rewards_contradict(ajet: Ajet, stub: ControlStub, option: str) -> None:
-    code, _, err = ajet("run", "--judged", option, "stdout", "--task", "t", "--", "true")
-    assert code == 2 and "--judged leaves the rewards to a judge" in err

@@ -348,25 +348,6 @@ async def test_an_opening_whose_answer_is_lost_is_asked_for_under_the_same_name(
     assert first == second
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({"epochs": 2}, "epochs belong to a play"), ({"play": "d", "epochs": 0}, "epochs must be at least 1"),
-        ({"retries": -1}, "retries must be at least 0"), ({"play": "d", "wanted": True, "eval": True}, "is no play"),
-    ],
-)
-async def test_what_cannot_be_played(stub: ControlStub, how: Any, said: str) -> None:
-    with pytest.raises(errors.BadRequest, match=said):
-        await aio.run(one, ["a"], repeat=1, **how)
-    assert not stub.heard
-
-
-async def test_a_play_needs_tasks(stub: ControlStub) -> None:
-    for tasks, said in (([], "there is no task to play"), ("text", "not one text")):
-        with pytest.raises(errors.BadRequest, match=said):
-            await aio.run(one, tasks, play="d")
-
-
 # ---- the source alone
 
 

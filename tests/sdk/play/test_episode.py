@@ -8,10 +8,9 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import aio, errors
-from ajet_sdk.play.episode import Outcome, current_episode
+from ajet_sdk.play.episode import Outcome
 from ajet_sdk.rewards.blame import reason_of
 from ajet_sdk.rewards.numbers import finite
-from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
 from tests.kit.ports import free_port
 
@@ -20,15 +19,6 @@ async def within(episode: Any, agent: Any) -> None:
     """Runs ``agent(ep)`` within the episode's block."""
     async with episode as ep:
         await agent(ep)
-
-
-def enter(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Makes this process one that `ajet run` started, in an open episode; its record."""
-    with ajet_sdk.Client() as client:
-        opened = client.ask("open_episode", OpenEpisode(task="t")).json()
-    monkeypatch.setenv("AJET_EPISODE", opened["episode"])
-    monkeypatch.setenv("OPENAI_API_KEY", opened["api_key"])
-    return stub.episodes[opened["episode"]]
 
 
 async def test_an_episode_from_opening_to_reward(stub: ControlStub) -> None:
@@ -225,17 +215,6 @@ async def test_opening_at_what_is_no_proxy(stub: ControlStub) -> None:
     await ep.aclose()
 
 
-async def test_reward_and_abort_of_this_process(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = enter(stub, monkeypatch)
-    await aio.reward(0.5, final=False, note="half")
-    await aio.reward(1)
-    assert (record["state"], record["reward"]) == ("ready", 1.5)
-    assert stub.heard[-1].headers["authorization"] == "Bearer ajet-ep-0"
-    record = enter(stub, monkeypatch)
-    await aio.abort("lost interest")
-    assert record["detail"] == "lost interest"
-
-
 async def test_outside_of_any_episode(stub: ControlStub) -> None:
     for act in (aio.reward(1.0), aio.abort()):
         with pytest.raises(errors.NotFound, match="Start the program with `ajet run`") as caught:
@@ -248,11 +227,6 @@ async def test_with_no_proxy_a_reward_raises_at_its_deadline(monkeypatch: pytest
     monkeypatch.setenv("AJET_PROXY_URL", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(errors.ProxyUnreachable, match=r"in 0\.3 s"):
         await aio.reward(1.0, episode="ep-0", deadline=0.3)
-
-
-def test_current_episode() -> None:
-    assert current_episode("given", {"AJET_EPISODE": "env"}) == "given"
-    assert current_episode(None, {"AJET_EPISODE": "env"}) == "env"
 
 
 def test_numbers_and_reasons() -> None:

@@ -254,18 +254,6 @@ def test_the_variable_that_may_stand_between() -> None:
 # ---- failures of the world, and programs that change
 
 
-def test_exit_code_75_is_the_worlds_failure(stub: ControlStub, tmp_path: Path) -> None:
-    script = f'n=$(wc -l < {tmp_path}/n 2>/dev/null || echo 0); echo >> {tmp_path}/n; [ "$n" -ge 1 ] || exit 75'
-    results = run_program(Program(("sh", "-c", script)), ["t"])
-    assert [(item.outcome, item.reason, item.infra, item.again) for item in results] == [
-        ("aborted", "exit code 75", True, True), ("rewarded", None, False, False),
-    ]  # fmt: skip
-    assert [record.get("cause") for record in stub.episodes.values()] == ["infra", None]
-    (tmp_path / "n").unlink()
-    results = run_program(Program(("true",), reward_cmd=script), ["t"], retries=0)
-    assert [(item.outcome, item.infra, item.again) for item in results] == [("aborted", True, False)]
-
-
 def test_a_line_of_a_file_is_in_the_environment(stub: ControlStub, tmp_path: Path) -> None:
     line = Line("sum/1", '{"id": "sum/1", "q": "1 + 1"}')
     program = Program(("sh", "-c", f'printf "%s|%s" "$AJET_TASK" "$AJET_TASK_JSON" > {tmp_path}/seen'))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ajet_sdk.play.results import RunResult, RunResults
-from ajet_sdk.text import align
 
 REWARDED = RunResult("sum/1", 0, "ep-1", "rewarded", 0.5, None, 1.25)
 ZERO = RunResult("sum/1", 1, "ep-2", "rewarded", 0.0, None, 0.5)
@@ -19,11 +18,6 @@ def test_a_reward_of_zero_is_a_success_and_counts() -> None:
     assert (len(results), results[0], list(results)[-1]) == (4, REWARDED, FAILED)
 
 
-def test_nothing_has_no_mean() -> None:
-    assert RunResults().mean_reward is None
-    assert RunResults().table().endswith("0 episodes: none begun")
-
-
 def test_the_table() -> None:
     lines = RunResults((REWARDED, ZERO, ABORTED, FAILED)).table().splitlines()
     assert lines[0].split() == ["task", "#", "episode", "outcome", "reward", "seconds", "reason"]
@@ -31,6 +25,7 @@ def test_the_table() -> None:
     assert lines[3].endswith("2.0      ValueError: no answer")
     assert lines[4].split()[2:4] == ["-", "failed"]
     assert max(map(len, lines)) < 200
+    assert RunResults().table().endswith("0 episodes: none begun"), "nothing has no mean"
     assert lines[-1] == "4 episodes: 2 rewarded, 1 aborted, 1 failed, mean reward 0.25"
 
 
@@ -38,10 +33,6 @@ def test_what_an_agent_wrote_cannot_move_the_cursor() -> None:
     moving = RunResult("a\nb\x1b[31mc", 0, "ep-1", "aborted", None, "no\x1b[2J", 0.0)
     assert RunResults((moving,)).table().splitlines()[1].split("  ")[0] == "a b\\x1b[31mc"
     assert "\x1b" not in RunResults((moving,)).table()
-
-
-def test_columns_are_aligned() -> None:
-    assert align([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
 
 
 def test_what_cannot_be_trained_because_of_its_engine_is_told_apart() -> None:
@@ -54,14 +45,6 @@ def test_what_cannot_be_trained_because_of_its_engine_is_told_apart() -> None:
     assert (results.untrainable, results.kept) == ([blind], [REWARDED])
     assert results.table().endswith(
         "3 rewarded (the proxy discarded 1 as incomplete_call), 1 aborted, mean reward 0.8333, 1 cannot be trained"
-    )
-
-
-def test_what_the_proxy_discarded_is_no_success_without_a_word() -> None:
-    empty = RunResult("t", 1, "ep-2", "rewarded", 0.0, "no call", 1.0, None, "incomplete_call")
-    results = RunResults((REWARDED, empty, empty, ABORTED))
-    assert results.summary() == (
-        "4 episodes: 3 rewarded (the proxy discarded 2 as incomplete_call), 1 aborted, mean reward 0.1667"
     )
 
 

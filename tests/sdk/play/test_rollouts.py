@@ -28,7 +28,6 @@ from ajet_sdk.play.schedule import rollouts_at
 from ajet_sdk.play.tasks import read_tasks
 from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.patience import LONG_S, reached, until
-from tests.kit.ports import free_port
 
 
 async def one(task: Any, episode: Any) -> float:
@@ -145,14 +144,6 @@ async def test_evaluation_episodes_say_so(stub: ControlStub) -> None:
     assert all(record["eval"] for record in records)
 
 
-async def test_a_proxy_that_is_away_is_a_result() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    results = await aio.run(one, ["a"], repeat=2, proxy_url=url, deadline=0.2)
-    assert [item.outcome for item in results] == ["failed", "failed"]
-    assert all("no proxy acknowledged" in (item.reason or "") for item in results)
-    assert results[0].episode is None
-
-
 async def test_a_proxy_that_goes_away_is_a_result(stub: ControlStub) -> None:
     async def agent(task: Any, episode: Any) -> float:
         stub.faults.extend([DROP] * 50)
@@ -192,10 +183,24 @@ async def test_tasks_that_cannot_be_had_end_the_run(stub: ControlStub) -> None:
     assert stub.episodes["ep-0"]["state"] == "ready"
 
 
-async def test_one_text_is_no_list_of_tasks(stub: ControlStub) -> None:
-    with pytest.raises(errors.BadRequest, match=r"list of tasks, not one text: \['solve it'\]"):
-        await aio.run(one, "solve it")
-    assert not stub.episodes
+@pytest.mark.parametrize(
+    ("tasks", "how", "said"),
+    [
+        ("solve it", {}, r"list of tasks, not one text: \['solve it'\]"), (["a"], {"repeat": 0}, "at least 1"),
+        (["a"], {"parallel": 0}, "at least 1"), (["a"], {"retries": -1}, "retries must be at least 0"),
+        (["a"], {"wanted": True}, "only evaluations are wanted: set eval too"),
+        ([], {"wanted": True, "eval": True}, "there is no task to play"),
+        ([], {"play": "d"}, "there is no task to play"), ("text", {"play": "d"}, "not one text"),
+        (["a"], {"epochs": 2}, "epochs belong to a play"), (["a"], {"play": "d", "epochs": 0}, "must be at least 1"),
+        (["a"], {"play": "d", "wanted": True, "eval": True}, "is no play"),
+    ],
+)
+async def test_what_cannot_be_run_is_said_before_anything_is(
+    stub: ControlStub, tasks: Any, how: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(errors.BadRequest, match=said):
+        await aio.run(one, tasks, **how)
+    assert not stub.heard
 
 
 async def test_an_agent_of_the_other_face_is_told_where_it_belongs(stub: ControlStub) -> None:
@@ -206,12 +211,6 @@ async def test_an_agent_of_the_other_face_is_told_where_it_belongs(stub: Control
         ajet_sdk.run(asynchronous, ["a"])
     results = await aio.run(lambda task, episode: 1.0, ["a"], repeat=1)  # type: ignore[arg-type,return-value]
     assert "use ajet_sdk.run" in str(results[0].reason)
-
-
-@pytest.mark.parametrize("counts", [{"repeat": 0}, {"parallel": 0}])
-async def test_counts_are_positive(stub: ControlStub, counts: dict[str, int]) -> None:
-    with pytest.raises(errors.BadRequest, match="at least 1"):
-        await aio.run(one, ["a"], **counts)
 
 
 async def test_any_number_may_run_at_once(stub: ControlStub) -> None:
@@ -447,19 +446,6 @@ async def test_an_agent_that_fails_ends_no_evaluation_and_is_tried_again_slowly(
         await aio.run(fails, ["a"], eval=True, wanted=True, parallel=1, on_result=seen.append)
     assert [item.reason for item in seen] == ["RuntimeError: no idea"] * 3
     assert time.monotonic() - began > 4 * 0.1, "one wait for the evaluation, and one after each"
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({"tasks": ["a"], "eval": False}, "only evaluations are wanted: set eval too"),
-        ({"tasks": [], "eval": True}, "there is no task to play"),
-    ],
-)
-async def test_what_cannot_be_wanted(stub: ControlStub, how: Any, said: str) -> None:
-    with pytest.raises(errors.BadRequest, match=said):
-        await aio.run(one, wanted=True, **how)
-    assert not stub.heard
 
 
 async def test_a_callback_that_raises_ends_those_who_wait_too(stub: ControlStub, eager: None) -> None:

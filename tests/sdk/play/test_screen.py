@@ -90,11 +90,6 @@ def test_what_fails_is_told_and_left_for_the_next_start(ajet: Ajet, stub: Contro
     assert out.startswith("[2/2] sum/2 #0")
 
 
-def test_a_run_of_one_task_fails_if_the_world_failed_all_of_it(ajet: Ajet, stub: ControlStub) -> None:
-    code, out, _ = ajet("run", "--task", "t", "--retries", "0", "--", "sh", "-c", "exit 75")
-    assert code == 1 and out.endswith("1 episode: 1 failure of the world\n")
-
-
 ASKS = """
 import json, os, sys, urllib.request
 for prompt in sys.argv[1:]:
@@ -144,24 +139,6 @@ def test_lines_that_cannot_be_used_are_all_named_and_nothing_is_played(
     lines = err.splitlines()
     assert [line.partition(": ")[0] for line in lines] == [f"{path}:2", f"{path}:3", "ajet run"]
     assert lines[2].startswith(f"ajet run: 2 of 3 lines of {path} cannot be used: nothing is played")
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (("run", "--", "true"), "give --task, or --tasks FILE"),
-        (("run", "--task", "t", "--tasks", "f", "--", "true"), "not both"),
-        (("run", "--task", "t", "--epochs", "2", "--", "true"), "epochs belong to a play of a data set"),
-        (("run", "--task", "t", "--watch", "--", "sh", "-c", "true"), "names no file of its own"),
-        (("run", "--tasks", "/no/such", "--", "true"), "/no/such cannot be read: No such file"),
-        (("run", "--task", "t", "--retries", "-1", "--", "true"), "--retries"),
-        (("try", "--", "/no/such"), "no program"),
-        (("try", "--task", "", "--", "true"), "--task is empty"), (("try",), "PROGRAM"),
-    ],
-)  # fmt: skip
-def test_bad_usage(ajet: Ajet, argv: tuple[str, ...], said: str) -> None:
-    code, out, err = ajet(*argv)
-    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
 
 
 def test_a_result_takes_one_line() -> None:

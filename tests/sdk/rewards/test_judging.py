@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -148,19 +147,11 @@ def test_a_vote_is_told_by_the_order_in_which_answers_were_shown() -> None:
     assert vote('{"answer 1": 0.5, "answer 2": -1}', ["b", "a"]) == {"b": 0.5, "a": -1.0}
 
 
-@given(said=st.lists(SAID, min_size=1, max_size=5))
+@given(SAID)
 @settings(max_examples=10_000)
-def test_failed_votes_never_make_a_number(said: list[Any]) -> None:
-    """Whatever a judge says, a value comes of votes that are numbers in their range, and of nothing else."""
-    votes = [vote(one, ["c"]) for one in said]
-    good = [one["c"] for one in votes if one is not None]
-    assert all(-1 <= value <= 1 for value in good)
-    found = count(votes, "")
-    if 2 * len(good) < len(votes) or not good:
-        assert found is None
-    elif found is not None and found["c"].value is not None:
-        assert -1 <= found["c"].value <= 1 and max(good) - min(good) <= judging.SPREAD
-        assert found["c"].value == pytest.approx(statistics.fmean(good))
+def test_a_vote_is_a_number_in_its_range_whatever_a_judge_says(said: Any) -> None:
+    found = vote(said, ["c"])
+    assert found is None or -1 <= found["c"] <= 1
 
 
 @given(st.lists(st.none() | st.floats(-1, 1), min_size=1, max_size=9))

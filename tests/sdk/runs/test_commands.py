@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk.runs import commands as train_commands
 from ajet_sdk.runs import literal
 from ajet_sdk.runs.commands import figures, lines
 from tests.sdk.conftest import Ajet
@@ -64,29 +63,6 @@ def test_a_run_from_its_start_to_its_end(site: Site, ajet: Ajet, tmp_path: Path)
     code, _, err = ajet("train", "set", "r", "model=/etc", "--restart")
     assert (code, err.count("\n")) == (1, 1)
     assert "trainer.model must be one of small" in err
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ("train", "begin"), ("train", "start"), ("train", "start", "../r"), ("train", "set", "r"),
-        ("train", "set", "r", "groups"), ("train", "set", "r", "=1"), ("train", "set", "r", "a[b].c=1"),
-        ("train", "log"), ("train", "stop", "r", "s"), ("train", "start", "r", "--config", "no-such-file.toml"),
-        ("train", "start", "r", "--supervisor", "s"), ("train", "status", "a b"),
-    ],
-    ids=" ".join,
-)
-def test_bad_usage_is_one_line_and_exit_2(ajet: Ajet, argv: tuple[str, ...]) -> None:
-    code, out, err = ajet(*argv)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("ajet")
-
-
-@pytest.mark.parametrize("command", [(), *((name,) for name in train_commands.train.commands)], ids=" ".join)
-def test_help(ajet: Ajet, command: tuple[str, ...]) -> None:
-    code, out, err = ajet("train", *command, "--help")
-    assert (code, err) == (0, "")
-    assert out.startswith(" ".join(("Usage: ajet train", *command)))
 
 
 @pytest.mark.parametrize(("text", "value"), [
