@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -60,10 +60,7 @@ def ajet() -> None:
 @click.option("--note", metavar="TEXT", help="Words to keep beside the reward.")
 @click.option("--not-final", is_flag=True, help="Do not seal the episode, because more rewards will come.")
 @proxy_option
-def reward(
-    value: float, episode: str | None, call: str | None, agent: str | None, model: str | None, state: str | None,
-    not_final: bool, proxy: str | None, response: str | None, note: str | None,
-) -> None:
+def reward(value: float, episode: str | None, not_final: bool, proxy: str | None, **of: Any) -> None:
     """Give an episode a reward.
 
     VALUE is a finite number. It may be negative.
@@ -75,10 +72,8 @@ def reward(
     from ajet_sdk.routes import Reward
 
     with usage():
-        body = Reward(
-            finite(value), call, agent, final=not not_final, note=note, state=state, model=model, response=response
-        )
-        found = episode if response is not None else check_episode(current_episode(episode))
+        body = Reward(finite(value), final=not not_final, **of)
+        found = episode if body.response is not None else check_episode(current_episode(episode))
     with client_for(proxy) as client:
         wait(rewarding(client.core, found, body))
 

@@ -191,8 +191,8 @@ def test_a_terminal_shows_one_screen_after_the_other_and_then_what_it_showed_bef
 
 
 def test_a_proxy_that_went_away_is_waited_for(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.status = lambda: STATUS | {"alerts": [*map(str, range(99))]}  # type: ignore[method-assign]
     terminal = watched(stub, monkeypatch, lambda: stub.faults.extend([DROP] * 100_000), stub.faults.clear)
     there, away, back = terminal.screens()
     assert away[0].startswith("no answer, trying again: is ajet-proxy at") and len(away[0]) == 60
-    assert away[1:] == there and back == there
-    assert "opened 0 = 0" in there
+    assert away[1:] == there[:11] and back[1:] == there[1:] and len(there) == 12

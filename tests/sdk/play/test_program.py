@@ -73,21 +73,14 @@ FAILED = "the reward command failed ({}) without a line that is a number"
 
 @pytest.mark.parametrize(
     ("grader", "value"),
-    [
-        ("echo 0.5", 0.5), ("echo score: 0.5; echo all files", 0.5), ("echo 9 passed; echo reward=1; echo", 1.0),
-        ("printf 'x\\n' | grep -c y", 0.0), ("echo 0.25; exit 3", 0.25), ("echo 1; kill -TERM $$", 1.0),
-    ],
+    [("echo score: 0.5; echo all files", 0.5), ("printf 'x\\n' | grep -c y", 0.0), ("echo 1; kill -TERM $$", 1.0)],
 )
 def test_what_a_grader_prints(stub: ControlStub, grader: str, value: float) -> None:
     for script in ("exit 0", "exit 3", "kill -TERM $$"):
         assert told(once("sh", "-c", script, reward_cmd=grader)) == ("rewarded", value, None)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["score: 0.5 of 3", "9 passed, 2 warnings in 0.05s",
-     "17/20", "85%", "3/4", "score: 85%", "1,000", "nan", "score: inf", "12:30", ""],
-)
+@pytest.mark.parametrize("line", ["9 passed, 2 warnings in 0.05s", "nan", ""])
 def test_a_grader_that_succeeds_without_a_number_is_an_error_that_names_the_line(stub: ControlStub, line: str) -> None:
     item = once("true", reward_cmd=f"echo '{line}'")
     named = f"; its last line is {line!r}" if line else ""
@@ -99,11 +92,8 @@ def test_a_grader_that_succeeds_without_a_number_is_an_error_that_names_the_line
 @pytest.mark.parametrize(
     ("grader", "ended"),
     [
-        ("echo 1 error in 0.05s; exit 2", "exit code 2"), ("no-such-grader", "exit code 127"),
-        ("echo collected 12 items; kill -KILL $$", "killed by SIGKILL"), ("echo score: 0.5; exit 1", "exit code 1"),
-        ("echo collected 12 items; exit 124", "exit code 124"),
-        ("echo 'line 7: x: not found'; exit 127", "exit code 127"),
-        ("false", "exit code 1"), ("exit 75", "exit code 75"), ("echo 1; exit 75", "exit code 75"),
+        ("no-such-grader", "exit code 127"), ("echo collected 12 items; kill -KILL $$", "killed by SIGKILL"),
+        ("echo score: 0.5; exit 1", "exit code 1"), ("false", "exit code 1"), ("echo 1; exit 75", "exit code 75"),
     ],
 )
 def test_a_grader_that_failed_is_the_worlds_failure(stub: ControlStub, grader: str, ended: str) -> None:
