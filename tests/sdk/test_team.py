@@ -13,6 +13,7 @@ import pytest
 import ajet_sdk
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.play import patience
+from tests.kit.asking import ASK
 from tests.kit.patience import until
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.rig import Rig
@@ -21,14 +22,9 @@ from tests.sdk.conftest import Ajet
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 
 TEAM = {"planner": "p-model", "critic": "c-model"}
-AGENT = """
-import json, os, urllib.request
+AGENT = f"""{ASK}
 for name in ("planner", "tutor", "critic", "planner"):
-    messages = [{"role": "user", "content": "I am the " + name}]
-    body = json.dumps({"model": name, "messages": messages, "max_tokens": 4})
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), {
-        "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
-    urllib.request.urlopen(request).read()
+    ask("I am the " + name, model=name)
 """
 
 

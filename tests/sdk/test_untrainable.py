@@ -13,10 +13,11 @@ import pytest
 import ajet_sdk
 from ajet_sdk.play.episode import Outcome
 from ajet_sdk.untrainable import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTRAINABLE
+from tests.kit.asking import AGENT
 from tests.kit.patience import LONG_S, until
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.sdk.conftest import Ajet
-from tests.sdk.test_with_proxy import AGENT, ask
+from tests.sdk.test_with_proxy import ask
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 ALL = 9999

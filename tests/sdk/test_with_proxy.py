@@ -16,6 +16,7 @@ from ajet_sdk import Client, aio
 from ajet_sdk.play import rollouts
 from ajet_sdk.play.episode import Outcome
 from ajet_sdk.routes import Evaluate, Policy
+from tests.kit.asking import AGENT
 from tests.kit.patience import LONG_S
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.sdk.conftest import Ajet
@@ -23,14 +24,6 @@ from tests.sdk.conftest import Ajet
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 
 ASK = {"model": "stub", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-AGENT = """
-import json, os, urllib.request
-messages = [{"role": "user", "content": os.environ["AJET_TASK"]}]
-body = json.dumps({"model": "stub", "messages": messages, "max_tokens": 4})
-request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), {
-    "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
-print(len(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]))
-"""
 
 
 def ask(episode: Any, **change: Any) -> httpx.Response:

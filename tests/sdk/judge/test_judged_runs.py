@@ -13,10 +13,10 @@ import pytest
 from ajet_sdk import Client
 from ajet_sdk.routes import Lease
 from ajet_trainer.link import Link
+from tests.kit.asking import AGENT
 from tests.kit.control_stub import ControlStub
 from tests.kit.proxy_process import ProxyProcess
 from tests.sdk.conftest import Ajet
-from tests.sdk.test_with_proxy import AGENT
 
 JUDGE = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "judge"]
 COMPARES = """

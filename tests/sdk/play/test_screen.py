@@ -11,22 +11,16 @@ import pytest
 from ajet_sdk.play import schedule, trial
 from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.screen import result_line
+from tests.kit.asking import ASK
 from tests.kit.control_stub import ControlStub
 from tests.kit.proxy_process import ProxyProcess
 from tests.sdk.conftest import Ajet
 
-AGENT = """
-import json, os, sys, urllib.request
-def ask(messages):
-    body = json.dumps({"model": "stub", "messages": messages, "max_tokens": 4}).encode()
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, {
-        "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
-    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
-messages = [{"role": "user", "content": "how many\\nlegs has it?"}]
-said = ask(messages)
+AGENT = f"""{ASK}
+first = "how many\\nlegs has it?"
+said = ask(first)
 print("it said", len(said), "characters")
-messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "and now?"}]
-ask(messages)
+ask(first, said, "and now?")
 if os.environ["AJET_TASK"] == "broken":
     raise RuntimeError("the checker is not there")
 """
@@ -90,15 +84,6 @@ def test_what_fails_is_told_and_left_for_the_next_start(ajet: Ajet, stub: Contro
     assert out.startswith("[2/2] sum/2 #0")
 
 
-ASKS = """
-import json, os, sys, urllib.request
-for prompt in sys.argv[1:]:
-    body = json.dumps({"model": "stub", "messages": [{"role": "user", "content": prompt}], "max_tokens": 4}).encode()
-    urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, {
-        "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})).read()
-"""
-
-
 @pytest.mark.parametrize(
     ("prompts", "most"), [(["ping", "what is 2 + 3?", "name a color"], 3), (["name a color"] * 3, 1), ([], 1)]
 )
@@ -106,7 +91,8 @@ def test_a_program_of_several_conversations_is_told_at_its_end(
     ajet: Ajet, daemon: ProxyProcess, prompts: list[str], most: int
 ) -> None:
     """A harness that plays a whole benchmark in one process is one episode. A prompt asked again is no other."""
-    _, _, err = ajet("run", "--task", "bench", "--repeat", "2", "--", sys.executable, "-c", ASKS, *prompts)
+    asks = f"{ASK}\nfor prompt in sys.argv[1:]: ask(prompt)"
+    _, _, err = ajet("run", "--task", "bench", "--repeat", "2", "--", sys.executable, "-c", asks, *prompts)
     words = f"2 of 2 episodes held several conversations that do not go on from one another (up to {most}), and one"
     assert (words in err) is (most > 1), err
     assert ("POST /ajet/v1/episodes" in err) is (most > 1)
