@@ -10,29 +10,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.kit import namespace
 from tests.kit.namespace import Namespace
 
-TOOLS = ("unshare", "nsenter", "ip")
+CABLES = "ip link add name left type veth peer name right && ip rule add from 10.0.0.0/24 to 10.0.1.0/24 blackhole"
 CLONE_NEWNET = 0x40000000
 
 
 def lacking() -> str | None:
     """Why there can be no such hosts here, if there can be none."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "needs root on Linux, to make network namespaces"
-    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        return f"needs {', '.join(missing)}"
-    script = "ip link add name left type veth peer name right && ip rule add from 10.0.0.0/24 to 10.0.1.0/24 blackhole"
-    tried = subprocess.run(["unshare", "--net", "--mount", "sh", "-c", script], capture_output=True, check=False)
-    return None if tried.returncode == 0 else "needs a kernel with veth pairs and rules that drop packets"
+    needs = "a kernel with veth pairs and rules that drop packets"
+    return namespace.lacking(("unshare", "nsenter", "ip"), CABLES, needs)
 
 
 class Hosts:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,19 +30,23 @@ while True:
             pass  # the other end is not up, and loses the packet
 """
 TOOLS = ("unshare", "nsenter", "ip", "nft")
+RULES = """set -e
+test -w /dev/net/tun
+ip link set lo up
+nft 'add table inet t; add chain inet t c { type nat hook output priority 0; }'
+"""
 
 
-def lacking() -> str | None:
-    """Why there can be no namespace here, if there can be none."""
+def lacking(
+    tools: Sequence[str] = TOOLS, script: str = RULES, needs: str = "/dev/net/tun, and network namespaces with rules",
+) -> str | None:
+    """Why there can be no namespace here in which `script` succeeds, if there can be none."""
     if sys.platform != "linux" or os.geteuid() != 0:
-        return "needs root on Linux, to make a network namespace"
-    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return "needs root on Linux, to make network namespaces"
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
         return f"needs {', '.join(missing)}"
-    if not os.access("/dev/net/tun", os.W_OK):
-        return "needs /dev/net/tun"
-    script = "ip link set lo up && nft 'add table inet t; add chain inet t c { type nat hook output priority 0; }'"
     tried = subprocess.run(["unshare", "--net", "--mount", "sh", "-c", script], capture_output=True, check=False)
-    return None if tried.returncode == 0 else "needs the right to make network namespaces with rules of their own"
+    return None if tried.returncode == 0 else f"needs {needs}"
 
 
 class Namespace:
