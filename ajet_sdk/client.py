@@ -61,23 +61,19 @@ class Target:
     deadline: float = DEADLINE_S
 
     @classmethod
-    def resolve(
-        cls, url: str | None = None, key: str | None = None, environ: Mapping[str, str] | None = None,
-        deadline: float = DEADLINE_S,
-    ) -> Target:
+    def resolve(cls, url: str | None = None, key: str | None = None, deadline: float = DEADLINE_S) -> Target:
         """From arguments, else ``AJET_PROXY_URL`` and ``AJET_API_KEY``, else an ``OPENAI_API_KEY`` that ajet issued.
 
         An ``OPENAI_API_KEY`` of another issuer is never shown to the proxy. `BadRequest` for what is not a URL.
         """
-        environ = os.environ if environ is None else environ
-        url = (url or environ.get("AJET_PROXY_URL") or DEFAULT_PROXY_URL).rstrip("/")
+        url = (url or os.environ.get("AJET_PROXY_URL") or DEFAULT_PROXY_URL).rstrip("/")
         if server(url) is None:
             shown = url.rpartition("@")[2]  # a password is for nobody to see
             raise BadRequest(
                 f"the proxy's URL must look like {DEFAULT_PROXY_URL}, not {shown!r}", param="AJET_PROXY_URL"
             )
-        issued = environ.get("OPENAI_API_KEY", "")
-        key = key or environ.get("AJET_API_KEY") or (issued if issued.startswith(bodies.KEY_PREFIX) else None)
+        issued = os.environ.get("OPENAI_API_KEY", "")
+        key = key or os.environ.get("AJET_API_KEY") or (issued if issued.startswith(bodies.KEY_PREFIX) else None)
         if key is not None and not is_key(key):
             raise BadRequest("the API key has characters that a key cannot have", param="AJET_API_KEY")
         return cls(url, key, deadline)

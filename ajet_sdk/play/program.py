@@ -173,14 +173,14 @@ class ProgramAgent:
     """Calls `Program` as an agent of `ajet_sdk.play.rollouts`; use it as a context manager around the run."""
 
     def __init__(
-        self, program: Program, client: Client, on_output: OnOutput | None = None, *, watch_s: float = WATCH_S,
-        streak: Streak | None = None, code: Callable[[], str | None] = lambda: None,
-        say: Callable[[str], None] = lambda line: None, tick: Callable[[], None] = nothing,
+        self, program: Program, client: Client, on_output: OnOutput | None = None, *, streak: Streak | None = None,
+        code: Callable[[], str | None] = lambda: None, say: Callable[[str], None] = lambda line: None,
+        tick: Callable[[], None] = nothing,
     ) -> None:
         """`streak` counts how the programs begin. `code` tells the revision of now; None: that is not known. An
         episode whose program may have begun with another one than it was opened under is given up. `say` is called with
         words, once, how rewards may be missed, and what the programs wait for; `tick` is called twice a second."""
-        self._program, self._client, self._on_output, self._watch_s = program, client, on_output, watch_s
+        self._program, self._client, self._on_output = program, client, on_output
         self._streak, self._code, self._say, self._tick = streak, code, say, tick
         self._hinted, self._patience = False, Patience()
         self._absence = Absence(client.target.url, client.target.deadline)
@@ -326,7 +326,7 @@ class ProgramAgent:
     def _watch(self) -> None:
         """Ends programs that have begun with other code, and those whose episodes are discarded already."""
         looked = asked = time.monotonic()
-        while not self._stopped.wait(min(self._watch_s, TICK_S)):
+        while not self._stopped.wait(TICK_S):
             self._tick()
             now = time.monotonic()
             settled = [run for run in self._runs() if not run.steady and run.began + QUICK_S <= now]
@@ -334,10 +334,10 @@ class ProgramAgent:
             for run in settled:
                 run.steady = True
             self._end_changed(others)
-            if now - asked >= min(self._watch_s, ENGINE_S):
+            if now - asked >= ENGINE_S:
                 asked = now
                 self._look_at_the_proxy(now)
-            if now - looked >= self._watch_s and not self._absence.away:
+            if now - looked >= WATCH_S and not self._absence.away:
                 looked = now
                 self._end_discarded()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -136,9 +136,7 @@ def metrics(run: str, follow: bool, as_json: bool, proxy: str | None) -> None:
             click.echo(json.dumps(line) if as_json else figures(line))
 
 
-def lines(
-    client: Client, route: str, run: str, follow: bool, pause: Callable[[float], None] = time.sleep
-) -> Iterator[Any]:
+def lines(client: Client, route: str, run: str, follow: bool) -> Iterator[Any]:
     """The lines that the daemon has; with `follow` those that come, too. A run that goes back is shown again from
     there."""
     place = None
@@ -150,7 +148,7 @@ def lines(
         if place is not None and answer["next"] < place:
             say(f"the run went back to {answer['next']}")
         place = answer["next"]
-        pause(FOLLOW_S)
+        time.sleep(FOLLOW_S)
 
 
 def figures(line: dict[str, Any]) -> str:

@@ -178,14 +178,18 @@ def test_a_body_that_is_no_json_is_text() -> None:
         ({"OPENAI_API_KEY": "sk-of-another"}, "http://127.0.0.1:8484", None),
     ],
 )
-def test_where_the_proxy_is(environ: dict[str, str], url: str, key: str | None) -> None:
-    assert Target.resolve(environ=environ) == Target(url, key)
-    assert Target.resolve("http://other:1", "mine", environ) == Target("http://other:1", "mine")
+def test_where_the_proxy_is(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], url: str, key: str | None
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert Target.resolve() == Target(url, key)
+    assert Target.resolve("http://other:1", "mine") == Target("http://other:1", "mine")
 
 
 def test_an_address_or_a_key_that_is_none_is_refused_and_a_key_is_not_quoted() -> None:
     with pytest.raises(errors.BadRequest, match="must look like"):
-        Target.resolve("127.0.0.1:8484", environ={})
+        Target.resolve("127.0.0.1:8484")
     with pytest.raises(errors.BadRequest) as caught:
-        Target.resolve(environ={"AJET_API_KEY": "with space"})
+        Target.resolve(key="with space")
     assert "with space" not in caught.value.message

@@ -197,14 +197,16 @@ def test_what_cannot_be_run_is_said_before_anything_is(stub: ControlStub) -> Non
     assert not stub.heard
 
 
-def test_a_program_whose_episode_is_discarded_is_ended(stub: ControlStub) -> None:
+def test_a_program_whose_episode_is_discarded_is_ended(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "WATCH_S", 0.1)
+
     def discarding(episode: Any, stream: str, line: bytes) -> None:
         stub.discard(episode.id, "wall_timeout")
 
     with (
         ajet_sdk.Client() as client,
         ajet_sdk.episode("t") as episode,
-        ProgramAgent(Program(LASTS), client, discarding, watch_s=0.1) as agent,
+        ProgramAgent(Program(LASTS), client, discarding) as agent,
         pytest.raises(errors.Conflict, match="wall_timeout"),
     ):
         agent("t", episode)

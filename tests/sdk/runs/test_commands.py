@@ -73,7 +73,10 @@ def test_words(text: str, value: Any) -> None:
     assert literal(text) == value
 
 
-def test_following_goes_on_and_says_when_the_run_went_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_following_goes_on_and_says_when_the_run_went_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_sdk.runs.commands.FOLLOW_S", 0.0)
     asked: list[Any] = []
     answers = iter([
         {"lines": [1, 2], "next": 2}, {"lines": [], "next": 2}, {"lines": [], "next": 1}, {"lines": [2], "next": 2},
@@ -88,7 +91,7 @@ def test_following_goes_on_and_says_when_the_run_went_back(capsys: pytest.Captur
             asked.append(query)
             return Told(next(answers))
 
-    found = lines(Stub(), "run_metrics", "r", True, lambda seconds: None)  # type: ignore[arg-type]
+    found = lines(Stub(), "run_metrics", "r", True)  # type: ignore[arg-type]
     assert [next(found) for _ in range(3)] == [1, 2, 2]
     assert asked == [{}, {"after": 2}, {"after": 2}, {"after": 1}]
     assert capsys.readouterr().err == "the run went back to 1\n"
