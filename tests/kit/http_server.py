@@ -13,11 +13,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """An answer, of which the body is JSON."""
+    """An answer, of which the body is JSON; None: empty. If it `breaks` its connection, what is asked next on that is
+    closed without a word, as uvicorn does."""
 
     status: int
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    breaks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,12 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # else a body waits 40 ms until its head is acknowledged
     server: JsonServer
+    broken = False
 
     def do_POST(self) -> None:
+        if self.broken:
+            self.close_connection = True
+            return
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = json.loads(data) if data else None
@@ -66,7 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
         if said is None:
             self.close_connection = True
             return
-        content = json.dumps(said.body).encode()
+        self.broken = said.breaks
+        content = b"" if said.body is None else json.dumps(said.body).encode()
         told = {**said.headers, "Content-Type": "application/json", "Content-Length": str(len(content))}
         with suppress(ConnectionError):  # who asked may be gone by now
             self.send_response(said.status)
@@ -79,11 +86,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing."""
-
-
-def started(handler: type[BaseHTTPRequestHandler]) -> tuple[ThreadingHTTPServer, str]:
-    """A server of `handler` on a free port, and its URL. Its user shuts it down."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server, f"http://127.0.0.1:{server.server_address[1]}"

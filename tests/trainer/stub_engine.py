@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.kit.http_server import started
+from tests.kit.http_server import Heard, JsonServer, Say
 
 UNLOAD, LOAD = "/v1/unload_lora_adapter", "/v1/load_lora_adapter"
 RANK = "LoRA rank 16 is greater than max_lora_rank 8."
@@ -42,34 +40,15 @@ class StubEngine:
         self.quantization: str | None = None
         self.ids: tuple[int, ...] = (8, 9, 10)
         self.logprobs = (-1.0, -2.0, -3.0)
-        engine = self
+        self.server = JsonServer(self._respond)
+        self.url = self.server.url
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            broken = False
-
-            def log_message(self, *_: Any) -> None: ...
-
-            def do_POST(self) -> None:
-                if self.broken:  # the next request was on its way already
-                    self.close_connection = True
-                    return
-                body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
-                status, answer = engine.heard(self.path, body, self.headers.get("authorization"))
-                if status < 0:
-                    time.sleep(60)
-                    self.close_connection = True
-                    return
-                told = b"" if answer is None else json.dumps(answer).encode()
-                self.broken = status == 500
-                self.send_response(status)
-                self.send_header("content-length", str(len(told)))
-                self.end_headers()
-                self.wfile.write(told)
-
-            do_GET = do_POST  # noqa: N815
-
-        self.server, self.url = started(Handler)
+    def _respond(self, heard: Heard) -> Say | None:
+        status, answer = self.heard(heard.path, heard.body or {}, heard.headers.get("authorization"))
+        if status < 0:
+            time.sleep(60)
+            return None
+        return Say(status, answer, breaks=status == 500)
 
     def heard(self, path: str, body: dict[str, Any], shown: str | None) -> tuple[int, Any]:
         """The status and the answer of a request that has `shown` a key."""
@@ -138,8 +117,5 @@ class StubEngine:
 @contextmanager
 def stub_engine(base: str = "policy", root: str = "m") -> Iterator[StubEngine]:
     made = StubEngine(base, root)
-    try:
+    with made.server:
         yield made
-    finally:
-        made.server.shutdown()
-        made.server.server_close()
