@@ -29,7 +29,7 @@ LEAVE_DEADLINE_S = 2.0
 BEATS = 3
 """So many in the time after which a silent client is gone."""
 OPENINGS = 3
-"""So often an episode is tried to be opened by a client that is gone each time that it has joined; or whose code has
+"""So often an episode is tried to be opened by a client that is gone each time that it has joined, or whose code has
 changed each time."""
 CHANGED = "the code changed while the episode was opened"
 GONE = ("client_gone", "unknown_client")
@@ -120,29 +120,24 @@ class Membership:
 
     @at_home
     async def open(self, body: routes.OpenEpisode) -> Opened:
-        """Opens an episode that this client plays."""
+        """Opens an episode that this client plays, under the revision of now. That may take long. If the code has
+        changed by then, the episode is given up, and another one is opened."""
         for left in reversed(range(OPENINGS)):
             known = await self.join()
             try:
-                return await self._open(known, body)
+                opened = await opening(self._client, replace(body, client=known, revision=self._revision()))
             except AjetError as error:
                 if not is_gone(error) or not left:
                     raise
                 self._lost(known)
-        raise AssertionError("the last opening returns or raises")
-
-    async def _open(self, known: str, body: routes.OpenEpisode) -> Opened:
-        """Opens an episode as the client `known`, and under the revision of now. That may take long. If the code has
-        changed by then, the episode is given up, and another one is opened."""
-        for left in reversed(range(OPENINGS)):
-            opened = await opening(self._client, replace(body, client=known, revision=self._revision()))
+                continue
             if not left or opened.revision == self._revision():
-                break
+                return opened
             with suppress(AjetError):  # it idles out, if nothing else ends it
                 await aborting(self._client, opened.id, CHANGED, "infra")
             if body.id is not None:
                 body = replace(body, id=new_episode_id())
-        return opened
+        raise AssertionError("the last opening returns or raises")
 
     @at_home
     async def beat(self) -> None:
