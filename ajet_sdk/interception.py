@@ -92,25 +92,22 @@ def intercepting(client: Client) -> Iterator[Interception]:
     with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
         ca, trusted = Path(folder, "ca.pem"), Path(folder, "trusted.pem")
         ca.write_bytes(certificate)
-        trusted.write_bytes(bundle(certificate, os.environ))
+        trusted.write_bytes(bundle(certificate))
         home = urlsplit(client.target.url).hostname or ""
         yield Interception(url, tuple(known["hosts"]), home, ca, trusted)
 
 
-def bundle(ca: bytes, environ: Mapping[str, str]) -> bytes:
-    """The certificates (PEM) that programs with `environ` trust already, and `ca`."""
-    return system_certificates(environ).rstrip(b"\n") + b"\n" + ca
-
-
-def system_certificates(environ: Mapping[str, str]) -> bytes:
-    """The certificates that `environ` names, else the machine's bundle, else certifi's; `NotFound` if there is none."""
+def bundle(ca: bytes) -> bytes:
+    """The certificates (PEM) that programs trust already, and `ca`. Those are the ones that the environment names, else
+    the machine's, else certifi's; `NotFound` if there are none."""
     paths = ssl.get_default_verify_paths()
-    named = [environ.get(name) for name in TRUST_VARIABLES]
-    for candidate in (*named, paths.cafile, paths.openssl_cafile, *USUAL):
-        if candidate and os.path.isfile(candidate):
-            return Path(candidate).read_bytes()
-    try:
-        import certifi
-    except ImportError:
-        raise NotFound("this machine has no file of trusted certificates: name one in SSL_CERT_FILE") from None
-    return Path(certifi.where()).read_bytes()
+    named = [os.environ.get(name) for name in TRUST_VARIABLES]
+    candidates = (*named, paths.cafile, paths.openssl_cafile, *USUAL)
+    found = next((one for one in candidates if one and os.path.isfile(one)), None)
+    if found is None:
+        try:
+            import certifi
+        except ImportError:
+            raise NotFound("this machine has no file of trusted certificates: name one in SSL_CERT_FILE") from None
+        found = certifi.where()
+    return Path(found).read_bytes().rstrip(b"\n") + b"\n" + ca

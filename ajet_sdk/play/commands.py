@@ -135,7 +135,7 @@ def run(
     Example: ajet run --tasks train.jsonl --repeat 8 --parallel 32 -- python agent.py
     """
     from ajet_sdk.play.revision import of_program
-    from ajet_sdk.play.screen import play_name, run_and_show
+    from ajet_sdk.play.screen import run_and_show
 
     if (task is None) == (tasks is None):
         raise click.UsageError("give --task, or --tasks FILE" + ("" if task is None else ", not both"))
@@ -144,7 +144,8 @@ def run(
     if options["judged"] and (reward_cmd or reward_from):
         raise click.UsageError("--judged leaves the rewards to a judge: leave --reward-cmd and --reward-from out")
     wanted, parallel = options["wanted"], options["parallel"]
-    options["play"] = None if tasks is None or wanted else options["client_name"] or play_name(program, Path(tasks))
+    if tasks is not None and not wanted:
+        options["play"] = options["client_name"] or f"{of_program(program).name}-{Path(tasks).name}"
     checked(task, **options)
     lines = _lines(tasks) if tasks else [task or ""]
     most = parallel if wanted or tasks else min(parallel, options["repeat"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,45 +25,60 @@ from ajet_sdk.untrainable import SIGNAL, UNTRAINABLE
 
 
 class Screen:
-    """Remembers what has been shown of a run. Of a data set (`lines`) each rollout is shown as it ends."""
+    """Remembers what has been shown of a run. Of a data set, which is a `play`, each rollout is shown as it ends;
+    `code` is the file from which its revision is read."""
 
-    def __init__(self, *, named: bool, lines: bool) -> None:
+    def __init__(self, play: str | None, code: Path | None, *, named: bool) -> None:
         self.copies = Copies(named=named)
         self.done: list[RunResult] = []
-        self.play = ""
-        self.code: Path | None = None
-        """The file from which the revision of a play is read."""
-        self.before: Progress | None = None
-        self.now: Progress | None = None
-        self._lines = lines
+        self._play, self._file = play, code
+        self._before: Progress | None = None
+        self._now: Progress | None = None
 
     def result(self, item: RunResult) -> None:
         self.done.append(item)
-        if self._lines:
+        if self._play is not None:
             so_far = ""
-            if self.before is not None:
-                so_far = f"[{self.before.done + sum(item.kept for item in self.done)}/{self.before.episodes}] "
+            if self._before is not None:
+                so_far = f"[{self._known().done}/{self._before.episodes}] "
             self.copies.text(result_line(item, so_far))
 
     def progress(self, found: Progress) -> None:
         """Says how far the play is as the run begins, and remembers it as it ends."""
-        if self.before is not None:
-            self.now = found
+        if self._before is not None:
+            self._now = found
             return
-        self.before = self.now = found
+        self._before = found
         if found.done:
-            say(f"{self.play} goes on where it was left: {found.done} of {found.episodes} played")
+            say(f"{self._play} goes on where it was left: {found.done} of {found.episodes} played")
         else:
-            say(f"{self.play}: {found.episodes} episodes")
-        if self.code is not None:
-            say(f"the revision is that of {self.code}")
+            say(f"{self._play}: {found.episodes} episodes")
+        if self._file is not None:
+            say(f"the revision is that of {self._file}")
+
+    def _known(self) -> Progress:
+        """How far the play is; until its end, and if it was interrupted, what was kept is all that is known."""
+        assert self._before is not None
+        return self._now or replace(self._before, done=self._before.done + sum(item.kept for item in self.done))
+
+    def code(self) -> int:
+        """0 if a play is whole, or if of other tasks any was rewarded and can be trained."""
+        if self._before is not None:
+            return 0 if self._known().done == self._before.episodes else 1
+        found = RunResults(self.done)
+        return 0 if found.kept or (found.rewards and not found.untrainable) else 1
+
+    def show_progress(self) -> None:
+        """Says what is left of a play for the next start, if anything is."""
+        if self._before is not None and (found := self._known()).done < found.episodes:
+            say(f"the next start goes on where this was left: {found.done} of {found.episodes} played")
 
     def end(self) -> None:
         """Shows the table, or for a data set a line that sums up."""
         results = RunResults(sorted(self.done, key=lambda item: item.index))
         if self.copies.lost is not None:
             say(f"some of the programs' output could not be written: {self.copies.lost}")
-        text = results.summary() if self._lines else results.table()
+        text = results.table() if self._play is None else results.summary()
         sys.stdout.write(("" if self.copies.at_line_start else "\n") + text + "\n")
         sys.stdout.flush()
 
@@ -77,57 +93,29 @@ def result_line(item: RunResult, so_far: str) -> str:
     return plain(so_far + "  ".join(parts)).replace("\n", " ")
 
 
-def play_name(program: Sequence[str], tasks: Path) -> str:
-    """The name of the play of a data set that was given none: after the program and the file."""
-    return f"{of_program(program).name}-{tasks.name}"
-
-
 def run_and_show(
     client: Client, program: Program, tasks: Sequence[str | Line], *, quiet: bool, watch: bool, **options: Any
 ) -> int:
     """Runs the episodes and shows them, also of a run that was interrupted; the exit code."""
-    play = options["play"]
-    screen = Screen(named=options["parallel"] > 1, lines=play is not None)
-    screen.play = play or ""
-    if options["revision"] is None and not watch:  # which says it itself
-        screen.code = of_program(program.argv, program.cwd).file
+    told = options["revision"] is None and not watch  # which says it itself
+    code = of_program(program.argv, program.cwd).file if told else None
+    screen = Screen(options.get("play"), code, named=options["parallel"] > 1)
     try:
         run_program(
             program, tasks, client=client, watch=watch, on_output=None if quiet else screen.copies,
             on_result=screen.result, on_progress=screen.progress, say=say, **options,
         )  # fmt: skip
-        code = _code(screen)
+        ended = screen.code()
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        ended = INTERRUPTED
     except AjetError:
         if screen.done:
             screen.end()  # what came of the others is true all the same
         raise
     screen.end()
     _explain(screen.done, program, client, learns=not options["eval"])
-    if play is not None:
-        _show_progress(screen)
-    return code
-
-
-def _code(screen: Screen) -> int:
-    """0 if a play is whole, or if of other tasks any was rewarded and can be trained."""
-    if screen.now is not None:
-        return 0 if screen.now.done == screen.now.episodes else 1
-    found = RunResults(screen.done)
-    return 0 if found.kept or (found.rewards and not found.untrainable) else 1
-
-
-def _show_progress(screen: Screen) -> None:
-    """Says what is left for the next start, if anything is."""
-    if screen.before is None:
-        return
-    found = screen.now
-    if found is None or found is screen.before:  # interrupted: what was kept is all that is known
-        done = screen.before.done + sum(item.kept for item in screen.done)
-        found = Progress(done, screen.before.episodes)
-    if found.done < found.episodes:
-        say(f"the next start goes on where this was left: {found.done} of {found.episodes} played")
+    screen.show_progress()
+    return ended
 
 
 def _explain(done: Sequence[RunResult], program: Program, client: Client, *, learns: bool) -> None:

@@ -57,7 +57,7 @@ def write_bundle(directory: Path) -> Path:
     """A file with the system's certificates and ours, for programs whose trust store is replaced and not added to."""
     path = directory / BUNDLE
     partial = path.with_suffix(".partial")
-    partial.write_bytes(bundle(certificate(directory), os.environ))
+    partial.write_bytes(bundle(certificate(directory)))
     partial.replace(path)
     return path
 
