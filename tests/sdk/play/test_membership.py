@@ -223,9 +223,19 @@ async def test_an_id_whose_answer_was_lost_for_its_whole_time_is_given_up(stub: 
 
 
 async def test_many_openings_join_once(stub: ControlStub) -> None:
-    async with Membership(Target(stub.url), routes.Join("mine")) as member:
-        await asyncio.gather(*(member.open(routes.OpenEpisode()) for _ in range(16)))
-    assert (len(joined(stub)), len(stub.episodes)) == (1, 16)
+    member = Membership(Target(stub.url), routes.Join("mine"))
+    await asyncio.gather(*(member.open(routes.OpenEpisode()) for _ in range(16)))
+    await member.leave()
+    assert (stub.count("POST", "/clients"), len(stub.episodes)) == (1, 16)
+
+
+def test_one_whose_name_another_has_taken_does_not_come_back(stub: ControlStub) -> None:
+    with ajet_sdk.join("mine", ttl_s=1000.0) as member, ajet_sdk.join("mine", ttl_s=1000.0) as other:
+        for leave in (lambda: None, other.leave):
+            leave()
+            with pytest.raises(errors.Conflict) as caught:
+                member.beat()
+            assert caught.value.code == "client_exists"
 
 
 def test_the_revision_follows_the_file_while_a_program_runs(stub: ControlStub, tmp_path: Path) -> None:
