@@ -34,6 +34,10 @@ class AjetError(Exception):
     exit_code: ClassVar[int] = 1
     """The exit code of a command that fails by it."""
 
+    def __init_subclass__(cls, *, status: int | None = None, type: str | None = None) -> None:
+        """Without a `status` and a `type` of its own, an error has those of its base."""
+        cls.status, cls.type = status or cls.status, type or cls.type
+
     def __init__(
         self, message: str, *, code: str | None = None, param: str | None = None, retry_after: float | None = None
     ) -> None:
@@ -48,64 +52,18 @@ class AjetError(Exception):
         return {"error": {"message": self.message, "type": self.type, "code": self.code, "param": self.param}}
 
 
-class BadRequest(AjetError):
-    status = 400
-    type = "invalid_request_error"
-
-
-class Unauthorized(AjetError):
-    status = 401
-    type = "authentication_error"
-
-
-class Forbidden(AjetError):
-    status = 403
-    type = "permission_error"
-
-
-class NotFound(AjetError):
-    status = 404
-    type = "not_found_error"
-
-
-class Conflict(AjetError):
-    status = 409
-    type = "conflict_error"
-
-
-class TooLarge(AjetError):
-    status = 413
-    type = "invalid_request_error"
-
-
-class UnsupportedMedia(AjetError):
-    status = 415
-    type = "invalid_request_error"
-
-
-class OverQuota(AjetError):
-    status = 429
-    type = "rate_limit_error"
-
-
-class EngineError(AjetError):
-    status = 502
-    type = "engine_error"
-
-
-class NotReady(AjetError):
-    status = 503
-    type = "not_ready_error"
-
-
-class EngineTimeout(AjetError):
-    status = 504
-    type = "engine_error"
-
-
-class LoopDetected(AjetError):
-    status = 508
-    type = "engine_error"
+class BadRequest(AjetError, status=400, type="invalid_request_error"): ...
+class Unauthorized(AjetError, status=401, type="authentication_error"): ...
+class Forbidden(AjetError, status=403, type="permission_error"): ...
+class NotFound(AjetError, status=404, type="not_found_error"): ...
+class Conflict(AjetError, status=409, type="conflict_error"): ...
+class TooLarge(AjetError, status=413, type="invalid_request_error"): ...
+class UnsupportedMedia(AjetError, status=415, type="invalid_request_error"): ...
+class OverQuota(AjetError, status=429, type="rate_limit_error"): ...
+class EngineError(AjetError, status=502, type="engine_error"): ...
+class NotReady(AjetError, status=503, type="not_ready_error"): ...
+class EngineTimeout(AjetError, status=504, type="engine_error"): ...
+class LoopDetected(AjetError, status=508, type="engine_error"): ...
 
 
 _KINDS: list[type[AjetError]] = AjetError.__subclasses__()
@@ -116,9 +74,7 @@ _ELSEWHERE = (200, 301, 302, 307, 308, 404, 405)
 _BY_STATUS = {kind.status: kind for kind in _KINDS}
 
 
-class ProxyUnreachable(AjetError):
-    status = 503
-    type = "proxy_unreachable"
+class ProxyUnreachable(AjetError, status=503, type="proxy_unreachable"): ...
 
 
 def from_body(status: int, body: Any, *, retry_after: float | None = None) -> AjetError:
