@@ -24,13 +24,13 @@ from ajet_sdk import routes
 from ajet_sdk.client import LANE_FULL, NO_ENGINE, Client
 from ajet_sdk.errors import BadRequest, Conflict, NotReady
 from ajet_sdk.play.data_set import PlayedRollouts, no_room
-from ajet_sdk.play.episode import STOP_DEADLINE_S, Episode, EpisodeLife, new_episode_id
+from ajet_sdk.play.episode import STOP_DEADLINE_S, Episode, EpisodeLife, Outcome, new_episode_id
 from ajet_sdk.play.membership import NAME_TAKEN, Membership
 from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.patience import Patience
 from ajet_sdk.play.results import RunResult, RunResults
 from ajet_sdk.play.revision import of_agent
-from ajet_sdk.play.schedule import AT_ONCE, LATER, Job, Later, OnceRollouts, Rollout, Room, Source, WantedRollouts
+from ajet_sdk.play.schedule import AT_ONCE, LATER, Job, Later, OnceRollouts, Room, Source, WantedRollouts
 from ajet_sdk.rewards.blame import Interrupted, WorldFailed, of_the_world, reason_of, text_of, world_is_full
 from ajet_sdk.rewards.sources import returned
 from ajet_sdk.untrainable import untrainable_in
@@ -53,36 +53,34 @@ class ProgramChanged(WorldFailed):
 
 
 def result_of(
-    rollout: Rollout, task: str, episode: EpisodeLife | None, error: BaseException | None, seconds: float
+    task: str, index: int, episode: EpisodeLife | None, error: BaseException | None, seconds: float
 ) -> RunResult:
-    """The result of a rollout; without an `episode`, none could be opened."""
+    """The result of the `index`-th run at `task`; without an `episode`, none could be opened."""
     reason = reason_of(error) if error is not None else None
-    settled = episode.outcome if episode is not None else None
-    lost = settled.lost if settled is not None else None
-    if settled is None:
-        outcome, reward = "failed", None
-    elif settled.aborted is not None:
-        outcome, reward, reason = "aborted", None, settled.aborted
-    elif settled.awaits:
-        outcome, reward, reason = "sealed", None, "awaits a judgement"
-    elif settled.reward is None:
-        outcome, reward, reason = "aborted", None, reason or "sealed without a reward"
+    if episode is None:
+        return RunResult(task, index, None, "failed", None, reason, seconds)
+    found, reward = episode.outcome or Outcome(), None
+    infra = found.infra
+    if episode.outcome is None:
+        outcome, infra = "failed", error is not None and of_the_world(error, episode.infra)
+        if isinstance(error, Interrupted):
+            reason = f"{reason}, and the proxy did not say what becomes of this"
+    elif found.aborted is not None:
+        outcome, reason = "aborted", found.aborted
+    elif found.awaits:
+        outcome, reason = "sealed", "awaits a judgement"
+    elif found.reward is None:
+        outcome, reason = "aborted", reason or "sealed without a reward"
     else:
-        outcome, reward = "rewarded", settled.reward
-        if settled.discarded == "incomplete_call" and not lost:
-            ended = f"{episode.program_failed}, " if episode is not None and episode.program_failed else ""
+        outcome, reward = "rewarded", found.reward
+        if found.discarded == "incomplete_call" and not found.lost:
+            ended = f"{episode.program_failed}, " if episode.program_failed else ""
             reason = f"{ended}no call to a model: nothing to train"
-        elif settled.discarded is not None:
-            reason = f"discarded by the proxy: {settled.discarded}" + (f" ({lost})" if lost else "")
-    if settled is None and isinstance(error, Interrupted) and episode is not None:
-        reason = f"{reason}, and the proxy did not say what becomes of this"
-    infra = settled is not None and settled.infra
-    if settled is None and episode is not None and error is not None:
-        infra = of_the_world(error, episode.infra)
+        elif found.discarded is not None:
+            reason = f"discarded by the proxy: {found.discarded}" + (f" ({found.lost})" if found.lost else "")
     return RunResult(
-        task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, untrainable_in(lost),
-        None if settled is None else settled.discarded, infra, agents={} if settled is None else settled.agents,
-        conversations=1 if episode is None else episode.conversations, scoped=episode is not None and episode.scoped,
+        task, index, episode.id, outcome, reward, reason, seconds, untrainable_in(found.lost), found.discarded, infra,
+        agents=found.agents, conversations=episode.conversations, scoped=episode.scoped,
     )
 
 
@@ -349,7 +347,8 @@ class Rollouts:
         return error and self._theirs(error)
 
     async def _end(self, hands: Hands, begun: Begun, error: BaseException | None) -> None:
-        result = result_of(begun.job.rollout, begun.task, begun.episode, error, time.monotonic() - begun.started)
+        lasted = time.monotonic() - begun.started
+        result = result_of(begun.task, begun.job.rollout.index, begun.episode, error, lasted)
         full, changed = result.infra and world_is_full(error), isinstance(error, ProgramChanged)
         again = self.source.ended(begun.job, result, time.monotonic(), changed=changed or full)
         self._room.ended(full=full)

@@ -23,7 +23,6 @@ from ajet_sdk.play.options import RunOptions
 from ajet_sdk.play.program import Program, ProgramAgent
 from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.rollouts import result_of
-from ajet_sdk.play.schedule import Rollout
 from ajet_sdk.text import counted, plain
 from ajet_sdk.tree import common_prefix
 
@@ -117,7 +116,7 @@ def try_and_show(client: Client, program: Program, task: str, options: RunOption
         return INTERRUPTED
     except Exception as caught:
         error = caught
-    return _show(client, episode, result_of(Rollout(0, task, 0), task, episode, error, 0.0), calls, copies)
+    return _show(client, episode, result_of(task, 0, episode, error, 0.0), calls, copies)
 
 
 def _show(client: Client, episode: Episode, result: RunResult, calls: Calls, copies: Copies) -> int:
