@@ -201,7 +201,7 @@ class PlayedRollouts(Source):
         task, index = divmod(place, self._repeat)
         epoch, task = divmod(task, len(lane.tasks))
         rollout = Rollout(place, lane.tasks[task], index + epoch * self._repeat)
-        return Job(rollout, place=place, play=lane.play, failures=lane.opens[place])
+        return Job(rollout, place=place, play=lane.play)
 
     def _lane(self, job: Job) -> LanePlay:
         return next(lane for lane in self._lanes.values() if lane.play == job.play)

@@ -108,7 +108,7 @@ def try_and_show(client: Client, program: Program, task: str, options: RunOption
     copies.text(f"episode {episode.id} of task {plain(task)}, policy version {episode.policy_version}")
     calls = Calls(client, episode, copies.text)
     try:
-        with ProgramAgent(program, client, copies, say=say, tick=calls.look) as runs, episode:
+        with episode, ProgramAgent(program, client, copies, say=say, tick=calls.look) as runs:
             runs(task, episode)
     except KeyboardInterrupt:
         known = episode.outcome is not None and episode.outcome.aborted is not None
