@@ -251,7 +251,7 @@ class _Groups:
         name = found.get("sample", str)
         found.where = f"sample {name}"
         token_ids, loss_mask, logprobs = self._laid_out(found)
-        where, length, sampled = found.where, len(loss_mask), sum(loss_mask)
+        sampled = sum(loss_mask)
         return Sample(
             sample=name,
             **of_episode,
@@ -259,16 +259,16 @@ class _Groups:
             token_ids=token_ids,
             loss_mask=loss_mask,
             logprobs=logprobs,
-            policy_versions=spans_of(found.get("policy_versions", list), sampled, f"{where}: policy_versions"),
+            policy_versions=spans_of(found.get("policy_versions", list), sampled, f"{found.where}: policy_versions"),
             calls=tuple(found.each("calls", str)),
-            spans=tuple(_span(span, length, where) for span in found.each("spans", list)),
+            spans=tuple(_span(found, span, len(loss_mask)) for span in found.each("spans", list)),
             reward=None if body.get("reward") is None else found.number("reward"),
             broken_by=None if body.get("broken_by") is None else found.get("broken_by", str),
             repaired_tokens=found.get("repaired_tokens", int),
             uncertain_tokens=found.get("uncertain_tokens", int) if "uncertain_tokens" in body else 0,
-            sampling=_sampling(found.each("sampling", list), sampled, where) if "sampling" in body else (),
-            finish_reasons=_of_each_call(found, "finish_reasons", str, where),
-            turns=_turns(found, where),
+            sampling=_sampling(found, sampled) if "sampling" in body else (),
+            finish_reasons=_of_each_call(found, "finish_reasons", str),
+            turns=_turns(found),
         )
 
     def _laid_out(self, found: _Map) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
@@ -304,33 +304,32 @@ def _tree(found: _Map) -> Tree:
         raise FrameError(f"{found.where}: {error}", param="parents") from error
 
 
-def _sampling(runs: list[list[Any]], sampled: int, where: str) -> SamplingSpans:
+def _sampling(found: _Map, sampled: int) -> SamplingSpans:
+    runs: list[list[Any]] = found.each("sampling", list)
     good = all(len(run) == 2 and type(run[1]) is int and run[1] > 0 for run in runs)
     if not good or sum(run[1] for run in runs) != sampled:
-        raise FrameError(
-            f"{where}: sampling must be runs of [sampling, count] whose counts add up to {sampled} sampled tokens",
-            param="sampling",
-        )
-    return tuple((sampling_of(sampling, f"{where}: sampling"), count) for sampling, count in runs)
+        said = f"runs of [sampling, count] whose counts add up to {sampled} sampled tokens"
+        raise FrameError(f"{found.where}: sampling must be {said}", param="sampling")
+    return tuple((sampling_of(sampling, f"{found.where}: sampling"), count) for sampling, count in runs)
 
 
-def _of_each_call(found: _Map, name: str, kind: type, where: str) -> tuple[Any, ...]:
+def _of_each_call(found: _Map, name: str, kind: type) -> tuple[Any, ...]:
     """One `kind` for each call."""
     values, calls = found.each(name, kind), found.each("calls", str)
     if len(values) != len(calls):
-        raise FrameError(f"{where}: {len(values)} {name} for {len(calls)} calls", param=name)
+        raise FrameError(f"{found.where}: {len(values)} {name} for {len(calls)} calls", param=name)
     return tuple(values)
 
 
-def _turns(found: _Map, where: str) -> tuple[int, ...]:
-    turns: tuple[int, ...] = _of_each_call(found, "turns", int, where)
+def _turns(found: _Map) -> tuple[int, ...]:
+    turns: tuple[int, ...] = _of_each_call(found, "turns", int)
     if any(type(turn) is not int or turn < 0 for turn in turns):
-        raise FrameError(f"{where}: turns must be integers from 0", param="turns")
+        raise FrameError(f"{found.where}: turns must be integers from 0", param="turns")
     return turns
 
 
-def _span(value: list[Any], length: int, where: str) -> tuple[str, int, int]:
+def _span(found: _Map, value: list[Any], length: int) -> tuple[str, int, int]:
     if [type(item) for item in value] != [str, int, int] or not 0 <= value[1] <= value[2] <= length:
-        raise FrameError(f"{where}: a span must be [call, start, end] within its {length} tokens", param="spans")
+        raise FrameError(f"{found.where}: a span must be [call, start, end] within its {length} tokens", param="spans")
     call, start, end = value
     return call, start, end

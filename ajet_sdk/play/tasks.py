@@ -19,13 +19,12 @@ from typing import Any
 
 from ajet_sdk.bodies import KEY_PREFIX, check_storable
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.limits import MAX_LABEL
 
 MAX_FILE = 256 << 20
 """Bytes of a data set: it is held in memory."""
 MAX_LINE = 100_000
 """Bytes of a line: no variable of a program's environment holds many more."""
-MAX_NAME = 1000
-"""Characters of a task's name, as the proxy takes it."""
 JSON_NAMES = (".jsonl", ".ndjson", ".json")
 _PART = re.compile(r"[^A-Za-z0-9._-]+")
 _BEFORE = re.compile(rf"\A(?:{KEY_PREFIX}|[^A-Za-z0-9])+")
@@ -85,8 +84,8 @@ def _text(line: bytes) -> str:
 
 
 def _text_line(line: str) -> Line:
-    if len(line) > MAX_NAME:
-        raise ValueError(f"a task as text may have {MAX_NAME} characters, not {len(line)}: give it an id, as JSON")
+    if len(line) > MAX_LABEL:
+        raise ValueError(f"a task as text may have {MAX_LABEL} characters, not {len(line)}: give it an id, as JSON")
     if "\0" in line:
         raise ValueError("it has a character 0, which no environment holds")
     return Line(line, json.dumps(line))
@@ -117,7 +116,7 @@ def _as_name(value: Any) -> str | None:
     if not isinstance(value, (str, int)) or isinstance(value, bool):
         return None
     name = str(value)
-    return name if 1 <= len(name) <= MAX_NAME and "\0" not in name else None
+    return name if 1 <= len(name) <= MAX_LABEL and "\0" not in name else None
 
 
 def digest(parts: Iterable[str]) -> str:
