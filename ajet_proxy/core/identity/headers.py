@@ -20,27 +20,9 @@ from typing import Any
 from msgspec import Struct
 
 from ajet_proxy.core.identity.keys import key_in
+from ajet_sdk import headers as ours
 from ajet_sdk.bodies import check_id
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.headers import (
-    HEADER_AGENT,
-    HEADER_CALL,
-    HEADER_CLIENT,
-    HEADER_EPISODE,
-    HEADER_EVAL,
-    HEADER_FINAL,
-    HEADER_PREFIX,
-    HEADER_REWARD,
-    HEADER_REWARD_AGENT,
-    HEADER_REWARD_CALL,
-    HEADER_REWARD_MODEL,
-    HEADER_REWARD_NOTE,
-    HEADER_REWARD_STATE,
-    HEADER_TASK,
-    HEADER_TRAFFIC,
-    HEADER_TRAINER,
-    HEADER_WIRE,
-)
 from ajet_sdk.limits import MAX_LABEL, MAX_REWARD
 from ajet_sdk.routes import Reward
 
@@ -52,11 +34,9 @@ PARENT_HEADER = "x-parent-session-id"
 """With which opencode names the session that began this one."""
 SUBAGENT_HEADER = "x-claude-code-agent-id"
 """With which Claude Code names a sub-agent; its main agent sends none."""
-_KNOWN = {name.lower(): name for name in (
-    HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
-    HEADER_REWARD_STATE, HEADER_REWARD_MODEL, HEADER_REWARD_AGENT, HEADER_REWARD_NOTE, HEADER_FINAL, HEADER_CLIENT,
-    HEADER_TRAINER, HEADER_WIRE, HEADER_TRAFFIC,
-)}  # fmt: skip
+_KNOWN = {
+    value.lower(): value for name, value in vars(ours).items() if name.startswith("HEADER_") and name != "HEADER_PREFIX"
+}
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
@@ -83,7 +63,7 @@ class Headers:
         self._by_name: dict[str, str] = {}
         for name, value in sent.items():
             self._by_name.setdefault(name.lower(), value)
-        self._has_ours = any(name.startswith(HEADER_PREFIX) for name in self._by_name)
+        self._has_ours = any(name.startswith(ours.HEADER_PREFIX) for name in self._by_name)
 
     @cached_property
     def key(self) -> str | None:
@@ -93,8 +73,8 @@ class Headers:
     @cached_property
     def episode(self) -> str | None:
         """The episode that a header of ours names; `BadRequest` for an unusable name."""
-        header = self._by_name.get(HEADER_EPISODE.lower()) if self._has_ours else None
-        return check_id(header, HEADER_EPISODE) if header else None
+        header = self._by_name.get(ours.HEADER_EPISODE.lower()) if self._has_ours else None
+        return check_id(header, ours.HEADER_EPISODE) if header else None
 
     @cached_property
     def session(self) -> tuple[str, str] | None:
@@ -112,10 +92,10 @@ class Headers:
         if not self._has_ours and SUBAGENT_HEADER not in self._by_name:
             return _NO_LABELS
         return Labels(
-            task=self._text(HEADER_TASK), agent=self._text(HEADER_AGENT) or self._text(SUBAGENT_HEADER),
-            eval=self._flag(HEADER_EVAL),
-            reward=self._reward(), client=self._text(HEADER_CLIENT),
-            traffic=self._flag(HEADER_TRAFFIC) if self._by_name.get(HEADER_TRAFFIC.lower()) else None,
+            task=self._text(ours.HEADER_TASK), agent=self._text(ours.HEADER_AGENT) or self._text(SUBAGENT_HEADER),
+            eval=self._flag(ours.HEADER_EVAL),
+            reward=self._reward(), client=self._text(ours.HEADER_CLIENT),
+            traffic=self._flag(ours.HEADER_TRAFFIC) if self._by_name.get(ours.HEADER_TRAFFIC.lower()) else None,
         )
 
     def came_through(self, daemon: str) -> bool:
@@ -130,7 +110,7 @@ class Headers:
         """Names (in lower case) that look like ours and mean nothing, each with the one that was probably meant."""
         if not self._has_ours:
             return {}
-        unknown = [name for name in self._by_name if name.startswith(HEADER_PREFIX) and name not in _KNOWN]
+        unknown = [name for name in self._by_name if name.startswith(ours.HEADER_PREFIX) and name not in _KNOWN]
         return {name: _KNOWN[difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]] for name in unknown}
 
     def _text(self, name: str) -> str | None:
@@ -146,27 +126,28 @@ class Headers:
         return _WORDS[value]
 
     def _reward(self) -> Reward | None:
-        text = self._by_name.get(HEADER_REWARD.lower())
-        call, state = self._text(HEADER_REWARD_CALL), self._text(HEADER_REWARD_STATE)
-        final, model = self._flag(HEADER_FINAL), self._text(HEADER_REWARD_MODEL)
-        agent, note = self._text(HEADER_REWARD_AGENT), self._by_name.get(HEADER_REWARD_NOTE.lower()) or None
+        text = self._by_name.get(ours.HEADER_REWARD.lower())
+        call, state = self._text(ours.HEADER_REWARD_CALL), self._text(ours.HEADER_REWARD_STATE)
+        final, model = self._flag(ours.HEADER_FINAL), self._text(ours.HEADER_REWARD_MODEL)
+        agent, note = self._text(ours.HEADER_REWARD_AGENT), self._by_name.get(ours.HEADER_REWARD_NOTE.lower()) or None
         if state is not None and call is None:
-            raise BadRequest(f"{HEADER_REWARD_STATE} needs {HEADER_REWARD_CALL}", param=HEADER_REWARD_STATE)
+            said = f"{ours.HEADER_REWARD_STATE} needs {ours.HEADER_REWARD_CALL}"
+            raise BadRequest(said, param=ours.HEADER_REWARD_STATE)
         if text is None:
             if final or {call, model, agent, note} != {None}:
-                needy = f"{HEADER_FINAL} and the headers {HEADER_REWARD}-…"
-                raise BadRequest(f"{needy} need {HEADER_REWARD}", param=HEADER_REWARD)
+                needy = f"{ours.HEADER_FINAL} and the headers {ours.HEADER_REWARD}-…"
+                raise BadRequest(f"{needy} need {ours.HEADER_REWARD}", param=ours.HEADER_REWARD)
             return None
-        if any(name.lower() == HEADER_REWARD.lower() and value != text for name, value in self.sent.items()):
-            raise BadRequest(f"{HEADER_REWARD} is there twice, with two values", param=HEADER_REWARD)
+        if any(name.lower() == ours.HEADER_REWARD.lower() and value != text for name, value in self.sent.items()):
+            raise BadRequest(f"{ours.HEADER_REWARD} is there twice, with two values", param=ours.HEADER_REWARD)
         try:
             value = math.nan if "_" in text else float(text)
         except ValueError:
             value = math.nan
         if not abs(value) <= MAX_REWARD:
             raise BadRequest(
-                f"{HEADER_REWARD} must be a finite number of at most {MAX_REWARD:g}, not {text[:80]!r}",
-                param=HEADER_REWARD,
+                f"{ours.HEADER_REWARD} must be a finite number of at most {MAX_REWARD:g}, not {text[:80]!r}",
+                param=ours.HEADER_REWARD,
             )
         return Reward(value=value, call=call, agent=agent, final=final, note=note, state=state, model=model)
 

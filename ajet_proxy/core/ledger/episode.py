@@ -13,7 +13,7 @@ Next: ajet_proxy/io/storage/store.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -22,7 +22,6 @@ from msgspec import structs
 from ajet_proxy.core.ledger.attempts import AWAY, Attempt, Attempts
 from ajet_proxy.core.ledger.events import EpisodeJudged, EpisodeOpened, FeedbackGiven
 from ajet_proxy.core.ledger.progress import GroupKey
-from ajet_proxy.core.ledger.shares import Shares
 from ajet_proxy.core.ledger.transcript import Transcript
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_proxy.core.trajectory.timeline import Turn
@@ -102,6 +101,46 @@ def fitting(notes: Iterable[str | None], episode: Episode | None = None) -> list
         found.append(note and cut(note, room))
         room -= len(note or "")
     return found
+
+
+@dataclass(slots=True)
+class Shares:
+    """The models that train an episode, and what came of each; none before it is ready. A share goes its own way: it is
+    ready, leased, or trained. The shares add up to the state of the episode."""
+
+    by_model: dict[str, str | None] = field(default_factory=dict)
+    """Each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
+    taken: set[str] = field(default_factory=set)
+    """The models whose trainer has had their share, and has not said that it trained nothing of it."""
+    learned: dict[str, int | str] = field(default_factory=dict)
+    """What came of a model's share: the policy version that learned from it, or why none does."""
+
+    def share_among(self, models: Collection[str], others: Mapping[str, str]) -> None:
+        """Each of `models` has a share, which is ready. `others` learn nothing, each for a reason."""
+        self.by_model = dict.fromkeys(models)
+        self.learned |= others
+
+    def set(self, model: str, share: str | None) -> None:
+        """The share of a model is ready (None), leased (the batch), or trained (``""``)."""
+        self.by_model[model] = share
+        if share is not None:
+            self.taken.add(model)
+
+    def drop(self, model: str) -> None:
+        """A model learns nothing from it."""
+        del self.by_model[model]
+        self.taken.discard(model)
+
+    def learn(self, model: str, came: int | str) -> None:
+        """This came of a model's share: the version that learned from it, or why none does."""
+        self.learned[model] = came
+
+    @property
+    def state(self) -> str:
+        """The state that they add up to: leased if any is, else ready if any is, else trained."""
+        if any(self.by_model.values()):
+            return "leased"
+        return "ready" if None in self.by_model.values() else "trained"
 
 
 @dataclass(slots=True)

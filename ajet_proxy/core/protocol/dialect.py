@@ -147,6 +147,8 @@ class Dialect(Protocol):
 class Reader(Protocol):
     """Reads one answer: what the client sees of it, and what became of the calls."""
 
+    waiting: bytes = COMMENT
+    """An event for a waiting client where there is nothing to imitate."""
     translates: bool = False
     """True if the client's protocol is another one than the engine's: then every event goes through `show`, also those
     that come after the last call, and neither `show` nor `document` may raise."""
@@ -182,9 +184,8 @@ class Reader(Protocol):
 
     def keep_alive(self, *, held: bool) -> bytes:
         """An event that a waiting client may be sent: one of its dialect that changes nothing of what it accumulates.
-        Where there is nothing to imitate that is a `COMMENT`. After the end it is nothing; with `held` the client does
-        not have the end yet."""
-        return b"" if self.ended and not held else COMMENT
+        After the end it is nothing; with `held` the client does not have the end yet."""
+        return b"" if self.ended and not held else self.waiting
 
     def document(self, body: bytes) -> bytes:
         """The client's form of an answer in one piece, with `translates` also of an error; may raise like `show`."""

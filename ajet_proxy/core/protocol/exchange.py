@@ -23,7 +23,7 @@ What becomes of the engine's bytes in each state:
 - ``watched``: each event leaves at once. One that contradicts the calls loses them after all (`contradicted`).
 - ``cut``: an event was too long to wait for its end. Nothing leaves until `release`.
 - ``unread``: bytes leave as they come, if they are in the client's own protocol. Of an answer that is not captured they
-  are read beside that (`beside`), to know whether its client was answered (`failed`).
+  are read beside that (`Beside`), to know whether its client was answered (`failed`).
 
 Invariant: what was fed comes out once and in order, except for the values and events that only the proxy asked for. The
 bytes that complete an answer leave after `settled`, so that the caller can make the calls durable before the agent can
@@ -37,24 +37,25 @@ Next: ajet_proxy/core/protocol/chat.py
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 from msgspec.structs import replace
 
 from ajet_proxy.core.identity.headers import is_text
-from ajet_proxy.core.protocol.beside import Beside, failure
 from ajet_proxy.core.protocol.cache_salt import salted
-from ajet_proxy.core.protocol.dialect import Ask, Dialect, with_versions
+from ajet_proxy.core.protocol.dialect import Ask, Dialect, Reader, with_versions
 from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
-from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
+from ajet_proxy.core.trajectory import call as reasons
+from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, Lost, Outcome
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.limits import MAX_ID
 
 MAX_EVENT = 32 << 20
-"""A longer event of a stream is not waited for; the ids of a million tokens are a quarter of it."""
+"""A longer event of a stream is not waited for; the ids of a million tokens are a quarter of it. A longer document
+that is not captured is not read."""
 State = Literal["waiting", "document", "lost document", "stream", "held", "watched", "cut", "unread", "over"]
 Event = Literal["document", "stream", "lost document", "lost stream", "unread", "ended", "overlong", "release", "over"]
 TRANSITIONS: dict[tuple[State, Event], State] = {
@@ -74,6 +75,7 @@ TRANSITIONS.update({(state, "over"): "over" for state in get_args(State)})
 _BUFFERED = ("document", "lost document")
 _UNSETTLED = ("waiting", "document", "stream")
 _STREAMED = ("stream", "held", "watched")
+_FAILURES = (reasons.ENGINE_ERROR, reasons.ENGINE_ABORTED, reasons.TRUNCATED)
 
 
 def question(dialect: Dialect, asked: JsonBody, max_choices: int) -> Ask:
@@ -180,7 +182,7 @@ class Exchange:
         """Why the client of an answer that is not captured has none, as far as is known. Ask again until it is over."""
         gave_up = self._beside is not None and self._beside.gave_up
         known = self._is_watched and not gave_up and (self.reader.ended or self.state == "over")
-        return failure(self.reader) if known else None
+        return _failure(self.reader) if known else None
 
     def keep_alive(self) -> bytes:
         """Bytes for a client that has waited for an event. Nothing after the end. Nothing either once a stream has
@@ -193,7 +195,7 @@ class Exchange:
     def pass_by(self) -> None:
         """The engine answers the client's own request on the client's own route. The client gets the answer as it is,
         and no call comes of it."""
-        self.skip = NO_CHAT_ROUTE
+        self.skip = reasons.NO_CHAT_ROUTE
         self._translates = False
         self.reader = self.dialect.own_reader(self.ask)
 
@@ -203,7 +205,7 @@ class Exchange:
         if self.skip is not None or self.upstream_body() == self.asked.with_fields(self._named):
             return False
         self._fields = self._named
-        self.skip = UNASKABLE
+        self.skip = reasons.UNASKABLE
         return True
 
     def on_headers(self, status: int, content_type: str) -> None:
@@ -213,7 +215,7 @@ class Exchange:
             self._go("stream" if stream else "document")
             return
         lost: Event = "lost stream" if stream and status < 400 else "lost document"
-        self._go(lost if self._translates else "unread", REFUSED if status >= 400 else self.skip)
+        self._go(lost if self._translates else "unread", reasons.REFUSED if status >= 400 else self.skip)
         self._is_awaited = stream and status < 400
         self._is_watched = status < 400
         if self._is_watched and not self._translates:
@@ -258,7 +260,7 @@ class Exchange:
         self._go("over")
         return out + self.release()
 
-    def abort(self, reason: str = TRUNCATED) -> list[bytes]:
+    def abort(self, reason: str = reasons.TRUNCATED) -> list[bytes]:
         """The exchange broke off; returns the bytes that came and were not passed on. A client of another protocol has
         no use for pieces of the engine's, and gets none. `settled` holds afterwards."""
         pieces = [*self._document, self._parser.take()]
@@ -323,3 +325,54 @@ class Exchange:
         else:
             self._go("over")
         return [body]
+
+
+class Beside:
+    """Has `reader` read an answer that is not captured, beside its way to the client, to know whether its client was
+    answered. It is fed piece by piece: the events of a `stream`, or one document. The bytes pass as they came, and
+    nothing in them makes the reading fail. Of what is too large nothing is said."""
+
+    def __init__(self, reader: Reader, *, stream: bool) -> None:
+        self.gave_up = False
+        """True if it was too large."""
+        self._reader = reader
+        self._parser = SseParser() if stream else None
+        self._kept: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next piece."""
+        if self.gave_up:
+            return
+        if self._parser is None:
+            self._kept.append(data)
+            self._size += len(data)
+        else:
+            self._read(self._reader.show, self._parser.feed(data))
+            self._size = len(self._parser.unfinished)
+        if self._size > MAX_EVENT:
+            self.gave_up, self._kept, self._parser = True, [], None
+
+    def finish(self) -> None:
+        """The answer has ended as it should."""
+        if self._parser is not None:
+            self._read(self._reader.show, self._parser.finish())
+        elif not self.gave_up:
+            self._read(self._reader.document, [b"".join(self._kept)])
+
+    def _read(self, by: Callable[[Any], object], pieces: Iterable[Any]) -> None:
+        for piece in pieces:
+            try:
+                by(piece)
+            except Exception:  # as in `Exchange`: an answer that cannot be read costs the agent nothing
+                self._reader.spoil(CAPTURE_FAILED)
+
+
+def _failure(reader: Reader) -> str | None:
+    """Why the client of the answer that `reader` has read has no answer, if it has none."""
+    for outcome, said in zip(reader.outcomes(), reader.answers(), strict=True):
+        if isinstance(outcome, Lost) and (
+            outcome.reason in _FAILURES or (outcome.reason == CAPTURE_FAILED and said is None)
+        ):
+            return outcome.reason
+    return None

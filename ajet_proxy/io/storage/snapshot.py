@@ -32,7 +32,7 @@ from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger.attempts import Attempt, Attempts
 from ajet_proxy.core.ledger.births import Births, Branch
 from ajet_proxy.core.ledger.clients import Client
-from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.episode import Episode, Shares
 from ajet_proxy.core.ledger.episodes import Archive
 from ajet_proxy.core.ledger.events import EpisodeJudged, EpisodeOpened, FeedbackGiven, RunWanted, TrainerCame
 from ajet_proxy.core.ledger.gates import Gate
@@ -45,7 +45,6 @@ from ajet_proxy.core.ledger.plays import Evaluation, Play
 from ajet_proxy.core.ledger.progress import GroupProgress, OpenCounts, Progress
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
-from ajet_proxy.core.ledger.shares import Shares
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Transcript
 from ajet_proxy.core.ledger.weights import Candidate, Served, Trainer

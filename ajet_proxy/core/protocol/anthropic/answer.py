@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_proxy.core.protocol.anthropic.errors import error_body
-from ajet_proxy.core.protocol.anthropic.own import PING
 from ajet_proxy.core.protocol.chat import ROW
 from ajet_proxy.core.protocol.dialect import DONE, Ask, OpenAIDialect
 from ajet_proxy.core.protocol.json_edits import ID, STRING, WHOLE, is_utf8, scan
@@ -39,6 +38,7 @@ from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED
 
 INVALID = "INVALID_JSON"
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _SMALL = rb'"[a-z_]++":(?:' + WHOLE + rb"|null)"
 _COUNT = rb"(?:" + _SMALL + rb'|"[a-z_]++":\{(?:' + _SMALL + rb"(?:," + _SMALL + rb")*+)?\})"
@@ -59,7 +59,7 @@ _DELTA = (
 class MessagesReading(Reading):
     """One chat answer, for a client of the Messages API."""
 
-    translates = True
+    translates, waiting = True, PING
 
     def __init__(self, dialect: OpenAIDialect, ask: Ask) -> None:
         super().__init__(dialect, ask)
@@ -100,9 +100,6 @@ class MessagesReading(Reading):
         except UNREADABLE as error:
             self.spoil(CAPTURE_FAILED)
             return self._fail(f"the engine's stream cannot be read: {error}")
-
-    def keep_alive(self, *, held: bool) -> bytes:
-        return b"" if self.ended and not held else PING
 
     def document(self, body: bytes) -> bytes:
         try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet_proxy.core.ledger.episode import NEXT, TAKES, Episode, takes, timeouts
-from ajet_proxy.core.ledger.shares import Shares
+from ajet_proxy.core.ledger.episode import NEXT, TAKES, Episode, Shares, takes, timeouts
 from ajet_proxy.core.ledger.transcript import Asked, CallEntry, Transcript
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import DEFAULT_LANE, DISCARD_REASONS, EPISODE_STATES, OpenEpisode

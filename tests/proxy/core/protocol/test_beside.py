@@ -165,7 +165,7 @@ def test_a_refusal_and_a_captured_answer_are_not_judged_here(content_type: str) 
 
 @pytest.mark.parametrize("content_type", [SSE, JSON])
 def test_of_what_is_too_large_nothing_is_said(monkeypatch: pytest.MonkeyPatch, content_type: str) -> None:
-    monkeypatch.setattr("ajet_proxy.core.protocol.beside.MOST", 1000)
+    monkeypatch.setattr("ajet_proxy.core.protocol.exchange.MAX_EVENT", 1000)
     running, part = image(), b"data: " + b"x" * 600
     running.on_headers(200, content_type)
     for _ in range(3):
