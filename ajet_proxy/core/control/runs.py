@@ -105,7 +105,7 @@ def list_runs(asked: Asked) -> Answer:
 
     def shown() -> dict[str, Any]:
         now = [(run, _actual(asked, run)) for run in asked.state.runs.values()]
-        return {"runs": (actual | _config(run) for run, actual in now), "supervisors": heard}
+        return {"runs": (actual | {"config": tables(run.keys)} for run, actual in now), "supervisors": heard}
 
     return Answer(shown)
 
@@ -117,7 +117,7 @@ def get_run(asked: Asked) -> Answer:
 
 def _show(asked: Asked, run: str) -> dict[str, Any]:
     known = asked.state.runs[run]
-    return _actual(asked, known) | _config(known)
+    return _actual(asked, known) | {"config": tables(known.keys)}
 
 
 def _actual(asked: Asked, run: RunWanted) -> dict[str, Any]:
@@ -127,10 +127,6 @@ def _actual(asked: Asked, run: RunWanted) -> dict[str, Any]:
     if actual.get("reason"):
         shown["actual"] = actual | {"reason": masked(actual["reason"])}
     return shown | {"reason": shown["reason"] and masked(shown["reason"])}
-
-
-def _config(run: RunWanted) -> dict[str, Any]:
-    return {"config": tables(run.keys)}
 
 
 def run_metrics(asked: Asked) -> Answer:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -70,10 +71,9 @@ class JudgingCommands:
         """How users' traffic is opened whose first part is called `name`. If it is `judged`, shares of all names still
         are not, or are judged and recorded."""
         settings = self.state.settings
-        return OpenEpisode(
-            task=body.task, eval=body.eval, metadata=body.metadata, client=body.client,
-            idle_timeout=settings.traffic_idle, judged=judged and _share(f"sample {name}") < settings.traffic_sample,
-            trial=_share(f"holdout {name}") < settings.traffic_holdout,
+        return replace(
+            body, idle_timeout=settings.traffic_idle, trial=_share(f"holdout {name}") < settings.traffic_holdout,
+            judged=judged and _share(f"sample {name}") < settings.traffic_sample,
         )
 
     def withdraw(self, episode: str, at: float) -> Iterator[Event]:

@@ -31,11 +31,13 @@ from ajet_proxy.core.protocol.json_edits import ID, IDS, INDEX, NUMBER, STRING, 
 from ajet_proxy.core.protocol.reading import UNREADABLE, Reading
 from ajet_proxy.core.protocol.request import beyond_text, choices_of, flag, unread
 
-ROW = (
+_ROW = (
     rb'\{"token":' + STRING + rb',"logprob":(' + NUMBER + rb'),"bytes":(?:' + IDS + rb'|\[\]|null)'
     rb',"top_logprobs":\[\]\}'
 )
 """A chat answer's word on one token; its group is the logprob."""
+_SMALL = rb'"[a-z_]++":(?:' + WHOLE + rb"|null)"
+_COUNT = rb"(?:" + _SMALL + rb'|"[a-z_]++":\{(?:' + _SMALL + rb"(?:," + _SMALL + rb")*+)?\})"
 _BEFORE = ("role", "content")
 """Fields that stand before ``reasoning`` in a message."""
 
@@ -49,8 +51,8 @@ class Chat(OpenAIDialect):
     usual = re.compile(
         rb'(data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":' + WHOLE + rb',"model":'
         + STRING + rb',"choices":\[\{"index":(' + INDEX + rb'),"delta":\{("(?:content|reasoning)":' + STRING
-        + rb')?\},"logprobs":)\{"content":\[' + ROW + rb'\]\}(,"finish_reason":null,"token_ids":)\[('
-        + ID + rb')\](\}\]\}\n\n)'
+        + rb')?\},"logprobs":)\{"content":\[' + _ROW + rb'\]\}(,"finish_reason":null,"token_ids":)\[('
+        + ID + rb')\](\}\](?:,"usage":\{' + _COUNT + rb"(?:," + _COUNT + rb')*+\})?\}\n\n)'
     )
     silence = '"delta":{}'
     limits = ("max_completion_tokens", "max_tokens")

@@ -15,6 +15,7 @@ choices. An empty finish reason is none, and an empty prompt contradicts no othe
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -153,20 +154,23 @@ class Reading(Reader):
             return seen, at
         match = self._dialect.usual.match
         while at < end and (found := match(stream, at)):
-            head, index, said, logprob, middle, token, tail = found.groups()
-            if (place := int(index)) >= len(self._choices):
+            place, said = int(found[2]), found[3]
+            if place >= len(self._choices) or (partial := self._choices[place]).finish_reason is not None:
                 break
-            partial = self._choices[place]
-            if partial.finish_reason is not None:
+            if said and (shown := self._usually(found)) is None:
                 break
-            partial.ids.append(int(token))
-            partial.logprobs.append(float(logprob))
+            partial.ids.append(int(found[6]))
+            partial.logprobs.append(float(found[4]))
             partial.told = True
             if said:
                 partial.said.append(said)
-                seen += (head, b"null", middle, b"null", tail)
+                seen += shown
             at = found.end()
         return seen, at
+
+    def _usually(self, found: re.Match[bytes]) -> Sequence[bytes] | None:
+        """What the agent sees of an event of the most frequent form; None if `event` has to tell."""
+        return found[1], b"null", found[5], b"null", found[7]
 
     def show(self, event: SseEvent) -> bytes | None:
         """The client's form of `event`: its own bytes, except for what only the proxy asked for."""

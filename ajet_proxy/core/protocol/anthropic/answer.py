@@ -24,15 +24,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_proxy.core.protocol.anthropic.errors import error_body
-from ajet_proxy.core.protocol.chat import ROW
 from ajet_proxy.core.protocol.dialect import DONE, Ask, OpenAIDialect
-from ajet_proxy.core.protocol.json_edits import ID, STRING, WHOLE, is_utf8, scan
+from ajet_proxy.core.protocol.json_edits import scan
 from ajet_proxy.core.protocol.reading import UNREADABLE, Reading
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED
@@ -40,16 +39,7 @@ from ajet_proxy.core.trajectory.call import CAPTURE_FAILED
 INVALID = "INVALID_JSON"
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_SMALL = rb'"[a-z_]++":(?:' + WHOLE + rb"|null)"
-_COUNT = rb"(?:" + _SMALL + rb'|"[a-z_]++":\{(?:' + _SMALL + rb"(?:," + _SMALL + rb")*+)?\})"
-_USUAL = re.compile(
-    rb'data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":' + WHOLE + rb',"model":' + STRING
-    + rb',"choices":\[\{"index":0,"delta":\{("(content|reasoning)":(' + STRING
-    + rb'))?\},"logprobs":\{"content":\[' + ROW + rb'\]\},"finish_reason":null,"token_ids":\[(' + ID
-    + rb')\]\}\],"usage":\{' + _COUNT + rb"(?:," + _COUNT + rb")*+\}\}\n\n"
-)  # fmt: skip
-"""The event that makes up most of a stream: one token, which shows one text or nothing."""
-_KINDS = {b"content": "text", b"reasoning": "thinking"}
+_KINDS = {b'"content"': "text", b'"reasoning"': "thinking"}
 _DELTA = (
     b"event: content_block_delta\n"
     b'data: {"type":"content_block_delta","delta":{"type":"%b_delta","%b":%b},"index":%d}\n\n'
@@ -69,25 +59,16 @@ class MessagesReading(Reading):
         self._stop_reason: Any = None
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
-        """As `Reading.usual`, while the text belongs to the block that is open."""
-        seen: list[bytes] = []
-        at = 0
-        partial = self._choices[0]
-        while self._blocks and not self.ended and (found := _USUAL.match(stream, at)):
-            if not is_utf8(found[0]):
-                break
-            said, name, text, logprob, token = found.groups()
-            if said:
-                kind = _KINDS[name]
-                if kind != self._blocks.kind or text == b'""' or b"\\u" in text or b"\\/" in text:
-                    break  # escapes that can be written in another way, too, are written in one
-                partial.said.append(said)
-                seen.append(_DELTA % (kind.encode(), kind.encode(), text, self._blocks.index))
-            partial.ids.append(int(token))
-            partial.logprobs.append(float(logprob))
-            partial.told = True
-            at = found.end()
-        return seen, at
+        """As `Reading.usual`, once the message has begun."""
+        return super().usual(stream) if self._blocks else ([], 0)
+
+    def _usually(self, found: re.Match[bytes]) -> Sequence[bytes] | None:
+        """The delta of a text that belongs to the block that is open."""
+        name, _, text = found[3].partition(b":")
+        kind, blocks = _KINDS[name], self._blocks
+        if blocks is None or kind != blocks.kind or text == b'""' or b"\\u" in text or b"\\/" in text:
+            return None  # escapes that can be written in another way, too, are written in one
+        return (_DELTA % (kind.encode(), kind.encode(), text, blocks.index),)
 
     def show(self, event: SseEvent) -> bytes | None:
         if not event.data:
