@@ -16,11 +16,11 @@ from msgspec import structs
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import retention, views
-from ajet_proxy.core.ledger.commands import CallAsked, Commands
+from ajet_proxy.core.ledger.commands import CallAsked, Commands, paced
 from ajet_proxy.core.ledger.episode import Episode, awaits
 from ajet_proxy.core.ledger.episode import judging as judging_of
 from ajet_proxy.core.ledger.episodes import Archive
-from ajet_proxy.core.ledger.events import CallStarted, EpisodeOpened, Event
+from ajet_proxy.core.ledger.events import CallStarted, EpisodeOpened, Event, LanesLacking
 from ajet_proxy.core.ledger.mixes import LaneMix
 from ajet_proxy.core.ledger.parts import Part
 from ajet_proxy.core.ledger.queues import LeasedBatch
@@ -35,12 +35,15 @@ from ajet_sdk.routes import (
     Evaluate,
     Extend,
     Feedback,
+    GateClose,
+    GateOpen,
     Join,
     Judgement,
     Lease,
     OpenEpisode,
     Policy,
     Reward,
+    SetMix,
 )
 from tests.kit.strategies import make_call
 
@@ -383,6 +386,9 @@ class LedgerRig:
     def withdraw(self, episode: str) -> Sequence[Event]:
         return self.run(tuple(self.commands.judging.withdraw(episode, self.at)))
 
+    def heartbeat(self, episode: str) -> Sequence[Event]:
+        return self.run(self.commands.heartbeat(episode, at=self.at))
+
     def seal(self, episode: str) -> Sequence[Event]:
         return self.run(self.commands.seal(episode, at=self.at))
 
@@ -429,6 +435,28 @@ class LedgerRig:
         self, model: str = "m", version: int = 1, upstreams: tuple[str, ...] | None = None, run: str | None = None
     ) -> Sequence[Event]:
         return self.whole(self.commands.trainers.announce, Policy(model, version, upstreams, run), at=self.at)
+
+    def gate_close(self, model: str | None = None) -> Sequence[Event]:
+        return self.run(self.commands.trainers.gate_close(GateClose(model=model), at=self.at))
+
+    def gate_open(self, version: int, model: str | None = None) -> Sequence[Event]:
+        return self.run(self.commands.trainers.gate_open(GateOpen(version, model), at=self.at))
+
+    def mix(self, shares: Mapping[str, float] | None = None, **fields: Any) -> int:
+        """How many events it makes."""
+        return len(self.run(self.commands.leases.set_mix(SetMix(shares, **fields), at=self.at)))
+
+    def full(self, task: str | None = "t", **fields: Any) -> bool:
+        """Whether an opening would have to wait."""
+        body = OpenEpisode(task=task, **fields)
+        where = paced(self.state, self.commands.open_episode(body, episode=body.id or "new", at=self.at, tenant=""))
+        return where is not None and self.state.mixes.room(where[0].lane, where[1]) == 0
+
+    def lacking(self, **asked: Any) -> list[tuple[str | None, tuple[str, ...]]]:
+        """The models and lanes that a lease, which finds too little of them, lets in."""
+        events = self.run(self.commands.leases.lease(Lease(**asked), batch="none", at=self.at))
+        assert "none" not in self.state.batches
+        return [(event.model, event.lanes) for event in events if isinstance(event, LanesLacking)]
 
     def stands(self, model: str = "next", version: int = 2, of: str = "m", *urls: str) -> Sequence[Event]:
         """A candidate `of` a model has these weights."""

@@ -58,7 +58,7 @@ def came_of(
         heappush(ends, (rig.at + LASTS[pace] * dice.uniform(0.8, 1.2), name))
 
     def train() -> None:
-        rig.run(rig.commands.expire(rig.at))
+        rig.expire()
         while (batch := rig.lease(**ask)) is not None:
             known = rig.state.batches[batch]
             for _, names in known.groups:

@@ -98,7 +98,7 @@ class Story:
         self.oracle.asked.append(Asked(agent, said, self.begun, came="world"))
 
     def restart(self) -> None:
-        self.rig.run(self.rig.commands.restarted(self.rig.at))
+        self.rig.restart()
         for one in self.oracle.asked:
             one.came = one.came or "world"
         self.oracle.asked.append(Asked(None, "", self.begun, came="world"))
@@ -188,7 +188,7 @@ def test_the_daemon_was_away(rig: LedgerRig) -> None:
     before = rig.at
     for _ in range(2):
         rig.at += 10.0
-        rig.run(rig.commands.restarted(rig.at))
+        rig.restart()
     (away,) = rig.unanswered("x")
     assert away == {"at": before + 20.0, "reason": AWAY, "since": before + 10.0}
     rig.call("x", said="b", agent="any")
@@ -199,7 +199,7 @@ def test_a_sealed_episode_missed_nothing_while_the_daemon_was_away(rig: LedgerRi
     rig.call("x")
     rig.begin("x")
     rig.seal("x")
-    rig.run(rig.commands.restarted(rig.at))
+    rig.restart()
     assert [one["reason"] for one in rig.unanswered("x")] == ["restarted"]
 
 

@@ -18,7 +18,6 @@ from ajet_proxy.core.trajectory.timeline import pack
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.codec import decode, encode
 from ajet_sdk.errors import Conflict
-from ajet_sdk.routes import GateClose, GateOpen
 from tests.kit.ledger_rig import SETTINGS, LedgerRig
 from tests.kit.strategies import make_call
 
@@ -155,9 +154,9 @@ def test_the_way_to_a_lost_version_goes_over_the_version_from_which_both_go_on(r
 def test_a_gate_that_opens_for_a_lower_version_loses_as_an_announcement_does(rig: LedgerRig) -> None:
     rig.announce(version=6, run="a")
     lost = play(rig)
-    rig.run(rig.commands.trainers.gate_close(GateClose(model="m"), at=rig.at))
-    rig.run(rig.commands.trainers.gate_open(GateOpen(5, "m"), at=rig.at))
-    rig.run(rig.commands.trainers.gate_open(GateOpen(6, "m"), at=rig.at))
+    rig.gate_close("m")
+    rig.gate_open(5, "m")
+    rig.gate_open(6, "m")
     assert rig.lease(max_staleness=0) is None
     assert states(rig, lost) == {("discarded", "stale")}
 
@@ -166,8 +165,8 @@ def test_a_gate_that_opens_says_nothing_of_whose_weights_these_are(rig: LedgerRi
     rig.announce(version=0, run="a")
     rig.attend("comes", "b")
     rig.attend("begins", "b")
-    rig.run(rig.commands.trainers.gate_close(GateClose(model="m"), at=rig.at))
-    rig.run(rig.commands.trainers.gate_open(GateOpen(0, "m"), at=rig.at))  # the push failed
+    rig.gate_close("m")
+    rig.gate_open(0, "m")  # the push failed
     assert states(rig, play(rig)) == {("discarded", "other_run")}
     rig.announce(version=0, run="b")
     assert states(rig, play(rig)) == {("ready", None)}
@@ -193,7 +192,7 @@ def test_a_frozen_engine_may_have_gone_on_with_weights_that_were_never_announced
     rig.announce(version=6, run="a")
     name = rig.open(task="t")
     (call,) = rig.begin(name)
-    rig.run(rig.commands.trainers.gate_close(GateClose(model="m"), at=rig.at))
+    rig.gate_close("m")
     done = pack(make_call(call, (1, 2), (3,), at=rig.at, model="m", version=6))
     done = structs.replace(done, turn=structs.replace(done.turn, altered=("cache_salt",)))
     if ends_in_time:
@@ -201,7 +200,7 @@ def test_a_frozen_engine_may_have_gone_on_with_weights_that_were_never_announced
     for says in ("comes", "begins"):
         rig.attend(says, "a", "a2")
     rig.announce(version=6, run="a")
-    rig.run(rig.commands.trainers.gate_open(GateOpen(6, "m"), at=rig.at))
+    rig.gate_open(6, "m")
     rig.run(rig.commands.finish_call(name, done, at=rig.at))
     rig.reward(name)
     assert rig.lease(group_size=1, max_staleness=0) is None
@@ -316,7 +315,7 @@ class World:
         self.start(0)
 
     def _close(self) -> None:
-        self.rig.run(self.rig.commands.trainers.gate_close(GateClose(model="m"), at=self.rig.at))
+        self.rig.gate_close("m")
         self.shut = True
         if not self.pause:
             for name in tuple(self.flights):
@@ -328,7 +327,7 @@ class World:
             self.sample(name)
 
     def _open(self, version: int) -> None:
-        self.rig.run(self.rig.commands.trainers.gate_open(GateOpen(version, "m"), at=self.rig.at))
+        self.rig.gate_open(version, "m")
         self.shut = False
 
     def begin(self) -> None:

@@ -14,7 +14,6 @@ from ajet_proxy.core.ledger import client_commands, clients, commands, views
 from ajet_proxy.core.ledger.clients import KEPT_REVISIONS, RATE_EPISODES
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
-from ajet_sdk.routes import GateClose
 from tests.kit.histories import everything
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.refused import refused
@@ -140,7 +139,7 @@ def test_one_that_is_silent_for_its_time_is_gone(rig: LedgerRig) -> None:
     client, other = rig.join("one", ttl_s=10.0), rig.join("two", ttl_s=30.0)
     mine = rig.open(client=client)
     (call,) = rig.begin(mine)
-    rig.run(rig.commands.trainers.gate_close(GateClose(), at=rig.at))
+    rig.gate_close()
     rig.at += 6.0
     rig.beat(client)
     beaten = rig.at

@@ -196,7 +196,7 @@ def test_aborting_discards(rig: LedgerRig, state: str) -> None:
 def test_sealing_and_touching_what_is_sealed_changes_nothing(rig: LedgerRig) -> None:
     episode = rig.ready()
     assert rig.seal(episode) == ()
-    assert rig.run(rig.commands.heartbeat(episode, at=rig.at)) == ()
+    assert rig.heartbeat(episode) == ()
 
 
 

@@ -11,7 +11,7 @@ from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.limits import MAX_VERSION
-from ajet_sdk.routes import GateClose, GateOpen
+from ajet_sdk.routes import GateOpen
 from ajet_sdk.sample import spans_of
 from tests.kit.ledger_rig import LedgerRig
 
@@ -33,20 +33,12 @@ def test_announcing_a_policy(rig: LedgerRig) -> None:
     assert rig.state.weights.only_model() == ""
 
 
-def close(rig: LedgerRig) -> None:
-    rig.run(rig.commands.trainers.gate_close(GateClose("weights"), at=rig.at))
-
-
-def unlock(rig: LedgerRig, version: int) -> object:
-    return rig.run(rig.commands.trainers.gate_open(GateOpen(version), at=rig.at))
-
-
 def test_the_version_at_the_gate_is_that_of_the_one_model(rig: LedgerRig) -> None:
-    unlock(rig, 2)
+    rig.gate_open(2)
     assert rig.state.weights.policy_version("anything") == 2
     rig.announce("m", 3)
-    close(rig)
-    unlock(rig, 4)
+    rig.gate_close()
+    rig.gate_open(4)
     rig.announce("n", 1)
     assert [rig.state.weights.policy_version(model) for model in ("m", "n")] == [4, 1]
 
@@ -58,7 +50,7 @@ def test_silence_discards_an_open_episode(rig: LedgerRig) -> None:
     silent, busy, alive = rig.open(), rig.open(), rig.open()
     (call,) = rig.begin(busy)
     rig.at += 60
-    rig.run(rig.commands.heartbeat(alive, at=rig.at))
+    rig.heartbeat(alive)
     rig.at += 40
     rig.expire()
     assert [rig.state_of(name) for name in (silent, busy, alive)] == ["discarded", "open", "open"]
@@ -71,10 +63,10 @@ def test_silence_discards_an_open_episode(rig: LedgerRig) -> None:
 
 def test_nobody_is_silent_while_the_gate_is_closed(rig: LedgerRig) -> None:
     episode = rig.open()
-    close(rig)
+    rig.gate_close()
     rig.at += 500
     assert rig.expire() == ()
-    unlock(rig, 1)
+    rig.gate_open(1)
     rig.at += 99
     assert rig.expire() == ()
     rig.at += 1
@@ -147,8 +139,8 @@ def test_an_hour_back_on_the_clock_keeps_no_silent_episode_open(rig: LedgerRig, 
     """Although a gate was opened by the old clock just before the stop."""
     rig.at = 1e6
     rig.announce("m", 1)
-    rig.run(rig.commands.trainers.gate_close(GateClose(model=model), at=rig.at))
-    rig.run(rig.commands.trainers.gate_open(GateOpen(2, model), at=rig.at))
+    rig.gate_close(model)
+    rig.gate_open(2, model)
     episode = rig.open()
     timeout = rig.state.episodes[episode].opening.idle_timeout
     rig.at -= back

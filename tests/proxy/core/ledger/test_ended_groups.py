@@ -15,7 +15,7 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
 from ajet_sdk import frame
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import Flush, GateClose, GateOpen, Lease, OpenEpisode, SetMix
+from ajet_sdk.routes import Flush, Lease, OpenEpisode, SetMix
 from tests.kit.ledger_rig import SETTINGS, LedgerRig
 from tests.kit.paces import CASES, at_random, came_of
 from tests.kit.refused import refused
@@ -263,18 +263,18 @@ def test_a_group_waits_for_a_member_four_times_as_long_as_for_the_slowest_other(
         ends(rig, name)
     for wait, last in ((39.0, 6), (40.9, 7)):
         rig.at += wait
-        rig.run(rig.commands.heartbeat(names[7], at=rig.at))
-        rig.run(rig.commands.expire(rig.at))
+        rig.heartbeat(names[7])
+        rig.expire()
         assert leased(rig, **EIGHT) == []
         if last == 6:
             ends(rig, names[6])  # the slowest other took 59 seconds now
     rig.at += 136.0
-    rig.run(rig.commands.heartbeat(names[7], at=rig.at))
-    rig.run(rig.commands.expire(rig.at))
+    rig.heartbeat(names[7])
+    rig.expire()
     assert leased(rig, **EIGHT) == [] and rig.state.mixes.room("default", ["m"]) == 0
     rig.at += 0.2
-    assert rig.run(rig.commands.expire(rig.at)) == (ev.EpisodesLate(rig.at, (names[7],)),)
-    assert rig.run(rig.commands.expire(rig.at)) == ()
+    assert rig.expire() == (ev.EpisodesLate(rig.at, (names[7],)),)
+    assert rig.expire() == ()
     assert rig.state.mixes.room("default", ["m"]) == 8, "nor does it hold up the lane"
     assert leased(rig, **EIGHT) == [tuple(names[:7])]
 
@@ -284,10 +284,10 @@ def test_nobody_is_waited_for_in_vain_while_a_gate_is_shut_or_the_daemon_is_away
     quick, slow = (rig.open(task="t", model="m") for _ in range(2))
     rig.at += 10.0
     ends(rig, quick)
-    rig.run(rig.commands.trainers.gate_close(GateClose(), at=rig.at))
+    rig.gate_close()
     rig.at += 500.0
     assert rig.commands.expire(rig.at) == ()
-    rig.run(rig.commands.trainers.gate_open(GateOpen(1), at=rig.at))
+    rig.gate_open(1)
     rig.at += 30.0
     rig.state.apply(ev.EpisodeTouched(rig.at, slow))
     rig.at += 500.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk.errors import BadRequest, Conflict
-from ajet_sdk.routes import Evaluate, GateClose, GateOpen
+from ajet_sdk.routes import Evaluate
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.refused import refused
 
@@ -181,9 +181,9 @@ def test_a_newer_one_takes_its_place(rig: LedgerRig) -> None:
 def test_what_another_version_would_play_is_wanted_no_more(rig: LedgerRig) -> None:
     name = rig.evaluate("m", 2)
     begun = rig.open(eval=True, model="m")
-    rig.run(rig.commands.trainers.gate_close(GateClose(), at=rig.at))
+    rig.gate_close()
     assert rig.state.plays.wanted() == {"m": 1}, "calls wait at the gate"
-    rig.run(rig.commands.trainers.gate_open(GateOpen(4), at=rig.at))
+    rig.gate_open(4)
     assert rig.state.plays.wanted() == {}
     assert rig.state.episodes[plays(rig)].opening.evaluation is None
     rig.call(begun)

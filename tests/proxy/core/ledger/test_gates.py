@@ -9,25 +9,11 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.events import Events
 from ajet_proxy.core.ledger.gates import Gate
 from ajet_sdk.errors import Conflict
-from ajet_sdk.routes import GateClose, GateOpen
 from tests.kit.histories import folded
 from tests.kit.ledger_rig import LedgerRig, picture
 from tests.kit.refused import refused
-
-
-def close(rig: LedgerRig, model: str | None = None) -> Events:
-    events = rig.commands.trainers.gate_close(GateClose("weights", model=model), at=rig.at)
-    rig.run(events)
-    return events
-
-
-def unlock(rig: LedgerRig, version: int, model: str | None = None) -> Events:
-    events = rig.commands.trainers.gate_open(GateOpen(version, model), at=rig.at)
-    rig.run(events)
-    return events
 
 
 def two(version: int = 1) -> LedgerRig:
@@ -39,12 +25,12 @@ def two(version: int = 1) -> LedgerRig:
 
 def test_a_model_is_closed_and_opened_while_the_other_stays_as_it_is() -> None:
     rig = two()
-    assert close(rig, "m") == (ev.GateClosed(rig.at, "weights", "m"),)
-    assert close(rig, "m") == ()
+    assert rig.gate_close("m") == (ev.GateClosed(rig.at, "weights", "m"),)
+    assert rig.gate_close("m") == ()
     assert (rig.state.gates.shut(), rig.state.gates.state("m"), rig.state.gates.state("n")) == ({"m"}, "closed", "open")
-    assert unlock(rig, 1, "n") == ()
-    assert unlock(rig, 2, "m") == (ev.GateOpened(rig.at, 2, "m"),)
-    assert unlock(rig, 2, "m") == ()
+    assert rig.gate_open(1, "n") == ()
+    assert rig.gate_open(2, "m") == (ev.GateOpened(rig.at, 2, "m"),)
+    assert rig.gate_open(2, "m") == ()
     assert [rig.state.weights.policy_version(model) for model in ("m", "n", "other")] == [2, 1, 0]
     assert rig.state.gates.overall() == "open"
 
@@ -52,16 +38,16 @@ def test_a_model_is_closed_and_opened_while_the_other_stays_as_it_is() -> None:
 def test_who_names_no_model_is_told_to_where_there_are_several() -> None:
     rig = two()
     before = picture(rig.state)
-    for ask in (close, lambda rig: unlock(rig, 2)):
+    for ask in (rig.gate_close, lambda: rig.gate_open(2)):
         with refused(Conflict, "several_models", param="model", match=r"several models are announced \(m, n\)"):
-            ask(rig)
+            ask()
     assert picture(rig.state) == before
 
 
 def test_a_gate_waits_for_the_calls_of_its_own_model() -> None:
     rig = two()
     (mine,), (other,) = rig.begin("a", model="m"), rig.begin("b", model="n")
-    close(rig, "m")
+    rig.gate_close("m")
     gates = rig.state.gates
     assert (gates.state("m"), gates.overall(), gates.in_flight("m")) == ("closing", "closing", 1)
     rig.finish("a", mine)
@@ -75,50 +61,50 @@ def test_with_one_model_its_gate_is_that_of_all_requests_whether_it_is_named_or_
         rig = LedgerRig(watch=True)
         rig.announce("m", 1)
         (call,) = rig.begin("a", model="judge")
-        close(rig, closes)
-        assert close(rig, None) == ()
+        rig.gate_close(closes)
+        assert rig.gate_close(None) == ()
         assert (rig.state.gates.overall(), rig.state.gates.state("m")) == ("closing", "closing")
         rig.finish("a", call)
         assert (rig.state.gates.overall(), rig.state.gates.state("m")) == ("closed", "closed")
-        unlock(rig, 2, opens)
+        rig.gate_open(2, opens)
         assert rig.state.gates.overall() == "open"
         assert [rig.state.weights.policy_version(model) for model in ("m", "judge")] == [2, 0]
-        assert unlock(rig, 2, opens) == ()
+        assert rig.gate_open(2, opens) == ()
 
 
 def test_before_any_model_is_announced_a_gate_holds_everybody(rig: LedgerRig) -> None:
-    close(rig, "m")
+    rig.gate_close("m")
     assert (rig.state.gates.overall(), rig.state.gates.shut()) == ("closed", {"m"})
-    unlock(rig, 1)
+    rig.gate_open(1)
     assert (rig.state.gates.overall(), rig.state.gates.table) == ("open", {"m": Gate(False, rig.at)})
-    close(rig)
+    rig.gate_close()
     rig.announce("m", 1)
-    unlock(rig, 1, "m")
+    rig.gate_open(1, "m")
     assert rig.state.gates.overall() == "open"
 
 
 def test_what_was_closed_before_any_model_was_announced_is_the_gate_of_the_first() -> None:
     for named in (None, "m", "n"):
         rig = LedgerRig(watch=True)
-        close(rig, named)
+        rig.gate_close(named)
         rig.announce("m", 1)
         rig.announce("n", 1)
         shut = {named or "m"}
         assert (rig.state.gates.shut(), rig.state.gates.table.keys()) == (shut, {"m", "n"})
-        unlock(rig, 2, named or "m")
+        rig.gate_open(2, named or "m")
         assert rig.state.gates.shut() == set()
 
 
 def test_a_gate_of_a_model_that_nobody_announced_is_none_of_those_that_are() -> None:
     rig = two()
     waiting = rig.open()
-    close(rig, "ghost")
+    rig.gate_close("ghost")
     assert (rig.state.gates.overall(), rig.state.gates.any()) == ("open", Gate())
     assert views.status(rig.state)["gate"] == {"state": "open", "since": None, "reason": None}
     rig.at += 100
     rig.expire()
     assert rig.state_of(waiting) == "discarded", "nothing holds its requests"
-    close(rig, "n")
+    rig.gate_close("n")
     assert (rig.state.gates.overall(), rig.state.gates.any().shut) == ("closed", True)
 
 
@@ -126,11 +112,11 @@ def test_silence_counts_while_another_models_gate_is_shut() -> None:
     rig = two()
     held, free = rig.open(model="m"), rig.open(model="n")
     unknown, both = rig.open(), rig.open(members={"x": "m", "y": "n"})
-    close(rig, "m")
+    rig.gate_close("m")
     rig.at += 100
     rig.expire()
     assert [rig.state_of(name) for name in (held, free, unknown, both)] == ["open", "discarded", "open", "open"]
-    unlock(rig, 2, "m")
+    rig.gate_open(2, "m")
     rig.at += 99
     rig.expire()
     assert {rig.state_of(name) for name in (held, unknown, both)} == {"open"}
@@ -142,7 +128,7 @@ def test_silence_counts_while_another_models_gate_is_shut() -> None:
 def test_an_episode_whose_request_is_held_is_not_idle_whatever_model_it_asks() -> None:
     rig = two()
     episode = rig.open(model="m")
-    close(rig, "n")
+    rig.gate_close("n")
     rig.at += 100
     assert rig.commands.expire(rig.at, {episode}) == ()
     assert len(rig.commands.expire(rig.at)) == 1
@@ -151,7 +137,7 @@ def test_an_episode_whose_request_is_held_is_not_idle_whatever_model_it_asks() -
 def test_a_gate_of_several_is_as_it_was_after_a_restart() -> None:
     rig = two()
     rig.begin("a", model="n")
-    close(rig, "m")
+    rig.gate_close("m")
     rig.restart()
     assert (rig.state.gates.shut(), rig.state.gates.running) == ({"m"}, {})
     assert picture(folded(rig.events)) == picture(rig.state)
@@ -168,9 +154,9 @@ def played(steps: list[tuple[str, str, int]], only: str | None = None) -> tuple[
         rig.at += 1.0
         if only in (None, model):
             if what == "close":
-                close(rig, model)
+                rig.gate_close(model)
             elif what == "open":
-                unlock(rig, version, model)
+                rig.gate_open(version, model)
             elif what == "call":
                 running[model] += rig.begin(f"of-{model}", model=model)
             elif what == "end" and running[model]:

@@ -127,9 +127,9 @@ def test_under_a_name_that_outlives_it_a_long_chat_is_sealed(rig: LedgerRig, way
     assert [*rig.state.episodes.awaiting] == ["a"]
     while rig.at < 1000 + MOST_AGE_S:
         rig.at += 40
-        rig.run(rig.commands.heartbeat("b", at=rig.at))
+        rig.heartbeat("b")
         if rig.state.episodes["c"].state == "open":
-            rig.run(rig.commands.heartbeat("c", at=rig.at))
+            rig.heartbeat("c")
         if rig.at < 1900:
             assert state(rig, "b") == ("open", None)
         rig.tick()
@@ -176,7 +176,7 @@ def test_what_nobody_judges_in_a_day_is_discarded(rig: LedgerRig) -> None:
 def test_while_the_daemon_is_away_nobody_waits(rig: LedgerRig) -> None:
     awaiting(rig)
     rig.at += 3 * MOST_WAIT_S
-    rig.run(rig.commands.restarted(rig.at))
+    rig.restart()
     rig.tick()
     assert state(rig) == ("sealed", None)
     rig.at += MOST_WAIT_S
@@ -311,7 +311,7 @@ def test_a_clock_that_is_set_back_moves_what_awaits_with_it(rig: LedgerRig) -> N
     rig.begin("runs", traffic="chat")
     rig.seal("runs")
     rig.at = 1e6
-    rig.run(rig.commands.restarted(rig.at))
+    rig.restart()
     assert rig.commands.judging.status(rig.at)["oldest_s"] <= 100
     rig.at += SILENCE_S
     assert rig.commands.judging.alerts(rig.at)

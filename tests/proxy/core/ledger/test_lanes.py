@@ -14,15 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import paced
-from ajet_proxy.core.ledger.events import LanesLacking
 from ajet_proxy.core.ledger.mix import QueueCredit
-from ajet_sdk.routes import GateClose, GateOpen, Join, Lease, OpenEpisode, SetMix
+from ajet_sdk.routes import Lease, OpenEpisode
 from tests.kit.ledger_rig import LedgerRig, check
-
-
-def mix(rig: LedgerRig, shares: dict[str, float] | None = None, **more: Any) -> int:
-    """How many events it makes."""
-    return len(rig.run(rig.commands.leases.set_mix(SetMix(shares, **more), at=rig.at)))
 
 
 def ready(rig: LedgerRig, lane: str, groups: int) -> None:
@@ -38,7 +32,7 @@ def leased(rig: LedgerRig, groups: int = 1, **asked: Any) -> str:
 
 
 def test_leases_take_lanes_by_their_shares_whatever_was_complete_first(rig: LedgerRig) -> None:
-    mix(rig, {"math": 0.25, "code": 0.75})
+    rig.mix({"math": 0.25, "code": 0.75})
     ready(rig, "math", 5)
     ready(rig, "code", 9)
     assert leased(rig, 4) + leased(rig, 1) + leased(rig, 3) == "ccmc" + "c" + "cmc"
@@ -58,7 +52,7 @@ def test_a_batch_tells_the_lane_of_each_group(rig: LedgerRig) -> None:
 
 
 def test_a_lane_is_waited_for_and_then_lends_its_turns(rig: LedgerRig) -> None:
-    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    rig.mix({"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     ready(rig, "math", 9)
     assert (leased(rig, 2), leased(rig, 1)) == ("", "")
     assert rig.commands.leases.next_end(Lease(), at=rig.at) == 30.0
@@ -72,7 +66,7 @@ def test_a_lane_is_waited_for_and_then_lends_its_turns(rig: LedgerRig) -> None:
 
 
 def test_a_lane_that_becomes_ready_is_waited_for_anew(rig: LedgerRig) -> None:
-    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    rig.mix({"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     ready(rig, "math", 4)
     rig.at += 29.0
     rig.ready("code/0")
@@ -83,7 +77,7 @@ def test_a_lane_that_becomes_ready_is_waited_for_anew(rig: LedgerRig) -> None:
 
 
 def test_a_lane_without_a_share_is_not_leased_until_shares_are_dropped(rig: LedgerRig) -> None:
-    mix(rig, {"math": 1.0, "code": 0.0}, lane_wait_s=0.0)
+    rig.mix({"math": 1.0, "code": 0.0}, lane_wait_s=0.0)
     ready(rig, "code", 2)
     ready(rig, "terminal", 1)
     assert leased(rig) == ""
@@ -95,26 +89,26 @@ def test_a_lane_without_a_share_is_not_leased_until_shares_are_dropped(rig: Ledg
 
 
 def test_what_is_set_stays_and_what_is_the_same_changes_nothing(rig: LedgerRig) -> None:
-    assert mix(rig, {"math": 0.5, "code": 0.5}, ahead=2, group_size=3, lane_wait_s=5.0) == 1
-    assert mix(rig, {"code": 0.5, "math": 0.5}) == mix(rig, ahead=2) == mix(rig) == 0
+    assert rig.mix({"math": 0.5, "code": 0.5}, ahead=2, group_size=3, lane_wait_s=5.0) == 1
+    assert rig.mix({"code": 0.5, "math": 0.5}) == rig.mix(ahead=2) == rig.mix() == 0
     ready(rig, "math", 2)
     ready(rig, "code", 2)
     assert len(leased(rig, 1)) == 1
     before = rig.state.mixes.of("").credit
-    assert mix(rig, ahead=0) == 1
+    assert rig.mix(ahead=0) == 1
     assert rig.state.mixes.of("").credit is before
-    assert mix(rig, {"math": 1.0}) == 1
+    assert rig.mix({"math": 1.0}) == 1
     assert rig.state.mixes.of("").credit == QueueCredit()
-    assert mix(rig, group_size=0) == 1
+    assert rig.mix(group_size=0) == 1
     assert views.mix(rig.state)["group_size"] == 2
-    assert mix(rig, group_size=3) == 1
+    assert rig.mix(group_size=3) == 1
     shown = views.mix(rig.state)
     del shown["lanes"]
     assert shown == {"shares": {"math": 1.0}, "ahead": 0, "group_size": 3, "lane_wait_s": 5.0}
 
 
 def test_the_freshest_of_a_lane_comes_first(rig: LedgerRig) -> None:
-    mix(rig, {"a": 0.5, "b": 0.5})
+    rig.mix({"a": 0.5, "b": 0.5})
     rig.announce("m", 9)
     for task, version in (("a/1", 6), ("a/2", 9), ("b/1", 6), ("b/2", 8)):
         for _ in range(2):
@@ -125,7 +119,7 @@ def test_the_freshest_of_a_lane_comes_first(rig: LedgerRig) -> None:
 
 def test_what_does_not_fit_is_formed_anew_in_its_lane(rig: LedgerRig) -> None:
     """An episode without a reward of its own stands in the way, where the freshest come first."""
-    mix(rig, {"a": 0.5, "b": 0.5})
+    rig.mix({"a": 0.5, "b": 0.5})
     rig.announce("m", 9)
     late = rig.ready("a/1", version=5)
     odd = rig.open(task="a/1")
@@ -137,23 +131,17 @@ def test_what_does_not_fit_is_formed_anew_in_its_lane(rig: LedgerRig) -> None:
     assert rig.state_of(odd) == "discarded"
 
 
-def full(rig: LedgerRig, body: OpenEpisode) -> bool:
-    """Whether an opening would have to wait."""
-    where = paced(rig.state, rig.commands.open_episode(body, episode=body.id or "new", at=rig.at, tenant=""))
-    return where is not None and rig.state.mixes.room(where[0].lane, where[1]) == 0
-
-
 def wanted(rig: LedgerRig) -> dict[str, Any]:
     return views.wanted(rig.state)
 
 
 def test_without_a_pace_any_number_is_wanted(rig: LedgerRig) -> None:
     assert wanted(rig) == {}
-    assert not full(rig, OpenEpisode(task="math/1"))
+    assert not rig.full("math/1")
 
 
 def test_a_lane_is_full_when_so_many_are_open_or_ready(rig: LedgerRig) -> None:
-    mix(rig, ahead=2)
+    rig.mix(ahead=2)
     assert wanted(rig) == {"lanes": {}, "other": 4}
     assert paced(rig.state, ()) is None
     first = rig.open(task="math/1")
@@ -161,34 +149,32 @@ def test_a_lane_is_full_when_so_many_are_open_or_ready(rig: LedgerRig) -> None:
     assert wanted(rig) == {"lanes": {"code": 2, "math": 2}, "other": 4}
     rig.open(task="math/2"), rig.open(task="math/2")
     assert wanted(rig)["lanes"]["math"] == 0
-    assert full(rig, OpenEpisode(task="math/9"))
-    assert not full(rig, OpenEpisode(task="math/9", eval=True))
-    assert not full(rig, OpenEpisode())
+    assert rig.full("math/9")
+    assert not rig.full("math/9", eval=True)
+    assert not rig.full(None)
     rig.abort(first)
-    assert not full(rig, OpenEpisode(task="math/9"))
+    assert not rig.full("math/9")
 
 
 def test_the_lane_of_a_client_is_that_of_its_episodes(rig: LedgerRig) -> None:
-    mix(rig, ahead=1)
+    rig.mix(ahead=1)
     rig.ready("math/1"), rig.ready("math/1")
-    rig.run(rig.commands.clients.join(Join("host", lane="math"), client="c", tenant="", at=rig.at))
-    assert full(rig, OpenEpisode(task="x", client="c"))
-    assert not full(rig, OpenEpisode(task="x"))
+    assert rig.full("x", client=rig.join(lane="math"))
+    assert not rig.full("x")
 
 
 def test_an_opening_whose_answer_was_lost_needs_no_room_and_neither_does_a_trial(rig: LedgerRig) -> None:
     """It may be the very one that its lane is full of."""
-    mix(rig, ahead=1, group_size=1)
-    body = OpenEpisode(task="math/1", id="mine")
-    assert not full(rig, body)
-    rig.run(rig.commands.open_episode(body, episode="mine", at=rig.at, tenant=""))
-    assert not full(rig, body) and full(rig, OpenEpisode(task="math/1", id="other"))
-    assert not full(rig, OpenEpisode(task="math/1", trial=True))
+    rig.mix(ahead=1, group_size=1)
+    assert not rig.full("math/1", id="mine")
+    rig.open("mine", task="math/1", id="mine")
+    assert not rig.full("math/1", id="mine") and rig.full("math/1", id="other")
+    assert not rig.full("math/1", trial=True)
 
 
 def test_what_is_left_of_a_task_keeps_nobody_out(rig: LedgerRig) -> None:
     """Or the lane would be full of tasks that each lack an episode."""
-    mix(rig, ahead=1)
+    rig.mix(ahead=1)
     rig.ready("math/1"), rig.ready("math/2")
     assert wanted(rig)["lanes"]["math"] == 2
     lacking = rig.open(task="math/1")
@@ -196,12 +182,12 @@ def test_what_is_left_of_a_task_keeps_nobody_out(rig: LedgerRig) -> None:
     rig.abort(lacking)
     rig.ready("math/1")
     assert wanted(rig)["lanes"]["math"] == 0
-    mix(rig, group_size=3)
+    rig.mix(group_size=3)
     assert wanted(rig)["lanes"]["math"] == 3
 
 
 def test_a_group_that_was_begun_lacks_episodes_until_it_is_whole(rig: LedgerRig) -> None:
-    mix(rig, group_size=3)
+    rig.mix(group_size=3)
     body = OpenEpisode(task="math/1", revision="r")
     where = paced(rig.state, rig.commands.open_episode(body, episode="new", at=rig.at, tenant=""))
     assert where is not None
@@ -217,14 +203,14 @@ def test_a_group_that_was_begun_lacks_episodes_until_it_is_whole(rig: LedgerRig)
 
 
 def test_lanes_have_room_by_their_shares(rig: LedgerRig) -> None:
-    mix(rig, {"math": 0.75, "code": 0.25}, ahead=8, group_size=4)
+    rig.mix({"math": 0.75, "code": 0.25}, ahead=8, group_size=4)
     assert wanted(rig) == {"lanes": {"code": 8, "math": 24}, "other": 0}
-    assert full(rig, OpenEpisode(task="x/1"))
+    assert rig.full("x/1")
 
 
 def test_a_lane_of_which_every_group_is_discarded_lends_its_turns(rig: LedgerRig) -> None:
     """However much of it becomes ready: whoever solves every task would otherwise hold up all the others."""
-    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    rig.mix({"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     ready(rig, "math", 9)
     for _ in range(29):
         rig.ready("code/1", reward=1.0), rig.ready("code/1", reward=1.0), rig.ready("code/2")
@@ -241,7 +227,7 @@ def test_a_lane_of_which_every_group_is_discarded_lends_its_turns(rig: LedgerRig
 
 
 def test_a_lane_of_which_one_was_aborted_is_waited_for_while_others_become_ready(rig: LedgerRig) -> None:
-    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    rig.mix({"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     ready(rig, "math", 4)
     rig.abort(rig.ready("code/0"))
     for number in range(40):
@@ -253,7 +239,7 @@ def test_a_lane_of_which_one_was_aborted_is_waited_for_while_others_become_ready
 
 
 def test_a_lane_of_which_one_went_stale_is_waited_for_while_others_become_ready(rig: LedgerRig) -> None:
-    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    rig.mix({"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     rig.ready("code/0")
     rig.announce()
     ready(rig, "math", 4)
@@ -268,7 +254,7 @@ def test_a_lane_of_which_one_went_stale_is_waited_for_while_others_become_ready(
 
 
 def test_a_restart_grants_a_lane_its_whole_wait(rig: LedgerRig) -> None:
-    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    rig.mix({"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
     ready(rig, "math", 4)
     rig.ready("code/1", reward=1.0), rig.ready("code/1", reward=1.0)
     assert leased(rig, 2, signal=True) == ""
@@ -280,25 +266,18 @@ def test_a_restart_grants_a_lane_its_whole_wait(rig: LedgerRig) -> None:
     assert leased(rig, 2) == "mm"
 
 
-def lacking(rig: LedgerRig, **asked: Any) -> tuple[str, ...]:
-    """The lanes that a lease finds too little of, and lets in."""
-    events = rig.run(rig.commands.leases.lease(Lease(**asked), batch="none", at=rig.at))
-    assert {type(event) for event in events} <= {LanesLacking}
-    return events[0].lanes if events else ()
-
-
 @pytest.mark.parametrize("asked", [{"groups": 3}, {"group_size": 4}, {"model": "n"}, {"groups": 5, "unit": "episodes"}])
 def test_who_waits_while_nobody_plays_is_played_for(rig: LedgerRig, asked: dict[str, Any]) -> None:
     """It wants more groups, or larger ones, than may be ahead, or another model's are ready."""
-    mix(rig, ahead=2)
+    rig.mix(ahead=2)
     rig.open(task="b/1")
     ready(rig, "a", 1)
     last = rig.open(task="a/2")
-    assert lacking(rig, **asked) == () and wanted(rig)["lanes"]["a"] == 1
+    assert rig.lacking(**asked) == [] and wanted(rig)["lanes"]["a"] == 1
     rig.abort(last)
     rig.ready("a/3"), rig.ready("a/3")
-    assert full(rig, OpenEpisode(task="a/9"))
-    assert lacking(rig, **asked) == ("a",) and lacking(rig, **asked) == ()
+    assert rig.full("a/9")
+    assert rig.lacking(**asked) == [("", ("a",))] and rig.lacking(**asked) == []
     assert wanted(rig)["lanes"]["a"] == 4
     ready(rig, "a", 1)
     rig.restart()
@@ -309,25 +288,25 @@ def test_who_waits_while_nobody_plays_is_played_for(rig: LedgerRig, asked: dict[
 
 def test_what_agents_have_left_behind_keeps_nobody_out_for_long(rig: LedgerRig) -> None:
     """No client shows that they are gone, and their episodes idle out much later."""
-    mix(rig, ahead=1)
+    rig.mix(ahead=1)
     left = [rig.open(task="a/1"), rig.open(task="a/1")]
     rig.at += 19.0
     asked: dict[str, Any] = {"group_wait_s": 20.0}
-    assert lacking(rig, **asked) == ()
+    assert rig.lacking(**asked) == []
     assert rig.commands.leases.next_end(Lease(group_wait_s=20.0), at=rig.at) == 20.0
     rig.at += 1.0
     (call,) = rig.begin(left[0])
     rig.open(task="a/1", eval=True)
-    assert lacking(rig, **asked) == ()
+    assert rig.lacking(**asked) == []
     rig.finish(left[0], call)
     rig.at += 20.0
-    rig.run(rig.commands.trainers.gate_close(GateClose("weights"), at=rig.at))
+    rig.gate_close()
     rig.at += 20.0
-    assert lacking(rig, **asked) == ()
-    rig.run(rig.commands.trainers.gate_open(GateOpen(1), at=rig.at))
-    assert lacking(rig, **asked) == ()
+    assert rig.lacking(**asked) == []
+    rig.gate_open(1)
+    assert rig.lacking(**asked) == []
     rig.at += 20.0
-    assert lacking(rig, **asked) == ("a",)
+    assert rig.lacking(**asked) == [("", ("a",))]
     rig.announce()
     for _ in range(3):
         assert rig.state.mixes.room("a") == 2
@@ -338,10 +317,10 @@ def test_what_agents_have_left_behind_keeps_nobody_out_for_long(rig: LedgerRig) 
     (call,) = rig.begin(left[0])
     assert rig.state.mixes.room("a") == 1
     rig.finish(left[0], call)
-    rig.run(rig.commands.heartbeat(left[1], at=rig.at))
+    rig.heartbeat(left[1])
     assert rig.state.mixes.room("a") == 0
     rig.at += 40.0
-    assert lacking(rig, **asked) == ("a",)
+    assert rig.lacking(**asked) == [("m", ("a",))]
     rig.abort(left[1])
     assert rig.state.mixes.room("a") == 2
 
@@ -349,30 +328,30 @@ def test_what_agents_have_left_behind_keeps_nobody_out_for_long(rig: LedgerRig) 
 def test_who_waits_is_not_held_up_by_the_gate_of_a_model_that_is_not_played_there(rig: LedgerRig) -> None:
     """The other model's trainer may be dead, or move its gate all the time."""
     rig.announce("m"), rig.announce("n")
-    mix(rig, ahead=1, model="n")
+    rig.mix(ahead=1, model="n")
     rig.open(task="a/1", model="n"), rig.open(task="a/1", model="n")
     asked: dict[str, Any] = {"group_wait_s": 20.0, "model": "n"}
     rig.at += 20.0
-    rig.run(rig.commands.trainers.gate_close(GateClose("weights", model="n"), at=rig.at))
+    rig.gate_close("n")
     rig.at += 20.0
-    assert lacking(rig, **asked) == ()
-    rig.run(rig.commands.trainers.gate_open(GateOpen(1, model="n"), at=rig.at))
+    assert rig.lacking(**asked) == []
+    rig.gate_open(1, "n")
     rig.at += 20.0
-    rig.run(rig.commands.trainers.gate_close(GateClose("weights", model="m"), at=rig.at))
-    assert lacking(rig, **asked) == ("a",)
+    rig.gate_close("m")
+    assert rig.lacking(**asked) == [("n", ("a",))]
 
 
 def test_of_lanes_with_shares_only_those_are_played_further_that_are_waited_for(rig: LedgerRig) -> None:
-    mix(rig, {"a": 0.5, "b": 0.5, "c": 0.0}, ahead=2, lane_wait_s=30.0)
+    rig.mix({"a": 0.5, "b": 0.5, "c": 0.0}, ahead=2, lane_wait_s=30.0)
     ready(rig, "a", 1), ready(rig, "c", 1)
-    assert lacking(rig, groups=4) == ()
+    assert rig.lacking(groups=4) == []
     ready(rig, "b", 1)
     rig.at += 29.0
-    assert lacking(rig, groups=4) == ("a",)
+    assert rig.lacking(groups=4) == [("", ("a",))]
     ready(rig, "a", 1)
-    assert lacking(rig, groups=4) == ("b",)
+    assert rig.lacking(groups=4) == [("", ("b",))]
     rig.at += 30.0
-    assert lacking(rig, groups=9) == ("a",)
+    assert rig.lacking(groups=9) == [("", ("a",))]
 
 
 @settings(max_examples=60, deadline=None)
@@ -384,8 +363,8 @@ def test_whoever_goes_on_asking_is_served(data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any))
     whole, lanes = sum(weights), "abcd"[: len(weights)]
     shares = {lane: round(weight / whole, 9) for lane, weight in zip(lanes, weights, strict=True)}
-    mix(
-        rig, data.draw(st.sampled_from([None, shares])),
+    rig.mix(
+        data.draw(st.sampled_from([None, shares])),
         ahead=data.draw(st.integers(1, 9)), group_size=data.draw(st.sampled_from([None, 1, 2, 3])), lane_wait_s=30.0,
     )  # fmt: skip
     trainers = [
@@ -437,7 +416,7 @@ class Lanes(RuleBasedStateMachine):
     @initialize(weights=st.lists(st.integers(1, 9), min_size=1, max_size=4))
     def shares(self, weights: list[int]) -> None:
         self.exact = {lane: Fraction(weight, sum(weights)) for lane, weight in zip("abcd", weights, strict=False)}
-        mix(self.rig, {lane: round(float(share), 9) for lane, share in self.exact.items()}, lane_wait_s=20.0)
+        self.rig.mix({lane: round(float(share), 9) for lane, share in self.exact.items()}, lane_wait_s=20.0)
 
     @rule(lane=st.sampled_from("abcde"), number=st.integers(1, 6))
     def plays(self, lane: str, number: int) -> None:

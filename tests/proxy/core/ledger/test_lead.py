@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.teams import join, moved, slowest
-from ajet_sdk.routes import GateOpen
 from tests.kit.histories import folded
 from tests.kit.ledger_rig import LedgerRig, picture
 
@@ -39,7 +38,7 @@ class Training:
         if self.trains[model]:
             self.trains[model] = False
             self.versions[model] += 1
-            self.rig.run(self.rig.commands.trainers.gate_open(GateOpen(self.versions[model], model), at=self.rig.at))
+            self.rig.gate_open(self.versions[model], model)
             if self.versions[model] % SAVE_FREQ == 0:
                 for batch in self.held[model]:
                     self.rig.ack(batch, self.versions[model])

@@ -76,7 +76,7 @@ def test_batches_run_out_one_by_one() -> None:
         rig.ready()
     batches = [rig.lease(groups=1) for _ in range(3)]
     rig.at += 1e6
-    events = [rig.run(rig.commands.expire(rig.at)) for _ in range(3)]
+    events = [rig.expire() for _ in range(3)]
     assert [[event.batch for event in some if isinstance(event, ev.BatchReturned)] for some in events] == [
         [batch] for batch in batches
     ]

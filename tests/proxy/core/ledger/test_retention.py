@@ -97,7 +97,7 @@ def test_what_is_archived_takes_nothing_more_and_repetitions_are_answered_as_don
     (call,) = rig.begin(episode, key="k")
     rig.begin(episode, key="k")
     rig.abort(episode)
-    rig.run(rig.commands.restarted(rig.at))
+    rig.restart()
     rig.archive()
     assert rig.ack(batch) == rig.seal(trained) == rig.reward(trained, id="given") == rig.abort(episode) == ()
     assert rig.finish(episode, call) == ()

@@ -90,7 +90,7 @@ def test_where_an_attempt_may_have_been_missed_an_answer_is_repeated_that_may_no
     rig.call(episode, body="twice")
     gone = rig.call(episode, body="gone")
     rig.lose(episode, gone)
-    rig.run(rig.commands.restarted(rig.at))
+    rig.restart()
     new = rig.call(episode, body="new")
     known = rig.state.episodes[episode].transcript
     for body, repeated in (("sent", ()), ("unsent", (unsent,)), ("twice", ()), ("new", ())):

@@ -179,7 +179,7 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(episode=EPISODES)
     def touches(self, episode: str) -> None:
-        self.attempt(lambda: self.rig.run(self.rig.commands.heartbeat(episode, at=self.rig.at)))
+        self.attempt(lambda: self.rig.heartbeat(episode))
 
     @rule(
         groups=st.sampled_from([1, 1, 2]), size=st.sampled_from([None, 1, 1, 3]), model=st.sampled_from([None, "m"]),

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.commands import paced
 from ajet_proxy.core.ledger.events import LanesLacking
 from ajet_sdk.errors import Conflict
-from ajet_sdk.routes import GateClose, Lease, OpenEpisode, SetMix
+from ajet_sdk.routes import Lease
 from tests.kit.ledger_rig import LedgerRig, picture
 from tests.kit.refused import refused
 
@@ -27,16 +26,6 @@ def two(*, watch: bool = True) -> LedgerRig:
     return rig
 
 
-def mix(rig: LedgerRig, model: str | None, **fields: Any) -> int:
-    return len(rig.run(rig.commands.leases.set_mix(SetMix(model=model, **fields), at=rig.at)))
-
-
-def full(rig: LedgerRig, **body: Any) -> bool:
-    opening = OpenEpisode(task=body.pop("task", "t"), **body)
-    where = paced(rig.state, rig.commands.open_episode(opening, episode="new", at=rig.at, tenant=""))
-    return where is not None and rig.state.mixes.room(where[0].lane, where[1]) == 0
-
-
 def train(rig: LedgerRig, model: str, **asked: Any) -> None:
     batch = rig.batch(model=model, **asked)
     rig.ack(batch)
@@ -48,10 +37,10 @@ def counts(rig: LedgerRig, lane: str = "default") -> list[int]:
 
 def test_each_model_has_a_mix_of_its_own_and_the_first_that_of_before(rig: LedgerRig) -> None:
     rig.announce("m", 1)
-    mix(rig, None, shares={"a": 1.0}, ahead=4)
+    rig.mix(shares={"a": 1.0}, ahead=4)
     rig.announce("n", 1)
-    assert (mix(rig, "m", group_size=3), mix(rig, "m", group_size=3), mix(rig, "n")) == (1, 0, 0)
-    mix(rig, "n", shares={"b": 1.0})
+    assert (rig.mix(model="m", group_size=3), rig.mix(model="m", group_size=3), rig.mix(model="n")) == (1, 0, 0)
+    rig.mix(model="n", shares={"b": 1.0})
     shown = [views.mix(rig.state, model) for model in ("m", "n", "o")]
     assert [(one["shares"], one["ahead"], one["group_size"]) for one in shown] == [
         ({"a": 1.0}, 4, 3), ({"b": 1.0}, 0, 2), ({}, 0, 2),
@@ -63,12 +52,12 @@ def test_each_model_has_a_mix_of_its_own_and_the_first_that_of_before(rig: Ledge
 
 def test_who_names_no_model_means_the_only_one_or_is_told_to(rig: LedgerRig) -> None:
     rig.announce("m", 1)
-    mix(rig, "m", ahead=2)
-    mix(rig, None, shares={"a": 1.0})
+    rig.mix(model="m", ahead=2)
+    rig.mix(shares={"a": 1.0})
     assert [views.mix(rig.state, model)["shares"] for model in ("m", None, "n")] == [{"a": 1.0}, {"a": 1.0}, {}]
     rig.announce("n", 1)
     for ask in (
-        lambda: mix(rig, None, ahead=1), lambda: rig.commands.leases.drop_mix(at=rig.at), lambda: views.mix(rig.state)
+        lambda: rig.mix(ahead=1), lambda: rig.commands.leases.drop_mix(at=rig.at), lambda: views.mix(rig.state)
     ):
         with refused(Conflict, "several_models"):
             ask()
@@ -76,36 +65,36 @@ def test_who_names_no_model_means_the_only_one_or_is_told_to(rig: LedgerRig) -> 
 
 def test_a_team_is_held_once_each_of_its_models_has_as_much_as_it_may() -> None:
     rig = two()
-    mix(rig, "m", ahead=1)
-    mix(rig, "n", ahead=2)
+    rig.mix(model="m", ahead=1)
+    rig.mix(model="n", ahead=2)
     for _ in range(2):
         rig.open(task="t", members=BOTH)
-    assert (full(rig, model="m"), full(rig, members=BOTH), full(rig, model="n"), full(rig)) == (
+    assert (rig.full(model="m"), rig.full(members=BOTH), rig.full(model="n"), rig.full()) == (
         True, False, False, False,
     )  # fmt: skip
     assert views.wanted(rig.state) == {"lanes": {"default": 2}, "other": 4}
     rig.open(task="t", model="n")
     rig.open(task="t", model="n")
-    assert full(rig, model="n") and full(rig, members=BOTH) and full(rig)
-    assert not full(rig, members=BOTH, eval=True)
+    assert rig.full(model="n") and rig.full(members=BOTH) and rig.full()
+    assert not rig.full(members=BOTH, eval=True)
     assert views.wanted(rig.state) == {"lanes": {"default": 0}, "other": 4}
-    mix(rig, "n", ahead=0)
-    assert (views.wanted(rig.state), full(rig, model="n"), full(rig, members=BOTH)) == ({}, False, False)
-    assert full(rig, model="m")
+    rig.mix(model="n", ahead=0)
+    assert (views.wanted(rig.state), rig.full(model="n"), rig.full(members=BOTH)) == ({}, False, False)
+    assert rig.full(model="m")
 
 
 def test_what_one_has_trained_does_not_count_against_it_while_the_others_share_waits() -> None:
     rig = two()
     for model in ("m", "n"):
-        mix(rig, model, ahead=1)
+        rig.mix(model=model, ahead=1)
     rig.ready(members=BOTH), rig.ready(members=BOTH)
-    assert full(rig, members=BOTH)
+    assert rig.full(members=BOTH)
     batch = rig.lease(model="n")
     assert batch is not None and counts(rig) == [2, 0]
     rig.nack(batch)
     assert counts(rig) == [2, 2]
     train(rig, "n")
-    assert (counts(rig), full(rig, members=BOTH), full(rig, model="n"), full(rig, model="m")) == (
+    assert (counts(rig), rig.full(members=BOTH), rig.full(model="n"), rig.full(model="m")) == (
         [2, 0], False, False, True,
     )  # fmt: skip
     assert [(row["lane"], row["ready"]) for row in views.overview(rig.state, rig.at)["lanes"]] == [("default", 2)]
@@ -115,17 +104,17 @@ def test_what_one_has_trained_does_not_count_against_it_while_the_others_share_w
 
 def test_a_member_that_nobody_trains_is_waited_for_by_nobody(rig: LedgerRig) -> None:
     rig.announce("m", 1)
-    mix(rig, "m", ahead=1)
+    rig.mix(model="m", ahead=1)
     for _ in range(2):
         rig.open(task="t", members={"student": "m", "teacher": "judge"})
-    assert full(rig, members={"student": "m", "teacher": "judge"})
-    assert not full(rig, members={"teacher": "judge"})
+    assert rig.full(members={"student": "m", "teacher": "judge"})
+    assert not rig.full(members={"teacher": "judge"})
 
 
 def test_whose_an_episode_is_follows_from_its_first_call_where_nothing_was_said() -> None:
     rig = two()
     for model in ("m", "n"):
-        mix(rig, model, ahead=1)
+        rig.mix(model=model, ahead=1)
     episode, evaluation = rig.open(task="t"), rig.open(task="t", eval=True)
     assert counts(rig) == [1, 1]
     for name in (episode, evaluation):
@@ -137,16 +126,16 @@ def test_whose_an_episode_is_follows_from_its_first_call_where_nothing_was_said(
 
 def test_an_episode_of_the_only_model_is_anothers_once_it_calls_that(rig: LedgerRig) -> None:
     rig.announce("m", 1)
-    mix(rig, "m", ahead=1, group_size=1)
+    rig.mix(model="m", ahead=1, group_size=1)
     episode = rig.open(task="t")
-    assert full(rig)
+    assert rig.full()
     rig.begin(episode, model="n")
-    assert not full(rig)
+    assert not rig.full()
 
 
 def test_what_no_announced_model_learns_is_counted_apart(rig: LedgerRig) -> None:
     rig.open(task="t"), rig.open(task="t", model="n"), rig.ready(model="o")
-    mix(rig, None, ahead=2)
+    rig.mix(ahead=2)
     for model, playing in ((None, [2]), ("m", [1, 1]), ("n", [1, 0, 1])):
         if model is not None:
             rig.announce(model, 1)
@@ -157,30 +146,30 @@ def test_what_no_announced_model_learns_is_counted_apart(rig: LedgerRig) -> None
 
 def test_groups_are_counted_anew_by_the_sizes_that_hold() -> None:
     rig = two()
-    mix(rig, "m", ahead=1, group_size=3)
-    mix(rig, "n", ahead=1)
+    rig.mix(model="m", ahead=1, group_size=3)
+    rig.mix(model="n", ahead=1)
     rig.state.derive()
     assert [rig.state.mixes.table[model].counts.size for model in ("m", "n")] == [3, 2]
 
 
 def test_each_models_turns_follow_its_own_shares() -> None:
     rig = two()
-    mix(rig, "m", shares={"a": 1.0, "b": 0.0}, lane_wait_s=0.0)
-    mix(rig, "n", shares={"a": 0.0, "b": 1.0}, lane_wait_s=0.0)
+    rig.mix(model="m", shares={"a": 1.0, "b": 0.0}, lane_wait_s=0.0)
+    rig.mix(model="n", shares={"a": 0.0, "b": 1.0}, lane_wait_s=0.0)
     for task in ("a/1", "b/1"):
         for model in ("m", "n"):
             rig.ready(task, model=model)
     for model, task in (("m", "a/1"), ("n", "b/1")):
         batch = rig.batch(model=model, group_size=1)
         assert [group for group, _ in rig.state.batches[batch].groups] == [task]
-    mix(rig, "m", shares={"a": 0.5, "b": 0.5})
+    rig.mix(model="m", shares={"a": 0.5, "b": 0.5})
     assert [bool(rig.state.mixes.of(model).credit.leased) for model in ("m", "n")] == [False, True]
 
 
 def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
     rig = two()
     for model in ("m", "n"):
-        mix(rig, model, shares={"a": 0.5, "b": 0.5}, lane_wait_s=30.0)
+        rig.mix(model=model, shares={"a": 0.5, "b": 0.5}, lane_wait_s=30.0)
     for task in ("a/1", "a/2"):
         rig.ready(task, model="m")
     assert rig.lease(model="m", groups=2, group_size=1) is None
@@ -194,37 +183,32 @@ def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
     assert (rig.state.mixes.table["m"].since, rig.state.mixes.of("m").credit.ready_at) == (rig.at, {})
 
 
-def lacking(rig: LedgerRig, **asked: Any) -> list[tuple[str, tuple[str, ...]]]:
-    events = rig.run(rig.commands.leases.lease(Lease(**asked), batch="none", at=rig.at))
-    return [(event.model, event.lanes) for event in events if isinstance(event, LanesLacking)]
-
-
 def test_who_is_held_at_another_models_gate_holds_up_nobody_for_long() -> None:
     rig = two()
     for model in ("m", "n"):
-        mix(rig, model, ahead=1, shares={"default": 0.5, "x": 0.5})
+        rig.mix(model=model, ahead=1, shares={"default": 0.5, "x": 0.5})
     episodes = [rig.open(task="t", members=BOTH) for _ in range(2)]
     for episode in episodes:
         rig.begin(episode, model="n", agent="codes")
-    rig.run(rig.commands.trainers.gate_close(GateClose(model="n"), at=rig.at))
+    rig.gate_close("n")
     rig.at += 60.0
-    assert lacking(rig, model="n") == []
-    assert (lacking(rig, model="m"), lacking(rig, model="m")) == ([("m", ("default",))], [])
-    assert (full(rig, model="m"), full(rig, model="n")) == (False, True)
+    assert rig.lacking(model="n") == []
+    assert (rig.lacking(model="m"), rig.lacking(model="m")) == ([("m", ("default",))], [])
+    assert (rig.full(model="m"), rig.full(model="n")) == (False, True)
     assert rig.commands.leases.next_end(Lease(model="m", group_wait_s=7.0), at=rig.at) == 7.0
     rig.restart()
-    assert not full(rig, model="m")
+    assert not rig.full(model="m")
     train_of = rig.ready(model="m"), rig.ready(model="m")
-    assert rig.lease(model="m") is not None and not full(rig, model="m") and train_of
+    assert rig.lease(model="m") is not None and not rig.full(model="m") and train_of
 
 
 def test_who_leases_of_any_model_waits_for_the_lanes_of_each() -> None:
     rig = two()
     for model in ("m", "n"):
-        mix(rig, model, ahead=1)
+        rig.mix(model=model, ahead=1)
         rig.open(task="t", model=model), rig.open(task="t", model=model)
     rig.at += 60.0
-    assert lacking(rig) == [("m", ("default",)), ("n", ("default",))]
+    assert rig.lacking() == [("m", ("default",)), ("n", ("default",))]
 
 
 PLAYS = st.lists(
@@ -237,7 +221,7 @@ def rooms(steps: Sequence[tuple[str, str]], others: bool) -> list[bool]:
     act too."""
     rig, seen = two(watch=others), list[bool]()
     for model in ("m", "n"):
-        mix(rig, model, ahead=2)
+        rig.mix(model=model, ahead=2)
     for what, model in steps:
         if others or model == "m" or what == "team":
             held = [name for name, batch in rig.state.batches.leased.items() if batch.model == model]
@@ -251,7 +235,7 @@ def rooms(steps: Sequence[tuple[str, str]], others: bool) -> list[bool]:
                 rig.lease(model=model)
             elif held:
                 rig.ack(held[0])
-        seen.append(full(rig, model="m"))
+        seen.append(rig.full(model="m"))
     if others:
         before, again = picture(rig.state), LedgerRig()
         again.run(rig.events)
@@ -275,8 +259,8 @@ def test_a_trainer_that_never_comes_holds_up_nobody_elses(data: st.DataObject) -
     rig = two(watch=False)
     ahead, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     shares = data.draw(st.sampled_from([None, {"a": 0.5, "b": 0.5}, {"a": 0.75, "b": 0.25}]))
-    mix(rig, "m", ahead=ahead, group_size=size, shares=shares)
-    mix(rig, "n", ahead=data.draw(st.integers(1, 4)), group_size=data.draw(st.integers(1, 3)), shares=shares)
+    rig.mix(model="m", ahead=ahead, group_size=size, shares=shares)
+    rig.mix(model="n", ahead=data.draw(st.integers(1, 4)), group_size=data.draw(st.integers(1, 3)), shares=shares)
     chance = random.Random(data.draw(st.integers(0, 99)))
     kinds: list[dict[str, Any]] = data.draw(
         st.lists(st.sampled_from([{"members": BOTH}, {"model": "m"}, {"model": "n"}, {}]), min_size=1, max_size=4)
@@ -285,7 +269,7 @@ def test_a_trainer_that_never_comes_holds_up_nobody_elses(data: st.DataObject) -
     task = dict.fromkeys("ab", 0)
 
     def play() -> None:
-        while kind := [(one, lane) for one in kinds for lane in "ab" if not full(rig, task=f"{lane}/t", **one)]:
+        while kind := [(one, lane) for one in kinds for lane in "ab" if not rig.full(task=f"{lane}/t", **one)]:
             body, lane = kind[chance.randrange(len(kind))]
             task[lane] += 1
             episode = rig.open(task=f"{lane}/{task[lane] // 6}", **body)
@@ -312,14 +296,14 @@ def test_which_models_an_episode_may_train_by_what_was_said_of_it(rig: LedgerRig
     known = [rig.state.episodes[name].named_to_train() for name in (named, team_of, said, nobody, evaluation)]
     assert known == [("m",), ("m", "n"), ("n",), (), ()]
     assert known == [rig.state.episodes[name].may_train for name in (named, team_of, said, nobody, evaluation)]
-    mix(rig, "m", ahead=1)
+    rig.mix(model="m", ahead=1)
     assert [rig.state.mixes.table[name].counts.playing for name in ("m", "")] == [{"default": 2}, {"default": 3}]
 
 
 def test_a_call_to_a_teacher_says_nothing_of_what_an_episode_trains(rig: LedgerRig) -> None:
     for model in ("m", "n"):
         rig.announce(model, 1)
-        mix(rig, model, ahead=1)
+        rig.mix(model=model, ahead=1)
     taught, all_teach = rig.open(teachers={"tutor": "n"}), rig.open(teachers={"tutor": "n", "other": "m"})
     assert (rig.state.episodes[taught].may_train, rig.state.episodes[all_teach].may_train) == (("m",), ())
     rig.announce("o", 1)
@@ -335,15 +319,15 @@ def test_a_call_to_a_teacher_says_nothing_of_what_an_episode_trains(rig: LedgerR
 def test_agents_may_be_held_by_the_mix_of_a_model_alone() -> None:
     rig = two()
     assert not rig.state.mixes.paced()
-    mix(rig, "m", ahead=1)
+    rig.mix(model="m", ahead=1)
     assert rig.state.mixes.paced()
 
 
 def test_who_waits_for_any_model_opens_the_lanes_that_each_waits_for() -> None:
     rig = two()
     for model in ("m", "n"):
-        mix(rig, model, ahead=2, shares={"a": 0.5, "b": 0.5})
+        rig.mix(model=model, ahead=2, shares={"a": 0.5, "b": 0.5})
         rig.ready("a/1", model=model), rig.ready("a/1", model=model)
-    assert lacking(rig, groups=4) == []
+    assert rig.lacking(groups=4) == []
     rig.ready("b/1", model="n"), rig.ready("b/1", model="n")
-    assert lacking(rig, groups=4) == [("n", ("a",))]
+    assert rig.lacking(groups=4) == [("n", ("a",))]

@@ -11,7 +11,7 @@ from ajet_proxy.core.ledger import transcript, views
 from ajet_proxy.core.ledger.views import Tokens, Wanted, parts, records
 from ajet_proxy.core.trajectory.timeline import Timeline, merge_texts
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import EPISODE_STATES, GateClose
+from ajet_sdk.routes import EPISODE_STATES
 from tests.kit.ledger_rig import LedgerRig, Shelf
 
 
@@ -32,7 +32,7 @@ def test_the_status_of_something(rig: LedgerRig) -> None:
     for state in ("trained", "leased", *(set(EPISODE_STATES) - {"trained", "leased"})):
         rig.in_state(state)
     rig.announce("m", 3, ("http://engine",))
-    rig.run(rig.commands.trainers.gate_close(GateClose("weights"), at=rig.at))
+    rig.gate_close()
     status = json.loads(json.dumps(views.status(rig.state)))
     assert status["episodes"] == {"opened": 7, **dict.fromkeys(EPISODE_STATES, 1)}
     assert status["models"] == {"m": {"policy_version": 3, "gate": "closing", "upstreams": ["http://engine"]}}
