@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from ajet_proxy.core.ledger.events import Event
-from ajet_proxy.core.ledger.state import State
+from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.storage.codec import encode
 from ajet_proxy.io.storage.journal import MAGIC, folder_of, framed
 from ajet_sdk.errors import AjetError
@@ -232,8 +232,8 @@ def _plain(value: Any) -> Any:
     return (type(value), _plain(vars(value))) if hasattr(value, "__dict__") else (type(value), value)
 
 
-def folded(events: Iterable[Event]) -> State:
-    state = State(SETTINGS)
+def folded(events: Iterable[Event], settings: LedgerSettings = SETTINGS) -> State:
+    state = State(settings)
     for event in events:
         state.apply(event)
     return state

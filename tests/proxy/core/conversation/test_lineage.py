@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ajet_proxy.core.conversation.history import ChatHistory, Lineage, Mark, read
 from ajet_proxy.core.ledger.commands import CallAsked
 from ajet_proxy.core.ledger.events import CallStarted
-from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import Captured
+from tests.kit.histories import folded
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.strategies import packed_call
 from tests.proxy.core.conversation.histories import history_of
@@ -150,10 +150,7 @@ def test_a_replay_knows_the_same_histories() -> None:
     rig = Nameless()
     rig.turn([USER], said("five"), key="k")
     rig.abort(rig.turn([USER], said("six")))
-    again = State(rig.state.settings)
-    for event in rig.events:
-        again.apply(event)
-    assert vars(again.episodes.lineage) == vars(rig.state.episodes.lineage)
+    assert vars(folded(rig.events, rig.state.settings).episodes.lineage) == vars(rig.state.episodes.lineage)
 
 
 MARKS = st.builds(Mark, st.sampled_from("abc"), st.sampled_from((0, 3, 7)), st.sampled_from(("", "f")))

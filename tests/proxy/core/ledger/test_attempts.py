@@ -10,9 +10,9 @@ import pytest
 
 from ajet_proxy.core.ledger import attempts
 from ajet_proxy.core.ledger.attempts import AWAY, HELD, MORE, UNSERVED, fate
-from ajet_proxy.core.ledger.state import State
 from ajet_sdk.errors import NotFound
-from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
+from tests.kit.histories import folded
+from tests.kit.ledger_rig import LedgerRig, picture
 
 WORLD = ("engine_error", "engine_aborted", "engine_silent", "truncated", "restarted", "not_written", "capture_failed")
 OWN = ("disconnected", "stalled")
@@ -117,10 +117,7 @@ def test_what_went_unanswered_is_what_an_oracle_says(seed: int) -> None:
         story.dice.choice(steps)()
         assert story.told() == story.oracle.unanswered()
         assert bool(story.rig.unanswered("x")) == bool(story.told())
-    again = State(SETTINGS)
-    for event in story.rig.events:
-        again.apply(event)
-    assert picture(again) == picture(story.rig.state)
+    assert picture(folded(story.rig.events)) == picture(story.rig.state)
 
 
 @pytest.fixture

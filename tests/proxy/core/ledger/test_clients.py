@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ajet_proxy.core.ledger import client_commands, clients, commands, views
 from ajet_proxy.core.ledger.clients import KEPT_REVISIONS, RATE_EPISODES
-from ajet_proxy.core.ledger.state import LedgerSettings, State
+from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
-from tests.kit.histories import everything
+from tests.kit.histories import everything, folded
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.refused import refused
 
@@ -435,10 +435,7 @@ class Swarm(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """A replay knows all of it."""
-        again = State(self.rig.state.settings)
-        for event in self.rig.events:
-            again.apply(event)
-        assert everything(again) == everything(self.rig.state)
+        assert everything(folded(self.rig.events, self.rig.state.settings)) == everything(self.rig.state)
 
 
 TestSwarm = Swarm.TestCase

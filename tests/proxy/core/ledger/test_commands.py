@@ -193,13 +193,6 @@ def test_aborting_discards(rig: LedgerRig, state: str) -> None:
     assert rig.lease(group_size=1) is None
 
 
-def test_sealing_and_touching_what_is_sealed_changes_nothing(rig: LedgerRig) -> None:
-    episode = rig.ready()
-    assert rig.seal(episode) == ()
-    assert rig.heartbeat(episode) == ()
-
-
-
 # ---- queries
 
 

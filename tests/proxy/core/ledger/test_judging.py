@@ -343,16 +343,6 @@ def test_no_score_is_no_judgement(rig: LedgerRig) -> None:
         rig.judge("a", 1.0)
 
 
-def test_a_judge_withdraws(rig: LedgerRig) -> None:
-    awaiting(rig)
-    body = Judgement("j", withdraw=True)
-    rig.run(rig.commands.judging.judge("a", body, at=rig.at))
-    assert state(rig) == ("discarded", "withdrawn")
-    assert rig.commands.judging.judge("a", body, at=rig.at) == ()
-    chat(rig, "a.2", first="a")
-    assert rig.state.episodes["a.2"].withdrawn
-
-
 @pytest.mark.parametrize("name", ["open", "plain", "unknown"])
 def test_what_awaits_nothing_takes_no_judgement(rig: LedgerRig, name: str) -> None:
     chat(rig, "open")
@@ -618,10 +608,11 @@ def test_what_is_trained_of_a_withdrawn_batch_stays_trained(rig: LedgerRig) -> N
     assert list(rig.withdraw("a")) == []
 
 
-@pytest.mark.parametrize("first", ["app", "judge", "trained"])
+@pytest.mark.parametrize("first", ["nobody", "app", "judge", "trained"])
 def test_a_judge_withdraws_whatever_was_rewarded_before(rig: LedgerRig, first: str) -> None:
     awaiting(rig)
-    (rig.reward if first == "app" else rig.judge)("a")
+    if first != "nobody":
+        (rig.reward if first == "app" else rig.judge)("a")
     if first == "trained":
         rig.ack(rig.batch(group_size=1))
     body = Judgement("other", withdraw=True, tokens=7)
@@ -629,8 +620,10 @@ def test_a_judge_withdraws_whatever_was_rewarded_before(rig: LedgerRig, first: s
     assert state(rig) == (("trained", None) if first == "trained" else ("discarded", "withdrawn"))
     assert rig.state.episodes["a"].withdrawn
     assert rig.commands.judging.judge("a", body, at=rig.at) == ()
+    chat(rig, "a.2", first="a")
+    assert rig.state.episodes["a.2"].withdrawn
     rig.archive()
-    with refused(AjetError, f"episode_{rig.state.episodes.known('a').state}" if first == "app" else "already_judged"):
+    with refused(AjetError, "already_judged" if first in ("judge", "trained") else "episode_discarded"):
         rig.commands.judging.judge("a", body, at=rig.at)
 
 
@@ -656,13 +649,6 @@ def test_a_revocation_takes_out_what_its_keys_have_opened_whenever_that_was(rig:
     chat(rig, "new", tenant="app", issued=6.0)
     rig.call("plain", tenant="app", issued=5.0)
     assert {one.id for one in rig.state.episodes.values() if one.withdrawn} == {"a", "held"}
-
-
-def test_only_the_latest_withdrawn_names_are_remembered(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet_proxy.core.ledger.episodes.MOST_WITHDRAWN", 2)
-    for name in ("a", "b", "c"):
-        chat(rig, name, withdraws=True)
-    assert [*rig.state.episodes.withdrawn] == ["b", "c"]
 
 
 def test_parts_leave_with_their_archive(rig: LedgerRig) -> None:

@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ajet_proxy.core.ledger import commands, plays
 from ajet_proxy.core.ledger.plays import Play
-from ajet_proxy.core.ledger.state import State
 from ajet_sdk import limits, routes
 from ajet_sdk.errors import BadRequest, Conflict, NotFound
-from tests.kit.ledger_rig import SETTINGS, LedgerRig
+from tests.kit.histories import folded
+from tests.kit.ledger_rig import LedgerRig
 from tests.kit.refused import refused
 
 EPISODES = 5
@@ -303,10 +303,7 @@ class Played(RuleBasedStateMachine):
             assert sorted(had) == list(range(EPISODES))
 
     def teardown(self) -> None:
-        replay = State(SETTINGS)
-        for event in self.rig.events:
-            replay.apply(event)
-        assert replay.plays.table == self.rig.state.plays.table
+        assert folded(self.rig.events).plays.table == self.rig.state.plays.table
 
 
 TestPlayed = Played.TestCase

@@ -9,14 +9,6 @@ from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_sdk.limits import MAX_TTL_S
 
 
-def test_a_gate_that_was_closed_by_name_opens_before_any_model_is_announced() -> None:
-    state = State(LedgerSettings())
-    state.apply(ev.GateClosed(1.0, "weights", "m"))
-    assert state.gates.table["m"].shut
-    state.apply(ev.GateOpened(2.0, 3, "m"))
-    assert not state.gates.table["m"].shut and set(state.gates.table) == {"m"}
-
-
 def test_a_gate_that_opens_changes_the_version_of_no_other_model() -> None:
     state = State(LedgerSettings())
     state.apply(ev.PolicyAnnounced(1.0, "m", 4, ()))
