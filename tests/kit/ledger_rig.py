@@ -374,6 +374,19 @@ class LedgerRig:
         body = Reward(value, **fields)
         return self.run(self.commands.reward(episode, body, reward_id=body.id or self.id("rew"), at=self.at))
 
+    def ends(self, episode: str, reward: float | None = 1.0, **call: Any) -> None:
+        """A whole call of `episode`, and its reward (None: it is sealed without)."""
+        self.call(episode, **call)
+        if reward is None:
+            self.seal(episode)
+        else:
+            self.reward(episode, reward)
+
+    def leased(self, **asked: Any) -> list[tuple[str, ...]]:
+        """The groups of a lease; none if there are too few."""
+        batch = self.lease(**asked)
+        return [] if batch is None else [names for _, names in self.state.batches[batch].groups]
+
     def judge(self, episode: str, value: float | None = 1.0, judge: str = "judge", **fields: Any) -> Sequence[Event]:
         """A judgement of the whole episode, or of what `fields` say; None: without a reward."""
         rewards = () if value is None else ({"value": value} | fields,)
@@ -494,14 +507,14 @@ class LedgerRig:
 
     def ready(
         self, task: str = "t", *, model: str = "m", version: int | None = None, reward: float = 1.0,
-        members: Mapping[str, str] | None = None, **how: Any,
+        members: Mapping[str, str] | None = None, scope: Mapping[str, str] | None = None, **how: Any,
     ) -> str:
         """An episode that is ready, in which each of `members` has called its model; without any, one call of `model`.
-        """
+        What it is rewarded for is limited by `scope`."""
         episode = self.open(task=task, members=members, **how)
         for agent, one in (members or {"": model}).items():
             self.call(episode, model=one, agent=agent, version=version, tenant=how.get("tenant", ""))
-        self.reward(episode, reward)
+        self.reward(episode, reward, **scope or {})
         assert self.state_of(episode) == "ready"
         return episode
 

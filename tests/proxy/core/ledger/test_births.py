@@ -26,8 +26,7 @@ def play(rig: LedgerRig, number: int = 2, **options: Any) -> list[str]:
     """So many ready episodes of one task, each with a call."""
     names = [rig.open(task="t") for _ in range(number)]
     for name in names:
-        rig.call(name, **options)
-        rig.reward(name)
+        rig.ends(name, **options)
     return names
 
 

@@ -18,12 +18,7 @@ def rig(rig: LedgerRig) -> LedgerRig:
 
 
 def plays(rig: LedgerRig, model: str, reward: float | None = 1.0) -> None:
-    episode = rig.open(eval=True, model=model)
-    rig.call(episode, model=model)
-    if reward is None:
-        rig.seal(episode)
-    else:
-        rig.reward(episode, reward)
+    rig.ends(rig.open(eval=True, model=model), reward, model=model)
 
 
 def test_a_candidate_has_a_version_and_engines_and_is_no_announced_model(rig: LedgerRig) -> None:

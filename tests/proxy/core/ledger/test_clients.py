@@ -404,8 +404,7 @@ class Swarm(RuleBasedStateMachine):
         episode = data.draw(st.sampled_from(sorted(self.open)))
         del self.open[episode]
         if rewarded:
-            self.rig.call(episode)
-            self.rig.reward(episode)
+            self.rig.ends(episode)
         else:
             self.rig.begin(episode)
             self.rig.seal(episode)

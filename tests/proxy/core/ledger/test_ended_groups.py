@@ -24,8 +24,7 @@ ASK: dict[str, Any] = {"group_size": 4, "min_group_size": 2, "group_wait_s": 60.
 
 
 def leased(rig: LedgerRig, **asked: Any) -> list[tuple[str, ...]]:
-    batch = rig.lease(**{**ASK, **asked})
-    return [] if batch is None else [names for _, names in rig.state.batches[batch].groups]
+    return rig.leased(**{**ASK, **asked})
 
 
 def detail(rig: LedgerRig, episode: str) -> tuple[str, str | None, str | None]:
@@ -53,8 +52,7 @@ def test_the_first_call_of_an_episode_makes_no_task_end_sooner(rig: LedgerRig, w
         rig.restart()
     else:
         rig.abort(rig.open(task="t"))
-    rig.call(alone)
-    rig.reward(alone)
+    rig.ends(alone)
     rig.at += 59.0
     assert leased(rig, model="m", min_group_size=1) == []
     rig.at += 1.0
@@ -127,8 +125,7 @@ def played(rig: LedgerRig, *, task: str = "t", reward: float = 1.0, **how: Any) 
     """A ready episode of a client's revision or lane."""
     (opened,) = rig.commands.open_episode(OpenEpisode(task=task), episode=rig.id("ep"), at=rig.at, tenant="")
     rig.run([structs.replace(opened, **how)])
-    rig.call(opened.episode)
-    rig.reward(opened.episode, reward)
+    rig.ends(opened.episode, reward)
     return str(opened.episode)
 
 
@@ -199,11 +196,6 @@ def of_eight() -> LedgerRig:
     return LedgerRig(dataclasses.replace(SETTINGS, group_size=8, idle_timeout=1e6, wall_timeout=1e6), watch=True)
 
 
-def ends(rig: LedgerRig, episode: str, reward: float = 1.0) -> None:
-    rig.call(episode)
-    rig.reward(episode, reward)
-
-
 @pytest.mark.parametrize("size", [8, 4])
 def test_who_is_compared_does_not_depend_on_who_ends_first(size: int) -> None:
     """16 of a task: quick ones with 0 and 0.1, slow ones with 0.6 and 0.9, in turns. Also where a lease names a size
@@ -212,7 +204,7 @@ def test_who_is_compared_does_not_depend_on_who_ends_first(size: int) -> None:
     names = [rig.open(task="t", model="m") for _ in range(16)]
     for paces in (names[0::2], names[1::2]):
         for number, name in enumerate(paces):
-            ends(rig, name, (0.0, 0.1)[number % 2] if paces[0] == names[0] else (0.6, 0.9)[number % 2])
+            rig.ends(name, (0.0, 0.1)[number % 2] if paces[0] == names[0] else (0.6, 0.9)[number % 2])
         rig.at += 10.0
     groups = leased(rig, groups=16 // size, **{**EIGHT, "group_size": size})
     assert sorted(groups) == sorted(tuple(names[at : at + size]) for at in range(0, 16, size))
@@ -249,7 +241,7 @@ def test_what_is_discarded_keeps_or_gives_up_its_seat_whatever_it_has_earned() -
             rig.abort(first)
         again = rig.open(task="t", model="m")
         for name in (third, second, again):
-            ends(rig, name)
+            rig.ends(name)
         assert leased(rig, group_size=2) == [(second, again)]
         assert rig.state_of(last) == "open"
 
@@ -260,14 +252,14 @@ def test_a_group_waits_for_a_member_four_times_as_long_as_for_the_slowest_other(
     names = [rig.open(task="t", model="m") for _ in range(8)]
     rig.at += 20.0
     for name in names[:6]:
-        ends(rig, name)
+        rig.ends(name)
     for wait, last in ((39.0, 6), (40.9, 7)):
         rig.at += wait
         rig.heartbeat(names[7])
         rig.expire()
         assert leased(rig, **EIGHT) == []
         if last == 6:
-            ends(rig, names[6])  # the slowest other took 59 seconds now
+            rig.ends(names[6])  # the slowest other took 59 seconds now
     rig.at += 136.0
     rig.heartbeat(names[7])
     rig.expire()
@@ -283,7 +275,7 @@ def test_nobody_is_waited_for_in_vain_while_a_gate_is_shut_or_the_daemon_is_away
     rig = of_eight()
     quick, slow = (rig.open(task="t", model="m") for _ in range(2))
     rig.at += 10.0
-    ends(rig, quick)
+    rig.ends(quick)
     rig.gate_close()
     rig.at += 500.0
     assert rig.commands.expire(rig.at) == ()
@@ -302,7 +294,7 @@ def late(rig: LedgerRig) -> tuple[list[str], str]:
     """A group that was leased without one of its members; that one is open."""
     names = [rig.open(task="t", model="m") for _ in range(8)]
     for name in names[:7]:
-        ends(rig, name, 0.5)
+        rig.ends(name, 0.5)
     rig.run([ev.EpisodesLate(rig.at, (names[7],))])
     assert leased(rig, **EIGHT) == [tuple(names[:7])]
     return names[:7], names[7]
@@ -311,7 +303,7 @@ def late(rig: LedgerRig) -> tuple[list[str], str]:
 def test_a_late_member_is_compared_with_those_that_were_trained_before() -> None:
     rig = of_eight()
     others, name = late(rig)
-    ends(rig, name, 0.9)
+    rig.ends(name, 0.9)
     batch = rig.lease(**EIGHT)
     (group,) = views.batch(rig.state, batch or "").groups
     assert [one.episode for one in group.episodes] == [name]
@@ -322,7 +314,7 @@ def test_a_late_member_is_compared_with_those_that_were_trained_before() -> None
 def test_a_late_member_whose_group_comes_back_is_one_of_it_again() -> None:
     rig = of_eight()
     others, name = late(rig)
-    ends(rig, name, 0.9)
+    rig.ends(name, 0.9)
     rig.nack(next(iter(rig.state.batches.leased)))
     assert leased(rig, **EIGHT) == [(*others, name)]
     assert not rig.state.batches[next(iter(rig.state.batches.leased))].earlier
@@ -332,7 +324,7 @@ def test_a_late_member_teaches_something_where_its_reward_differs_from_those_of_
     for reward, taught in ((0.5, False), (0.9, True)):
         rig = of_eight()
         _, name = late(rig)
-        ends(rig, name, reward)
+        rig.ends(name, reward)
         assert (leased(rig, signal=True, **EIGHT) == [(name,)]) == taught
 
 
@@ -365,8 +357,7 @@ def test_a_group_that_lost_members_to_staleness_ends_early() -> None:
     rig.open(task="t", model="m")
     rig.announce("m", 9)
     for name in names:
-        rig.call(name, version=1 if name in names[:3] else 9)
-        rig.reward(name)
+        rig.ends(name, version=1 if name in names[:3] else 9)
     assert leased(rig, **EIGHT, max_staleness=2) == [tuple(names[3:])]
     shown = views.batch(rig.state, next(iter(rig.state.batches.leased)))
     assert [one.episode for one in shown.groups[0].episodes] == names[3:]

@@ -31,11 +31,7 @@ def told(rig: LedgerRig, name: str) -> dict[str, Any]:
 def plays(rig: LedgerRig, reward: float | None = 1.0, **how: Any) -> str:
     """An evaluation episode to its end."""
     episode = rig.open(eval=True, **{"model": "m", "task": "t", **how})
-    rig.call(episode)
-    if reward is None:
-        rig.seal(episode)
-    else:
-        rig.reward(episode, reward)
+    rig.ends(episode, reward)
     return episode
 
 
@@ -58,8 +54,7 @@ def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRi
     assert rig.state.plays.wanted() == {}
     assert [rig.state.episodes[one].opening.evaluation for one in (first, second, third)] == [name, name, None]
     assert (told(rig, name)["done"], told(rig, name)["rewards"]) == (1, [0.5])
-    rig.call(first)
-    rig.reward(first, 1.0)
+    rig.ends(first)
     assert told(rig, name) | {"evaluation": ""} == {
         "evaluation": "", "model": "m", "policy_version": 3, "wanted": 2, "opened": 2, "done": 2, "lost": 0,
         "rewards": [0.5, 1.0], "mean_reward": 0.75, "played": PLAYED,
@@ -172,8 +167,7 @@ def test_a_newer_one_takes_its_place(rig: LedgerRig) -> None:
     other = rig.evaluate("n", 1)
     assert rig.state.plays.evaluation(old) is None
     assert rig.state.plays.wanted() == {"m": 3, "n": 1}
-    rig.call(late)
-    rig.reward(late)
+    rig.ends(late)
     assert (told(rig, new)["opened"], told(rig, other)["opened"]) == (0, 0)
     assert rig.state.episodes[late].state == "recorded"
 
@@ -186,8 +180,7 @@ def test_what_another_version_would_play_is_wanted_no_more(rig: LedgerRig) -> No
     rig.gate_open(4)
     assert rig.state.plays.wanted() == {}
     assert rig.state.episodes[plays(rig)].opening.evaluation is None
-    rig.call(begun)
-    rig.reward(begun)
+    rig.ends(begun)
     assert (told(rig, name)["opened"], told(rig, name)["done"]) == (1, 1)
 
 

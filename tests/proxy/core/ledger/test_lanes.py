@@ -226,28 +226,19 @@ def test_a_lane_of_which_every_group_is_discarded_lends_its_turns(rig: LedgerRig
     assert leased(rig, 1, signal=True) == "m" and leased(rig, 1, signal=True) == ""
 
 
-def test_a_lane_of_which_one_was_aborted_is_waited_for_while_others_become_ready(rig: LedgerRig) -> None:
+@pytest.mark.parametrize("reason", ["aborted", "stale"])
+def test_a_lane_of_which_one_is_discarded_is_waited_for_while_others_become_ready(rig: LedgerRig, reason: str) -> None:
     rig.mix({"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
-    ready(rig, "math", 4)
-    rig.abort(rig.ready("code/0"))
-    for number in range(40):
-        rig.at += 1.0
-        rig.ready(f"code/{number}")
-        assert leased(rig, 2) == ""
-    rig.at += 30.0
-    assert leased(rig, 2) == "mm"
-
-
-def test_a_lane_of_which_one_went_stale_is_waited_for_while_others_become_ready(rig: LedgerRig) -> None:
-    rig.mix({"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
-    rig.ready("code/0")
+    first = rig.ready("code/0")
     rig.announce()
+    if reason == "aborted":
+        rig.abort(first)
     ready(rig, "math", 4)
     for number in range(40):
         assert leased(rig, 2, max_staleness=0) == ""
         rig.at += 1.0
         rig.ready(f"code/{number}")
-    assert rig.state.tallies.discarded == {"stale": 1}
+    assert rig.state.tallies.discarded == {reason: 1}
     assert rig.commands.leases.next_end(Lease(model="m"), at=rig.at) == 30.0
     rig.at += 30.0
     assert leased(rig, 2, max_staleness=0) == "mm"

@@ -11,42 +11,38 @@ from ajet_sdk.routes import Lease
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.steps import steps
 
-
-def leased(rig: LedgerRig, **asked: object) -> list[tuple[str, ...]]:
-    batch = rig.lease(**asked)
-    return [] if batch is None else [names for _, names in rig.state.batches[batch].groups]
+BOTH = {"planner": "m", "critic": "n"}
 
 
 def large(rig: LedgerRig) -> str:
     episode = rig.open(task="t")
-    rig.call(episode, range(1000))
-    rig.reward(episode)
+    rig.ends(episode, prompt=range(1000))
     return episode
 
 
 def test_a_lease_takes_no_more_groups_than_a_frame_does(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, c, d, e, f = (rig.ready() for _ in range(6))
     monkeypatch.setattr(leases, "LEASE_BYTES", 4 * most_bytes(rig.state.episodes[a], "m"))
-    assert leased(rig, groups=3) == [(a, b), (c, d)]
-    assert leased(rig, groups=1) == [(e, f)]
+    assert rig.leased(groups=3) == [(a, b), (c, d)]
+    assert rig.leased(groups=1) == [(e, f)]
 
 
 def test_what_is_too_large_for_any_lease_is_discarded(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     small, alone = rig.ready(), large(rig)
     later = rig.ready("u"), rig.ready("u")
     monkeypatch.setattr(leases, "LEASE_BYTES", 2 * most_bytes(rig.state.episodes[small], "m"))
-    assert leased(rig) == [later]
+    assert rig.leased() == [later]
     record = views.record(rig.state, alone)
     assert (record["state"], record["reason"]) == ("discarded", "filtered")
     assert record["detail"] == "a group of 2 like it is too large for a lease"
-    assert leased(rig) == []
-    assert leased(rig, group_size=1) == [(small,)]
+    assert rig.leased() == []
+    assert rig.leased(group_size=1) == [(small,)]
 
 
 def test_where_all_is_too_large_nothing_is_leased(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [rig.ready() for _ in range(4)]
     monkeypatch.setattr(leases, "LEASE_BYTES", 100)
-    assert leased(rig) == []
+    assert rig.leased() == []
     assert {rig.state_of(name) for name in names} == {"discarded"}
 
 
@@ -57,10 +53,10 @@ def test_of_a_partly_trained_episode_only_the_share_that_is_too_large_goes(
     partly, whole = rig.ready(members={"a": "m", "b": "n"}), rig.ready(members={"b": "n", "c": "o"})
     batch = rig.lease(model="m", group_size=1) or ""
     monkeypatch.setattr(leases, "LEASE_BYTES", 100)
-    assert leased(rig, group_size=1) == []
+    assert rig.leased(group_size=1) == []
     assert (rig.state_of(partly), rig.state_of(whole)) == ("leased", "discarded")
     rig.ack(batch)
-    assert leased(rig, group_size=1) == []
+    assert rig.leased(group_size=1) == []
     assert (rig.state_of(partly), rig.state.episodes[partly].shares.by_model) == ("trained", {"m": ""})
 
 
@@ -71,7 +67,7 @@ def test_what_is_stale_is_dropped_with_what_is_too_large(
     rig.announce(version=4)
     stale, edge, heavy, later = rig.ready(version=1), rig.ready(version=2), large(rig), rig.ready()
     monkeypatch.setattr(leases, "LEASE_BYTES", 2 * most_bytes(rig.state.episodes[edge], "m"))
-    assert leased(rig, model=model, max_staleness=2) == [(edge, later)]
+    assert rig.leased(model=model, max_staleness=2) == [(edge, later)]
     assert views.status(rig.state)["discarded"] == {"stale": 1, "filtered": 1}
     assert [rig.state.episodes[name].reason for name in (stale, heavy)] == ["stale", "filtered"]
 
@@ -92,7 +88,7 @@ def test_what_nobody_rewarded_is_dropped_with_the_names(rig: LedgerRig) -> None:
     wrong = given(rig, {"agent": "plannr"}, {"agent": "plannr", "value": 2.0}, {"call": ""})
     some, fine = given(rig, {"agent": "critic"}, {"agent": "planner"}), given(rig, {"agent": None})
     assert rig.state_of(wrong) == "ready"
-    assert leased(rig) == [(some, fine)]
+    assert rig.leased() == [(some, fine)]
     record = views.record(rig.state, wrong)
     lost = record["calls"][1]["call"]
     assert (record["state"], record["reason"]) == ("discarded", "no_reward")
@@ -102,33 +98,27 @@ def test_what_nobody_rewarded_is_dropped_with_the_names(rig: LedgerRig) -> None:
 def test_until_a_lease_a_reward_can_be_corrected(rig: LedgerRig) -> None:
     wrong, many = given(rig, {"agent": "plannr"}), given(rig, *({"agent": f"a{at}"} for at in range(7)))
     rig.reward(wrong, 1.0, agent="planner")
-    assert leased(rig, group_size=1) == [(wrong,)]
-    assert leased(rig, group_size=1) == []
+    assert rig.leased(group_size=1) == [(wrong,)]
+    assert rig.leased(group_size=1) == []
     assert str(rig.state.episodes[many].detail).endswith("'a4' and 2 more")
 
 
 @pytest.mark.parametrize("first", ["m", "n"])
 def test_a_share_that_nobody_rewarded_goes_alone(rig: LedgerRig, first: str) -> None:
-    episode = rig.open(task="t", members={"planner": "m", "critic": "n"})
-    for agent, model in (("planner", "m"), ("critic", "n")):
-        rig.call(episode, model=model, agent=agent)
-    rig.reward(episode, 1.0, agent="critic")
+    episode = rig.ready(members=BOTH, scope={"agent": "critic"})
     if first == "m":
-        assert leased(rig, model="m", group_size=1) == []
+        assert rig.leased(model="m", group_size=1) == []
         assert (rig.state_of(episode), rig.state.episodes[episode].shares.by_model) == ("ready", {"n": None})
     batch = rig.lease(model="n", group_size=1) or ""
-    assert leased(rig, model="m", group_size=1) == []
+    assert rig.leased(model="m", group_size=1) == []
     rig.ack(batch)
-    assert leased(rig, model="m", group_size=1) == []
+    assert rig.leased(model="m", group_size=1) == []
     assert (rig.state_of(episode), rig.state.episodes[episode].shares.by_model) == ("trained", {"n": ""})
 
 
 def test_an_episode_that_nobody_rewarded_ends_whole_whoever_leases_first(rig: LedgerRig) -> None:
-    episode = rig.open(task="t", members={"planner": "m", "critic": "n"})
-    for agent, model in (("planner", "m"), ("critic", "n")):
-        rig.call(episode, model=model, agent=agent)
-    rig.reward(episode, 1.0, agent="nobody")
-    assert leased(rig, model="m", group_size=1) == []
+    episode = rig.ready(members=BOTH, scope={"agent": "nobody"})
+    assert rig.leased(model="m", group_size=1) == []
     assert (rig.state_of(episode), rig.state.episodes[episode].reason) == ("discarded", "no_reward")
 
 
@@ -167,10 +157,7 @@ def away(episodes: int) -> LedgerRig:
     """Ready episodes of two models of which one is not rewarded, and the other one's trainer has them all."""
     rig = LedgerRig()
     for _ in range(episodes):
-        episode = rig.open(task="t", members={"planner": "m", "critic": "n"})
-        for agent, model in (("planner", "m"), ("critic", "n")):
-            rig.call(episode, model=model, agent=agent)
-        rig.reward(episode, agent="critic")
+        rig.ready(members=BOTH, scope={"agent": "critic"})
     assert rig.lease(model="n", groups=episodes // 2, group_size=2)
     return rig
 
@@ -201,9 +188,9 @@ def test_stale_episodes_are_dropped_in_turns(rig: LedgerRig, monkeypatch: pytest
     monkeypatch.setattr("ajet_proxy.core.ledger.leases.AT_ONCE", 2)
     old, new = [rig.ready(version=1) for _ in range(3)], [rig.ready(version=4) for _ in range(2)]
     rig.announce(version=4)
-    assert leased(rig, max_staleness=2) == []
+    assert rig.leased(max_staleness=2) == []
     assert [rig.state_of(name) for name in old] == ["discarded", "discarded", "ready"]
-    assert leased(rig, max_staleness=2) == [tuple(new)]
+    assert rig.leased(max_staleness=2) == [tuple(new)]
     assert rig.state_of(old[2]) == "discarded"
 
 
@@ -218,10 +205,10 @@ def earning(rig: LedgerRig, task: str, value: float, **scope: object) -> str:
 def test_a_lease_that_wants_a_signal_discards_groups_without_one_and_stays_as_large(rig: LedgerRig) -> None:
     flat = [earning(rig, "t", 1.0) for _ in range(2)]
     steep, later = ([earning(rig, task, value) for value in (0.0, 1.0)] for task in ("u", "v"))
-    assert leased(rig, groups=2, signal=True) == [tuple(steep), tuple(later)]
+    assert rig.leased(groups=2, signal=True) == [tuple(steep), tuple(later)]
     record = views.record(rig.state, flat[0])
     assert (record["state"], record["reason"], record["detail"]) == ("discarded", "filtered", leases.NO_SIGNAL)
-    assert leased(rig, signal=True) == []
+    assert rig.leased(signal=True) == []
 
 
 @pytest.mark.parametrize("values", [
@@ -237,20 +224,20 @@ def test_what_rounding_left_of_a_sum_is_no_signal(rig: LedgerRig, values: tuple[
         return episode
 
     pair = [play(turns) for turns in values]
-    assert leased(rig, signal=True) == []
+    assert rig.leased(signal=True) == []
     assert {rig.state_of(name) for name in pair} == {"discarded"}
     apart = play(values[0]), play([*values[1], 1e-6])
-    assert leased(rig, signal=True) == [apart]
+    assert rig.leased(signal=True) == [apart]
 
 
 def test_one_episode_has_nothing_to_be_compared_with_and_is_leased(rig: LedgerRig) -> None:
     alone = earning(rig, "t", 1.0)
-    assert leased(rig, group_size=1, signal=True) == [(alone,)]
+    assert rig.leased(group_size=1, signal=True) == [(alone,)]
 
 
 def test_rewards_of_calls_are_for_the_trainer_to_compare(rig: LedgerRig) -> None:
     pair = [earning(rig, "t", 1.0, call=True) for _ in range(2)]
-    assert leased(rig, signal=True) == [tuple(pair)]
+    assert rig.leased(signal=True) == [tuple(pair)]
 
 
 def test_what_teaches_one_model_nothing_stays_for_another(rig: LedgerRig) -> None:
@@ -262,9 +249,9 @@ def test_what_teaches_one_model_nothing_stays_for_another(rig: LedgerRig) -> Non
             rig.call(episode, model=model, agent=agent)
             rig.reward(episode, reward, agent=agent, final=False)
         rig.seal(episode)
-    assert leased(rig, model="m", signal=True) == []
+    assert rig.leased(model="m", signal=True) == []
     assert {tuple(rig.state.episodes[name].shares.by_model) for name in names} == {("n",)}
-    assert leased(rig, model="n", signal=True) == [tuple(names)]
+    assert rig.leased(model="n", signal=True) == [tuple(names)]
 
 
 def test_without_a_signal_no_more_is_dropped_in_one_look_than_otherwise(
@@ -273,5 +260,5 @@ def test_without_a_signal_no_more_is_dropped_in_one_look_than_otherwise(
     monkeypatch.setattr(leases, "AT_ONCE", 3)
     names = [earning(rig, "t", 1.0) for _ in range(8)]
     for left in (4, 0):
-        assert leased(rig, groups=2, signal=True) == []
+        assert rig.leased(groups=2, signal=True) == []
         assert [rig.state_of(name) for name in names].count("ready") == left

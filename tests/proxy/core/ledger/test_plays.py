@@ -39,24 +39,19 @@ def opens(rig: LedgerRig, place: int, **how: Any) -> str:
     return rig.open(play="d", place=place, **{"task": f"t{place}", **how})
 
 
-def whole(rig: LedgerRig, episode: str) -> None:
-    rig.call(episode)
-    rig.reward(episode)
-
-
 def test_a_play_from_its_beginning_to_its_end(rig: LedgerRig) -> None:
     assert told(rig) == {
         "play": "d", "episodes": 5, "opened": 0, "done": 0, "lost": 0, "missing": 5, "next": 0, "given_back": [],
     }  # fmt: skip
     first, second = opens(rig, 0), opens(rig, 1)
     assert [told(rig)[name] for name in ("opened", "missing", "next")] == [2, 3, 2]
-    whole(rig, first)
+    rig.ends(first)
     rig.abort(second, "why")
     assert told(rig) | {"play": ""} == {
         "play": "", "episodes": 5, "opened": 1, "done": 1, "lost": 1, "missing": 4, "next": 2, "given_back": [1],
     }  # fmt: skip
     for place in (2, 1, 3, 4):
-        whole(rig, opens(rig, place))
+        rig.ends(opens(rig, place))
     assert told(rig) | {"play": ""} == {
         "play": "", "episodes": 5, "opened": 5, "done": 5, "lost": 1, "missing": 0, "next": None, "given_back": [],
     }  # fmt: skip
@@ -116,7 +111,7 @@ def test_whatever_discards_an_episode_gives_its_place_back(rig: LedgerRig, reaso
     elif reason == "no_call":
         rig.reward(episode)
     else:
-        whole(rig, episode)
+        rig.ends(episode)
         assert told(rig)["done"] == 1
         rig.announce("m", 9)
         rig.lease(group_size=1, max_staleness=1)
@@ -141,7 +136,7 @@ def test_what_awaits_a_judgement_counts_as_played(rig: LedgerRig, value: float |
 
 def test_what_its_trainer_left_out_counts_as_played(rig: LedgerRig) -> None:
     episode = opens(rig, 0)
-    whole(rig, episode)
+    rig.ends(episode)
     batch = rig.batch(group_size=1)
     rig.ack(batch, 1, **{episode: "no_signal"})
     assert rig.state_of(episode) == "discarded"
@@ -197,7 +192,7 @@ def opens_after_end(rig: LedgerRig) -> str:
 def test_an_episode_of_a_play_that_has_ended_ends_as_any_other(rig: LedgerRig) -> None:
     episode = opens(rig, 0)
     rig.run(rig.commands.end_play("d", tenant="", at=rig.at))
-    whole(rig, episode)
+    rig.ends(episode)
     assert rig.state_of(episode) == "ready"
 
 
@@ -250,11 +245,11 @@ class Played(RuleBasedStateMachine):
         except Conflict:
             assert place != seen["next"] and place not in seen["given_back"]
 
-    @rule(data=st.data(), end=st.sampled_from(["abort", "reward", "whole", "begin", "seal"]))
+    @rule(data=st.data(), end=st.sampled_from(["abort", "reward", "ends", "begin", "seal"]))
     @precondition(lambda self: self.placed("open"))
     def an_episode_goes_on(self, data: st.DataObject, end: str) -> None:
         episode = data.draw(st.sampled_from(sorted(self.placed("open"))))
-        {"whole": lambda one: whole(self.rig, one)}.get(end, getattr(self.rig, end, None))(episode)  # type: ignore[misc]
+        getattr(self.rig, end)(episode)
 
     @rule(data=st.data())
     @precondition(lambda self: self.placed("sealed", "ready"))

@@ -76,20 +76,13 @@ def test_the_recent_mean_is_of_enough_episodes() -> None:
     assert curves.recent_mean("train", 99) == 1.5
 
 
-def rewarded(rig: LedgerRig, value: float, *, task: str = "t", eval: bool = False) -> str:
-    episode = rig.open(task=task, eval=eval)
-    rig.call(episode)
-    rig.reward(episode, value)
-    return episode
-
-
 def mean(rig: LedgerRig, kind: str = "train") -> list[float]:
     return [point.to_json()["mean"] for point in rig.state.tallies.reward_curves.curves[kind].points]
 
 
 def test_settled_episodes_are_counted_once_and_corrections_follow(rig: LedgerRig) -> None:
-    first = rewarded(rig, 1.0)
-    rewarded(rig, 0.0)
+    first = rig.ready(reward=1.0)
+    rig.ready(reward=0.0)
     assert mean(rig) == [1.0, 0.0]
     rig.reward(first, 0.5)
     assert mean(rig) == [0.5, 0.0]
@@ -102,8 +95,7 @@ def test_settled_episodes_are_counted_once_and_corrections_follow(rig: LedgerRig
 
 def test_an_evaluation_may_be_rewarded_after_it_is_recorded(rig: LedgerRig) -> None:
     episode = rig.open(task="t", eval=True)
-    rig.call(episode, version=4)
-    rig.seal(episode)
+    rig.ends(episode, None, version=4)
     assert mean(rig, "eval") == []
     rig.reward(episode, 0.5)
     rig.reward(episode, 1.0)
@@ -115,8 +107,7 @@ def test_an_evaluation_may_be_rewarded_after_it_is_recorded(rig: LedgerRig) -> N
 def test_what_is_discarded_is_not_counted(rig: LedgerRig, why: str) -> None:
     episode = rig.open(task="t")
     if why == "no reward":
-        rig.call(episode)
-        rig.seal(episode)
+        rig.ends(episode, None)
     else:
         rig.reward(episode)
     assert rig.state_of(episode) == "discarded"

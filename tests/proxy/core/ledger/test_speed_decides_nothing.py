@@ -22,8 +22,7 @@ def opened(size: int, number: int = 0) -> tuple[LedgerRig, list[str]]:
 def ends(rig: LedgerRig, episodes: Sequence[str], *rewards: float, after: float = 0.0, version: int = 0) -> None:
     rig.at += after
     for episode, reward in zip(episodes, rewards, strict=True):
-        rig.call(episode, version=version)
-        rig.reward(episode, reward)
+        rig.ends(episode, reward, version=version)
 
 
 def leased(rig: LedgerRig, **asked: object) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:

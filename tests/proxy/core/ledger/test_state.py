@@ -87,12 +87,7 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(value=st.sampled_from([None, 0.0, 1.0]))
     def plays_an_evaluation(self, value: float | None) -> None:
-        episode = self.rig.open(eval=True, model="m")
-        self.rig.call(episode)
-        if value is None:
-            self.rig.seal(episode)
-        else:
-            self.rig.reward(episode, value)
+        self.rig.ends(self.rig.open(eval=True, model="m"), value)
 
     @rule(
         episode=EPISODES, model=MODELS, choices=st.integers(1, 2), body=st.sampled_from(["p", "q"]),
