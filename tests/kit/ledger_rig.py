@@ -250,6 +250,14 @@ def check_clients(state: State, episodes: Sequence[Episode]) -> None:
         assert sum(client.revisions.values()) <= len(own)
 
 
+def of_two(*, watch: bool = True) -> LedgerRig:
+    """A rig with two models, both at version 1."""
+    rig = LedgerRig(watch=watch)
+    for model in ("m", "n"):
+        rig.announce(model)
+    return rig
+
+
 class Shelf:
     """An archive in memory."""
 

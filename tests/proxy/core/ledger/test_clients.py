@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ajet_proxy.core.ledger import client_commands, clients, commands, views
-from ajet_proxy.core.ledger.clients import KEPT_REVISIONS, RATE_EPISODES
+from ajet_proxy.core.ledger.clients import KEPT_REVISIONS, RATE_EPISODES, Client
+from ajet_proxy.core.ledger.presence import Presence
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
+from ajet_sdk.limits import MAX_TTL_S
 from tests.kit.histories import everything, folded
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.refused import refused
@@ -154,13 +156,16 @@ def test_one_that_is_silent_for_its_time_is_gone(rig: LedgerRig) -> None:
     rig.lose(mine, call)
 
 
-def test_neither_calls_nor_episodes_are_a_sign_of_life(rig: LedgerRig) -> None:
-    client = rig.join(ttl_s=10.0)
-    rig.at += 9.0
-    rig.call(rig.open(client=client))
-    rig.at += 1.0
-    rig.tick()
-    assert rig.state.clients.live == {}
+def test_a_sign_of_life_is_forgotten_once_any_client_would_be_gone() -> None:
+    def client(name: str) -> Client:
+        return Client(name, name, "", 30.0, None, None, False, 0.0, 0.0)
+
+    presence = Presence()
+    presence.client_beats(client("old"), 10.0)
+    presence.client_beats(client("new"), 10.0 + MAX_TTL_S)
+    assert presence.client(client("old")) == 10.0
+    presence.client_beats(client("new"), 11.0 + MAX_TTL_S)
+    assert (presence.client(client("old")), presence.client(client("new"))) == (0.0, 11.0 + MAX_TTL_S)
 
 
 def test_they_go_some_at_a_time(rig: LedgerRig) -> None:

@@ -36,14 +36,6 @@ def test_groups_go_in_the_order_of_their_completion(rig: LedgerRig) -> None:
     assert views.status(rig.state)["groups"] == {"waiting": 1, "ready": 0, "leased": 2}
 
 
-def test_a_lease_is_whole_or_not_at_all(rig: LedgerRig) -> None:
-    for _ in range(3):
-        rig.ready("a")
-    assert rig.lease(groups=2) is None
-    rig.ready("a")
-    assert len(leased(rig, rig.lease(groups=2))) == 2
-
-
 def test_a_batch_is_of_one_model(rig: LedgerRig) -> None:
     rig.announce("m", 3)
     rig.announce("n", 5)
@@ -231,12 +223,6 @@ def test_what_a_trainer_may_yet_acknowledge_is_rewarded_as_it_was_delivered(rig:
     rig.reward(episode, -1.0)
     rig.abort(episode)
     assert rig.state_of(episode) == "discarded"
-
-
-def test_an_evaluation_never_enters_a_batch(rig: LedgerRig) -> None:
-    rig.in_state("recorded")
-    assert rig.lease(group_size=1) is None
-
 
 
 # ---- one episode over several models

@@ -173,14 +173,6 @@ def test_an_episode_is_merged_by_the_policy_of_its_time() -> None:
     assert drift["turns"] == 2 and sum(drift["broken_by"].values()) == 2, "what was joined has drifted all the same"
 
 
-def test_many_episodes_run_out_in_turns(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet_proxy.core.ledger.commands.AT_ONCE", 2)
-    names = [rig.open() for _ in range(3)]
-    rig.at += 1e6
-    assert [len(rig.expire()) for _ in range(3)] == [2, 1, 0]
-    assert {rig.state_of(name) for name in names} == {"discarded"}
-
-
 def test_whose_clients_were_sent_their_answers(rig: LedgerRig) -> None:
     episode = rig.open()
     first = rig.call(episode)

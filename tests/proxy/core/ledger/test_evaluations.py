@@ -35,12 +35,6 @@ def plays(rig: LedgerRig, reward: float | None = 1.0, **how: Any) -> str:
     return episode
 
 
-def test_nothing_is_wanted_unless_somebody_wants_it(rig: LedgerRig) -> None:
-    assert rig.state.plays.wanted() == {}
-    assert rig.state.plays.evaluation(None) is None
-    assert rig.state.episodes[plays(rig)].opening.evaluation is None
-
-
 def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRig) -> None:
     name = rig.evaluate("m", 2)
     assert told(rig, name) == {

@@ -12,19 +12,12 @@ from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.gates import Gate
 from ajet_sdk.errors import Conflict
 from tests.kit.histories import folded
-from tests.kit.ledger_rig import LedgerRig, picture
+from tests.kit.ledger_rig import LedgerRig, of_two, picture
 from tests.kit.refused import refused
 
 
-def two(version: int = 1) -> LedgerRig:
-    rig = LedgerRig(watch=True)
-    for model in ("m", "n"):
-        rig.announce(model, version)
-    return rig
-
-
 def test_a_model_is_closed_and_opened_while_the_other_stays_as_it_is() -> None:
-    rig = two()
+    rig = of_two()
     assert rig.gate_close("m") == (ev.GateClosed(rig.at, "weights", "m"),)
     assert rig.gate_close("m") == ()
     assert (rig.state.gates.shut(), rig.state.gates.state("m"), rig.state.gates.state("n")) == ({"m"}, "closed", "open")
@@ -36,7 +29,7 @@ def test_a_model_is_closed_and_opened_while_the_other_stays_as_it_is() -> None:
 
 
 def test_who_names_no_model_is_told_to_where_there_are_several() -> None:
-    rig = two()
+    rig = of_two()
     before = picture(rig.state)
     for ask in (rig.gate_close, lambda: rig.gate_open(2)):
         with refused(Conflict, "several_models", param="model", match=r"several models are announced \(m, n\)"):
@@ -45,7 +38,7 @@ def test_who_names_no_model_is_told_to_where_there_are_several() -> None:
 
 
 def test_a_gate_waits_for_the_calls_of_its_own_model() -> None:
-    rig = two()
+    rig = of_two()
     (mine,), (other,) = rig.begin("a", model="m"), rig.begin("b", model="n")
     rig.gate_close("m")
     gates = rig.state.gates
@@ -96,7 +89,7 @@ def test_what_was_closed_before_any_model_was_announced_is_the_gate_of_the_first
 
 
 def test_a_gate_of_a_model_that_nobody_announced_is_none_of_those_that_are() -> None:
-    rig = two()
+    rig = of_two()
     waiting = rig.open()
     rig.gate_close("ghost")
     assert (rig.state.gates.overall(), rig.state.gates.any()) == ("open", Gate())
@@ -109,7 +102,7 @@ def test_a_gate_of_a_model_that_nobody_announced_is_none_of_those_that_are() -> 
 
 
 def test_silence_counts_while_another_models_gate_is_shut() -> None:
-    rig = two()
+    rig = of_two()
     held, free = rig.open(model="m"), rig.open(model="n")
     unknown, both = rig.open(), rig.open(members={"x": "m", "y": "n"})
     rig.gate_close("m")
@@ -126,7 +119,7 @@ def test_silence_counts_while_another_models_gate_is_shut() -> None:
 
 
 def test_an_episode_whose_request_is_held_is_not_idle_whatever_model_it_asks() -> None:
-    rig = two()
+    rig = of_two()
     episode = rig.open(model="m")
     rig.gate_close("n")
     rig.at += 100
@@ -134,8 +127,14 @@ def test_an_episode_whose_request_is_held_is_not_idle_whatever_model_it_asks() -
     assert len(rig.commands.expire(rig.at)) == 1
 
 
+def test_a_gate_that_opens_changes_the_version_of_no_other_model(rig: LedgerRig) -> None:
+    rig.announce("m", 4)
+    rig.run([ev.GateOpened(rig.at, 9, "unknown")])
+    assert {model: served.version for model, served in rig.state.weights.served.items()} == {"m": 4}
+
+
 def test_a_gate_of_several_is_as_it_was_after_a_restart() -> None:
-    rig = two()
+    rig = of_two()
     rig.begin("a", model="n")
     rig.gate_close("m")
     rig.restart()
@@ -149,7 +148,7 @@ STEPS = st.lists(st.tuples(WHAT, st.sampled_from(["m", "n"]), st.integers(1, 9))
 
 def played(steps: list[tuple[str, str, int]], only: str | None = None) -> tuple[object, ...]:
     """What `m` sees of two models' trainers and agents; of its own alone, if `only` those of a model move."""
-    rig, running, seen = two(), dict[str, list[str]](m=[], n=[]), list[object]()
+    rig, running, seen = of_two(), dict[str, list[str]](m=[], n=[]), list[object]()
     for what, model, version in steps:
         rig.at += 1.0
         if only in (None, model):

@@ -65,17 +65,6 @@ def test_a_lane_is_waited_for_and_then_lends_its_turns(rig: LedgerRig) -> None:
     assert views.mix(rig.state)["lanes"]["code"]["owed"] == 0
 
 
-def test_a_lane_that_becomes_ready_is_waited_for_anew(rig: LedgerRig) -> None:
-    rig.mix({"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
-    ready(rig, "math", 4)
-    rig.at += 29.0
-    rig.ready("code/0")
-    rig.at += 29.0
-    assert leased(rig, 2) == ""
-    rig.at += 1.0
-    assert leased(rig, 2) == "mm"
-
-
 def test_a_lane_without_a_share_is_not_leased_until_shares_are_dropped(rig: LedgerRig) -> None:
     rig.mix({"math": 1.0, "code": 0.0}, lane_wait_s=0.0)
     ready(rig, "code", 2)

@@ -39,13 +39,6 @@ def test_what_is_too_large_for_any_lease_is_discarded(rig: LedgerRig, monkeypatc
     assert rig.leased(group_size=1) == [(small,)]
 
 
-def test_where_all_is_too_large_nothing_is_leased(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [rig.ready() for _ in range(4)]
-    monkeypatch.setattr(leases, "LEASE_BYTES", 100)
-    assert rig.leased() == []
-    assert {rig.state_of(name) for name in names} == {"discarded"}
-
-
 def test_of_a_partly_trained_episode_only_the_share_that_is_too_large_goes(
     rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,11 +60,6 @@ def test_a_play_from_its_beginning_to_its_end(rig: LedgerRig) -> None:
         told(rig)
 
 
-def test_the_record_of_an_episode_says_what_it_plays(rig: LedgerRig) -> None:
-    known = rig.state.episodes[opens(rig, 0)]
-    assert (known.opening.play, known.opening.place, known.opening.evaluation) == ("d", 0, None)
-
-
 @pytest.mark.parametrize("place", [0, 2, 5, limits.MAX_PLAY - 1])
 def test_only_a_free_place_can_be_opened(rig: LedgerRig, place: int) -> None:
     opens(rig, 0)

@@ -72,16 +72,6 @@ def test_no_window_has_more_requests_than_its_minutes_and_one_burst(gaps: list[f
             assert end - start + 1 <= limit + (passed[end] - began) * limit / 60.0 + 1e-6
 
 
-def test_who_comes_back_when_told_is_let_in() -> None:
-    rig = Rig(others=Quota(requests_per_minute=3))
-    episode = "opened by its first call"
-    assert [refusal(rig, "x", episode=episode) for _ in range(3)] == [None] * 3
-    told = refusal(rig, "x", episode=episode)
-    assert told == ("requests_quota", 20.0)
-    rig.at += 20.0
-    assert refusal(rig, "x", episode=episode) is None
-
-
 def test_an_episode_that_opens_without_a_call_is_a_request() -> None:
     rig = Rig(a=Quota(requests_per_minute=3))
     episode = rig.open(tenant="a")

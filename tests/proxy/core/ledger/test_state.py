@@ -336,15 +336,6 @@ def test_every_call_that_is_lost_is_counted_once_with_its_first_reason(rig: Ledg
     assert rig.state.tallies.captures == {"disconnected": 1, "restarted": 2, "episode_discarded": 1}
 
 
-def test_a_part_that_is_returned_leaves_the_rest_leased(rig: LedgerRig) -> None:
-    episode = rig.ready(members={"a": "m", "b": "n"})
-    first = rig.batch(model="m", group_size=1)
-    rig.batch(model="n", group_size=1)
-    rig.nack(first)
-    assert rig.state_of(episode) == "leased"
-    assert list(rig.state.seats.queues.ready()) == [("m", episode)]
-
-
 def test_marks_count_while_their_episode_is_open() -> None:
     mark = Mark("what was said")
     rig = LedgerRig()

@@ -13,17 +13,10 @@ from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import LanesLacking
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import Lease
-from tests.kit.ledger_rig import LedgerRig, picture
+from tests.kit.ledger_rig import LedgerRig, of_two, picture
 from tests.kit.refused import refused
 
 BOTH = {"plans": "m", "codes": "n"}
-
-
-def two(*, watch: bool = True) -> LedgerRig:
-    rig = LedgerRig(watch=watch)
-    for model in ("m", "n"):
-        rig.announce(model, 1)
-    return rig
 
 
 def train(rig: LedgerRig, model: str, **asked: Any) -> None:
@@ -64,7 +57,7 @@ def test_who_names_no_model_means_the_only_one_or_is_told_to(rig: LedgerRig) -> 
 
 
 def test_a_team_is_held_once_each_of_its_models_has_as_much_as_it_may() -> None:
-    rig = two()
+    rig = of_two()
     rig.mix(model="m", ahead=1)
     rig.mix(model="n", ahead=2)
     for _ in range(2):
@@ -84,7 +77,7 @@ def test_a_team_is_held_once_each_of_its_models_has_as_much_as_it_may() -> None:
 
 
 def test_what_one_has_trained_does_not_count_against_it_while_the_others_share_waits() -> None:
-    rig = two()
+    rig = of_two()
     for model in ("m", "n"):
         rig.mix(model=model, ahead=1)
     rig.ready(members=BOTH), rig.ready(members=BOTH)
@@ -112,7 +105,7 @@ def test_a_member_that_nobody_trains_is_waited_for_by_nobody(rig: LedgerRig) -> 
 
 
 def test_whose_an_episode_is_follows_from_its_first_call_where_nothing_was_said() -> None:
-    rig = two()
+    rig = of_two()
     for model in ("m", "n"):
         rig.mix(model=model, ahead=1)
     episode, evaluation = rig.open(task="t"), rig.open(task="t", eval=True)
@@ -145,7 +138,7 @@ def test_what_no_announced_model_learns_is_counted_apart(rig: LedgerRig) -> None
 
 
 def test_groups_are_counted_anew_by_the_sizes_that_hold() -> None:
-    rig = two()
+    rig = of_two()
     rig.mix(model="m", ahead=1, group_size=3)
     rig.mix(model="n", ahead=1)
     rig.state.derive()
@@ -153,7 +146,7 @@ def test_groups_are_counted_anew_by_the_sizes_that_hold() -> None:
 
 
 def test_each_models_turns_follow_its_own_shares() -> None:
-    rig = two()
+    rig = of_two()
     rig.mix(model="m", shares={"a": 1.0, "b": 0.0}, lane_wait_s=0.0)
     rig.mix(model="n", shares={"a": 0.0, "b": 1.0}, lane_wait_s=0.0)
     for task in ("a/1", "b/1"):
@@ -167,7 +160,7 @@ def test_each_models_turns_follow_its_own_shares() -> None:
 
 
 def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
-    rig = two()
+    rig = of_two()
     for model in ("m", "n"):
         rig.mix(model=model, shares={"a": 0.5, "b": 0.5}, lane_wait_s=30.0)
     for task in ("a/1", "a/2"):
@@ -184,7 +177,7 @@ def test_a_lane_lends_by_what_was_ready_of_this_model() -> None:
 
 
 def test_who_is_held_at_another_models_gate_holds_up_nobody_for_long() -> None:
-    rig = two()
+    rig = of_two()
     for model in ("m", "n"):
         rig.mix(model=model, ahead=1, shares={"default": 0.5, "x": 0.5})
     episodes = [rig.open(task="t", members=BOTH) for _ in range(2)]
@@ -203,7 +196,7 @@ def test_who_is_held_at_another_models_gate_holds_up_nobody_for_long() -> None:
 
 
 def test_who_leases_of_any_model_waits_for_the_lanes_of_each() -> None:
-    rig = two()
+    rig = of_two()
     for model in ("m", "n"):
         rig.mix(model=model, ahead=1)
         rig.open(task="t", model=model), rig.open(task="t", model=model)
@@ -219,7 +212,7 @@ PLAYS = st.lists(
 def rooms(steps: Sequence[tuple[str, str]], others: bool) -> list[bool]:
     """Whether an episode of `m` alone would be held after each step; without what only concerns `n`, unless `others`
     act too."""
-    rig, seen = two(watch=others), list[bool]()
+    rig, seen = of_two(watch=others), list[bool]()
     for model in ("m", "n"):
         rig.mix(model=model, ahead=2)
     for what, model in steps:
@@ -256,7 +249,7 @@ def test_the_pace_of_a_model_is_held_up_by_nothing_that_others_do(steps: Sequenc
 def test_a_trainer_that_never_comes_holds_up_nobody_elses(data: st.DataObject) -> None:
     """Agents play as teams and alone, whatever there is room for. Who asks is served, and no lane has to be opened that
     a trainer has waited for in vain."""
-    rig = two(watch=False)
+    rig = of_two(watch=False)
     ahead, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     shares = data.draw(st.sampled_from([None, {"a": 0.5, "b": 0.5}, {"a": 0.75, "b": 0.25}]))
     rig.mix(model="m", ahead=ahead, group_size=size, shares=shares)
@@ -317,14 +310,14 @@ def test_a_call_to_a_teacher_says_nothing_of_what_an_episode_trains(rig: LedgerR
 
 
 def test_agents_may_be_held_by_the_mix_of_a_model_alone() -> None:
-    rig = two()
+    rig = of_two()
     assert not rig.state.mixes.paced()
     rig.mix(model="m", ahead=1)
     assert rig.state.mixes.paced()
 
 
 def test_who_waits_for_any_model_opens_the_lanes_that_each_waits_for() -> None:
-    rig = two()
+    rig = of_two()
     for model in ("m", "n"):
         rig.mix(model=model, ahead=2, shares={"a": 0.5, "b": 0.5})
         rig.ready("a/1", model=model), rig.ready("a/1", model=model)

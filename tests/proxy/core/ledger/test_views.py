@@ -127,14 +127,6 @@ def test_an_episode_is_merged_again_for_a_look_only_if_its_calls_have_changed(
     assert len(views.record(rig.state, name)["timelines"][0]["calls"]) == merged == 2
 
 
-def test_the_reason_is_in_the_record(rig: LedgerRig) -> None:
-    episode = rig.open()
-    rig.abort(episode, "own words")
-    record = views.record(rig.state, episode)
-    assert (record["state"], record["reason"], record["detail"]) == ("discarded", "aborted", "own words")
-    assert record["model"] is None and "tenant" not in record
-
-
 def test_the_shares_of_an_episode_are_in_its_record(rig: LedgerRig) -> None:
     episode = rig.ready(members={"a": "m", "b": "n", "c": "o"})
     rig.ack(rig.batch(model="m", group_size=1))

@@ -78,21 +78,3 @@ def test_its_own_words_come_back_to_an_agent_that_asks_for_them(asked: dict[str,
     seen, outcomes = stream(CHAT, [chat_start([1]), echoed, end, "[DONE]"], asked)
     assert seen == [chat_start(None), echoed, chat_event({"content": "lo"}, finish="stop"), "[DONE]"]
     assert reasons(outcomes) == (["captured"] if asked else ["no_token_ids"])
-
-
-def test_text_without_ids_is_text_that_cannot_be_trained() -> None:
-    start = chat_start([1])
-    good = chat_event({"content": "a"}, ids=[5], logprobs=[-0.5])
-    end = chat_event({"content": ""}, ids=[6], logprobs=[-0.5], finish="stop")
-    for rest in (
-        [chat_event({"content": "b"}), end],
-        [chat_event({"role": "assistant", "content": "whole"}, finish="stop")],
-        [chat_event("no map", ids=None), end],
-    ):
-        _, outcomes = stream(CHAT, [start, good, *rest, "[DONE]"])
-        assert reasons(outcomes) == ["no_token_ids"]
-
-
-def test_logprobs_without_content_are_none() -> None:
-    assert DIALECT.logprobs({"content": None}) == []
-    assert DIALECT.logprobs({"content": [{"token": "a"}, {"logprob": -1.0}]}) == [None, -1.0]

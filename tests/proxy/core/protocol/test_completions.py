@@ -62,17 +62,6 @@ def test_an_echo_is_made_from_the_agents_own_prompts() -> None:
     assert DIALECT.ask({"echo": True, "prompt": "a", "n": 2, "stream": True, "logprobs": 0}).skip is None
 
 
-def test_logprobs_of_another_shape_are_none() -> None:
-    assert DIALECT.logprobs({"token_logprobs": None}) == []
-    assert DIALECT.logprobs({"token_logprobs": [None, -1.0]}) == [None, -1.0]
-
-
-def test_text_without_ids_is_text_that_cannot_be_trained() -> None:
-    good = completion_event("a", ids=[5], logprobs=[-0.5], prompt=[1])
-    _, outcomes = stream(COMPLETIONS, [good, completion_event("b"), completion_event("", finish="stop"), "[DONE]"])
-    assert reasons(outcomes) == ["no_token_ids"]
-
-
 def test_an_event_without_text_is_no_filler() -> None:
     first = completion_event("", ids=[5], logprobs=[-0.5], prompt=[1])
     seen, _ = stream(COMPLETIONS, [first, completion_event("", ids=[6], logprobs=[-0.5])])

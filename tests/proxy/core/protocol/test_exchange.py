@@ -158,14 +158,6 @@ def test_a_document_is_kept_back_as_a_whole() -> None:
     assert reasons(running.outcomes) == ["truncated"]
 
 
-def test_a_document_that_breaks_off_gives_what_came() -> None:
-    running = exchange(CHAT)
-    running.on_headers(200, "application/json")
-    running.feed(b'{"cho')
-    assert running.abort() == [b'{"cho']
-    assert reasons(running.outcomes) == ["truncated"]
-
-
 def test_the_engines_refusal_passes_untouched() -> None:
     running = exchange(CHAT, {"n": 2})
     running.on_headers(400, "application/json")
@@ -173,15 +165,6 @@ def test_the_engines_refusal_passes_untouched() -> None:
     assert reasons(running.outcomes) == ["refused", "refused"]
     body = dump({"error": {"message": "é"}, "choices": [{"token_ids": [1]}]}).encode()
     assert running.feed(body) == [body]
-    assert running.finish() == []
-
-
-def test_what_is_not_captured_passes_untouched() -> None:
-    running = exchange(COMPLETIONS, {"use_beam_search": True})
-    assert running.altered == ()
-    running.on_headers(200, SSE)
-    assert reasons(running.outcomes) == ["beam_search"]
-    assert running.feed(b"data: any\n") == [b"data: any\n"]
     assert running.finish() == []
 
 
@@ -221,19 +204,6 @@ def test_a_request_asks_for_no_more_choices_than_it_may(path: str, asked: dict[s
     with pytest.raises(BadRequest, match=rf"{most} choices at most, n times") as caught:
         question(dialect, request, most)
     assert (caught.value.code, caught.value.param) == ("too_many_choices", "n")
-
-
-@pytest.mark.parametrize(("status", "reason"), [(200, "no_chat_route"), (400, "refused")])
-@pytest.mark.parametrize("content_type", [SSE, "application/json"])
-def test_the_engines_answer_to_the_clients_own_request_is_not_translated(
-    content_type: str, status: int, reason: str
-) -> None:
-    running = exchange(MESSAGES, TOLD)
-    running.pass_by()
-    running.on_headers(status, content_type)
-    assert running.settled and not running.buffered
-    assert reasons(running.outcomes) == [reason]
-    assert running.feed(b"data: any\n") + running.abort() == [b"data: any\n"]
 
 
 def test_a_request_that_is_not_carried_goes_out_as_it_is() -> None:

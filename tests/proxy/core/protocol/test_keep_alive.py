@@ -198,12 +198,6 @@ def test_an_engine_that_only_comments_says_nothing(path: str) -> None:
     assert not running.heard and running.keep_alive() == (PING if path == MESSAGES else COMMENT)
 
 
-def test_what_is_not_read_is_only_waited_for() -> None:
-    running = streaming({"use_beam_search": True})
-    assert running.keep_alive() == COMMENT and running.feed(b"data: {") == [b"data: {"]
-    assert running.keep_alive() == b"" and not running.heard
-
-
 @pytest.mark.parametrize("events", [
     [], [("response.output_item.added", {"item": {"type": "message"}}), ("response.odd", {})], [("response.odd", {})],
     [("response.output_item.added", {"item": {"type": "message"}}), ("response.content_part.added", {"part": {}})],

@@ -154,14 +154,6 @@ def test_an_empty_prompt_says_nothing_against_another(path: str) -> None:
 
 
 @BOTH
-def test_what_adds_nothing_behind_the_finish_changes_nothing(path: str) -> None:
-    empty = completion_event("", ids=[], logprobs=[]) if path == COMPLETIONS else chat_event({}, ids=[], logprobs=[])
-    usage = {"choices": [], "usage": {"total_tokens": 4}}
-    events = [start(path, [1]), said(path, "a", 5), said(path, "", 6, finish="stop"), empty, usage, "[DONE]"]
-    assert ids_of(stream(path, events)[1]) == [(5, 6)]
-
-
-@BOTH
 def test_a_prompt_that_changes_in_mid_stream_spoils_it(path: str) -> None:
     ends = [said(path, "a", 5, finish="stop"), "[DONE]"]
     assert prompts_of(stream(path, [start(path, [1, 2]), start(path, [1, 2]), *ends])[1]) == [(1, 2)]

@@ -227,16 +227,6 @@ def test_an_agent_that_asked_for_logprobs_gets_them_in_the_stream() -> None:
     assert reasons(outcomes) == ["captured"] and counted == 2
 
 
-def test_the_last_event_waits_and_what_follows_passes() -> None:
-    running = streaming(path=RESPONSES)
-    assert running.feed(begin(0)) and not running.settled
-    assert running.feed(end(response([ITEM]))) == []
-    assert running.settled and isinstance(running.outcomes[0], Unscored)
-    assert running.answers == ({"id": "resp_1", "output": [ITEM], "shown": None},)
-    assert b"".join(running.release()) == end(seen_of([ITEM]))
-    assert running.feed(b"data: x\n\n") == [b"data: x\n\n"]
-
-
 def test_what_a_stream_showed_is_told_beside_its_end_which_has_other_ids() -> None:
     running = streaming(path=RESPONSES)
     shown = {**ITEM, "call_id": "call_9"}
@@ -293,8 +283,6 @@ def test_a_prompt_that_changes_in_mid_stream_is_not_told_exactly() -> None:
 
 
 # --- responses that the engine keeps
-
-RESPONSES = "/v1/responses"
 
 
 def answered(path: str = RESPONSES, *, response: Any = "resp_1", **asked: Any) -> Exchange:
