@@ -33,7 +33,6 @@ MAX_BYTES = 1 << 20
 MAX_LINE = 8192
 """Characters of a line of a log, which is cut."""
 MAX_REASON = 1000
-STATES = ("starting", "running", "stopping", "stopped", "waiting", "done", "failed", "unknown")
 ALIVE = ("starting", "running", "stopping", "unknown")
 """States in which there may be a trainer."""
 
