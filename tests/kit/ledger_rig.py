@@ -505,6 +505,11 @@ class LedgerRig:
         while self.expire():
             """As the daemon does."""
 
+    def later(self, seconds: float) -> None:
+        """Time passes, and makes true what it alone does."""
+        self.at += seconds
+        self.tick()
+
     def restart(self) -> Sequence[Event]:
         return self.run(self.commands.restarted(self.at))
 

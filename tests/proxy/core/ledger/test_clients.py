@@ -145,11 +145,9 @@ def test_one_that_is_silent_for_its_time_is_gone(rig: LedgerRig) -> None:
     rig.at += 6.0
     rig.beat(client)
     beaten = rig.at
-    rig.at += 9.9
-    rig.tick()
+    rig.later(9.9)
     assert rig.state_of(mine) == "open"
-    rig.at += 0.1
-    rig.tick()
+    rig.later(0.1)
     assert (rig.state_of(mine), rig.state.episodes.known(mine).reason) == ("discarded", "client_gone")
     assert (shown(rig, client)["reason"], shown(rig, client)["heard_at"]) == ("silent", beaten)
     assert list(rig.state.clients.live) == [other]
@@ -299,8 +297,7 @@ def test_one_that_replaces_older_discards_what_waits_under_another_revision(rig:
     assert rig.lease() is not None
     had = [rig.ready(client=first, task="y") for _ in range(2)]
     assert rig.lease(lease_s=1.0) is not None
-    rig.at += 2.0
-    rig.expire()
+    rig.later(2.0)
     sealed = rig.open(client=first)
     rig.begin(sealed)
     rig.seal(sealed)

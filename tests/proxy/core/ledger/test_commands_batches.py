@@ -173,8 +173,7 @@ def test_a_lease_that_runs_out_returns_its_episodes(rig: LedgerRig) -> None:
     rig.extend(batch, 50.0)
     rig.at += 49
     assert rig.expire() == ()
-    rig.at += 1
-    rig.expire()
+    rig.later(1)
     assert rig.state_of(episode) == "ready"
     assert rig.state.batches[batch].state == "returned"
 
@@ -212,8 +211,7 @@ def test_a_late_acknowledgement_is_refused_when_an_episode_went_elsewhere_or_cha
 def test_what_a_trainer_may_yet_acknowledge_is_rewarded_as_it_was_delivered(rig: LedgerRig) -> None:
     episode = rig.ready()
     rig.batch(group_size=1, lease_s=10.0)
-    rig.at += 10.0
-    rig.expire()
+    rig.later(10.0)
     assert rig.state_of(episode) == "ready"
     for command in (rig.abort, rig.reward):
         with refused(Conflict, "episode_leased", match="a trainer has had it"):
@@ -318,8 +316,7 @@ def test_whether_a_trainer_has_had_it_is_known_for_each_model(rig: LedgerRig) ->
 
     expired = shared_by(rig, "m", "n", versions={})
     rig.lease(model="m", group_size=1, lease_s=1.0)
-    rig.at += 1.0
-    rig.expire()
+    rig.later(1.0)
     rig.nack(rig.lease(model="n", group_size=1) or "")
     assert corrected(expired) is False
     rig.nack(rig.lease(model="m", group_size=1) or "")

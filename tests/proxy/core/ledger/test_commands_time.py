@@ -51,13 +51,11 @@ def test_silence_discards_an_open_episode(rig: LedgerRig) -> None:
     (call,) = rig.begin(busy)
     rig.at += 60
     rig.heartbeat(alive)
-    rig.at += 40
-    rig.expire()
+    rig.later(40)
     assert [rig.state_of(name) for name in (silent, busy, alive)] == ["discarded", "open", "open"]
     assert rig.state.episodes[silent].reason == "idle_timeout"
     rig.finish(busy, call)
-    rig.at += 99
-    rig.expire()
+    rig.later(99)
     assert [rig.state_of(name) for name in (busy, alive)] == ["open", "discarded"]
 
 
@@ -69,8 +67,7 @@ def test_nobody_is_silent_while_the_gate_is_closed(rig: LedgerRig) -> None:
     rig.gate_open(1)
     rig.at += 99
     assert rig.expire() == ()
-    rig.at += 1
-    rig.expire()
+    rig.later(1)
     assert rig.state_of(episode) == "discarded"
 
 
@@ -82,11 +79,9 @@ def test_an_episode_that_is_too_old_is_discarded_whatever_it_does(rig: LedgerRig
     rig.reward(ended)
     rig.at += 500
     rig.lose(episode, rig.begin(episode)[0], "truncated")
-    rig.at += 499
-    rig.expire()
+    rig.later(499)
     assert rig.state_of(episode) == "open"
-    rig.at += 1
-    rig.expire()
+    rig.later(1)
     assert [rig.state.episodes[name].reason for name in (episode, ended)] == ["wall_timeout"] * 2
 
 
@@ -113,8 +108,7 @@ def test_a_restart_ends_calls_in_flight_and_nothing_else(rig: LedgerRig) -> None
     assert rig.state.tallies.calls["running"] == 0
     assert [rig.state_of(name) for name in (open_one, sealed)] == ["open", "ready"]
     assert rig.expire() == ()
-    rig.at += 100
-    rig.expire()
+    rig.later(100)
     assert rig.state.episodes[open_one].reason == "idle_timeout"
 
 
@@ -127,8 +121,7 @@ def test_a_clock_that_was_set_back_over_a_restart(rig: LedgerRig) -> None:
     assert (rig.state.batches[batch].lease_until, rig.state.episodes[episode].opening.at) == (rig.at + 60.0, rig.at)
     rig.at += 59
     assert rig.expire() == ()
-    rig.at += 41
-    rig.tick()
+    rig.later(41)
     assert rig.state.batches[batch].state == "returned"
     assert rig.state.episodes[episode].reason == "idle_timeout"
 
@@ -145,11 +138,9 @@ def test_an_hour_back_on_the_clock_keeps_no_silent_episode_open(rig: LedgerRig, 
     timeout = rig.state.episodes[episode].opening.idle_timeout
     rig.at -= back
     rig.restart()
-    rig.at += timeout - 1
-    rig.expire()
+    rig.later(timeout - 1)
     assert rig.state_of(episode) == "open"
-    rig.at += 2
-    rig.expire()
+    rig.later(2)
     assert rig.state.episodes[episode].reason == "idle_timeout"
 
 

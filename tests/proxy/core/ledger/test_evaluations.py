@@ -115,8 +115,7 @@ def test_a_discarded_one_is_wanted_again(rig: LedgerRig) -> None:
         if end == "abort":
             rig.abort(episode)
         else:
-            rig.at += 101.0
-            rig.expire()
+            rig.later(101.0)
         assert rig.state.episodes[episode].state == "discarded"
         assert (rig.state.plays.wanted(), told(rig, name)["opened"]) == ({"m": 1}, 0)
     assert told(rig, name)["lost"] == 2

@@ -94,8 +94,7 @@ def test_a_gate_of_a_model_that_nobody_announced_is_none_of_those_that_are() -> 
     rig.gate_close("ghost")
     assert (rig.state.gates.overall(), rig.state.gates.any()) == ("open", Gate())
     assert views.status(rig.state)["gate"] == {"state": "open", "since": None, "reason": None}
-    rig.at += 100
-    rig.expire()
+    rig.later(100)
     assert rig.state_of(waiting) == "discarded", "nothing holds its requests"
     rig.gate_close("n")
     assert (rig.state.gates.overall(), rig.state.gates.any().shut) == ("closed", True)
@@ -106,15 +105,12 @@ def test_silence_counts_while_another_models_gate_is_shut() -> None:
     held, free = rig.open(model="m"), rig.open(model="n")
     unknown, both = rig.open(), rig.open(members={"x": "m", "y": "n"})
     rig.gate_close("m")
-    rig.at += 100
-    rig.expire()
+    rig.later(100)
     assert [rig.state_of(name) for name in (held, free, unknown, both)] == ["open", "discarded", "open", "open"]
     rig.gate_open(2, "m")
-    rig.at += 99
-    rig.expire()
+    rig.later(99)
     assert {rig.state_of(name) for name in (held, unknown, both)} == {"open"}
-    rig.at += 1
-    rig.expire()
+    rig.later(1)
     assert {rig.state_of(name) for name in (held, unknown, both)} == {"discarded"}
 
 

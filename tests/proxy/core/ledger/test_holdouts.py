@@ -101,8 +101,7 @@ def test_the_rewards_of_held_out_chats_count_and_no_others() -> None:
     rig.announce("m", 3)
     for name in ("a", "b"):
         calls = [rig.call(name, traffic="chat") for _ in range(2)]
-        rig.at += 50
-        rig.tick()
+        rig.later(50)
         rig.judge(name, 1.0 if name == "a" else -1.0, call=calls[0])
     rig.call(other := rig.open(trial=True, judged=True))
     rig.seal(other)

@@ -36,8 +36,7 @@ def chat(rig: LedgerRig, name: str, **options: Any) -> str:
 def awaiting(rig: LedgerRig, name: str = "a", **options: Any) -> str:
     """The call of a chat that has been silent for so long that it awaits a judgement."""
     call = chat(rig, name, **options)
-    rig.at += 50
-    rig.tick()
+    rig.later(50)
     assert name in rig.state.episodes.awaiting
     return call
 
@@ -99,8 +98,7 @@ def test_of_a_holdout_it_is_recorded(rig: LedgerRig) -> None:
 def test_what_is_not_of_the_sample_is_not_judged(rig: LedgerRig) -> None:
     rig = LedgerRig(replace(TRAFFIC, traffic_sample=0.0), watch=True)
     chat(rig, "a")
-    rig.at += 50
-    rig.tick()
+    rig.later(50)
     assert state(rig) == ("discarded", "no_reward")
     assert rig.commands.judging.status(rig.at)["sealed"] == 0
 
@@ -151,8 +149,7 @@ def test_a_chat_with_a_call_in_flight_awaits_once_that_has_ended(rig: LedgerRig)
 def test_nothing_whole_awaits_nothing(rig: LedgerRig) -> None:
     (call,) = rig.begin("a", traffic="chat")
     rig.lose("a", call)
-    rig.at += 50
-    rig.tick()
+    rig.later(50)
     assert state(rig)[0] == "discarded"
     assert rig.commands.judging.status(rig.at)["lost"] == 1
 
@@ -165,11 +162,9 @@ def test_a_call_that_is_taken_back_may_leave_nothing_to_judge(rig: LedgerRig) ->
 
 def test_what_nobody_judges_in_a_day_is_discarded(rig: LedgerRig) -> None:
     awaiting(rig)
-    rig.at += MOST_WAIT_S - 1
-    rig.tick()
+    rig.later(MOST_WAIT_S - 1)
     assert state(rig) == ("sealed", None)
-    rig.at += 1
-    rig.tick()
+    rig.later(1)
     assert state(rig) == ("discarded", "not_judged")
 
 
@@ -179,8 +174,7 @@ def test_while_the_daemon_is_away_nobody_waits(rig: LedgerRig) -> None:
     rig.restart()
     rig.tick()
     assert state(rig) == ("sealed", None)
-    rig.at += MOST_WAIT_S
-    rig.tick()
+    rig.later(MOST_WAIT_S)
     assert state(rig) == ("discarded", "not_judged")
 
 
@@ -202,16 +196,14 @@ def test_the_cap_holds_whatever_seals_and_counts_what_is_to_be_judged_alone(rig:
     for number in range(3, 8):
         chat(rig, f"chat{number}")
         rig.call(f"plain{number}", traffic="chat", judged=False)
-    rig.at += 50
-    rig.tick()
+    rig.later(50)
     assert [*rig.state.episodes.awaiting] == ["chat5", "chat6", "chat7"]
     chat(rig, "chat8")
     rig.seal("chat8")
     assert [*rig.state.episodes.awaiting] == ["chat6", "chat7", "chat8"]
     for number in range(9, 14):
         rig.call(f"plain{number}", traffic="chat", judged=False)
-    rig.at += 50
-    rig.tick()
+    rig.later(50)
     assert [*rig.state.episodes.awaiting] == ["chat6", "chat7", "chat8"], "what is not judged needs no room"
     assert rig.commands.judging.status(rig.at)["sealed"] == 9
 
@@ -229,8 +221,7 @@ def test_ordinary_groups_can_be_judged_too(rig: LedgerRig) -> None:
         rig.judge(name, value / 2)
     assert rig.lease(group_size=3) is not None
     rig.open("d", judged=True)
-    rig.at += 200
-    rig.tick()
+    rig.later(200)
     assert state(rig, "d") == ("discarded", "idle_timeout")
 
 
@@ -289,8 +280,7 @@ def test_a_chat_that_is_over_and_holds_up_a_group_ends_in_one_step(rig: LedgerRi
         if name == "one":
             rig.reward("one")
     rig.withdraw("two")
-    rig.at += 1000
-    rig.tick()
+    rig.later(1000)
     assert state(rig, "two") == ("discarded", "withdrawn")
 
 
@@ -298,8 +288,7 @@ def test_a_user_who_is_still_answered_ends_no_chat(rig: LedgerRig) -> None:
     """Not even at the age at which every other episode is."""
     rig.begin("a", traffic="chat")
     for _ in range(3):
-        rig.at += SETTINGS.wall_timeout
-        rig.tick()
+        rig.later(SETTINGS.wall_timeout)
         assert state(rig) == ("sealed", None)
 
 
@@ -319,8 +308,7 @@ def test_a_clock_that_is_set_back_moves_what_awaits_with_it(rig: LedgerRig) -> N
     rig.state.derive()
     assert [*rig.state.episodes.awaiting] == ["old", "new"]
     assert rig.state.episodes["runs"].sealed_at == 1e6
-    rig.at += MOST_WAIT_S
-    rig.tick()
+    rig.later(MOST_WAIT_S)
     assert not rig.state.episodes.awaiting
 
 
@@ -520,8 +508,7 @@ def test_a_header_of_any_call_takes_all_parts_out(rig: LedgerRig) -> None:
     assert set(states.values()) == {gone}
     rig.nack(leased)
     assert state(rig, name) == gone
-    rig.at += 50
-    rig.tick()
+    rig.later(50)
     assert state(rig, "a.5") == gone
     chat(rig, "a.6", first="a")
     assert rig.state.episodes["a.6"].withdrawn
@@ -530,8 +517,7 @@ def test_a_header_of_any_call_takes_all_parts_out(rig: LedgerRig) -> None:
 def test_a_first_call_that_withdraws_takes_out_what_comes(rig: LedgerRig) -> None:
     chat(rig, "a", withdraws=True)
     chat(rig, "a.2", first="a")
-    rig.at += 50
-    rig.tick()
+    rig.later(50)
     assert {state(rig, name) for name in ("a", "a.2")} == {("discarded", "withdrawn")}
     assert rig.commands.judging.status(rig.at)["withdrawn"] == 2
 
@@ -539,8 +525,7 @@ def test_a_first_call_that_withdraws_takes_out_what_comes(rig: LedgerRig) -> Non
 def test_what_opens_without_consent_is_withdrawn_and_its_users_go_on(rig: LedgerRig) -> None:
     chat(rig, "a", consents=False)
     rig.reward("a")
-    rig.at += 50
-    rig.tick()
+    rig.later(50)
     assert state(rig) == ("discarded", "withdrawn")
     chat(rig, "a~2", first="a")
     assert rig.state.episodes["a~2"].withdrawn
@@ -576,8 +561,7 @@ def test_nothing_is_compared_with_what_was_trained_or_stale_and_is_withdrawn_sin
         chat(rig, name, task="t", version=1)
         rig.at += 5
     rig.reward("a")
-    rig.at += 100
-    rig.tick()  # nobody waits for b
+    rig.later(100)  # nobody waits for b
     batch = rig.lease(group_size=2, min_group_size=1, group_wait_s=0, max_staleness=None if trained else 2)
     assert (batch is not None) is trained
     if batch is not None:
@@ -678,8 +662,7 @@ def test_who_waits_for_long_misses_a_judge(rig: LedgerRig) -> None:
 def test_calls_that_are_never_scored_are_a_way_out(rig: LedgerRig) -> None:
     for number in range(30):
         one, two = (chat(rig, f"e{number}") for _ in range(2))
-        rig.at += 50
-        rig.tick()
+        rig.later(50)
         rig.judge(f"e{number}", 1.0, call=one)
         assert two in rig.state.episodes[f"e{number}"].transcript.calls
     assert rig.commands.judging.status(rig.at)["unjudged_calls"] == {"stop": 30}

@@ -101,8 +101,7 @@ def test_whatever_discards_an_episode_gives_its_place_back(rig: LedgerRig, reaso
         rig.run(rig.commands.abort(episode, routes.Abort("away", "infra"), at=rig.at))
         assert rig.state.episodes[episode].cause == "infra"
     elif reason == "idle":
-        rig.at += 101.0
-        rig.expire()
+        rig.later(101.0)
     elif reason == "no_call":
         rig.reward(episode)
     else:

@@ -36,8 +36,7 @@ def leased(rig: LedgerRig, **asked: object) -> list[tuple[tuple[str, ...], tuple
 
 
 def late(rig: LedgerRig) -> None:
-    rig.at += LATE_S
-    rig.tick()
+    rig.later(LATE_S)
 
 
 def test_a_slow_success_among_quick_failures_is_trained_where_groups_without_a_signal_are_dropped() -> None:
