@@ -157,14 +157,15 @@ class Reading(Reader):
             place, said = int(found[2]), found[3]
             if place >= len(self._choices) or (partial := self._choices[place]).finish_reason is not None:
                 break
-            if said and (shown := self._usually(found)) is None:
+            shown = self._usually(found) if said else ()
+            if shown is None:
                 break
             partial.ids.append(int(found[6]))
             partial.logprobs.append(float(found[4]))
             partial.told = True
             if said:
                 partial.said.append(said)
-                seen += shown
+            seen += shown
             at = found.end()
         return seen, at
 
