@@ -194,8 +194,7 @@ def test_only_the_latest_that_are_gone_are_remembered_and_those_with_something_o
         rig.leave(rig.join())
         assert first not in rig.state.clients.gone
     assert rig.state.episodes.known(mine).opening.client == first
-    batch = rig.batch(group_size=1)
-    rig.nack(batch)
+    rig.nack(rig.batch(group_size=1))
     rig.reward(done, 1.0)
     with pytest.raises(NotFound):
         rig.beat(first)

@@ -244,8 +244,7 @@ def test_a_judgement_counts_once(rig: LedgerRig) -> None:
     with refused(AjetError, "already_judged"):
         rig.judge("a", 0.5, "one", call=call)
     assert rig.state.episodes["a"].reward() == 1.0
-    batch = rig.batch(group_size=1)
-    rig.ack(batch)
+    rig.ack(rig.batch(group_size=1))
     assert rig.judge("a", 1.0, "one", call=call) == ()
 
 

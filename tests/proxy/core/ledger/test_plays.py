@@ -131,8 +131,7 @@ def test_what_awaits_a_judgement_counts_as_played(rig: LedgerRig, value: float |
 def test_what_its_trainer_left_out_counts_as_played(rig: LedgerRig) -> None:
     episode = opens(rig, 0)
     rig.ends(episode)
-    batch = rig.batch(group_size=1)
-    rig.ack(batch, 1, **{episode: "no_signal"})
+    rig.ack(rig.batch(group_size=1), 1, **{episode: "no_signal"})
     assert rig.state_of(episode) == "discarded"
     assert [told(rig)[name] for name in ("done", "lost", "given_back")] == [1, 0, []]
 

@@ -117,8 +117,7 @@ def test_a_tenant_within_its_bytes_may_go_on_for_ever() -> None:
             episode = rig.open(tenant="a", task="t")
             rig.call(episode, tenant="a", prompt=tuple(range(20)))
             rig.reward(episode)
-        batch = rig.batch()
-        rig.ack(batch)
+        rig.ack(rig.batch())
         rig.at += 1.0
     assert rig.state.tallies.counts["trained"] == 100
 

@@ -88,8 +88,7 @@ def test_settled_episodes_are_counted_once_and_corrections_follow(rig: LedgerRig
     assert mean(rig) == [0.5, 0.0]
     (task,) = rig.state.tallies.reward_curves.tasks(1)
     assert (task["mean"], task["recent"], task["episodes"]) == (0.25, [0.5, 0.0], 2)
-    batch = rig.batch(group_size=2)
-    rig.nack(batch)
+    rig.nack(rig.batch(group_size=2))
     assert mean(rig) == [0.5, 0.0]
 
 

@@ -71,8 +71,7 @@ def test_who_is_late_finds_its_group_however_many_ended_since(archives: int) -> 
     rig, names = opened(4)
     ends(rig, names[:3], 0.0, 0.5, 1.0, after=QUICK_S)
     late(rig)
-    batch = rig.batch(groups=1, min_group_size=2)
-    rig.ack(batch)
+    rig.ack(rig.batch(groups=1, min_group_size=2))
     for _ in range(archives):
         rig.archive(0)
     ends(rig, names[3:], 1.0, after=SLOW_S)
@@ -87,8 +86,7 @@ def test_another_run_has_another_baseline() -> None:
     rig, names = opened(4)
     ends(rig, names[:3], 0.1, 0.1, 0.1, after=QUICK_S)
     late(rig)
-    batch = rig.batch(groups=1, min_group_size=2)
-    rig.ack(batch)
+    rig.ack(rig.batch(groups=1, min_group_size=2))
     rig.announce(version=0, run="b")
     ends(rig, names[3:], 0.9, after=SLOW_S)
     rig.at += 1e3

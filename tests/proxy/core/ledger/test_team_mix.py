@@ -19,11 +19,6 @@ from tests.kit.refused import refused
 BOTH = {"plans": "m", "codes": "n"}
 
 
-def train(rig: LedgerRig, model: str, **asked: Any) -> None:
-    batch = rig.batch(model=model, **asked)
-    rig.ack(batch)
-
-
 def counts(rig: LedgerRig, lane: str = "default") -> list[int]:
     return [rig.state.mixes.table[model].counts.of(lane) for model in ("m", "n")]
 
@@ -86,7 +81,7 @@ def test_what_one_has_trained_does_not_count_against_it_while_the_others_share_w
     assert batch is not None and counts(rig) == [2, 0]
     rig.nack(batch)
     assert counts(rig) == [2, 2]
-    train(rig, "n")
+    rig.ack(rig.batch(model="n"))
     assert (counts(rig), rig.full(members=BOTH), rig.full(model="n"), rig.full(model="m")) == (
         [2, 0], False, False, True,
     )  # fmt: skip
