@@ -237,7 +237,7 @@ def test_a_block_that_cannot_be_carried_is_named(role: str, block: Any, words: s
     assert words in caught.value.message and caught.value.message.startswith("messages.0.content.0")
 
 
-# --- all that Anthropic's API has (its Python library 0.121, betas included)
+# --- what Anthropic's API has besides (its Python library 0.121, betas included)
 
 IGNORED: dict[str, Any] = {
     "cache_control": {"type": "ephemeral"}, "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
@@ -245,39 +245,10 @@ IGNORED: dict[str, Any] = {
     "metadata": {"user_id": "u"}, "service_tier": "auto", "speed": "fast", "user_profile_id": "p",
 }  # fmt: skip
 """Fields that have no bearing on what the model sees or says, or none in vLLM, which takes it and does nothing."""
-ELSEWHERE = (
-    "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result", "compaction",
-    "container_upload", "document", "fallback", "mcp_tool_result", "mcp_tool_use", "mid_conv_system", "search_result",
-    "server_tool_use", "text_editor_code_execution_tool_result", "tool_addition", "tool_reference", "tool_removal",
-    "tool_search_tool_result", "web_fetch_tool_result", "web_search_tool_result",
-)  # fmt: skip
-"""Blocks of what Anthropic's servers do or keep."""
-RUN_THERE = (
-    "advisor_20260301", "bash_20250124", "code_execution_20260521", "computer_20251124", "mcp_toolset",
-    "memory_20250818", "text_editor_20250728", "tool_search_tool_bm25_20251119", "tool_search_tool_regex_20251119",
-    "web_fetch_20260318", "web_search_20260318",
-)  # fmt: skip
-"""Tools that come without a schema: the models of Anthropic know them, or its servers run them."""
 
 
 def test_what_means_nothing_to_the_engine_changes_nothing() -> None:
     assert chat(**IGNORED) == chat()
-
-
-def test_a_block_of_anthropics_servers_is_refused_wherever_it_stands() -> None:
-    for kind in ELSEWHERE:
-        for role in ("user", "assistant"):
-            with pytest.raises(BadRequest, match=rf"^messages\.0\.content\.0: .*'{kind}'"):
-                said(role, {"type": kind})
-        if kind != "tool_reference":
-            with pytest.raises(BadRequest, match=rf"^messages\.0\.content\.0\.content\.0: .*'{kind}'"):
-                said("user", {"type": "tool_result", "tool_use_id": "c", "content": [{"type": kind}]})
-
-
-def test_a_tool_without_a_schema_is_refused() -> None:
-    for kind in RUN_THERE:
-        with pytest.raises(BadRequest, match=rf"^tools\.1: .*'{kind}'"):
-            chat(tools=[{"name": "a", "input_schema": {}}, {"type": kind, "name": kind.split("_")[0]}])
 
 
 def test_what_a_tool_or_a_result_says_besides_is_not_refused() -> None:
