@@ -6,24 +6,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis import HealthCheck, given, settings
 
 from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.gates import Gate
 from ajet_proxy.core.ledger.state import State
-from ajet_sdk.errors import AjetError, NotFound
-from ajet_sdk.routes import Flush, GateClose, GateOpen, SetMix
-from tests.kit.histories import everything
+from ajet_sdk.errors import NotFound
+from tests.kit.histories import everything, histories
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, Shelf, check, picture
 from tests.kit.strategies import EVENT_KINDS, packed_call
-
-EPISODES = st.sampled_from(["a", "b", "c", "d", "e"])
-MODELS = st.sampled_from(["m", "m", "n"])
-SHORT = st.lists(st.integers(0, 2), max_size=4)
 
 
 class Unchanging:
@@ -50,230 +43,26 @@ class Unchanging:
         return seen
 
 
-class AnythingHappens(RuleBasedStateMachine):
+def watched() -> LedgerRig:
+    """A rig that is checked after every event, and whose commands are seen to change nothing."""
+    rig = LedgerRig(watch=True)
+    commands = rig.commands
+    for part in (commands, commands.clients, commands.trainers, commands.leases, commands.judging):
+        Unchanging.watch(part)
+    return rig
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(histories(least=25, begins=watched))
+def test_whatever_happens_a_replay_is_what_the_state_was_at_each_moment(lived: LedgerRig) -> None:
     """Commands in any order. None changes anything; nor does any look at the state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rig = LedgerRig(watch=True)
-        commands = self.rig.commands
-        for part in (commands, commands.clients, commands.trainers, commands.leases, commands.judging):
-            Unchanging.watch(part)
-        self.running: list[tuple[str, str]] = []
-        self.texts: list[tuple[int, ...]] = [()]
-
-    def attempt(self, command: Any) -> Any:
-        seen = len(self.rig.events)
-        try:
-            return command()
-        except AjetError:
-            assert len(self.rig.events) == seen
-            assert picture(self.rig.state) == self.rig.pictures[-1]
-
-    @rule(
-        episode=EPISODES, task=st.sampled_from([None, "s", "t", "lane/s"]), eval=st.booleans(),
-        team=st.sampled_from([
-            {"members": {"x": "m", "y": "n"}}, {"members": {"x": "m"}, "teachers": {"y": "n"}},
-            {"model": "m", "teachers": {"y": "n"}}, {"teachers": {"y": "n"}}, {"model": "m"}, {},
-        ]),
-    )  # fmt: skip
-    def opens(self, episode: str, task: str | None, eval: bool, team: dict[str, Any]) -> None:
-        fields = {"eval": eval, **team}
-        self.attempt(lambda: self.rig.open(episode, task=task, **fields))
-
-    @rule(model=MODELS, episodes=st.integers(0, 2), name=st.sampled_from([None, None, "again"]))
-    def wants_an_evaluation(self, model: str, episodes: int, name: str | None) -> None:
-        self.attempt(lambda: self.rig.evaluate(model, episodes, name))
-
-    @rule(value=st.sampled_from([None, 0.0, 1.0]))
-    def plays_an_evaluation(self, value: float | None) -> None:
-        self.rig.ends(self.rig.open(eval=True, model="m"), value)
-
-    @rule(
-        episode=EPISODES, model=MODELS, choices=st.integers(1, 2), body=st.sampled_from(["p", "q"]),
-        retry=st.booleans(), key=st.sampled_from([None, None, "k"]), task=st.sampled_from([None, None, "t"]),
-        eval=st.sampled_from([False, False, False, True]),
-    )
-    def calls(self, episode: str, **options: Any) -> None:
-        calls = self.attempt(lambda: self.rig.begin(episode, **options))
-        self.running += [(episode, call) for call in calls or ()]
-
-    @rule(episode=EPISODES, model=MODELS, news=SHORT, value=st.sampled_from([None, 0.0, 1.0]))
-    def answers_whole(self, episode: str, model: str, news: list[int], value: float | None) -> None:
-        """A whole call, and perhaps the reward at once: what mostly happens."""
-        if self.attempt(lambda: self.rig.call(episode, (1, *news), (2,), model=model)) and value is not None:
-            self.attempt(lambda: self.rig.reward(episode, value))
-
-    @rule(data=st.data(), news=SHORT, sampled=SHORT)
-    def finishes(self, data: st.DataObject, news: list[int], sampled: list[int]) -> None:
-        if self.running:
-            episode, call = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-            prompt = (*data.draw(st.sampled_from(self.texts)), *news)
-            self.texts.append((*prompt, *sampled))
-            self.attempt(lambda: self.rig.finish(episode, call, prompt, sampled))
-
-    @rule(data=st.data())
-    def loses(self, data: st.DataObject) -> None:
-        if self.running:
-            episode, call = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-            self.attempt(lambda: self.rig.lose(episode, call))
-
-    @rule(data=st.data())
-    def is_not_sent_its_end(self, data: st.DataObject) -> None:
-        called = [(one.id, call) for one in self.rig.state.episodes.values() for call in one.transcript.calls]
-        if called:
-            episode, call = data.draw(st.sampled_from(called))
-            self.attempt(lambda: self.rig.lose(episode, call, taken_back=True))
-            self.running = [one for one in self.running if one != (episode, call)]
-
-    @rule(episode=EPISODES, value=st.sampled_from([0.0, 1.0]), final=st.booleans(), id=st.sampled_from([None, "r"]))
-    def rewards(self, episode: str, **fields: Any) -> None:
-        self.attempt(lambda: self.rig.reward(episode, **fields))
-
-    @rule(
-        episode=EPISODES, first=st.sampled_from(["", "", "a"]), withdraws=st.sampled_from([False, False, False, True]),
-        model=MODELS, identified_by=st.sampled_from(["path", "body", "lineage"]),
-    )  # fmt: skip
-    def a_user_calls(self, episode: str, first: str, **options: Any) -> None:
-        first = "" if first == episode else first
-        self.attempt(lambda: self.rig.call(episode, traffic="chat", first=first, **options))
-
-    @rule(episode=EPISODES, task=st.sampled_from(["s", "t"]))
-    def opens_to_be_judged(self, episode: str, task: str) -> None:
-        self.attempt(lambda: self.rig.open(episode, task=task, judged=True))
-
-    @rule(episode=EPISODES, value=st.sampled_from([None, 0.0, 1.0]), judge=st.sampled_from(["j", "k"]))
-    def judges(self, episode: str, value: float | None, judge: str) -> None:
-        self.attempt(lambda: self.rig.judge(episode, value, judge))
-
-    @rule(episode=EPISODES, value=st.sampled_from([-1.0, 1.0]))
-    def says(self, episode: str, value: float) -> None:
-        self.attempt(lambda: self.rig.feedback(episode, value=value))
-
-    @rule(episode=EPISODES)
-    def withdraws(self, episode: str) -> None:
-        self.rig.withdraw(episode)
-
-    @initialize()
-    def some_are_ready(self) -> None:
-        for task, model in (("s", "m"), ("t", "m"), ("s", "n")):
-            self.rig.ready(task, model=model)
-
-    @rule(task=st.sampled_from(["s", "t", "lane/t"]), model=MODELS)
-    def becomes_ready(self, task: str, model: str) -> None:
-        self.rig.ready(task, model=model)
-
-    @rule(data=st.data())
-    def aborts_late(self, data: st.DataObject) -> None:
-        episode = data.draw(st.sampled_from(sorted({**self.rig.state.episodes, **self.rig.state.episodes.leaving})))
-        self.attempt(lambda: self.rig.abort(episode))
-
-    @rule(episode=EPISODES, action=st.sampled_from(["seal", "abort"]))
-    def ends(self, episode: str, action: str) -> None:
-        self.attempt(lambda: getattr(self.rig, action)(episode))
-
-    @rule(episode=EPISODES)
-    def touches(self, episode: str) -> None:
-        self.attempt(lambda: self.rig.heartbeat(episode))
-
-    @rule(
-        groups=st.sampled_from([1, 1, 2]), size=st.sampled_from([None, 1, 1, 3]), model=st.sampled_from([None, "m"]),
-        staleness=st.sampled_from([None, None, 0, 1]), lease_s=st.sampled_from([10.0, 500.0]),
-        least=st.sampled_from([None, None, 1]), wait_s=st.sampled_from([0.0, 30.0]),
-        unit=st.sampled_from(["groups", "groups", "episodes"]),
-    )
-    def leases(
-        self, groups: int, size: int | None, model: str | None, staleness: int | None, lease_s: float,
-        least: int | None, wait_s: float, unit: str,
-    ) -> None:
-        fields = {"groups": groups, "group_size": size, "model": model, "max_staleness": staleness}
-        fields |= {"min_group_size": least, "group_wait_s": wait_s, "unit": unit}
-        batch = self.rig.lease(lease_s=lease_s, **fields)
-        if batch is not None:
-            delivered = views.batch(self.rig.state, batch)
-            sizes = [len(group.episodes) for group in delivered.groups]
-            held = [item.episode for group in delivered.groups for item in group.episodes]
-            assert len(held) == len(set(held))
-            if unit == "groups":
-                assert len(sizes) == groups
-            else:
-                assert sum(sizes[:-1]) < groups <= sum(sizes)
-            assert all(1 <= found <= (size or SETTINGS.group_size) for found in sizes)
-            for item in (item for group in delivered.groups for item in group.episodes):
-                assert any(1 in sample.loss_mask for sample in item.samples)
-
-    @rule(data=st.data(), action=st.sampled_from(["ack", "nack", "extend"]))
-    def answers(self, data: st.DataObject, action: str) -> None:
-        if self.rig.state.batches.leases:
-            batch = data.draw(st.sampled_from(sorted({**self.rig.state.batches, **self.rig.state.batches.leaving})))
-            self.attempt(lambda: getattr(self.rig, action)(batch))
-
-    @rule(lane=st.sampled_from([None, "default", "lane"]), task=st.sampled_from([None, "t"]))
-    def flushes(self, **fields: Any) -> None:
-        self.rig.run(self.rig.commands.leases.flush(Flush(**fields), at=self.rig.at))
-
-    @rule(
-        shares=st.sampled_from([None, {"default": 1.0}, {"default": 0.5, "lane": 0.5}, {"lane": 0.25, "x": 0.75}]),
-        ahead=st.sampled_from([None, 0, 2]), lane_wait_s=st.sampled_from([None, 0.0, 30.0]), free=st.booleans(),
-        model=st.one_of(st.none(), MODELS), group_size=st.sampled_from([None, 1, 3]),
-    )
-    def sets_the_mix(self, free: bool, model: str | None, **fields: Any) -> None:
-        run, commands, at = self.rig.run, self.rig.commands, self.rig.at
-        if free:
-            self.attempt(lambda: run(commands.leases.drop_mix(model, at=at)))
-        else:
-            self.attempt(lambda: run(commands.leases.set_mix(SetMix(model=model, **fields), at=at)))
-
-    @rule(model=MODELS, version=st.integers(0, 3))
-    def trains(self, model: str, version: int) -> None:
-        self.rig.announce(model, version)
-
-    @rule(version=st.integers(0, 3), shut=st.booleans(), model=st.one_of(st.none(), MODELS))
-    def moves_the_gate(self, version: int, shut: bool, model: str | None) -> None:
-        run, commands, at = self.rig.run, self.rig.commands, self.rig.at
-        if shut:
-            self.attempt(lambda: run(commands.trainers.gate_close(GateClose(model=model), at=at)))
-        else:
-            self.attempt(lambda: run(commands.trainers.gate_open(GateOpen(version, model), at=at)))
-
-    @rule(seconds=st.sampled_from([-50.0, 1.0, 1.0, 20.0, 60.0, 600.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.rig.at += seconds
-        self.rig.expire()
-
-    @rule(often=st.integers(0, 4))
-    def is_killed(self, often: int) -> None:
-        if often == 0:
-            self.rig.restart()
-            self.running.clear()
-
-    @rule(sent=st.integers(0, 3), unknown=st.integers(0, 1))
-    def answers_are_sent(self, sent: int, unknown: int) -> None:
-        calls = sorted(self.rig.state.episodes.unsent)
-        self.rig.run(self.rig.commands.answers_sent(calls[:sent], calls[sent : sent + unknown], at=self.rig.at))
-
-    @rule(kept=st.sampled_from([0, 1, 3]))
-    def archives(self, kept: int) -> None:
-        self.rig.archive(kept)
-
-    @invariant()
-    def identity(self) -> None:
-        before = everything(self.rig.state)
-        check(self.rig.state)
-        picture(self.rig.state)
-        assert everything(self.rig.state) == before
-
-    def teardown(self) -> None:
-        replay = State(SETTINGS)
-        for event, seen in zip(self.rig.events, self.rig.pictures, strict=True):
-            replay.apply(event)
-            assert picture(replay) == seen
-
-
-TestAnythingHappens = AnythingHappens.TestCase
-TestAnythingHappens.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+    before = everything(lived.state)
+    check(lived.state), picture(lived.state)
+    assert everything(lived.state) == before
+    replay = State(SETTINGS)
+    for event, seen in zip(lived.events, lived.pictures, strict=True):
+        replay.apply(event)
+        assert picture(replay) == seen
 
 
 def test_every_event_is_understood() -> None:
