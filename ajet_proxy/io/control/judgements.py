@@ -19,9 +19,8 @@ from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.judging import Answered, answers
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.io.control.desk import Desk
-from ajet_proxy.io.engines.engine import FAILED
 from ajet_proxy.io.engines.upstream import Engines
-from ajet_proxy.io.engines.vllm import over
+from ajet_proxy.io.engines.vllm import FAILED, over, session
 
 TEXT_S = 5.0
 """For an engine to give a text."""
@@ -36,8 +35,6 @@ class Judgements:
 
     def __init__(self, desk: Desk, engines: Engines) -> None:
         self._desk, self._engines = desk, engines
-        key = desk.config.upstream_key
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     async def lease(self, _http: web.Request, asked: Asked) -> web.Response:
@@ -63,8 +60,8 @@ class Judgements:
         lanes = asked.claims.lanes if asked.claims.scope == "judge" else None
         out, left = list[dict[str, Any]](), body.n
         silent = set[str]()
-        timeout, awaiting = aiohttp.ClientTimeout(total=TEXT_S), self._desk.store.state.episodes.awaiting
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+        awaiting = self._desk.store.state.episodes.awaiting
+        async with session(self._desk.config.upstream_key, TEXT_S) as asking:
             for group in judging.waiting(body, lanes, now()):
                 if not left:
                     break
@@ -72,7 +69,7 @@ class Judgements:
                 if not judging.take(group, now(), until):
                     continue
                 try:
-                    told = [await self._told(session, one, silent) for one in group]
+                    told = [await self._told(asking, one, silent) for one in group]
                 except BaseException:
                     judging.give_back(group)
                     raise
@@ -85,7 +82,7 @@ class Judgements:
         return out
 
     async def _told(
-        self, session: aiohttp.ClientSession, episode: Episode, silent: set[str]
+        self, asking: aiohttp.ClientSession, episode: Episode, silent: set[str]
     ) -> list[dict[str, Any]] | None:
         """The calls of an episode with their texts; None if one is missing. Models of which no text came are `silent`,
         and are not asked again."""
@@ -93,18 +90,18 @@ class Judgements:
         if not silent.isdisjoint(call.model for call in calls):
             return None
         parts = {(call.model, ids) for call in calls for ids in (call.before, call.answer, call.next) if ids}
-        texts = dict(zip(parts, await asyncio.gather(*(self._text(session, *part) for part in parts)), strict=True))
+        texts = dict(zip(parts, await asyncio.gather(*(self._text(asking, *part) for part in parts)), strict=True))
         if None in texts.values():
             silent |= {model for model, _ in parts} - {model for (model, _), text in texts.items() if text is not None}
             return None
         return [_call(episode, call, texts) for call in calls]
 
-    async def _text(self, session: aiohttp.ClientSession, model: str, ids: bytes) -> str | None:
+    async def _text(self, asking: aiohttp.ClientSession, model: str, ids: bytes) -> str | None:
         """The text of the tokens `ids`, of the first engine that gives one."""
         async with self._at_once:
             for url in self._engines.candidates(model):
                 try:
-                    return await over(session, url).detokenize(model, unpack_tokens(ids))
+                    return await over(asking, url).detokenize(model, unpack_tokens(ids))
                 except (*FAILED, ValueError):
                     continue
         return None

@@ -3,8 +3,7 @@
 A gate of an engine that cannot be paused stays closed until the trainer drains or opens it. An engine that died, or
 whose host is gone, does not keep the others from being paused and going on.
 
-Each request has a connection of its own: a server may close one after an error without a word, and what is sent over it
-next is lost. An engine is told to go on until it says that it does, for `WAKE_S`.
+An engine is told to go on until it says that it does, for `WAKE_S`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-import aiohttp
-
-from ajet_proxy.io.engines.engine import Engine
-from ajet_proxy.io.engines.vllm import UNREACHABLE, Refused, over
+from ajet_proxy.io.engines.vllm import UNREACHABLE, Refused, Vllm, over, session
 from ajet_sdk.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -29,8 +25,7 @@ class EngineControl:
     """Pauses engines, and lets them go on; `key` is the engines' own API key."""
 
     def __init__(self, *, key: str | None = None, limit_s: float = 60.0) -> None:
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._timeout = aiohttp.ClientTimeout(total=limit_s)
+        self._key, self._limit_s = key, limit_s
 
     async def pause(self, urls: tuple[str, ...]) -> None:
         """Pause every engine; `EngineError` if one did not, or if none could be reached. One of several that cannot be
@@ -46,7 +41,7 @@ class EngineControl:
         token. None tells it nothing, since it has weights of several models. Returns what is wrong with those that did
         not go on; `EngineError` if none did."""
 
-        async def wake(engine: Engine) -> None:
+        async def wake(engine: Vllm) -> None:
             try:
                 if version is not None:
                     await engine.name_version(version)
@@ -59,7 +54,7 @@ class EngineControl:
             raise errors[0]
         return [error.message for error in errors]
 
-    async def _wake(self, engine: Engine) -> None:
+    async def _wake(self, engine: Vllm) -> None:
         """Tell an engine to go on until it does. `EngineError` if it does not."""
         loop = asyncio.get_running_loop()
         give_up, pause = loop.time() + WAKE_S, PAUSE_S
@@ -74,10 +69,9 @@ class EngineControl:
             await asyncio.sleep(pause)
             pause *= 2
 
-    async def _all(self, urls: tuple[str, ...], tell: Callable[[Engine], Awaitable[None]]) -> list[EngineError]:
-        connector = aiohttp.TCPConnector(force_close=True)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, connector=connector) as session:
-            answers = await asyncio.gather(*(tell(over(session, url)) for url in urls), return_exceptions=True)
+    async def _all(self, urls: tuple[str, ...], tell: Callable[[Vllm], Awaitable[None]]) -> list[EngineError]:
+        async with session(self._key, self._limit_s) as asking:
+            answers = await asyncio.gather(*(tell(over(asking, url)) for url in urls), return_exceptions=True)
         errors = [answer for answer in answers if answer is not None]
         for error in errors:
             if not isinstance(error, EngineError):

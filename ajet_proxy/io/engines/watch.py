@@ -28,18 +28,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
-from ajet_proxy.io.engines.engine import Told
 from ajet_proxy.io.engines.upstream import Engines, as_asked
-from ajet_proxy.io.engines.vllm import UNTOLD, over
+from ajet_proxy.io.engines.vllm import UNTOLD, Told, over, session
 
 logger = logging.getLogger(__name__)
 
 LOOK_S, SOON_S = 15.0, 0.5
 """Between two looks, and until one after the trainer has spoken."""
 ANSWER_S = 5.0
-AGENT = "ajet-proxy"
 FILE = "engines.json"
 Noted = Mapping[str, Any]
 """An engine's word on itself: `models` with its own ones, and the `version` of its weights, if it tells one."""
@@ -76,7 +72,7 @@ class EngineWatch:
         data_dir: Path, key: str | None = None,
     ) -> None:
         self._engines, self._alerts, self._shut, self._data_dir = engines, alerts, shut, data_dir
-        self._headers = {"User-Agent": AGENT} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._key = key
         self._spoken = asyncio.Event()
         self._noted = read(data_dir)
         self._due: set[str] = set()
@@ -150,9 +146,8 @@ class EngineWatch:
         self._forget(set(urls))
 
     async def _probe(self, urls: Sequence[str]) -> list[Told]:
-        limit, connector = aiohttp.ClientTimeout(total=ANSWER_S), aiohttp.TCPConnector(force_close=True)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=limit, connector=connector) as session:
-            return await asyncio.gather(*(over(session, url).probe() for url in urls))
+        async with session(self._key, ANSWER_S) as asking:
+            return await asyncio.gather(*(over(asking, url).probe() for url in urls))
 
     def _judge(self, url: str, told: Told) -> None:
         if not told.models:
