@@ -6,9 +6,6 @@ a verdict comes at once, though the supervisor is the one who asks.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +15,7 @@ from ajet_proxy.core.control.asked import Answer, Asked
 from ajet_proxy.core.control.runs import Wish, granted, wished
 from ajet_proxy.core.ledger.supervisors import Verdict
 from ajet_proxy.io.control.desk import Desk
-from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S
+from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Bell
 from ajet_sdk.errors import NotReady
 
 VERDICT_S = 10.0
@@ -32,11 +29,11 @@ class WaitingRuns:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._news = asyncio.Event()
+        self._news, self._stops = Bell(), desk.stopping.is_set
 
     def stop(self) -> None:
         """End all waits, once the desk is stopping."""
-        self._ring()
+        self._news.ring()
 
     async def want(self, http: web.Request, asked: Asked) -> web.Response:
         """``PUT`` and ``PATCH``: stored once the supervisor has looked at it."""
@@ -51,41 +48,30 @@ class WaitingRuns:
     async def supervise(self, http: web.Request, asked: Asked) -> web.Response:
         """``POST supervisor``: it is answered when there are news, or after a while."""
         answer = await self._desk.decide(asked)
-        self._ring()  # perhaps with a verdict
+        self._news.ring()  # perhaps with a verdict
 
         def news() -> bool:
             told: dict[str, Any] = answer.body() or {}
-            return bool(told["checks"]) or told["known"] != asked.body.known
+            return bool(told["checks"]) or told["known"] != asked.body.known or self._stops()
 
-        await self._until(news, min(asked.body.wait_s, MAX_POLL_S))
+        await self._news.until(news, min(asked.body.wait_s, MAX_POLL_S))
         return await self._desk.respond(answer)
 
     async def _settled(self, answer: Answer) -> web.Response:
         await self._desk.store.commit(answer.events)
-        self._ring()
+        self._news.ring()
         return await self._desk.respond(answer)
 
     async def _verdict(self, asked: Asked, wish: Wish) -> Verdict:
         supervisors, check = asked.supervisors, asked.new_id("check")
         supervisors.checks[check] = (wish.supervisor, {"run": wish.run, "config": dict(wish.config)})
-        self._ring()
+        self._news.ring()
         try:
-            if await self._until(lambda: check in supervisors.verdicts, VERDICT_S):
+            await self._news.until(lambda: check in supervisors.verdicts or self._stops(), VERDICT_S)
+            if check in supervisors.verdicts:
                 return supervisors.verdicts.pop(check)
         finally:
             supervisors.checks.pop(check, None)
             supervisors.verdicts.pop(check, None)
         said = f"supervisor {wish.supervisor} has not said within {VERDICT_S:g} s whether this can run: ask again"
         raise NotReady(said, code="no_verdict", retry_after=RETRY_AFTER_S)
-
-    def _ring(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
-
-    async def _until(self, reached: Callable[[], bool], limit_s: float) -> bool:
-        """Waits until `reached`, for at most `limit_s` seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                while not reached() and not self._desk.stopping.is_set():
-                    await self._news.wait()
-        return reached()

@@ -8,7 +8,8 @@ the client is still there, and is told why.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -63,16 +64,17 @@ class DiscardWatch:
     def __init__(self) -> None:
         self._watching: dict[str, list[OnDiscard]] = {}
 
-    def add(self, episode: str, on_discard: OnDiscard) -> None:
-        """Call `on_discard` from now on when `episode` is discarded."""
-        self._watching.setdefault(episode, []).append(on_discard)
-
-    def remove(self, episode: str, on_discard: OnDiscard) -> None:
-        """No longer call it."""
-        watching = self._watching[episode]
-        watching.remove(on_discard)
-        if not watching:
-            del self._watching[episode]
+    @contextmanager
+    def watched(self, episode: str, on_discard: OnDiscard) -> Iterator[None]:
+        """A block in which `on_discard` is called when `episode` is discarded."""
+        watching = self._watching.setdefault(episode, [])
+        watching.append(on_discard)
+        try:
+            yield
+        finally:
+            watching.remove(on_discard)
+            if not watching:
+                del self._watching[episode]
 
     def discarded(self, episode: str) -> None:
         """Tell those who watch that `episode` is discarded."""

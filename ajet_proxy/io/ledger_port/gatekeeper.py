@@ -5,7 +5,7 @@ them. Requests are held, not refused: an agent never learns that the weights cha
 gives up with a 503, so that a dead trainer cannot hold agents forever. Each model has a gate, and a request counts as
 one model's (`ajet_proxy.io.engines.upstream.Engines.home`).
 
-Invariant: `in_flight` is the number of requests `_Inside`, and none comes in while its gate is not open.
+Invariant: `in_flight` is the number of requests inside (`enter`), and none comes in while its gate is not open.
 `busy_s` never falls, and grows exactly while `in_flight` is not 0. The same holds for each model.
 """
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -37,15 +37,35 @@ class Requests:
         """Seconds since the start in which anybody was inside."""
         return self._busy_before + (perf_counter() - self._busy_since if self.in_flight else 0.0)
 
-    def come(self, now: float) -> None:
+    def come(self) -> None:
         if self.in_flight == 0:
-            self._busy_since = now
+            self._busy_since = perf_counter()
         self.in_flight += 1
 
     def go(self) -> None:
         if self.in_flight == 1:
             self._busy_before = self.busy_s
         self.in_flight -= 1
+
+
+class Bell:
+    """Wakes all who wait for something, to look again whether it is so."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake them."""
+        self._rung.set()
+        self._rung = asyncio.Event()
+
+    async def until(self, reached: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until `reached`, for at most `limit_s` seconds. Returns whether it is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while not reached():
+                    await self._rung.wait()
+        return reached()
 
 
 class Gatekeeper(Requests):
@@ -60,7 +80,8 @@ class Gatekeeper(Requests):
         self.is_open = is_open
         self._hold_s = hold_s
         self._waited = waited
-        self._change = asyncio.Event()
+        self._bell = Bell()
+        self.changed = self._bell.ring
         self._stopping = False
         self._of: defaultdict[str, Requests] = defaultdict(Requests)
         self.held: Counter[str] = Counter()
@@ -70,22 +91,18 @@ class Gatekeeper(Requests):
         """The requests that count as of `model`; of "", those of no model."""
         return self._of.get(model, Requests())
 
-    def changed(self) -> None:
-        """Wake everyone who waits, to look again."""
-        self._change.set()
-        self._change = asyncio.Event()
-
     def stop(self) -> None:
         """Hold no request from now on: those that wait, and those that would have to, get a 503 at once."""
         self._stopping = True
         self.changed()
 
+    @asynccontextmanager
     async def enter(
         self, model: Callable[[], str] = str, ready: Callable[[], bool] = lambda: True, episode: str = ""
-    ) -> AbstractContextManager[None]:
-        """Return once the gate is open and `ready` (e.g. an engine is known) holds; `NotReady` after `hold_s`. The
-        request is inside as long as the context is that it gets at once. `model` tells as whose it counts, which may
-        change while it waits. `episode` is whose request it is."""
+    ) -> AsyncIterator[None]:
+        """A block that begins once the gate is open and `ready` (e.g. an engine is known) holds; `NotReady` after
+        `hold_s`. The request is inside until its end, for which nobody waits. `model` tells as whose it counts, which
+        may change while it waits. `episode` is whose request it is."""
 
         def passable() -> bool:
             return self.is_open(model()) and ready()
@@ -94,7 +111,16 @@ class Gatekeeper(Requests):
         if not passable():
             await self._hold(passable, model, episode)
         self._waited(perf_counter() - began)
-        return _Inside(self, self._of[model()])
+        own = self._of[model()]
+        self.come()
+        own.come()
+        try:
+            yield
+        finally:
+            self.go()
+            own.go()
+            if own.in_flight == 0:
+                self.changed()
 
     def inside(self, among: Callable[[str], bool] = lambda model: True) -> int:
         """The number of requests inside, of the models `among` which to look."""
@@ -103,7 +129,7 @@ class Gatekeeper(Requests):
     async def drained(self, wait_s: float, among: Callable[[str], bool] = lambda model: True) -> bool:
         """Wait up to `wait_s` seconds until nobody is inside of the models `among` which to look. Returns whether that
         came true."""
-        return await self._until(lambda: self.inside(among) == 0, wait_s)
+        return await self._bell.until(lambda: self.inside(among) == 0, wait_s)
 
     async def _hold(self, passable: Callable[[], bool], model: Callable[[], str], episode: str) -> None:
         held = (self, self._of[model()])
@@ -111,7 +137,7 @@ class Gatekeeper(Requests):
         for requests in held:
             requests.waiting += 1
         try:
-            await self._until(lambda: self._stopping or passable(), self._hold_s)
+            await self._bell.until(lambda: self._stopping or passable(), self._hold_s)
         finally:
             for requests in held:
                 requests.waiting -= 1
@@ -125,33 +151,3 @@ class Gatekeeper(Requests):
         shut = not self.is_open(model())
         what = "the gate is closed while weights change" if shut else "no engine has been announced yet"
         raise NotReady(what, code="gate_closed", retry_after=RETRY_AFTER_S)
-
-    async def _until(self, condition: Callable[[], bool], limit_s: float) -> bool:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + limit_s
-        while not condition():
-            change = self._change
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await change.wait()
-            except TimeoutError:
-                return condition()
-        return True
-
-
-class _Inside:
-    """A request that has passed the gate, and counts among all and among those of its model."""
-
-    def __init__(self, gate: Gatekeeper, own: Requests) -> None:
-        self._gate, self._own = gate, own
-
-    def __enter__(self) -> None:
-        now = perf_counter()
-        self._gate.come(now)
-        self._own.come(now)
-
-    def __exit__(self, *_: object) -> None:
-        self._gate.go()
-        self._own.go()
-        if self._own.in_flight == 0:
-            self._gate.changed()

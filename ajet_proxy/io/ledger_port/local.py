@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -160,12 +160,9 @@ class LocalPort:
 
     @asynccontextmanager
     async def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AsyncIterator[None]:
-        with await self._come_in(model, episode):
-            self._discards.add(episode, on_discard)
-            try:
+        async with self._come_in(model, episode):
+            with self._discards.watched(episode, on_discard):
                 yield
-            finally:
-                self._discards.remove(episode, on_discard)
 
     @asynccontextmanager
     async def begin(self, request: CallRequest, on_discard: OnDiscard) -> AsyncIterator[Begun]:
@@ -202,7 +199,7 @@ class LocalPort:
                 now = partial(self._commands.begin_call, asked, known)
                 self._store.check(await self._store.decide(now, unknown))
                 unknown = (spare,)  # by the time that it is let in, much may have happened
-            with await self._come_in(model, episode):
+            async with self._come_in(model, episode):
                 begin = partial(self._begun, request, asked, chosen, (episode, spare), name)
                 begun, events = await self._store.decide(begin, unknown)
                 self._store.post(events)
@@ -265,14 +262,13 @@ class LocalPort:
     def _running(self, begun: Begun, on_discard: OnDiscard) -> Iterator[None]:
         """A block in which the calls of `begun` are in flight. Calls that have not ended when it is left are lost."""
         reason, status = DISCONNECTED, 0
-        self._discards.add(begun.episode, on_discard)
         try:
-            yield
+            with self._discards.watched(begun.episode, on_discard):
+                yield
         except BaseException as error:
             reason, status = why_lost(error)
             raise
         finally:
-            self._discards.remove(begun.episode, on_discard)
             known = self._state.episodes.get(begun.episode)
             if known is not None and known.transcript.running:
                 self.lose([Gone(begun.episode, call, reason, status=status) for call in begun.calls])
@@ -342,8 +338,8 @@ class LocalPort:
             if isinstance(event, ev.EpisodeDiscarded) and not event.models:
                 self._discards.discarded(event.episode)
 
-    def _come_in(self, model: str, episode: str) -> Awaitable[AbstractContextManager[None]]:
-        """Wait for the gate of the model that will serve a request for `model`."""
+    def _come_in(self, model: str, episode: str) -> AbstractAsyncContextManager[None]:
+        """Wait for the gate of the model that will serve a request for `model`, and be inside."""
         home, ready = partial(self._engines.home, model), lambda: bool(self._engines.candidates(model))
         return self._gate.enter(home, ready, episode)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from msgspec import Struct
@@ -103,29 +103,26 @@ class RemotePort:
         self._on_discard: dict[int, OnDiscard] = {}
         self.serving = facts
 
-    @asynccontextmanager
-    async def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AsyncIterator[None]:
-        entry = next(self._entries)
-        self._on_discard[entry] = on_discard
-        try:
-            await self.connection.ask("enter", entry, model, episode)
-            yield
-        finally:
-            del self._on_discard[entry]
-            self.connection.notify("leave", entry)
+    def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AbstractAsyncContextManager[None]:
+        return self._inside("enter", on_discard, model, episode)
 
     @asynccontextmanager
     async def begin(self, request: CallRequest, on_discard: OnDiscard) -> AsyncIterator[Begun]:
-        entry = next(self._entries)
-        self._on_discard[entry] = on_discard  # which may be called before this task hears that it has begun
-        try:
-            begun: Begun = await self.connection.ask("begin", entry, request)
+        async with self._inside("begin", on_discard, request) as begun:
             try:
                 yield begun
             except Exception as error:
                 reason, status = why_lost(error)
                 self.lose([Gone(begun.episode, call, reason, status=status) for call in begun.calls])
                 raise
+
+    @asynccontextmanager
+    async def _inside(self, what: str, on_discard: OnDiscard, *values: Any) -> AsyncIterator[Any]:
+        """A block that begins with the answer to `what`, and at whose end the other side leaves, too."""
+        entry = next(self._entries)
+        self._on_discard[entry] = on_discard  # which may be called before this task hears that it has begun
+        try:
+            yield await self.connection.ask(what, entry, *values)
         finally:
             del self._on_discard[entry]
             self.connection.notify("leave", entry)

@@ -16,7 +16,7 @@ from typing import Any
 from ajet_proxy.core.continuity.memory import Sought
 from ajet_proxy.core.trajectory.call import RESTARTED
 from ajet_proxy.io.ledger_port.local import LocalPort
-from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, unsent
+from ajet_proxy.io.ledger_port.port import Begun, Ending, Gone, Whole, unsent
 from ajet_proxy.io.ledger_port.remote import NOTICES, QUESTIONS
 
 Notified = Callable[..., None]
@@ -37,7 +37,8 @@ class PortServer:
         self._answered: set[str] = set()
         """Calls on disk whose clients the worker has not sent the end yet, as far as it has said."""
         own: dict[str, Any] = {
-            "find": ledger_port.find, "enter": self._enter, "begin": self._begin, "leave": self._leave,
+            "find": ledger_port.find, "leave": self._leave,
+            "enter": partial(self._go_in, ledger_port.enter), "begin": partial(self._go_in, ledger_port.begin),
             "recall": lambda sought, episode: ledger_port.recall(Sought(*sought), episode),
             "end": self._end, "sent": self._sent, "lose": self._lose, **more,
         }
@@ -60,13 +61,10 @@ class PortServer:
         self._ledger_port.unknown(tuple(self._answered))
         self._gone()
 
-    async def _enter(self, entry: int, model: str, episode: str) -> None:
-        inside = self._ledger_port.enter(model, episode, partial(self._notify, "discarded", entry))
-        await inside.__aenter__()
-        self._inside[entry] = inside, None
-
-    async def _begin(self, entry: int, request: CallRequest) -> Begun:
-        inside = self._ledger_port.begin(request, partial(self._notify, "discarded", entry))
+    async def _go_in(
+        self, way: Callable[..., AbstractAsyncContextManager[Begun | None]], entry: int, *asked: Any
+    ) -> Begun | None:
+        inside = way(*asked, partial(self._notify, "discarded", entry))
         begun = await inside.__aenter__()
         self._inside[entry] = inside, begun
         return begun

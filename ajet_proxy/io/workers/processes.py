@@ -29,6 +29,7 @@ from ajet_proxy.io.ledger_port.remote_server import Notified, PortServer
 from ajet_proxy.io.ledger_port.worker_connection import WorkerConnection
 from ajet_proxy.io.runtime.metrics import Figures, Metrics
 from ajet_proxy.io.runtime.process import cannot_listen, program
+from ajet_proxy.own_address import Address
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,6 @@ WAITS_S = (0.1, 30.0)
 """The first wait before a worker is replaced, which doubles, and the longest."""
 PATIENCE_S = 3.0
 """The workers of a daemon that was killed need a moment to see that it is gone."""
-Address = tuple[str, int]
 
 
 @dataclass(slots=True)

@@ -106,10 +106,10 @@ async def test_what_is_wanted_survives_a_restart_and_what_was_said_does_not(tmp_
 
 
 async def test_a_daemon_that_stops_waits_for_no_supervisor(tmp_path: Path) -> None:
-    until = module.WaitingRuns._until
+    until = module.Bell.until
     with (
         mock.patch.object(module, "MAX_POLL_S", 600.0),
-        mock.patch.object(module.WaitingRuns, "_until", autospec=True, side_effect=until) as waits,
+        mock.patch.object(module.Bell, "until", autospec=True, side_effect=until) as waits,
     ):
         async with serving(tmp_path / "data") as client:
             supervisor = Speaking(client)

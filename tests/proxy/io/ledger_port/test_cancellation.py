@@ -211,13 +211,10 @@ def test_nobody_is_told_of_what_is_no_longer_under_way() -> None:
         return lambda: told.append(name)
 
     a, b, c, gone = map(say, ("a", "b", "c", "gone"))
-    added = [("one", a), ("one", b), ("two", c), ("one", gone)]
-    for episode, over in added:
-        watch.add(episode, over)
-    watch.remove("one", gone)
-    watch.discarded("one")
-    watch.discarded("unknown")
-    for episode, over in added[:3]:
-        watch.remove(episode, over)
+    with watch.watched("one", a), watch.watched("one", b), watch.watched("two", c):
+        with watch.watched("one", gone):
+            pass
+        watch.discarded("one")
+        watch.discarded("unknown")
     watch.discarded("one")
     assert told == ["a", "b"] and not watch._watching

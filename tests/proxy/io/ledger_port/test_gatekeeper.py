@@ -21,7 +21,7 @@ def make(hold_s: float = 300.0) -> tuple[Door, Gatekeeper]:
 
 
 async def visit(gate: Gatekeeper, log: list[str], name: str, leave: asyncio.Event | None = None) -> None:
-    with await gate.enter():
+    async with gate.enter():
         log.append(name)
         if leave is not None:
             await leave.wait()
@@ -29,7 +29,7 @@ async def visit(gate: Gatekeeper, log: list[str], name: str, leave: asyncio.Even
 
 async def test_an_open_gate_lets_through_at_once_and_counts() -> None:
     _, gate = make()
-    with await gate.enter(), await gate.enter():
+    async with gate.enter(), gate.enter():
         assert gate.in_flight == 2
     assert (gate.in_flight, gate.waiting) == (0, 0)
 
@@ -58,9 +58,9 @@ async def test_the_seconds_in_which_anybody_is_inside_are_counted_once_and_never
     monkeypatch.setattr(gatekeeper, "perf_counter", lambda: now[0])
     assert gate.busy_s == 0
     now[0] += 5
-    with await gate.enter():
+    async with gate.enter():
         now[0] += 1
-        with await gate.enter():
+        async with gate.enter():
             now[0] += 2
             assert gate.busy_s == 3
         now[0] += 4
@@ -89,7 +89,7 @@ async def test_how_long_each_was_held_is_told(monkeypatch: pytest.MonkeyPatch) -
     now, told, door = [100.0], list[float](), Door()
     monkeypatch.setattr(gatekeeper, "perf_counter", lambda: now[0])
     gate = Gatekeeper(is_open=lambda model: door.open, hold_s=300.0, waited=told.append)
-    with await gate.enter():
+    async with gate.enter():
         assert told == [0.0]
     door.open = False
     held = asyncio.create_task(visit(gate, [], "held"))
@@ -112,9 +112,10 @@ async def test_who_waits_too_long_is_told_when_to_come_back() -> None:
 
 async def test_no_engine_is_a_closed_gate_with_its_own_words() -> None:
     _, gate = make(hold_s=0.02)
-    with pytest.raises(NotReady, match="no engine"), await gate.enter(ready=lambda: False):
-        pass
-    with await gate.enter(ready=lambda: True):
+    with pytest.raises(NotReady, match="no engine"):
+        async with gate.enter(ready=lambda: False):
+            pass
+    async with gate.enter(ready=lambda: True):
         assert gate.in_flight == 1
 
 
@@ -141,8 +142,9 @@ async def test_draining_waits_for_those_inside() -> None:
 
 async def test_an_exception_or_a_cancelled_wait_leaves_the_counts_right() -> None:
     door, gate = make()
-    with pytest.raises(ZeroDivisionError), await gate.enter():
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        async with gate.enter():
+            raise ZeroDivisionError
     door.open = False
     held = asyncio.create_task(visit(gate, [], "held"))
     await asyncio.sleep(0.01)
@@ -163,7 +165,7 @@ async def test_when_the_proxy_stops_those_held_are_sent_away() -> None:
     with pytest.raises(NotReady, match="stopping"):
         await visit(gate, [], "new")
     door.open = True
-    with await gate.enter():
+    async with gate.enter():
         pass
 
 
@@ -174,7 +176,7 @@ async def test_each_model_is_held_counted_and_drained_by_itself(monkeypatch: pyt
     leave, inside = asyncio.Event(), asyncio.Event()
 
     async def ask(model: str) -> None:
-        with await gate.enter(lambda: model):
+        async with gate.enter(lambda: model):
             inside.set()
             await leave.wait()
 
@@ -202,7 +204,7 @@ async def test_who_waits_is_known_by_episode() -> None:
     door.open = False
 
     async def ask(episode: str) -> None:
-        with await gate.enter(episode=episode):
+        async with gate.enter(episode=episode):
             assert episode not in gate.held
 
     held = [asyncio.create_task(ask(episode)) for episode in ("a", "b", "a")]
@@ -223,7 +225,7 @@ async def test_as_whose_a_request_counts_may_change_while_it_waits() -> None:
     entered = asyncio.Event()
 
     async def ask() -> None:
-        with await gate.enter(lambda: home[0]):
+        async with gate.enter(lambda: home[0]):
             assert (gate.of("a").waiting, gate.of("b").in_flight) == (0, 1)
             entered.set()
 
