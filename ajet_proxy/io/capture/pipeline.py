@@ -29,7 +29,7 @@ from aiohttp import ClientResponse, web
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ajet_proxy.core.conversation.history import History, Mark, marks_of
+from ajet_proxy.core.conversation.history import History
 from ajet_proxy.core.conversation.said import Said
 from ajet_proxy.core.identity.headers import Headers, retries, retry_key, retry_keys
 from ajet_proxy.core.identity.keys import Claims
@@ -44,9 +44,7 @@ from ajet_proxy.core.trajectory.call import (
     ENGINE_SILENT,
     NO_CHAT_ROUTE,
     NOT_WRITTEN,
-    Captured,
     Origin,
-    Outcome,
 )
 from ajet_proxy.io.capture.continuity import ContinuedRequest, Continuity
 from ajet_proxy.io.capture.recorder import Finished, Recorder
@@ -121,7 +119,6 @@ class Prepared(Struct, frozen=True):
     exchange: Exchange
     request: EngineRequest
     sender: Sender
-    finished: Finished | None
     recorder: Recorder
     tail: Tail
 
@@ -154,9 +151,7 @@ class Pipeline:
             try:
                 with await self._send(prepared) as answer:
                     await answer.relay()
-                    await prepared.recorder.record(
-                        prepared.exchange.outcomes, prepared.finished, prepared.exchange.response_id
-                    )
+                    await prepared.recorder.record()
                     return await answer.release()
             except BaseException as error:
                 prepared.recorder.lose(self._why_lost(prepared, error))
@@ -268,16 +263,16 @@ class Pipeline:
             identified_by=begun.identified_by, altered=exchange.altered,
         )
         request = asks(exchange.target, exchange.upstream_body(), model=begun.model, sticky=begun.episode)
-        recorder = Recorder(
-            origin, Questions(self._facts, request, exchange, asks), ledger_port=self._ledger_port,
-            begins=identified.said.begins_with(begun.open), marks=self._marks(identified.history, exchange),
-        )
         sender: Sender = self._upstream
         finished: Finished | None = None
         if self._continuity is not None and dialect.takes_ids:
             sender = continued = ContinuedRequest(self._continuity, exchange, origin, history)
             finished = continued.finished
-        return Prepared(caller, received.body, begun, began, exchange, request, sender, finished, recorder, Tail())
+        recorder = Recorder(
+            origin, exchange, Questions(self._facts, request, exchange, asks), ledger_port=self._ledger_port,
+            history=identified.history, begins=identified.said.begins_with(begun.open), finished=finished,
+        )
+        return Prepared(caller, received.body, begun, began, exchange, request, sender, recorder, Tail())
 
     async def _send(self, prepared: Prepared) -> Relay:
         exchange, request, dialect = prepared.exchange, prepared.request, prepared.exchange.dialect
@@ -288,9 +283,9 @@ class Pipeline:
         elif answer is None or (answer.status in NO_ROUTE and dialect.path != dialect.target):
             answer, request = await self._pass_by(prepared, answer)
         return relaying(
-            prepared.caller.http, answer, request, exchange, prepared.recorder,
-            None if exchange.skip is None else prepared.tail,
-            self._upstream.pulse(request.asked[-1]), keep_alive_s=self._keep_alive_s,
+            prepared.caller.http, answer, request, prepared.recorder,
+            None if exchange.skip is None else prepared.tail, self._upstream.pulse(request.asked[-1]),
+            keep_alive_s=self._keep_alive_s,
         )
 
     async def _pass_by(
@@ -338,18 +333,6 @@ class Pipeline:
             self._ledger_port.used(prepared.caller.claims.tenant, used)
         if exchange.reader.tells_versions:
             self._tell_versions.add(exchange.target)
-
-    def _marks(self, history: History | None, exchange: Exchange) -> Callable[[Outcome], tuple[Mark, ...]]:
-        """Tells where a client's `history` ends after each choice; called before the answer's end is released. That is
-        the history before any doubt is settled, because the next request is looked up by such a one."""
-
-        def marks(outcome: Outcome) -> tuple[Mark, ...]:
-            if exchange.kept_as is not None:
-                self._ledger_port.keep(exchange.kept_as, exchange.ask)
-            captured = outcome if isinstance(outcome, Captured) else None
-            return marks_of(history, exchange.answers[outcome.index], captured)
-
-        return marks
 
     def _asks(self, caller: Caller) -> Callable[..., EngineRequest]:
         """Makes requests to the engine in the name of `caller`."""

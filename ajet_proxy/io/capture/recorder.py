@@ -18,7 +18,7 @@ from time import monotonic
 from aiohttp import ClientResponse
 from msgspec.structs import replace
 
-from ajet_proxy.core.conversation.history import Mark
+from ajet_proxy.core.conversation.history import History, marks_of
 from ajet_proxy.core.protocol.ending import IN_DOUBT
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.tokens import pack_tokens
@@ -45,15 +45,17 @@ back for so long gave up on it."""
 
 
 class Recorder:
-    """Ends the calls of `origin`, which a `CallStarted` has announced."""
+    """Ends the calls of `origin`, which a `CallStarted` has announced. `exchange` tells what became of them."""
 
     def __init__(
-        self, origin: Origin, questions: Questions, *, ledger_port: LedgerPort,
-        marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), begins: tuple[str, ...] = (),
+        self, origin: Origin, exchange: Exchange, questions: Questions, *, ledger_port: LedgerPort,
+        history: History | None = None, begins: tuple[str, ...] = (), finished: Finished | None = None,
     ) -> None:
-        """`questions` ask the engine more about a choice. `marks` tells where the calls' history ends. `begins` has
-        what unanswered requests said and this one begins with."""
+        """`questions` ask the engine more about a choice. `history` is the client's before any doubt is settled,
+        because the next request is looked up by such a one. `begins` has what unanswered requests said and this one
+        begins with. `finished` is told of each whole choice, and has the last word on where it came from."""
         self.origin = origin
+        self.exchange = exchange
         self.engine = ""
         """Who answered: the address of the engine's route."""
         self.came_at = 0.0
@@ -68,7 +70,7 @@ class Recorder:
         """True if the client's connection has taken the bytes that complete the answer."""
         self._questions = questions
         self._ledger_port = ledger_port
-        self._marks, self._begins = marks, begins
+        self._history, self._begins, self._finished = history, begins, finished
         self._sampled: Sampled = lambda scored: None
         self._version = origin.policy_version
         self._updates = -1
@@ -79,8 +81,9 @@ class Recorder:
     def answered(self, answer: ClientResponse) -> None:
         """The engine's `answer` begins."""
         self.engine, self._status = str(answer.url).partition("?")[0], answer.status
+        self.exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
 
-    def note_version(self, exchange: Exchange) -> None:
+    def note_version(self) -> None:
         """Note whether other weights serve the model by now. A stream may have been frozen while they changed: what
         comes from now on counts as sampled by them. An answer in one piece counts as sampled by the first ones. Either
         way the call is uncertain, unless the engine says which token came from which weights (see
@@ -92,16 +95,13 @@ class Recorder:
         version = serving.policy_version(self.origin.model)
         if version != self._version:
             self._version = version
-            self._changes.append(Change(version, exchange.reader.sampled))
+            self._changes.append(Change(version, self.exchange.reader.sampled))
 
-    async def record(
-        self, outcomes: Sequence[Outcome], finished: Finished | None = None, response: str | None = None
-    ) -> None:
-        """Record `outcomes`, which are the answer `response`; returns when they are on disk. `finished` is told of each
-        whole choice before that, and has the last word on where it came from."""
+    async def record(self) -> None:
+        """Record the outcomes of the exchange; returns when they are on disk."""
         if self._ended:
             return
-        self._held_since = monotonic()
+        self._held_since, outcomes = monotonic(), self.exchange.outcomes
         whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
         whole = [await self._told_end(outcome) for outcome in whole]
         if self._ledger_port.serving.merge_policy == "repair":
@@ -110,7 +110,7 @@ class Recorder:
         if any(isinstance(outcome, Captured) for outcome in whole):
             self._sampled = await self._questions.sampling()
         self._ended = True
-        self._endings = [self._ending(outcome, finished, response) for outcome in whole]
+        self._endings = [self._ending(outcome) for outcome in whole]
         await self._ledger_port.end(self._endings)
         self._held_since = None
 
@@ -169,19 +169,20 @@ class Recorder:
         version = self._ledger_port.serving.policy_version(self.origin.model)
         return not self._changes and version == self.origin.policy_version
 
-    def _ending(
-        self, outcome: Captured | Lost, finished: Finished | None = None, response: str | None = None
-    ) -> Ending:
-        """The record of one choice."""
-        origin, marks = self.origin, self._marks(outcome)
+    def _ending(self, outcome: Captured | Lost) -> Ending:
+        """The record of one choice, with where its history ends."""
+        origin, exchange, captured = self.origin, self.exchange, outcome if isinstance(outcome, Captured) else None
+        if exchange.kept_as is not None:
+            self._ledger_port.keep(exchange.kept_as, exchange.ask)
+        marks = marks_of(self._history, exchange.answers[outcome.index], captured)
         if isinstance(outcome, Lost):
             self.lost.add(outcome.index)
             return Gone(
                 origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine, begins=self._begins,
                 status=self._status if outcome.reason == REFUSED else 0,
             )
-        if finished is not None:
-            origin = finished(origin, outcome)
+        if self._finished is not None:
+            origin = self._finished(origin, outcome)
         same_text, sampling = self._same_text.get(outcome.index), self._sampled(outcome.scored)
-        call = to_packed(outcome, origin, self._changes, same_text, sampling, response)
+        call = to_packed(outcome, origin, self._changes, same_text, sampling, exchange.response_id)
         return Whole(origin.episode, call, marks, self.engine, self._begins)

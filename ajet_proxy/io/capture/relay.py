@@ -25,7 +25,6 @@ from aiohttp import web
 from yarl import URL
 
 from ajet_proxy.core.identity.ladder import split_path
-from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import DISCONNECTED, EPISODE_DISCARDED, RESTARTED, STALLED, TRUNCATED
 from ajet_proxy.io.capture.recorder import Recorder
@@ -97,16 +96,16 @@ class _Relay:
     settled. `release` is for when the calls are recorded: it sends what was kept back, and all that follows."""
 
     def __init__(
-        self, http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, exchange: Exchange,
-        recorder: Recorder, tail: Tail | None, pulse: Pulse, keep_alive_s: float,
+        self, http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, recorder: Recorder,
+        tail: Tail | None, pulse: Pulse, keep_alive_s: float,
     ) -> None:
-        """`answer` is the engine's to `request`, and `pulse` that engine's; `exchange` has seen the answer's headers.
+        """`answer` is the engine's to `request`, and `pulse` that engine's; the exchange has seen the answer's headers.
         `tail` gets an answer that is not captured. A stream whose client heard nothing for `keep_alive_s` (0: never) is
         kept alive in its protocol."""
         self._http = http
         self._answer = answer
         self._request = request
-        self._exchange = exchange
+        self._exchange = recorder.exchange
         self._recorder = recorder
         self._keep_alive_s = keep_alive_s
         self._tail = tail
@@ -169,7 +168,7 @@ class WholeRelay(_Relay):
             self._tail.feed(data)
         self._exchange.feed(data)
         self._body = b"".join(self._exchange.finish())
-        self._recorder.note_version(self._exchange)
+        self._recorder.note_version()
 
 
 class StreamRelay(_Relay):
@@ -222,7 +221,7 @@ class StreamRelay(_Relay):
             pulse.beat, recorder.came_at = True, monotonic()
             if tail is not None:
                 tail.feed(data)
-            recorder.note_version(exchange)
+            recorder.note_version()
             parts = exchange.feed(data)
             if exchange.heard:
                 exchange.heard = False
@@ -270,14 +269,13 @@ Relay = WholeRelay | StreamRelay
 
 
 def relaying(
-    http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, exchange: Exchange, recorder: Recorder,
-    tail: Tail | None, pulse: Pulse, *, keep_alive_s: float,
+    http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, recorder: Recorder, tail: Tail | None,
+    pulse: Pulse, *, keep_alive_s: float,
 ) -> Relay:
-    """The relay of `answer`. `exchange` is told the answer's headers first."""
+    """The relay of `answer`. The exchange is told the answer's headers first."""
     recorder.answered(answer)
-    exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
-    kind = WholeRelay if exchange.buffered else StreamRelay
-    return kind(http, answer, request, exchange, recorder, tail, pulse, keep_alive_s)
+    kind = WholeRelay if recorder.exchange.buffered else StreamRelay
+    return kind(http, answer, request, recorder, tail, pulse, keep_alive_s)
 
 
 def why_gone(http: web.Request) -> str:

@@ -13,7 +13,7 @@ from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.protocol.routes import CAPTURED
-from ajet_proxy.core.trajectory.call import Captured, Lost, Origin, Unscored
+from ajet_proxy.core.trajectory.call import Captured, Lost, Origin, Outcome, Unscored
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.engines.watch import EngineWatch
@@ -45,7 +45,12 @@ class Scene:
             store=store, gate=gate, engines=engines, clock=Clock(), metrics=Metrics(), watch=watch,  # type: ignore[arg-type]
         )  # fmt: skip
         origin = Origin(("c0", "c1"), episode, "m", "", 1.0, 0, "path", ())
-        self.recorder = Recorder(origin, self, ledger_port=port)  # type: ignore[arg-type]
+        self.exchange = Exchange(CAPTURED["/v1/completions"], JsonBody(b'{"n":2}'))
+        self.recorder = Recorder(origin, self.exchange, self, ledger_port=port)  # type: ignore[arg-type]
+
+    async def record(self, outcomes: tuple[Outcome, ...]) -> None:
+        self.exchange.outcomes = outcomes
+        await self.recorder.record()
 
     async def score(self, choice: Unscored) -> Captured | Lost:
         self.asked.append(choice)
@@ -76,20 +81,20 @@ def scene() -> Scene:
 
 
 async def test_every_choice_ends(scene: Scene) -> None:
-    await scene.recorder.record(WHOLE)
+    await scene.record(WHOLE)
     assert scene.ends == ["c0", "c1"]
 
 
 async def test_the_first_end_counts(scene: Scene) -> None:
-    await scene.recorder.record((WHOLE[0], Lost(1, "no_logprobs")))
-    await scene.recorder.record(WHOLE)
+    await scene.record((WHOLE[0], Lost(1, "no_logprobs")))
+    await scene.record(WHOLE)
     scene.recorder.sent()
     scene.recorder.lose()
     assert scene.ends == ["c0", "c1: no_logprobs"]
 
 
 async def test_what_is_whole_is_lost_once_if_its_client_was_not_sent_the_end(scene: Scene) -> None:
-    await scene.recorder.record((WHOLE[0], Lost(1, "no_logprobs")))
+    await scene.record((WHOLE[0], Lost(1, "no_logprobs")))
     scene.recorder.lose("stalled")
     scene.recorder.lose()
     assert scene.ends == ["c0", "c1: no_logprobs", "c0: stalled"]
@@ -97,7 +102,7 @@ async def test_what_is_whole_is_lost_once_if_its_client_was_not_sent_the_end(sce
 
 
 async def test_what_the_engine_contradicts_is_taken_back_once_although_the_end_was_sent(scene: Scene) -> None:
-    await scene.recorder.record((WHOLE[0], Lost(1, "no_logprobs")))
+    await scene.record((WHOLE[0], Lost(1, "no_logprobs")))
     scene.recorder.sent()
     scene.recorder.take_back("capture_failed")
     scene.recorder.take_back("engine_error")
@@ -109,24 +114,24 @@ async def test_what_the_engine_contradicts_is_taken_back_once_although_the_end_w
 async def test_losing_takes_every_choice(scene: Scene) -> None:
     scene.recorder.lose()
     scene.recorder.lose("engine_error")
-    await scene.recorder.record(WHOLE)
+    await scene.record(WHOLE)
     assert scene.ends == ["c0: disconnected", "c1: disconnected"]
 
 
 async def test_an_episode_that_nobody_knows_is_no_error() -> None:
     scene = Scene("gone")
-    await scene.recorder.record(WHOLE[:1])
+    await scene.record(WHOLE[:1])
     assert scene.ends == []
 
 
 async def test_tokens_without_logprobs_are_scored_before_they_count(scene: Scene) -> None:
-    await scene.recorder.record((WHOLE[0], RAW))
+    await scene.record((WHOLE[0], RAW))
     assert scene.asked == [RAW]
     assert scene.ends == ["c0", "c1"]
 
 
 async def test_how_choices_were_sampled_is_found_before_they_are_recorded(scene: Scene) -> None:
-    await scene.recorder.record((WHOLE[0], replace(WHOLE[1], scored=True)))
+    await scene.record((WHOLE[0], replace(WHOLE[1], scored=True)))
     told = [event.call.turn.sampling for event in scene.store.durable if isinstance(event, CallFinished)]
     assert told == ['{"logprobs":"processed"}', '{"logprobs":"scored"}']
 
@@ -136,12 +141,12 @@ async def test_other_weights_cannot_score(scene: Scene, late: bool) -> None:
     if late:
         scene.announce(1)
     scene.new_weights = True
-    await scene.recorder.record((WHOLE[0], RAW))
+    await scene.record((WHOLE[0], RAW))
     assert scene.asked == [RAW] * (not late) and scene.ends == ["c0", "c1: weights_changed"]
 
 
 async def test_weights_that_came_and_went_are_other_weights(scene: Scene) -> None:
     scene.announce(1)
-    scene.recorder.note_version(Exchange(CAPTURED["/v1/completions"], JsonBody(b'{"n":2}')))
-    await scene.recorder.record((Unscored(0, "m", (1,), (2,), "stop"), RAW))
+    scene.recorder.note_version()
+    await scene.record((Unscored(0, "m", (1,), (2,), "stop"), RAW))
     assert scene.asked == [] and scene.ends == ["c0: weights_changed", "c1: weights_changed"]
