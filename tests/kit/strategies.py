@@ -13,15 +13,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.trajectory.timeline import Packed, pack
+from ajet_proxy.io.storage.codec import EVENTS
 from ajet_sdk.sample import Call
 
 EPISODE = "ep"
-EVENT_KINDS = tuple(
-    kind for kind in vars(ev).values()
-    if isinstance(kind, type) and issubclass(kind, ev.Event) and kind not in (ev.Event, ev.EpisodeEvent)
-)
+EVENT_KINDS = tuple(EVENTS.values())
 
 
 def make_call(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ajet_proxy.export import Choice, rows
-from ajet_proxy.io.storage.archive import NAME
 from ajet_proxy.io.storage.compaction import compact
+from ajet_proxy.io.storage.data_dir import ARCHIVE
 from ajet_proxy.offline import replay_lines
 from tests.kit.histories import encoded, write_segments
 from tests.kit.ledger_rig import LedgerRig
@@ -162,11 +162,11 @@ def test_what_retention_removed_is_left_out_and_counted(rig: LedgerRig, tmp_path
 def test_an_archive_that_is_damaged_is_said_in_one_line(rig: LedgerRig, tmp_path: Path) -> None:
     write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 5])
     compact(tmp_path)
-    (tmp_path / NAME).write_bytes(b"no database")
+    (tmp_path / ARCHIVE).write_bytes(b"no database")
     for arguments in (["export"], ["export", "--as", "preferences"], ["replay"]):
         done = run(arguments[0], str(tmp_path), *arguments[1:])
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-        assert f"{tmp_path / NAME} cannot be read" in done.stderr
+        assert f"{tmp_path / ARCHIVE} cannot be read" in done.stderr
         assert "restore it from a copy" in done.stderr
 
 

@@ -38,7 +38,6 @@ from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
 
-NAME = ARCHIVE
 MAX_BODY = 512 << 20
 RETRY_AFTER_S = 2.0
 BUSY_S = 60.0
@@ -66,7 +65,7 @@ class ArchiveFile:
     """The archive of one data directory, for reading. It need not exist yet."""
 
     def __init__(self, data_dir: Path) -> None:
-        self._path = data_dir / NAME
+        self._path = data_dir / ARCHIVE
         self._connection: sqlite3.Connection | None = None
         self._one_at_a_time = Lock()
 
@@ -78,14 +77,12 @@ class ArchiveFile:
 
     def episode(self, name: str) -> Episode | None:
         """The whole episode; None if it is not in the archive."""
-        for (record,) in self._ask("SELECT body FROM episodes WHERE name = ?", name):
-            return _episode(record)
-        return None
+        rows = self._ask("SELECT body FROM episodes WHERE name = ?", name)
+        return next((unpack(record) for (record,) in rows), None)
 
     def batch(self, name: str) -> LeasedBatch | None:
-        for (record,) in self._ask("SELECT record FROM batches WHERE name = ?", name):
-            return _batch(record)
-        return None
+        rows = self._ask("SELECT record FROM batches WHERE name = ?", name)
+        return next((unpack(record) for (record,) in rows), None)
 
     def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterator[Episode]:
         """The heads of at most `limit` episodes that were archived before the episode `before`, the latest first."""
@@ -95,7 +92,7 @@ class ArchiveFile:
         terms = {term: value for term, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(terms)}" if terms else ""
         rows = self._ask(f"SELECT head FROM episodes {where} ORDER BY rowid DESC LIMIT ?", *terms.values(), limit)
-        return (_episode(head) for (head,) in rows)
+        return (unpack(head) for (head,) in rows)
 
     def episodes(self, states: Iterable[str]) -> Iterator[Episode]:
         """Every episode in one of `states` as `episode` gives it, the oldest first."""
@@ -104,11 +101,11 @@ class ArchiveFile:
         question = f"SELECT body FROM episodes WHERE state IN ({marks}) ORDER BY rowid"
         with self._said():
             for (record,) in self._rows(question, wanted):
-                yield _episode(record)
+                yield unpack(record)
 
     def batches(self) -> Iterator[LeasedBatch]:
         """Every batch in the order of its lease."""
-        return (_batch(record) for (record,) in self._ask("SELECT record FROM batches ORDER BY number"))
+        return (unpack(record) for (record,) in self._ask("SELECT record FROM batches ORDER BY number"))
 
     def holds(self, table: str, names: Iterable[str]) -> list[str]:
         """The first of `names`, as far as they are in `table`. Names leave memory in the order in which they come
@@ -143,7 +140,7 @@ class ArchiveFile:
 def refuse_missing(data_dir: Path, compacted: State) -> None:
     """`JournalDamaged` if `compacted`, a snapshot's state, has archived episodes and there is no archive: nobody would
     know any more that they were trained."""
-    path, episodes = data_dir / NAME, sum(compacted.episodes.archived.values())
+    path, episodes = data_dir / ARCHIVE, sum(compacted.episodes.archived.values())
     if episodes and not path.exists():
         raise JournalDamaged(
             f"{path} is missing; it held {episodes} ended episodes: restore it from a copy, or `touch` it to "
@@ -155,7 +152,7 @@ class Archiver:
     """Writes the archive of one data directory; there is one at a time."""
 
     def __init__(self, data_dir: Path) -> None:
-        path = data_dir / NAME
+        path = data_dir / ARCHIVE
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
         try:
@@ -241,7 +238,7 @@ def _connected(path: Path) -> sqlite3.Connection | None:
     may write, as on a copy mounted for reading, SQLite must be told not to lay its own files next to it."""
     if not path.exists():
         return None
-    still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{NAME}-wal").exists()
+    still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{ARCHIVE}-wal").exists()
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?{'immutable=1' if still else 'mode=rw'}", uri=True, isolation_level=None,
         timeout=BUSY_S, check_same_thread=False,
@@ -264,13 +261,3 @@ def _row(episode: Episode) -> tuple[Any, ...]:
         body = pack(replace(short, rewards=noted, stored="removed"))
     head = pack(short)
     return episode.id, episode.state, episode.opening.task, episode.ended_at, len(head) + len(body), head, body
-
-
-def _episode(record: bytes) -> Episode:
-    episode: Episode = unpack(record)
-    return episode
-
-
-def _batch(record: bytes) -> LeasedBatch:
-    batch: LeasedBatch = unpack(record)
-    return batch

@@ -32,8 +32,8 @@ from pathlib import Path
 
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.io.storage import snapshot
-from ajet_proxy.io.storage.archive import NAME, Archiver, refuse_missing
-from ajet_proxy.io.storage.data_dir import COMPACTING
+from ajet_proxy.io.storage.archive import Archiver, refuse_missing
+from ajet_proxy.io.storage.data_dir import ARCHIVE, COMPACTING
 from ajet_proxy.io.storage.journal import NUMBER, folder_of, read_segment, segments, snapshots, sync_folder
 from ajet_sdk.errors import AjetError
 
@@ -56,7 +56,7 @@ def alone(data_dir: Path) -> Iterator[None]:
 def compact(data_dir: Path, *, ended_after: float = 0.0, limit: int = 0) -> int:
     """Compact the journal in `data_dir`; see `Archiver.retain` for the rest. Returns how many episodes were removed."""
     with alone(data_dir):
-        if snapshots(data_dir) and not (data_dir / NAME).exists():  # which was there, and would be made anew
+        if snapshots(data_dir) and not (data_dir / ARCHIVE).exists():  # which was there, and would be made anew
             refuse_missing(data_dir, snapshot.load(data_dir, LedgerSettings()))
         with contextlib.closing(Archiver(data_dir)) as archiver:
             ended = segments(data_dir)[:-1]

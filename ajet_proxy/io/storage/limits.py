@@ -18,7 +18,7 @@ from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.retention import NEARLY, closed_to
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.runtime.process import give_memory_back
-from ajet_proxy.io.storage.archive import NAME
+from ajet_proxy.io.storage.data_dir import ARCHIVE
 from ajet_proxy.io.storage.journal import folder_of
 from ajet_sdk.errors import NotReady
 
@@ -90,7 +90,7 @@ class DaemonLimits:
 def disk_bytes(data_dir: Path) -> int:
     """The size of the journal and the archive."""
     total = 0
-    for path in (*data_dir.glob(f"{NAME}*"), *folder_of(data_dir).glob("*")):
+    for path in (*data_dir.glob(f"{ARCHIVE}*"), *folder_of(data_dir).glob("*")):
         with contextlib.suppress(FileNotFoundError):
             total += path.stat().st_size
     return total

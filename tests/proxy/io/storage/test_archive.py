@@ -10,8 +10,9 @@ import pytest
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import Commands
-from ajet_proxy.io.storage.archive import NAME, ArchiveFile, Archiver
+from ajet_proxy.io.storage.archive import ArchiveFile, Archiver
 from ajet_proxy.io.storage.compaction import compact
+from ajet_proxy.io.storage.data_dir import ARCHIVE
 from ajet_proxy.offline import replay_lines
 from ajet_sdk.errors import Conflict, NotFound, NotReady
 from ajet_sdk.routes import Ack, OpenEpisode, Reward
@@ -104,7 +105,7 @@ def test_the_oldest_go_until_the_rest_fits(tmp_path: Path) -> None:
     assert compact(tmp_path) == 0
     assert compact(tmp_path, limit=1 << 20) == 0
     archive = ArchiveFile(tmp_path)
-    full = (tmp_path / NAME).stat().st_size
+    full = (tmp_path / ARCHIVE).stat().st_size
     gone = compact(tmp_path, limit=full - 1)
     assert 0 < gone < 5
     assert [archive.episode(name) is None for name in names] == [True] * gone + [False] * (5 - gone)
@@ -126,7 +127,7 @@ def test_no_metadata_or_notes_take_the_archive_over_its_limit(tmp_path: Path) ->
             rig.state.episodes.leaving.clear()
             with closing(Archiver(tmp_path)) as archiver:
                 removed = archiver.retain(0.0, limit)
-            pages = 4096 * sqlite3.connect(tmp_path / NAME).execute("PRAGMA page_count").fetchone()[0]
+            pages = 4096 * sqlite3.connect(tmp_path / ARCHIVE).execute("PRAGMA page_count").fetchone()[0]
             assert pages <= limit and (removed > 0) == (round > 0)
         kept = len(list(archive.latest(None, None, None, 1000)))
     assert 20 < kept < 40
@@ -139,13 +140,13 @@ def test_no_more_goes_than_has_to(tmp_path: Path) -> None:
         rig.abort(rig.open())
     with closing(Archiver(tmp_path)) as archiver:
         archiver.put(rig.state.episodes.values(), [])
-    full = (tmp_path / NAME).stat().st_size
+    full = (tmp_path / ARCHIVE).stat().st_size
     with closing(Archiver(tmp_path)) as archiver:
         assert archiver.retain(0.0, full // 2) < 250
 
 
 def test_an_archive_of_another_version_is_left_alone(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / NAME)) as connection:
+    with closing(sqlite3.connect(tmp_path / ARCHIVE)) as connection:
         connection.executescript("CREATE TABLE episodes (name TEXT PRIMARY KEY); PRAGMA user_version = 2;")
     assert run(tmp_path).stderr == f"cannot compact {tmp_path}: another version of ajet-proxy wrote it\n"
     with closing(ArchiveFile(tmp_path)) as archive, pytest.raises(NotReady, match="another version of ajet-proxy"):

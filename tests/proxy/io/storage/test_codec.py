@@ -16,7 +16,7 @@ from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.trajectory.timeline import Packed, pack
 from ajet_proxy.io.storage import snapshot
-from ajet_proxy.io.storage.codec import EVENTS, UnknownRecord, decode, encode
+from ajet_proxy.io.storage.codec import UnknownRecord, decode, encode
 from ajet_proxy.io.storage.journal import BEGINNING
 from ajet_sdk.routes import DISCARD_REASONS
 from ajet_sdk.sample import Call
@@ -227,7 +227,3 @@ def test_choices_of_one_request_and_forks_of_one_history_cost_what_is_said_about
         assert distinct == len(prompt) + choices * 10 + 3 * choices * (rounds[0] is asked and calls > choices)
         most = 4 * distinct + 8 * 10 * calls + (700 + 20 * choices) * calls + 2000
         assert all(size < most for size in found)
-
-
-def test_every_event_has_a_name_of_its_own_on_disk() -> None:
-    assert set(EVENTS.values()) == set(EVENT_KINDS) and len(EVENTS) == len(EVENT_KINDS)

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.storage import compaction
-from ajet_proxy.io.storage.archive import NAME, ArchiveFile
+from ajet_proxy.io.storage.archive import ArchiveFile
 from ajet_proxy.io.storage.compaction import alone, compact
+from ajet_proxy.io.storage.data_dir import ARCHIVE
 from ajet_proxy.io.storage.journal import JournalDamaged, folder_of, segments, snapshots
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.offline import read_state, replay_lines
@@ -245,13 +246,13 @@ def test_an_archive_that_is_missing_is_refused_until_somebody_wants_it_so(tmp_pa
     rig.archive()
     write_segments(tmp_path, encoded(rig.events), [len(rig.events)])
     compact(tmp_path)
-    (tmp_path / NAME).unlink()
+    (tmp_path / ARCHIVE).unlink()
     replays, opens = starts(tmp_path)
     for begin in (lambda: compact(tmp_path), replays, opens):
-        with pytest.raises(JournalDamaged, match=f"{NAME} is missing; it held 1 ended episodes"):
+        with pytest.raises(JournalDamaged, match=f"{ARCHIVE} is missing; it held 1 ended episodes"):
             begin()
-    assert not (tmp_path / NAME).exists()
-    (tmp_path / NAME).touch()
+    assert not (tmp_path / ARCHIVE).exists()
+    (tmp_path / ARCHIVE).touch()
     assert replays() == []
     opens()
 
@@ -300,7 +301,7 @@ def test_the_files_of_the_archive_are_for_their_owner_alone(tmp_path: Path) -> N
     rig = eventful()
     write_segments(tmp_path, encoded(rig.events), [20])
     compact(tmp_path)
-    for path in (tmp_path / NAME, *snapshots(tmp_path)):
+    for path in (tmp_path / ARCHIVE, *snapshots(tmp_path)):
         assert path.stat().st_mode & 0o077 == 0
 
 
