@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from ajet_proxy.io.control.gauges import READ
+from ajet_proxy.io.runtime.metrics import METRICS
 from ajet_sdk.routes import ROUTES
 from ajet_sdk.settings import Settings
 from tests.kit.readme import FENCE
@@ -100,6 +102,15 @@ def table_of(settings: Settings) -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for name, found in settings.options.items():
         rows.append(f"| `{name}` | {f'`{found.shown}`' if found.shown else ''} | {found.doc} |")
+    return "\n".join(rows)
+
+
+def metrics_table() -> str:
+    """Every metric as rows of a Markdown table."""
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for metric in (*METRICS, *READ):
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
     return "\n".join(rows)
 
 

@@ -19,7 +19,7 @@ from ajet_proxy.core.ledger.judging import COUNTED
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
-from ajet_proxy.io.runtime.metrics import METRICS, Metric, Values
+from ajet_proxy.io.runtime.metrics import Metric, Values
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk import __version__
 
@@ -178,15 +178,6 @@ def _process(pid: str) -> tuple[float, float, float]:
     ticks, behind_name = os.sysconf("SC_CLK_TCK"), Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     used, memory = int(behind_name[11]) + int(behind_name[12]), int(behind_name[21]) * os.sysconf("SC_PAGE_SIZE")
     return used / ticks, int(behind_name[19]) / ticks, float(memory)
-
-
-def table() -> str:
-    """Every metric as rows of a Markdown table, for the documentation."""
-    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for metric in (*METRICS, *READ):
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
-    return "\n".join(rows)
 
 
 def _one(value: float) -> Values:

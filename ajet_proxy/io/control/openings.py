@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from aiohttp import web
 
 from ajet_proxy.core.control.asked import Asked
 from ajet_proxy.core.ledger.commands import paced
-from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.io.control.desk import Desk
 from ajet_proxy.io.control.pace import Pace
 from ajet_proxy.io.engines.upstream import Engines
@@ -25,7 +24,8 @@ class Openings:
 
     def __init__(self, desk: Desk, engines: Engines) -> None:
         self._desk, self._state, self._engines = desk, desk.store.state, engines
-        self._pace = Pace(self._state.mixes.room, self._state.mixes.lacking, self._watch)
+        self._pace = Pace(self._state.mixes.room, self._state.mixes.lacking)
+        desk.store.listen(lambda _events: self._pace.changed())  # each event may make room
 
     def stop(self) -> None:
         """Hold nobody from now on."""
@@ -71,10 +71,3 @@ class Openings:
             known = ", ".join(map(repr, self._engines.names())) or "none yet"
             said = f"no engine serves {model!r}, the model of {agents[model]!r}; there are engines for {known}"
             raise NotReady(said, code="no_engine", retry_after=1.0)
-
-    def _watch(self, waits: bool) -> None:
-        """While anybody `waits` for room, each event may make some."""
-        (self._desk.store.listen if waits else self._desk.store.unlisten)(self._look)
-
-    def _look(self, _events: Sequence[Event]) -> None:
-        self._pace.changed()

@@ -35,14 +35,13 @@ def _number(waiter: Waiter) -> int:
 class Pace:
     """`room` tells how many more episodes of a lane may be opened now that may train some models; None is any number.
     `lacking` tells how many episodes the group lacks that was begun in a group key, if one was. Call `changed` when
-    that may have changed, as long as `watch` says that anybody waits."""
+    that may have changed."""
 
     def __init__(
         self, room: Callable[[str, tuple[str, ...]], int | None],
         lacking: Callable[[GroupKey, tuple[str, ...]], int] = lambda group_key, models: 0,
-        watch: Callable[[bool], None] = lambda waits: None,
     ) -> None:
-        self._room, self._lacking, self._watch = room, lacking, watch
+        self._room, self._lacking = room, lacking
         self._waiting: dict[Where, dict[GroupKey, list[Waiter]]] = {}
         self._kept: dict[Hashable, tuple[int, float]] = {}
         self._numbers = count()
@@ -56,8 +55,6 @@ class Pace:
         where = group_key.lane, models
         if where not in self._waiting and self._room(*where) != 0:
             return True
-        if not self._waiting:
-            self._watch(True)
         number, until = self._kept.pop(name, (0, 0.0))
         waiter = number if until > asyncio.get_running_loop().time() else next(self._numbers), asyncio.Event()
         insort(self._waiting.setdefault(where, {}).setdefault(group_key, []), waiter, key=_number)
@@ -91,8 +88,6 @@ class Pace:
             del by_key[group_key]
         if not by_key:
             del self._waiting[where]
-        if not self._waiting:
-            self._watch(False)
 
     def full(self) -> list[Where]:
         """Where somebody waits."""

@@ -213,9 +213,6 @@ class Store:
         """Tell `listener` of events as they happen, before anybody can have been answered about them."""
         self._listeners.append(listener)
 
-    def unlisten(self, listener: Callable[[Sequence[Event]], None]) -> None:
-        self._listeners.remove(listener)
-
     async def subscribe(self) -> AsyncIterator[Event]:
         """Every event from now on. It ends when the store closes, or when its reader is too far behind."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -265,7 +262,7 @@ class Store:
         self._journal.flush()
 
     def _tell(self, events: Sequence[Event]) -> None:
-        for listener in tuple(self._listeners):
+        for listener in self._listeners:
             listener(events)
         for sleeper, seen in self._sleepers.items():
             if self.state.leasable() != seen:

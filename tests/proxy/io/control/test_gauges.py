@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.io.control.gauges import READ, read, table, worker_figures
+from ajet_proxy.io.control.gauges import READ, read, worker_figures
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import MAX_SERIES, METRICS, Metric, Metrics
 from tests.kit.ledger_rig import LedgerRig
+from tests.kit.pages import metrics_table
 from tests.kit.steps import steps
 
 DOCS = Path(__file__).parents[4] / "docs" / "reference"
@@ -130,7 +131,7 @@ def test_no_name_is_declared_twice() -> None:
 
 
 def test_the_documentation_lists_every_metric() -> None:
-    assert table() in (DOCS / "metrics.md").read_text()
+    assert metrics_table() in (DOCS / "metrics.md").read_text()
 
 
 def test_the_dashboard_shows_metrics_and_labels_that_exist() -> None:

@@ -142,15 +142,14 @@ async def test_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lanes.pace._kept) <= 2
 
 
-async def test_it_says_while_anybody_waits() -> None:
-    watched: list[bool] = []
-    line = Pace(lambda lane, models: 0, watch=watched.append)
+async def test_it_says_where_anybody_waits() -> None:
+    line = Pace(lambda lane, models: 0)
     waiting = [asyncio.create_task(line.enter(GroupKey(lane, "t", ""), 30.0)) for lane in "ab"]
     await settled()
-    assert (watched, line.full()) == ([True], [("a", ()), ("b", ())])
+    assert line.full() == [("a", ()), ("b", ())]
     line.stop()
     await asyncio.gather(*waiting)
-    assert (watched, line.full()) == ([True, False], [])
+    assert line.full() == []
 
 
 async def test_room_that_is_gone_again_is_waited_for() -> None:
