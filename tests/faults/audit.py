@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from array import array
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from tests.faults.notes import Reader
-from tests.faults.stage import Stage
+from tests.faults.stage import Asking, Stage
 from tests.faults.swarm import Leases, Swarm
 from tests.faults.team import Share, Team
 from tests.kit.proxy_process import PROXY
 from tests.kit.rig import STATES
 
 
-class Audit:
-    """`counts` says what was compared. Every method raises `AssertionError` at the first thing that is not as it must
-    be; nothing here forgives."""
+class Audit(Asking):
+    """Every method raises `AssertionError` at the first thing that is not as it must be; nothing here forgives."""
+
+    stage: Stage
+    waits_for = (503,)
 
     def __init__(self, stage: Stage, counts: Counter[str]) -> None:
-        self.counts = counts
-        self._stage = stage
-        self._reader = Reader()
+        super().__init__(stage, counts)
         self._calls: dict[str, tuple[str, list[int]]] = {}
         self._offers: dict[str, tuple[str, float]] = {}
         self._rewards: dict[str, tuple[str, float]] = {}
@@ -58,7 +54,7 @@ class Audit:
     def in_the_end(self) -> None:
         """Everything, once more; agents and trainer have ended by themselves."""
         self.after_a_fault()
-        records = {name: self.record(name) for name in self._listed()}
+        records = {name: self.record(name) for name in self.listed()}
         by_call = Counter(call["call"] for record in records.values() for call in record["calls"])
         assert set(by_call.values()) <= {1}, "a call is there twice"
         for call in self._calls:
@@ -102,39 +98,13 @@ class Audit:
         acked, refused = self.team.acked, self.team.refused
         return any((other, episode) in acked and (model, episode) not in refused for episode in held)
 
-    def _listed(self) -> list[str]:
-        """Every episode that was ever opened."""
-        names, rest = list[str](), ""
-        while True:
-            page = self._get(f"/episodes?limit=1000{rest}")
-            names += [item["episode"] for item in page["episodes"]]
-            if page.get("next") is None:
-                assert len(names) == len(set(names))
-                return names
-            rest = f"&before={page['next']}"
-
     def _get(self, path: str) -> Any:
         return self.ask("GET", path)
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        give_up = time.monotonic() + 300
-        while True:
-            try:
-                answer = self._stage.http.request(method, path, json=body)
-                assert answer.status_code in (200, 503), f"{path}: {answer.status_code} {answer.text}"
-                if answer.status_code == 200:
-                    return answer.json()
-            except httpx.TransportError:
-                assert self._stage.proxy.status is None, f"the proxy ended by itself: {self._stage.proxy.status}"
-                if time.monotonic() > give_up:
-                    raise
-            assert time.monotonic() < give_up, f"{path}: no answer"
-            time.sleep(0.05)
 
     def _take_notes(self) -> tuple[list[str], list[str], list[Share]]:
         """The calls, the episodes rewarded and the shares trained, that are new."""
         calls, rewards, acked = [], [], list[Share]()
-        for note in self._reader.new(*sorted(self._stage.notes.iterdir())):
+        for note in self.reader.new(*sorted(self.stage.notes.iterdir())):
             match note["kind"]:
                 case "began":
                     self._began.add(note["episode"])

@@ -29,8 +29,8 @@ from ajet_sdk.judge import judges, work
 from ajet_sdk.judge.judges import Episode, Failed, Model, Rest, Verdicts
 from ajet_sdk.judge.work import Options, Work
 from ajet_sdk.rewards.judging import Budget
-from tests.faults.notes import Notes, Reader
-from tests.faults.stage import FORKED, Engine, Worker
+from tests.faults.notes import Notes, replace
+from tests.faults.stage import Asking, Engine, Worker, forked
 from tests.faults.trainer import Orders
 from tests.kit.judge_stub import judging
 from tests.kit.proxy_process import ProxyProcess
@@ -187,34 +187,24 @@ class Stage:
         )  # fmt: skip
         self.proxy.start()
         self.http = httpx.Client(base_url=f"{self.proxy.url}/ajet/v1", timeout=300.0, trust_env=False)
-        self.users = self._forked(users, self.proxy.url, seed, chats, self.notes / "users.log", self._begin)
+        self.users = forked(users, self.proxy.url, seed, chats, self.notes / "users.log", self._begin)
         self.judges = [Worker(lambda life, n=n: self._judge(f"j{n}l{life}", n)) for n in range(JUDGES)]  # type: ignore[misc]
 
     def begin(self, chats: int) -> None:
         """So many chats may have begun from now on."""
-        new = self._begin.with_suffix(".new")
-        new.write_text(str(chats))
-        new.rename(self._begin)
+        replace(self._begin, str(chats))
 
     def _judge(self, name: str, place: int) -> BaseProcess:
         order = self.order.with_suffix(f".{place}")
         order.unlink(missing_ok=True)
-        return self._forked(judge, self.proxy.url, self._model, name, self.notes / f"{name}.log", order)
-
-    @staticmethod
-    def _forked(target: Callable[..., None], *given: Any) -> BaseProcess:
-        process = FORKED.Process(target=target, args=given, daemon=True)
-        process.start()
-        return process
+        return forked(judge, self.proxy.url, self._model, name, self.notes / f"{name}.log", order)
 
     def kill_judge(self, dice: random.Random) -> str:
         """At any instant, or around a post; the name of the instant."""
         place, instant = dice.randrange(JUDGES), dice.choice((*INSTANTS, "any", "any"))
         worker = self.judges[place]
         if instant != "any":
-            new = self.order.with_suffix(".new")
-            new.write_text(f"kill {instant}")
-            new.rename(self.order.with_suffix(f".{place}"))
+            replace(self.order.with_suffix(f".{place}"), f"kill {instant}")
             worker.process.join(10.0)
         if worker.process.is_alive():
             instant = "any"
@@ -232,11 +222,13 @@ class Stage:
         self.http.close()
 
 
-class Audit:
+class Audit(Asking):
     """Everything that was noted, against what the daemon says."""
 
+    stage: Stage
+
     def __init__(self, stage: Stage, counts: Counter[str]) -> None:
-        self._stage, self.counts, self._reader = stage, counts, Reader()
+        super().__init__(stage, counts)
         self.judged: dict[str, tuple[str, dict[str, float]]] = {}
         self._gone = set[str]()
         self._answers: dict[str, str] = {}
@@ -271,7 +263,7 @@ class Audit:
 
     def read(self) -> None:
         """What was noted since the last look."""
-        for note in self._reader.new(*sorted(self._stage.notes.glob("*.log"))):
+        for note in self.reader.new(*sorted(self.stage.notes.glob("*.log"))):
             match note["kind"]:
                 case "judged":
                     said = (note["judge"], note["rewards"])  # one that lost its lease may say the same again
@@ -302,14 +294,7 @@ class Audit:
 
     def in_the_end(self, bound: int) -> None:
         self.read()
-        names, rest = list[str](), ""
-        while True:
-            page = self.ask("GET", f"/episodes?limit=1000{rest}")
-            names += [item["episode"] for item in page["episodes"]]
-            if page.get("next") is None:
-                break
-            rest = f"&before={page['next']}"
-        records = {name: self.ask("GET", f"/episodes/{name}") for name in names}
+        records = {name: self.ask("GET", f"/episodes/{name}") for name in self.listed()}
         assert set(self.judged) <= set(records), "a judged episode is gone"
         calls = {call["call"]: call for record in records.values() for call in record["calls"]}
         lost = [call for call in self._answers if not calls.get(call, {}).get("complete")]
@@ -328,20 +313,6 @@ class Audit:
             "… that failed, and were none": self.left, "… wasted by kills": wasted, "… that may have been": bound,
             "chats that were taken back": len(self._gone),
         }) | Counter({f"episodes discarded as {reason}": number for reason, number in reasons.items()})  # fmt: skip
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        answer = self.asked(method, path, body)
-        assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text}"
-        return answer.json()
-
-    def asked(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        give_up = time.monotonic() + 300
-        while True:
-            try:
-                return self._stage.http.request(method, path, json=body)
-            except httpx.TransportError:
-                assert time.monotonic() < give_up and self._stage.proxy.status is None
-                time.sleep(0.05)
 
 
 def storm(

@@ -16,7 +16,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,7 +28,7 @@ import httpx
 
 from tests.faults import agent, player, trainer
 from tests.faults.agent import ABSENT, MEMBERS, MODELS
-from tests.faults.notes import lines
+from tests.faults.notes import Reader, lines, replace
 from tests.faults.supervised import Supervised
 from tests.kit.ports import free_port
 from tests.kit.proxy_process import ProxyProcess
@@ -116,6 +118,12 @@ class Disk:
                 subprocess.run(["umount", "-l", str(self.folder)], check=False, capture_output=True)
 
 
+def forked(target: Callable[..., object], *given: Any, name: str | None = None) -> BaseProcess:
+    process = FORKED.Process(target=target, args=given, daemon=True, name=name)
+    process.start()
+    return process
+
+
 class Worker:
     """A forked process that is started anew after each kill, as its next life."""
 
@@ -150,6 +158,45 @@ class Worker:
     def again(self) -> None:
         self.life += 1
         self.process = self._start(self.life)
+
+
+class Asking:
+    """Asks the daemon of a `stage` until it is there, and reads what was noted. `counts` says what was compared."""
+
+    waits_for: tuple[int, ...] = ()
+    """Answers after which it asks again."""
+
+    def __init__(self, stage: Any, counts: Counter[str]) -> None:
+        self.stage, self.counts, self.reader = stage, counts, Reader()
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        answer = self.asked(method, path, body)
+        assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text}"
+        return answer.json()
+
+    def asked(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        give_up = time.monotonic() + 300
+        while True:
+            try:
+                answer: httpx.Response = self.stage.http.request(method, path, json=body)
+                if answer.status_code not in self.waits_for or time.monotonic() > give_up:
+                    return answer
+            except httpx.TransportError:
+                assert self.stage.proxy.status is None, f"the proxy ended by itself: {self.stage.proxy.status}"
+                if time.monotonic() > give_up:
+                    raise
+            time.sleep(0.05)
+
+    def listed(self) -> list[str]:
+        """Every episode that was ever opened."""
+        names, rest = list[str](), ""
+        while True:
+            page = self.ask("GET", f"/episodes?limit=1000{rest}")
+            names += [item["episode"] for item in page["episodes"]]
+            if page.get("next") is None:
+                assert len(names) == len(set(names))
+                return names
+            rest = f"&before={page['next']}"
 
 
 class Stage:
@@ -207,9 +254,7 @@ class Stage:
         else:
             client = name.rpartition("l")[0] if place % 2 else name
             arguments = (*arguments[:2], client, *arguments[2:], self._revision, self._whole)
-        process = FORKED.Process(target=agent.run if member else player.run, args=arguments, daemon=True, name=name)
-        process.start()
-        return process
+        return forked(agent.run if member else player.run, *arguments, name=name)
 
     def clients(self, life: BaseProcess) -> list[str]:
         """As which clients an agent that is dead has joined."""
@@ -218,41 +263,31 @@ class Stage:
 
     def revise(self, number: int) -> None:
         """The code that agents play with is another one."""
-        new = self._revision.with_suffix(".new")
-        new.write_text(f"r{number}")
-        new.rename(self._revision)
+        replace(self._revision, f"r{number}")
 
     def folder(self, model: str) -> Path:
         return self.root / "trainers" / model
 
     def order(self, model: str, order: str) -> None:
         """What is wanted of the trainer of a model (`tests.faults.trainer.Orders`)."""
-        new = self.folder(model) / "order.new"
-        new.write_text(order)
-        new.rename(self.folder(model) / "order")
+        replace(self.folder(model) / "order", order)
 
     def _trainer(self, model: str, life: int) -> BaseProcess:
         notes = self.notes / f"trainer-{model}{life}.log"
-        arguments = (self.proxy.url, model, self.folder(model), notes, self.stops / "trainer")
-        process = FORKED.Process(target=trainer.run, args=arguments, daemon=True)
-        process.start()
-        return process
+        return forked(trainer.run, self.proxy.url, model, self.folder(model), notes, self.stops / "trainer")
 
     def checkpoint(self, model: str) -> dict[str, Any]:
         return trainer.checkpoint(self.folder(model))
 
     def clock(self, offset: float) -> None:
         """The wall clock that the daemon sees is wrong by so many seconds."""
-        new = self._conditions / "clock.new"
-        new.write_text(str(offset))
-        new.rename(self._conditions / "clock")
+        replace(self._conditions / "clock", str(offset))
 
     @contextlib.contextmanager
     def failing(self, call: str, error: str) -> Iterator[None]:
         """What the daemon asks of the disk by `call` fails meanwhile."""
         order = self._conditions / call
-        order.with_suffix(".new").write_text(error)
-        order.with_suffix(".new").rename(order)
+        replace(order, error)
         try:
             yield
         finally:

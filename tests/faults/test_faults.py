@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from tests.faults import judges, tears
 from tests.faults.agent import ABSENT, MODELS
 from tests.faults.audit import Audit
 from tests.faults.notes import Notes, Reader
-from tests.faults.stage import FORKED, Stage, Worker
+from tests.faults.stage import Stage, Worker, forked
 from tests.faults.storm import STRUCK, fewer
 from tests.faults.team import Team, check_state
 from tests.faults.trainer import INSTANTS
@@ -90,17 +89,11 @@ def test_faults_that_did_not_strike_are_missed() -> None:
 
 
 def test_a_kill_strikes_only_who_was_alive() -> None:
-    worker = Worker(lambda life: started(time.sleep, 0 if life == 0 else 6000))
+    worker = Worker(lambda life: forked(time.sleep, 0 if life == 0 else 6000))
     worker.process.join(300)
     assert not worker.kill()
     worker.again()
     assert worker.kill()
-
-
-def started(target: Callable[..., object], *given: object) -> BaseProcess:
-    process = FORKED.Process(target=target, args=given, daemon=True)
-    process.start()
-    return process
 
 
 def test_a_slice_of_the_torn_tails(tmp_path: Path) -> None:

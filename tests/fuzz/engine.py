@@ -16,7 +16,7 @@ from typing_extensions import Required, TypedDict
 
 from tests.kit import engine_dialect as dialect
 from tests.kit import engine_responses as responses
-from tests.kit.engine_stub import CHAT, COMPLETIONS, RESPONSES, WRITERS
+from tests.kit.engine_stub import CHAT, COMPLETIONS, RESPONSES, WRITERS, prompts_of
 from tests.kit.engine_tokens import encode, generate, render
 
 SSE, JSON = "text/event-stream; charset=utf-8", "application/json"
@@ -143,7 +143,7 @@ def _answered(path: str, fields: dict[str, Any]) -> Answer:
         asked = fields
     if asked.get("tools"):
         asked.pop("stop", None)  # the stub cannot tell a call from its text while it holds text back
-    prompts = _prompts(fields) if path == COMPLETIONS else [encode(render(asked["messages"], asked.get("tools")))]
+    prompts = prompts_of(fields) if path == COMPLETIONS else [encode(render(asked["messages"], asked.get("tools")))]
     outputs = [[generate(prompt, asked, place) for place in range(asked.get("n") or 1)] for prompt in prompts]
     prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}[path]
     reply = dialect.Reply(f"{prefix}{1:016x}", 1_795_000_001, asked, prompts, outputs)
@@ -151,12 +151,3 @@ def _answered(path: str, fields: dict[str, Any]) -> Answer:
     if fields.get("stream"):
         return Answer(200, SSE, tuple(events(reply, 1)))
     return Answer(200, JSON, (document(reply),))
-
-
-def _prompts(fields: Mapping[str, Any]) -> list[list[int]]:
-    prompt = fields["prompt"]
-    if isinstance(prompt, str):
-        return [encode(prompt)]
-    if all(isinstance(item, int) for item in prompt):
-        return [list(prompt)]
-    return [encode(item) if isinstance(item, str) else list(item) for item in prompt]

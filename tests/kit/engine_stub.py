@@ -215,7 +215,7 @@ class EngineStub:
         self._count += 1
         exact = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
         if path == COMPLETIONS:
-            prompts = _prompts(body)
+            prompts = prompts_of(body)
         else:
             prompts = [exact if exact and self.given_ids == "read" else self._rendered(body)]
         said = engine_script.reply(self.script, body)
@@ -358,7 +358,7 @@ class EngineStub:
         return web.json_response([asdict(item) for item in self.requests if not isinstance(item.body, bytes)])
 
 
-def _prompts(body: dict[str, Any]) -> list[list[int]]:
+def prompts_of(body: dict[str, Any]) -> list[list[int]]:
     prompt = body.get("prompt") or ""
     if isinstance(prompt, str):
         return [encode(prompt)]

@@ -55,6 +55,20 @@ class Client:
         body = CHAT | {"messages": [{"role": "user", "content": content}]}
         return await self.ask("POST", f"/e/{episode}/v1/chat/completions", body, **more)
 
+    async def open(self, body: Any, **more: Any) -> str:
+        """The name of an episode that is opened."""
+        answer = await self.control("POST", "/episodes", body, **more)
+        assert answer.status == 200, answer.body
+        return str(answer.json["episode"])
+
+    async def play(self, episode: str, **more: str) -> None:
+        """One call of `episode`, and its reward."""
+        assert (await self.chat(episode, **more)).status == 200
+        assert (await self.control("POST", f"/episodes/{episode}/rewards", {"value": 1.0})).status == 200
+
+    async def record(self, episode: str, **more: Any) -> Any:
+        return (await self.control("GET", f"/episodes/{episode}", **more)).json
+
     async def status(self) -> Any:
         return (await self.control("GET", "/status")).json
 

@@ -45,10 +45,6 @@ async def reward(client: Client, response: str, path: str = "/rewards", **more: 
     return await client.control("POST", path, {"value": 0.5, "response": response} | more, **key)
 
 
-async def record(client: Client, episode: str, **more: Any) -> Any:
-    return (await client.control("GET", f"/episodes/{episode}", **more)).json
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 async def test_a_reward_names_a_call_by_its_answer_in_every_dialect_also_after_a_restart(
     tmp_path: Path, workers: int
@@ -65,7 +61,7 @@ async def test_a_reward_names_a_call_by_its_answer_in_every_dialect_also_after_a
             for response, (episode, call) in given.items():
                 answer = await reward(client, response)
                 assert (answer.status, answer.json["episode"], answer.json["state"]) == (200, episode, "ready")
-                told = await record(client, episode)
+                told = await client.record(episode)
                 assert [(one["response"], one["call"]) for one in told["calls"]] == [(response, call)]
                 assert [(one["call"], one["value"]) for one in told["rewards"]] == [(call, 0.5)]
 
@@ -82,7 +78,7 @@ async def test_an_answer_that_nobody_knows_is_named_and_one_of_another_episode_i
         assert (await reward(client, mine, "/episodes/mine/rewards")).json["state"] == "ready"
         nothing = await client.control("POST", "/rewards", {"value": 1.0})
         assert (nothing.status, nothing.json["error"]["param"]) == (400, "response")
-        assert (await record(client, "other"))["state"] == "open"
+        assert (await client.record("other"))["state"] == "open"
 
 
 async def test_of_several_choices_one_is_named(tmp_path: Path) -> None:
@@ -122,7 +118,7 @@ async def test_the_answers_of_an_episode_are_forgotten_with_it(tmp_path: Path) -
             assert (await reward(client, responses[0])).json["error"]["code"] == "unknown_response"
             gone = await reward(client, responses[0], "/episodes/old/rewards")
             assert gone.json["error"]["code"] == "episode_discarded"
-            assert (await record(client, "old"))["calls"][0]["response"] == responses[0]
+            assert (await client.record("old"))["calls"][0]["response"] == responses[0]
             assert list(client.app._store.state.episodes.by_response) == [responses[1]]
 
 
@@ -130,5 +126,5 @@ async def test_an_engine_s_word_that_can_be_no_name_is_none(tmp_path: Path) -> N
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         with mock.patch("ajet_proxy.core.protocol.exchange.MAX_ID", 3):
             await ask(client, episode="e")
-        (call,) = (await record(client, "e"))["calls"]
+        (call,) = (await client.record("e"))["calls"]
         assert call["complete"] and "response" not in call

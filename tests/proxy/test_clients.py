@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,13 +13,9 @@ from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.io.runtime.clock import Clock
 from tests.kit.answering import address
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import Client, eventually, identity_holds, serving
+from tests.proxy.serving import eventually, identity_holds, serving
 
 TTL_S = 600.0
-
-
-async def record(client: Client, episode: str, **more: Any) -> Any:
-    return (await client.control("GET", f"/episodes/{episode}", **more)).json
 
 
 @pytest.fixture
@@ -39,24 +34,22 @@ async def test_one_that_is_silent_is_gone_and_only_what_it_has_open_with_it(
     async with serving(tmp_path, upstream=(stub.url,)) as client:
         joined = (await client.control("POST", "/clients", {"name": "one", "ttl_s": TTL_S, "lane": "math"})).json
         body = {"client": joined["client"], "revision": "r7", "task": "t"}
-        done = (await client.control("POST", "/episodes", body)).json["episode"]
-        assert (await client.chat(done)).status == 200
-        await client.control("POST", f"/episodes/{done}/rewards", {"value": 1.0})
-        playing = (await client.control("POST", "/episodes", body)).json["episode"]
-        alone = (await client.control("POST", "/episodes", {})).json["episode"]
+        await client.play(done := await client.open(body))
+        playing = await client.open(body)
+        alone = await client.open({})
 
         async def gone() -> bool:
-            return bool((await record(client, playing))["state"] == "discarded")
+            return bool((await client.record(playing))["state"] == "discarded")
 
         for _ in range(3):
             assert (await client.control("POST", f"/clients/{joined['client']}/beat")).json["state"] == "joined"
         began = (await client.control("GET", "/clients")).json["clients"][0]["heard_at"]
         pass_time(TTL_S + 1.0)
         await eventually(gone)
-        lost = await record(client, playing)
+        lost = await client.record(playing)
         assert lost["reason"] == "client_gone" and lost["ended_at"] - began >= TTL_S
         assert (lost["client"], lost["revision"], lost["lane"]) == (joined["client"], "r7", "math")
-        assert [(await record(client, one))["state"] for one in (done, alone)] == ["ready", "open"]
+        assert [(await client.record(one))["state"] for one in (done, alone)] == ["ready", "open"]
         (shown,) = (await client.control("GET", "/clients")).json["clients"]
         assert (shown["state"], shown["reason"], shown["episodes"]["ready"]) == ("gone", "silent", 1)
         for method, path, sent in (("POST", f"/clients/{joined['client']}/beat", {}), ("POST", "/episodes", body)):
@@ -93,7 +86,7 @@ async def test_a_header_says_who_plays_what_opens_on_first_sight(
         rewarded = {"X_AJet_Reward": "1.0", "X_AJet_Client": name}
         assert (await client.ask("GET", "/e/rewarded/v1/models", **rewarded)).status == 200
         for episode in ("seen", "rewarded"):
-            told = await record(client, episode)
+            told = await client.record(episode)
             assert (told["client"], told["revision"]) == (name, "r1")
         assert "x-ajet-client" not in {header.lower() for one in stub.requests for header in one.headers}
         for header, status, code in (("nobody", 404, "unknown_client"), ("", 200, None)):

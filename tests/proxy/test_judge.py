@@ -47,16 +47,12 @@ async def played(client: Client, number: int = 1, calls: int = 1, task: str = "t
     """Episodes that await a judgement."""
     names = []
     for _ in range(number):
-        names.append((await client.control("POST", "/episodes", {"task": task, "judged": True})).json["episode"])
+        names.append(await client.open({"task": task, "judged": True}))
         for _ in range(calls):
             await client.chat(names[-1])
     for name in names:
         await client.control("POST", f"/episodes/{name}/seal")
     return names
-
-
-async def record(client: Client, name: str) -> Any:
-    return (await client.control("GET", f"/episodes/{name}")).json
 
 
 def model(stub: JudgeStub, said: list[str], rest: Rest, budget: Budget, votes: int = 1) -> Model:
@@ -104,7 +100,7 @@ async def test_a_model_judges_each_call(client: Client) -> None:
     with judging(rated(0.6)) as grader:
         async with at_work(client, grader, votes=3) as bench:
             await count(bench.work, "judged")
-    found = await record(client, name)
+    found = await client.record(name)
     assert (found["state"], found["reward"]) == ("ready", pytest.approx(1.2))
     assert len(grader.asked) == 6
     assert all("3 of 3 votes, spread 0.00" in one["note"] and "rubric " in one["note"] for one in found["rewards"])
@@ -117,7 +113,7 @@ async def test_a_failed_judgement_is_none(client: Client, said: Any) -> None:
     with judging(lambda items: said) as grader:
         async with at_work(client, grader, votes=3) as bench:
             await count(bench.work, "left")
-    found = await record(client, name)
+    found = await client.record(name)
     assert (found["state"], found["rewards"]) == ("sealed", [])
     assert "0 of 3 votes are valid" in bench.said[0] and name in bench.said[0]
 
@@ -128,7 +124,7 @@ async def test_a_judge_that_is_of_two_minds_abstains(client: Client) -> None:
     with judging(lambda items: dict.fromkeys(items, next(values))) as grader:
         async with at_work(client, grader, votes=2, name="g") as bench:
             await count(bench.work, "without a verdict")
-    found = await record(client, name)
+    found = await client.record(name)
     assert (found["state"], found["reason"]) == ("discarded", "not_judged")
     assert bench.work.counts["abstained"] == 1
 
@@ -141,7 +137,7 @@ async def test_a_group_is_judged_at_once_in_any_order(client: Client) -> None:
             await count(bench.work, "judged", 3)
     (asked,) = grader.asked
     assert len(shown_in(asked)) == 3
-    assert sorted([(await record(client, name))["reward"] for name in names]) == [-1.0, 0.0, 1.0]
+    assert sorted([(await client.record(name))["reward"] for name in names]) == [-1.0, 0.0, 1.0]
 
 
 async def test_seven_numbers_for_eight_answers_judge_nothing(client: Client) -> None:
@@ -149,7 +145,7 @@ async def test_seven_numbers_for_eight_answers_judge_nothing(client: Client) -> 
     with judging(lambda items: dict.fromkeys(list(items)[:7], 1.0)) as grader:
         async with at_work(client, grader, relative=True) as bench:
             await count(bench.work, "left", 8)
-    assert {(await record(client, name))["state"] for name in names} == {"sealed"}
+    assert {(await client.record(name))["state"] for name in names} == {"sealed"}
 
 
 async def test_a_function_and_a_command(client: Client, tmp_path: Path) -> None:
@@ -160,7 +156,7 @@ async def test_a_function_and_a_command(client: Client, tmp_path: Path) -> None:
     for judge, value in ((Function(by_answer, "d"), 0.5), (command, -0.5)):
         async with at_work(client, judge, parallel=2) as bench:
             await count(bench.work, "judged", 2)
-        assert {(await record(client, name))["reward"] for name in names} == {value}
+        assert {(await client.record(name))["reward"] for name in names} == {value}
         names = await played(client, 2)
 
 
@@ -181,7 +177,7 @@ async def test_a_function_that_says_what_is_no_verdict(client: Client, found: An
 
     async with at_work(client, Function(score, "d")) as bench:
         await count(bench.work, "left")
-    assert (await record(client, name))["state"] == "sealed"
+    assert (await client.record(name))["state"] == "sealed"
 
 
 async def test_a_function_may_change_what_it_is_given(client: Client) -> None:
@@ -192,7 +188,7 @@ async def test_a_function_may_change_what_it_is_given(client: Client) -> None:
 
     async with at_work(client, Function(score, "d")) as bench:
         await count(bench.work, "judged")
-    assert (await record(client, name))["reward"] == 0.5
+    assert (await client.record(name))["reward"] == 0.5
 
 
 async def test_what_takes_longer_than_its_lease_is_judged_once_here(
@@ -237,7 +233,7 @@ async def test_a_command_that_fails(client: Client, command: str) -> None:
     (name,) = await played(client)
     async with at_work(client, Function.of_command(command)) as bench:
         await count(bench.work, "left")
-    assert (await record(client, name))["state"] == "sealed"
+    assert (await client.record(name))["state"] == "sealed"
 
 
 async def test_what_is_redacted_reaches_no_judge_and_none_withdraws(client: Client) -> None:
@@ -253,8 +249,8 @@ async def test_what_is_redacted_reaches_no_judge_and_none_withdraws(client: Clie
             await count(bench.work, "withdrawn")
             await count(bench.work, "judged")
     assert {shown["question"] for one in grader.asked for shown in shown_in(one).values()} == {"(gone)"}
-    assert (await record(client, first))["reason"] == "withdrawn"
-    assert (await record(client, second))["reward"] == 1
+    assert (await client.record(first))["reason"] == "withdrawn"
+    assert (await client.record(second))["reward"] == 1
 
 
 async def test_a_judge_that_was_away_is_asked_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +260,7 @@ async def test_a_judge_that_was_away_is_asked_again(client: Client, monkeypatch:
     with judging(lambda items: next(faults, dict.fromkeys(items, 1.0))) as grader:
         async with at_work(client, grader) as bench:
             await count(bench.work, "judged")
-    assert (await record(client, name))["reward"] == 1
+    assert (await client.record(name))["reward"] == 1
     assert ["away" in line for line in bench.said] == [True, False] and "back" in bench.said[1]
 
 
@@ -279,7 +275,7 @@ async def test_what_a_judge_was_away_for_awaits_it_however_long(
     with judging(lambda items: next(faults, dict.fromkeys(items, 1.0))) as grader:
         async with at_work(client, grader) as bench:
             await count(bench.work, "judged")
-    assert (await record(client, name))["reward"] == 1 and bench.work.counts["left"] == 3
+    assert (await client.record(name))["reward"] == 1 and bench.work.counts["left"] == 3
 
 
 async def test_an_interrupt_ends_what_is_in_flight_and_leases_nothing_more(client: Client) -> None:
@@ -298,7 +294,7 @@ async def test_an_interrupt_ends_what_is_in_flight_and_leases_nothing_more(clien
         await begun.wait()
         asyncio.get_running_loop().call_later(0.01, go_on.set)
     assert bench.work.counts["judged"] == 1
-    states = sorted([(await record(client, name))["state"] for name in names])
+    states = sorted([(await client.record(name))["state"] for name in names])
     assert states == ["ready", "sealed", "sealed"]
 
 
@@ -313,7 +309,7 @@ async def test_a_judge_that_is_killed_loses_nothing(tmp_path: Path, stub: Engine
         late = {"judge": "first", "rewards": [{"value": 1}]}
         answer = await client.control("POST", f"/episodes/{name}/judgement", late)
         assert (answer.status, answer.json["error"]["code"]) == (409, "already_judged")
-        assert (await record(client, name))["reward"] == 0.5
+        assert (await client.record(name))["reward"] == 0.5
 
 
 async def test_two_judges_of_one_episode(client: Client) -> None:
@@ -329,7 +325,7 @@ async def test_two_judges_of_one_episode(client: Client) -> None:
 
     async with at_work(client, Late()) as bench:
         await count(bench.work, "judged by another")
-    assert (await record(client, name))["reward"] == -1
+    assert (await client.record(name))["reward"] == -1
 
 
 async def test_of_very_many_calls_the_last_are_judged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +335,7 @@ async def test_of_very_many_calls_the_last_are_judged(client: Client, monkeypatc
     (name,) = await played(client, calls=3)
     async with at_work(client, Function(by_answer, "d")) as bench:
         await count(bench.work, "judged")
-    found = await record(client, name)
+    found = await client.record(name)
     calls = [call["call"] for call in found["calls"]]
     assert {one["call"] for one in found["rewards"]} == {*calls[1:]} and len(calls) == 3
 
@@ -399,7 +395,7 @@ async def test_a_budget_that_is_used_up_waits_for_the_next_day(
 
             await eventually(waits)
     assert len(grader.asked) == 1
-    assert sorted([(await record(client, name))["state"] for name in names]) == ["ready", "sealed"]
+    assert sorted([(await client.record(name))["state"] for name in names]) == ["ready", "sealed"]
 
 
 async def test_a_budget_is_of_all_judges_of_a_name_and_outlives_them(client: Client) -> None:
@@ -445,7 +441,7 @@ async def test_labels_are_judged_within_the_budget(client: Client) -> None:
             checking.cancel()
             await bench.work.judge.close()
     assert len(grader.asked) == 2
-    assert (await record(client, name))["state"] == "ready"
+    assert (await client.record(name))["state"] == "ready"
 
 
 async def test_it_tells_how_it_agrees_with_labels(client: Client) -> None:
@@ -493,7 +489,7 @@ async def test_an_episode_whose_hook_fails_is_left(client: Client, hook: Callabl
     async with at_work(client, Function(by_answer, "d"), redact=hook) as bench:
         await count(bench.work, "left")
     assert "--redact" in bench.said[0]
-    assert (await record(client, name))["state"] == "sealed"
+    assert (await client.record(name))["state"] == "sealed"
 
 
 @pytest.mark.parametrize(("usage", "tokens"), [({"usage": {"total_tokens": 7}}, 7), ({"usage": None}, 0), ({}, 0), *(

@@ -77,7 +77,7 @@ async def test_a_chat_is_learned_from_that_a_judge_has_judged(client: Client) ->
         assert await judged(client, found["episode"], rewards=rewards, judge=judge) == status
     status = await client.status()
     assert (status["episodes"]["ready"], status["traffic"]["judged"]) == (1, 1)
-    record = (await client.control("GET", f"/episodes/{found['episode']}")).json
+    record = await client.record(found["episode"])
     assert (record["reward"], record["feedback"][0]["call"]) == (0.5, first["call"])
 
 
@@ -93,10 +93,10 @@ async def test_a_user_who_comes_back_opens_another_part(client: Client, path: st
     (second,) = found
     if path:
         assert (first["episode"], second["episode"]) == ("mine", "mine~2")
-    record = (await client.control("GET", f"/episodes/{second['episode']}")).json
+    record = await client.record(second["episode"])
     assert record["first"] == first["episode"]
     await user.says("three", **{"X-AJet-Traffic": "0"})
-    states = [(await client.control("GET", f"/episodes/{one}")).json for one in (first["episode"], second["episode"])]
+    states = [await client.record(one) for one in (first["episode"], second["episode"])]
     assert [(one["state"], one["reason"]) for one in states] == [("discarded", "withdrawn")] * 2
     assert await judged(client, first["episode"]) == 409
 
@@ -135,9 +135,7 @@ async def test_an_idle_judge_looks_again_only_when_there_may_be_something(
     judge = asyncio.create_task(leased(client, wait_s=300))
     await eventually(looked)
     for number in range(5):
-        name = (await client.control("POST", "/episodes", {"task": f"{number}"})).json["episode"]
-        await client.chat(name)
-        await client.control("POST", f"/episodes/{name}/rewards", {"value": 1.0})
+        await client.play(await client.open({"task": f"{number}"}))
     await User(client).says("one")
     assert len(looks) == 1
     await seals(client)
@@ -156,7 +154,7 @@ async def test_a_silent_engine_gives_no_text_and_nothing_is_leased(client: Clien
 
 async def test_groups_that_were_opened_to_be_judged(client: Client) -> None:
     names = [
-        (await client.control("POST", "/episodes", {"task": "t", "judged": True})).json["episode"] for _ in range(2)
+        await client.open({"task": "t", "judged": True}) for _ in range(2)
     ]
     for name in names:
         await client.chat(name)
@@ -250,7 +248,7 @@ async def test_later_parts_of_a_chat_are_as_the_first_while_the_key_allows_it(
         await user.says("two")
         await user.says("three")
         (part,) = (await client.control("GET", "/episodes?state=open", key=ADMIN)).json["episodes"]
-        record = (await client.control("GET", f"/episodes/{part['episode']}", key=ADMIN)).json
+        record = await client.record(part["episode"], key=ADMIN)
         assert (len(record["calls"]), bool(record.get("first"))) == (2, awaits or bool(path))
         await seals(client, key=ADMIN)
         traffic = (await client.control("GET", "/status", key=ADMIN)).json["traffic"]
@@ -268,7 +266,7 @@ async def test_a_chat_that_is_sealed_while_its_user_waits_goes_on_as_a_part_of_i
     await client.control("POST", "/gate/open", {"policy_version": 1})
     await asks
     (part,) = (await client.control("GET", "/episodes?state=open")).json["episodes"]
-    record = (await client.control("GET", f"/episodes/{part['episode']}")).json
+    record = await client.record(part["episode"])
     assert record.get("first") and record.get("withdrawn")
 
 

@@ -47,7 +47,7 @@ async def judge_all(client: Client, key: str | None = None) -> list[str]:
 async def calls_of(client: Client, user: User, key: str | None = None) -> set[str]:
     """The calls that answered a user."""
     listed = (await client.control("GET", "/episodes?limit=1000", key=key)).json["episodes"]
-    records = [(await client.control("GET", f"/episodes/{one['episode']}", key=key)).json for one in listed]
+    records = [await client.record(one["episode"], key=key) for one in listed]
     calls = [call for record in records for call in record["calls"]]
     return {call["call"] for call in calls if call["response"] in user.answers}
 

@@ -75,7 +75,7 @@ async def test_a_conversation_is_one_timeline_whichever_workers_it_meets(tmp_pat
             messages += [said(answer.body), {"role": "user", "content": f"again {turn}"}]
         assert len(set(served)) == 1, "nothing names the episode, and each turn finds it"
         assert (await client.control("POST", f"/episodes/{served[0]}/rewards", {"value": 1.0})).status == 200
-        record = (await client.control("GET", f"/episodes/{served[0]}")).json
+        record = await client.record(served[0])
         words = [call["continuity"] for call in record["calls"]]
         assert words == ["first_turn", *["exact"] * 11]
         leased = await client.control("POST", "/batches/lease", {"wait_s": 300})

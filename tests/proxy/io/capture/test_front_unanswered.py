@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import Any
 
 import aiohttp
@@ -272,17 +273,73 @@ async def test_an_answer_that_is_not_captured_fails(
     assert unanswered(front) == []
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("fault", "reason"), [
-    (Fault("abort"), "engine_aborted"), (Fault("not_vllm"), "capture_failed"),
+def says(value: Any, *, stream: bool = False) -> Fault:
+    """An engine whose whole answer is `value`, as an event if it is a `stream`."""
+    body = value if isinstance(value, str) else json.dumps(value)
+    return Fault("says", body=f"data: {body}\n\n", media="text/event-stream") if stream else Fault("says", body=body)
+
+
+UNWELL = {"error": {"message": "unwell", "type": "InternalServerError", "code": 500}}
+OPEN = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "stub", "choices": [
+    {"index": 0, "delta": {"content": "a"}, "finish_reason": None}
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize(("body", "among"), [
+    (UNWELL, {"engine_error"}), ({}, {"truncated", "capture_failed"}),
+    ({"object": "error", "message": "unwell", "code": 500}, {"engine_error", "truncated", "capture_failed"}),
 ])  # fmt: skip
-async def test_a_question_that_was_put_again_as_it_came_fails(
-    stub: EngineStub, front: Front, stream: bool, fault: Fault, reason: str
+async def test_an_error_in_an_answer_with_status_200_is_no_answer(
+    stub: EngineStub, front: Front, path: str, body: dict[str, Any], among: set[str]
 ) -> None:
-    stub.faults += [Fault("status", status=400), fault]
+    stub.faults.append(says(body))
+    await ask(front, path, FIRST)
+    (reason,) = reasons(front)
+    assert reason in among
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", ["in_progress", "incomplete"])
+async def test_a_response_that_has_not_ended_is_no_answer(
+    stub: EngineStub, front: Front, status: str, stream: bool
+) -> None:
+    body = {"id": "r", "object": "response", "status": status, "output": [], "error": None}
+    last = {"type": f"response.{status}", "response": body, "sequence_number": 1}
+    stub.faults.append(says(last if stream else body, stream=stream))
+    await ask(front, RESPONSES, FIRST, stream=stream)
+    assert reasons(front) == ["truncated"]
+
+
+@pytest.mark.parametrize(("kind", "stream", "fault", "expected"), [
+    ("multimodal", False, says(UNWELL), ["engine_error"]), ("multimodal", False, says("<html>"), ["capture_failed"]),
+    ("multimodal", True, says(OPEN, stream=True), ["truncated"]),
+    ("multimodal", False, Fault("slow"), []), ("multimodal", True, Fault("no_done"), []),
+    ("background", False, says({"id": "r", "status": "failed", "output": []}), ["engine_error"]),
+    ("background", False, says({"id": "r", "status": "queued", "output": []}), []),
+])  # fmt: skip
+async def test_a_call_that_is_not_captured_is_answered_by_an_answer_alone(
+    stub: EngineStub, front: Front, kind: str, stream: bool, fault: Fault, expected: list[str]
+) -> None:
+    path, more = NOT_CAPTURED[kind]
+    stub.faults.append(fault)
+    await ask(front, path, seeing(FIRST) if kind == "multimodal" else FIRST, **more, stream=stream)
+    await until(lambda: front.lost)
+    assert reasons(front) == expected
+
+
+@pytest.mark.parametrize(("stream", "fault", "expected"), [
+    (False, Fault("abort"), ["engine_aborted"]), (True, Fault("abort"), ["engine_aborted"]),
+    (False, Fault("not_vllm"), ["capture_failed"]), (True, Fault("not_vllm"), ["capture_failed"]),
+    (True, says(OPEN, stream=True), ["truncated"]), (True, None, []),
+])  # fmt: skip
+async def test_a_question_that_was_put_again_is_answered_by_an_answer_alone(
+    stub: EngineStub, front: Front, stream: bool, fault: Fault | None, expected: list[str]
+) -> None:
+    stub.faults += [Fault("status", status=400), *([fault] if fault else [])]
     await ask(front, CHAT, FIRST, stream=stream)
-    await until(lambda: unanswered(front))
-    assert (reasons(front), front.lost) == ([reason], ["unaskable", reason])
+    await until(lambda: len(front.lost) == 1 + len(expected))
+    assert (reasons(front), front.lost) == (expected, ["unaskable", *expected])
 
 
 async def test_the_gate_is_not_waited_for() -> None:

@@ -35,7 +35,7 @@ async def play(
     client: Client, task: str, said: str, *, agent: str = "solver", reward: float | None = 1.0, key: str | None = None
 ) -> str:
     """An episode of three calls, of which the last begins a new timeline."""
-    opened = (await client.control("POST", "/episodes", {"task": task, "agent": agent}, key=key)).json["episode"]
+    opened = await client.open({"task": task, "agent": agent}, key=key)
     messages = [{"role": "user", "content": said}]
     for turn in range(3):
         answer = await client.ask("POST", f"/e/{opened}/v1/chat/completions", CHAT | {"messages": messages}, key=key)
@@ -136,7 +136,7 @@ async def test_each_model_has_its_own_words_for_an_id(page: Page, tmp_path: Path
         tmp_path / "data", upstream=(f"one={stub.url}", f"two={stub.url}")
     ) as client:
         members = {"planner": "one", "writer": "two"}
-        episode = (await client.control("POST", "/episodes", {"task": "t", "members": members})).json["episode"]
+        episode = await client.open({"task": "t", "members": members})
         for agent, model in members.items():
             body = CHAT | {"model": model}
             answer = await client.ask("POST", f"/e/{episode}/v1/chat/completions", body, **{"X-AJet-Agent": agent})

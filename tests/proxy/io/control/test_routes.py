@@ -190,21 +190,16 @@ async def test_what_is_not_there(client: Client, method: str, path: str, status:
     assert ("Allow" in answer.headers) == (status == 405)
 
 
-async def rewarded(client: Client, episode: str, **labels: str) -> None:
-    assert (await client.chat(episode, **({"X_AJet_Task": "task"} | labels))).status == 200
-    assert (await client.control("POST", f"/episodes/{episode}/rewards", {"value": 1.0})).status == 200
-
-
 async def test_a_lease_waits_until_a_group_is_ready(client: Client) -> None:
     began = time.monotonic()
     nothing = await client.control("POST", "/batches/lease", {"group_size": 2, "wait_s": 0.1})
     assert (nothing.status, nothing.body) == (204, b"")
     assert time.monotonic() - began >= 0.1
     waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"group_size": 2, "wait_s": 300}))
-    await rewarded(client, "one")
+    await client.play("one", X_AJet_Task="task")
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    await rewarded(client, "two")
+    await client.play("two", X_AJet_Task="task")
     batch = decode_batch((await waiting).body)
     assert sorted(e.episode for group in batch.groups for e in group.episodes) == ["one", "two"]
 
@@ -216,8 +211,8 @@ async def test_a_lease_that_waits_looks_again_only_when_it_may_find_more(client:
         for turn in range(10):
             assert (await client.chat("one", f"turn {turn}", X_AJet_Task="task")).status == 200
         assert looks.call_count == 1
-        await rewarded(client, "one")
-        await rewarded(client, "two")
+        await client.play("one", X_AJet_Task="task")
+        await client.play("two", X_AJet_Task="task")
         assert len(decode_batch((await waiting).body).groups) == 1
         assert looks.call_count <= 5
 
@@ -228,7 +223,7 @@ async def test_a_lease_that_does_not_wait_looks_behind_all_that_it_drops(client:
             assert (await client.chat(episode, X_AJet_Task="task")).status == 200
             reward = {"value": 1.0, "agent": "nobody"}
             assert (await client.control("POST", f"/episodes/{episode}/rewards", reward)).status == 200
-        await rewarded(client, "three")
+        await client.play("three", X_AJet_Task="task")
         leased = await client.control("POST", "/batches/lease", {"group_size": 1, "wait_s": 0})
         assert [e.episode for group in decode_batch(leased.body).groups for e in group.episodes] == ["three"]
         assert (await client.status())["discarded"] == {"no_reward": 2}
@@ -250,13 +245,13 @@ async def test_a_trainer_that_leaves_while_it_waits_takes_nothing(client: Client
         await came.wait()
         waiting.cancel()
         await left.wait()
-    await rewarded(client, "one")
+    await client.play("one", X_AJet_Task="task")
     assert (await client.status())["episodes"]["ready"] == 1
 
 
 @pytest.mark.parametrize(("wire", "status"), [("1", 200), ("2, 1", 200), ("2", 400), ("0", 400), ("x", 400), ("", 400)])
 async def test_a_trainer_of_another_wire_version_is_told_so(client: Client, wire: str, status: int) -> None:
-    await rewarded(client, "one")
+    await client.play("one", X_AJet_Task="task")
     answer = await client.control("POST", "/batches/lease", {"group_size": 1}, X_AJet_Wire=wire)
     assert answer.status == status
     if status == 400:
@@ -317,7 +312,7 @@ async def test_a_lease_waits_until_the_slowest_of_its_team_has_made_its_update(
     for model in stub.models:
         await client.control("POST", "/policy", {"model": model, "version": 1})
     members = {"plans": "one", "codes": "stub"}
-    episode = (await client.control("POST", "/episodes", {"members": members})).json["episode"]
+    episode = await client.open({"members": members})
     assert [(await chat(client, episode, model)).status for model in stub.models] == [200, 200]
     await client.control("POST", f"/episodes/{episode}/rewards", {"value": 1.0})
     await client.control("POST", "/gate/open", {"model": "stub", "policy_version": 2})

@@ -18,16 +18,8 @@ from tests.proxy.serving import Client, eventually
 SERVED = {"group_size": 2}
 
 
-async def opened(client: Client, task: str) -> str:
-    answer = await client.control("POST", "/episodes", {"task": task})
-    assert answer.status == 200, answer.body
-    return str(answer.json["episode"])
-
-
 async def rewarded(client: Client, task: str) -> str:
-    episode = await opened(client, task)
-    assert (await client.chat(episode)).status == 200
-    assert (await client.control("POST", f"/episodes/{episode}/rewards", {"value": 1.0})).status == 200
+    await client.play(episode := await client.open({"task": task}))
     return episode
 
 
@@ -60,8 +52,8 @@ async def test_an_episode_is_held_until_its_lane_has_room(client: Client) -> Non
     await client.control("PUT", "/mix", {"ahead": 1})
     for _ in range(2):
         await rewarded(client, "a/1")
-    waiting = asyncio.create_task(opened(client, "a/1"))
-    await opened(client, "b/1")
+    waiting = asyncio.create_task(client.open({"task": "a/1"}))
+    await client.open({"task": "b/1"})
     await asyncio.sleep(0.1)
     assert not waiting.done()
     assert (await client.control("POST", "/batches/lease", {})).status == 200
@@ -83,7 +75,7 @@ async def test_whoever_is_held_is_let_in_where_a_trainer_waits_for_more_than_may
 async def test_an_episode_is_held_for_a_while_and_refused_then(client: Client) -> None:
     await client.control("PUT", "/mix", {"ahead": 1})
     for _ in range(2):
-        await opened(client, "a/1")
+        await client.open({"task": "a/1"})
     with mock.patch.object(openings, "HOLD_S", 0.1):
         refused = await client.control("POST", "/episodes", {"task": "a/1"})
     assert (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"]) == (503, "lane_full", "1")
@@ -116,10 +108,10 @@ async def test_a_play_that_asks_again_for_its_episode_stands_where_it_stood(
     monkeypatch.setattr(pace, "AGAIN_S", 600.0)
     await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
     await client.control("POST", "/plays", {"name": "d", "episodes": 1})
-    first = await opened(client, "a/1")
+    first = await client.open({"task": "a/1"})
     mine = {"task": "a/2", "id": "mine", "play": "d", "place": 0}
     assert (await client.control("POST", "/episodes", mine | {"hold_s": 0.1})).status == 503
-    other = asyncio.create_task(opened(client, "a/3"))
+    other = asyncio.create_task(client.open({"task": "a/3"}))
     await asyncio.sleep(0.1)
     again = asyncio.create_task(client.control("POST", "/episodes", mine))
     await asyncio.sleep(0.1)
@@ -131,7 +123,7 @@ async def test_a_play_that_asks_again_for_its_episode_stands_where_it_stood(
 
 async def test_what_is_wrong_is_said_before_anything_is_held(client: Client) -> None:
     await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
-    await opened(client, "a/1")
+    await client.open({"task": "a/1"})
     for body, code in (
         ({"play": "none", "place": 0}, "unknown_play"), ({"client": "none"}, "unknown_client"),
         ({"place": 3}, "place_taken"),
@@ -142,7 +134,7 @@ async def test_what_is_wrong_is_said_before_anything_is_held(client: Client) -> 
 
 async def test_an_opening_may_ask_not_to_be_held(client: Client) -> None:
     await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
-    await opened(client, "a/1")
+    await client.open({"task": "a/1"})
     refused = await client.control("POST", "/episodes", {"task": "a/2", "hold_s": 0})
     assert refused.json["error"]["code"] == "lane_full"
     assert (await client.control("POST", "/episodes", {"task": "a/2", "hold_s": -1.0})).status == 400
@@ -152,12 +144,12 @@ async def test_room_that_was_not_taken_is_the_next_ones(client: Client) -> None:
     """The first in line finds its place taken once it is let in."""
     await client.control("PUT", "/mix", {"ahead": 1, "group_size": 1})
     await client.control("POST", "/plays", {"name": "d", "episodes": 1})
-    first = await opened(client, "a/1")
+    first = await client.open({"task": "a/1"})
     body = {"task": "a/1", "play": "d", "place": 0}
     with mock.patch.object(pace.Pace, "enter", autospec=True, side_effect=pace.Pace.enter) as held:
         taken = [asyncio.create_task(client.control("POST", "/episodes", body)) for _ in range(2)]
         await eventually(lambda: asyncio.sleep(0, held.call_count == 2))
-        last = asyncio.create_task(opened(client, "a/1"))
+        last = asyncio.create_task(client.open({"task": "a/1"}))
         await eventually(lambda: asyncio.sleep(0, held.call_count == 3))
     await client.control("POST", f"/episodes/{first}/abort")
     await asyncio.wait(taken, return_when=asyncio.FIRST_COMPLETED)
@@ -170,7 +162,7 @@ async def test_room_that_was_not_taken_is_the_next_ones(client: Client) -> None:
 
 async def test_a_lane_without_a_share_in_which_agents_wait_is_an_alert(client: Client) -> None:
     await client.control("PUT", "/mix", {"shares": {"a": 1.0}, "ahead": 1})
-    waiting = asyncio.create_task(opened(client, "b/1"))
+    waiting = asyncio.create_task(client.open({"task": "b/1"}))
 
     async def alerts() -> list[str]:
         return list((await client.status())["alerts"])
@@ -186,7 +178,7 @@ async def test_a_lane_without_a_share_in_which_agents_wait_is_an_alert(client: C
 async def test_the_sdk_waits_for_room_longer_than_for_a_proxy(client: Client) -> None:
     """Its deadline is for a proxy that does not answer."""
     await client.control("PUT", "/mix", {"ahead": 1})
-    first = [await opened(client, "a/1") for _ in range(2)]
+    first = [await client.open({"task": "a/1"}) for _ in range(2)]
     now = 0.0
 
     async def sleep(_client: SdkClient, _seconds: float) -> None:

@@ -31,7 +31,7 @@ async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefi
         await held
         since = (await client.status())["gate"]["since"]
         assert [r.body.get("cache_salt") for r in stub.llm_requests()] == [None, f"#1.{round(since * 1000)}"]
-        records = [(await client.control("GET", f"/episodes/{name}")).json for name in ("one", "two")]
+        records = [await client.record(name) for name in ("one", "two")]
         before, after = (record["calls"][0]["altered"] for record in records)
         assert after == [*before, "cache_salt"]
 

@@ -161,9 +161,8 @@ async def test_it_looks_soon_after_the_trainer_has_spoken(site: Site, monkeypatc
 
 async def became(client: Client, episode: str) -> str:
     """The state of an episode of one call and a reward, or why it cannot be trained."""
-    assert (await client.chat(episode)).status == 200
-    await client.control("POST", f"/episodes/{episode}/rewards", {"value": 1.0})
-    record = (await client.control("GET", f"/episodes/{episode}")).json
+    await client.play(episode)
+    record = await client.record(episode)
     return str(record.get("detail", record["state"]))
 
 

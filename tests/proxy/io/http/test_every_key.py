@@ -56,13 +56,13 @@ async def try_key(
     client: Client, stub: EngineStub, path: str, kind: str, way: str, reward: dict[str, str], *, open_mode: bool
 ) -> None:
     owner, admin = client.key(Claims("agent", "a")), client.key(Claims("admin"))
-    episode = (await client.control("POST", "/episodes", {"task": "t"}, key=owner)).json["episode"]
+    episode = await client.open({"task": "t"}, key=owner)
     key, before = key_of(client, kind, episode), len(stub.requests)
     body = CAPTURED.get(path, PASSED.get(path))
     prefix, named = (f"/e/{episode}", {}) if way == "path" else ("", {"X-AJet-Episode": episode})
     answer = await client.ask("GET" if body is None else "POST", prefix + path, body, key=key, **named, **reward)
     wanted = expected(kind, open_mode=open_mode)
-    record = (await client.control("GET", f"/episodes/{episode}", key=admin)).json
+    record = await client.record(episode, key=admin)
     if wanted is None:
         assert answer.status not in (401, 403, 500), (kind, way, answer.body)
         assert bool(record["calls"]) == (path in CAPTURED), (kind, way)

@@ -185,11 +185,27 @@ async def test_the_time_of_a_commit_is_reported(tmp_path: Path, disk: Disk) -> N
 # ---- a disk that refuses
 
 
-async def broken(store: Store, disk: Disk) -> LedgerRig:
-    """A store with one call in flight whose disk has just failed, and a rig to decide by."""
+def deciding(store: Store) -> LedgerRig:
+    """A rig that decides over `store`."""
     rig = LedgerRig()
     rig.state, rig.commands = store.state, store.commands
     rig.run = store.post  # type: ignore[method-assign, assignment]
+    return rig
+
+
+def finished() -> CallFinished:
+    """The end of the call that a `broken` store has in flight."""
+    rig = LedgerRig()
+    rig.open("ep", task="t")
+    rig.begin("ep")
+    rig.finish("ep", "call-000")
+    (found,) = [event for event in rig.events if isinstance(event, CallFinished)]
+    return found
+
+
+async def broken(store: Store, disk: Disk) -> LedgerRig:
+    """A store with one call in flight whose disk has just failed, and a rig to decide by."""
+    rig = deciding(store)
     rig.open("ep", task="t")
     rig.begin("ep")
     await store.commit(())
@@ -215,12 +231,7 @@ async def test_a_full_disk_stops_intake_and_changes_nothing(store: Store, disk: 
 
 async def test_what_ends_on_a_full_disk_waits_for_it_and_is_not_lost(store: Store, disk: Disk, tmp_path: Path) -> None:
     rig = await broken(store, disk)
-    other = LedgerRig()
-    other.open("ep", task="t")
-    other.begin("ep")
-    other.finish("ep", "call-000")
-    (finished,) = [event for event in other.events if isinstance(event, CallFinished)]
-    ending = asyncio.ensure_future(store.commit([finished]))
+    ending = asyncio.ensure_future(store.commit([finished()]))
     await asyncio.sleep(0.05)
     assert not ending.done()
     assert store.state.tallies.calls["running"] == 0
@@ -236,9 +247,7 @@ async def test_what_ends_on_a_full_disk_waits_for_it_and_is_not_lost(store: Stor
 
 async def test_what_was_refused_can_be_asked_again(store: Store, disk: Disk, tmp_path: Path) -> None:
     """The reward was applied and its answer refused; asked again, it is there once."""
-    rig = LedgerRig()
-    rig.state, rig.commands = store.state, store.commands
-    rig.run = store.post  # type: ignore[method-assign, assignment]
+    rig = deciding(store)
     rig.open("ep", task="t")
     await store.commit(())
     disk.fail("pwrite", taken=5)
@@ -274,18 +283,13 @@ async def test_what_ends_on_a_full_disk_does_not_wait_for_ever(tmp_path: Path, d
     """It is refused after a while, and on disk all the same once that can be written."""
     store = Store.open(tmp_path, SETTINGS, patience_s=0.05, journal=quick)
     await broken(store, disk)
-    other = LedgerRig()
-    other.open("ep", task="t")
-    other.begin("ep")
-    other.finish("ep", "call-000")
-    (finished,) = [event for event in other.events if isinstance(event, CallFinished)]
     async with asyncio.timeout(300):
         with pytest.raises(NotReady) as caught:
-            await store.commit([finished])
+            await store.commit([finished()])
     assert (caught.value.code, caught.value.retry_after) == ("journal", 2.0)
     disk.heal()
     await store.close()
-    assert [decode(record) for record in records(tmp_path)][-1] == finished
+    assert [decode(record) for record in records(tmp_path)][-1] == finished()
 
 
 async def test_a_disk_that_says_nothing_is_not_waited_for_either(tmp_path: Path, disk: Disk) -> None:
