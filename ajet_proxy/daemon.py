@@ -36,7 +36,6 @@ from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
 from ajet_proxy.io.control.forwarding import forwarded
 from ajet_proxy.io.control.routes import Control
 from ajet_proxy.io.control.traces import Traces, exporting
-from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.engines.watch import EngineWatch
 from ajet_proxy.io.http import keyring, tls
@@ -148,9 +147,8 @@ class App:
         else:
             self._stack.push_async_callback(self._drain)
         control = Control(
-            store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
-            engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
-            workers=workers, config=config, budget=budget, listening=self.listening,
+            store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics, config=config,
+            interception=self.interception, workers=workers, budget=budget, listening=self.listening,
         )
         secured, around = tls.listening(config), audit(headers=headers_as_sent)
         if workers is None:

@@ -47,7 +47,7 @@ from ajet_proxy.core.trajectory.call import (
     Origin,
 )
 from ajet_proxy.io.capture.continuity import ContinuedRequest, Continuity
-from ajet_proxy.io.capture.recorder import Finished, Recorder
+from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
 from ajet_proxy.io.engines.probe import ChatRoutes, DialectProbe
 from ajet_proxy.io.engines.questions import Facts, Questions
@@ -263,15 +263,14 @@ class Pipeline:
             identified_by=begun.identified_by, altered=exchange.altered,
         )
         request = asks(exchange.target, exchange.upstream_body(), model=begun.model, sticky=begun.episode)
-        sender: Sender = self._upstream
-        finished: Finished | None = None
-        if self._continuity is not None and dialect.takes_ids:
-            sender = continued = ContinuedRequest(self._continuity, exchange, origin, history)
-            finished = continued.finished
         recorder = Recorder(
             origin, exchange, Questions(self._facts, request, exchange, asks), ledger_port=self._ledger_port,
-            history=identified.history, begins=identified.said.begins_with(begun.open), finished=finished,
+            history=identified.history, begins=identified.said.begins_with(begun.open),
         )
+        sender: Sender = self._upstream
+        if self._continuity is not None and dialect.takes_ids:
+            sender = continued = ContinuedRequest(self._continuity, exchange, origin, history)
+            recorder.finished = continued.finished
         return Prepared(caller, received.body, begun, began, exchange, request, sender, recorder, Tail())
 
     async def _send(self, prepared: Prepared) -> Relay:

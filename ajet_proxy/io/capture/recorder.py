@@ -38,7 +38,6 @@ from ajet_proxy.core.trajectory.repair import Found
 from ajet_proxy.io.engines.questions import Questions, Sampled
 from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, taken_back, unsent
 
-Finished = Callable[[Origin, Captured], Origin]
 HELD_S = 0.25
 """A client that breaks off by itself does so at once, upon what it was sent. One that leaves after the end was held
 back for so long gave up on it."""
@@ -49,15 +48,17 @@ class Recorder:
 
     def __init__(
         self, origin: Origin, exchange: Exchange, questions: Questions, *, ledger_port: LedgerPort,
-        history: History | None = None, begins: tuple[str, ...] = (), finished: Finished | None = None,
+        history: History | None = None, begins: tuple[str, ...] = (),
     ) -> None:
         """`questions` ask the engine more about a choice. `history` is the client's before any doubt is settled,
         because the next request is looked up by such a one. `begins` has what unanswered requests said and this one
-        begins with. `finished` is told of each whole choice, and has the last word on where it came from."""
+        begins with."""
         self.origin = origin
         self.exchange = exchange
         self.engine = ""
         """Who answered: the address of the engine's route."""
+        self.finished: Callable[[Origin, Captured], Origin] = lambda origin, _captured: origin
+        """Is told of each whole choice, and has the last word on where it came from."""
         self.came_at = 0.0
         """When a piece of a streamed answer came last, by the monotonic clock; 0 if none has."""
         self.lost: set[int] = set()
@@ -70,7 +71,7 @@ class Recorder:
         """True if the client's connection has taken the bytes that complete the answer."""
         self._questions = questions
         self._ledger_port = ledger_port
-        self._history, self._begins, self._finished = history, begins, finished
+        self._history, self._begins = history, begins
         self._sampled: Sampled = lambda scored: None
         self._version = origin.policy_version
         self._updates = -1
@@ -181,8 +182,7 @@ class Recorder:
                 origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine, begins=self._begins,
                 status=self._status if outcome.reason == REFUSED else 0,
             )
-        if self._finished is not None:
-            origin = self._finished(origin, outcome)
+        origin = self.finished(origin, outcome)
         same_text, sampling = self._same_text.get(outcome.index), self._sampled(outcome.scored)
         call = to_packed(outcome, origin, self._changes, same_text, sampling, exchange.response_id)
         return Whole(origin.episode, call, marks, self.engine, self._begins)

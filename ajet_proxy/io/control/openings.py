@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 from aiohttp import web
 
@@ -25,7 +26,8 @@ class Openings:
     def __init__(self, desk: Desk, engines: Engines) -> None:
         self._desk, self._state, self._engines = desk, desk.store.state, engines
         self._pace = Pace(self._state.mixes.room, self._state.mixes.lacking)
-        desk.store.listen(lambda _events: self._pace.changed())  # each event may make room
+        self._watch = cache(lambda: desk.store.listen(lambda _events: self._pace.changed()))
+        """Once lanes may be full, each event may make room."""
 
     def stop(self) -> None:
         """Hold nobody from now on."""
@@ -39,6 +41,7 @@ class Openings:
         await self._check_engines(asked)
         where = paced(self._state, (await self._desk.decide(asked)).events) if self._state.mixes.paced() else None
         if where is not None:
+            self._watch()
             group_key, models = where
             wanted = HOLD_S if asked.body.hold_s is None else asked.body.hold_s
             hold_s = min(wanted, HOLD_S, self._desk.config.gate_hold_s)

@@ -21,7 +21,6 @@ from ajet_proxy.io.control.openings import Openings
 from ajet_proxy.io.control.runs import WaitingRuns
 from ajet_proxy.io.control.training import Weights
 from ajet_proxy.io.control.watching import PAGE, Watching
-from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http.audit import SUBJECT
@@ -44,9 +43,9 @@ class Control:
     """The handlers of ``/ajet/v1/*`` and ``/metrics``."""
 
     def __init__(
-        self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
-        clock: Clock, metrics: Metrics, interception: Interception | None, workers: Workers | None, config: Config,
-        budget: MemoryBudget, listening: Collection[Address],
+        self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics,
+        config: Config, interception: Interception | None, workers: Workers | None, budget: MemoryBudget,
+        listening: Collection[Address],
     ) -> None:
         """`listening` holds the addresses at which the daemon listens; they are read at each request."""
         self._desk = desk = Desk(store, keys, clock, config, budget)
@@ -57,9 +56,7 @@ class Control:
             desk, self._openings, gate=gate, engines=engines, metrics=metrics, workers=workers,
             interception=interception,
         )
-        weights = Weights(
-            desk, gate=gate, engines=engines, engine_control=engine_control, workers=workers, listening=listening
-        )
+        weights = Weights(desk, gate=gate, engines=engines, workers=workers, listening=listening)
         self._handlers: Mapping[str, Handler] = {
             "open_episode": self._openings.open_episode, "join": partial(self._named, "client"),
             "reward_answer": partial(self._named, "episode"), "feedback": partial(self._named, "episode"),

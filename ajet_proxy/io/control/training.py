@@ -66,13 +66,13 @@ class Weights:
     addresses at which the daemon listens; they are read at each request."""
 
     def __init__(
-        self, desk: Desk, *, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
-        workers: Workers | None, listening: Collection[Address],
+        self, desk: Desk, *, gate: Gatekeeper, engines: Engines, workers: Workers | None,
+        listening: Collection[Address],
     ) -> None:
         self._desk = desk
         self._gate = gate
         self._engines = engines
-        self._engine_control = engine_control
+        self._engine_control = EngineControl(key=desk.config.upstream_key)
         self._workers = workers
         self._listening = listening
         self._pauses = desk.config.gate_mode == "pause"
