@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,16 @@ class Client:
     async def record(self, episode: str, **more: Any) -> Any:
         return (await self.control("GET", f"/episodes/{episode}", **more)).json
 
-    async def status(self) -> Any:
-        return (await self.control("GET", "/status")).json
+    async def status(self, **more: Any) -> Any:
+        return (await self.control("GET", "/status", **more)).json
+
+    async def until(self, reached: Callable[[Any], object], **more: Any) -> None:
+        """Wait until the status is as it should be."""
+
+        async def looked() -> object:
+            return reached(await self.status(**more))
+
+        await eventually(looked)
 
     def key(self, claims: Claims) -> str:
         """A key that this daemon's secret signed."""
@@ -90,10 +99,10 @@ async def serving(data_dir: Path, **settings: Any) -> AsyncIterator[Client]:
         await app.stop()
 
 
-async def eventually(condition: Callable[[], Awaitable[object]], limit_s: float = 300.0) -> None:
-    """Return once `condition` holds; it may take long on a busy machine."""
+async def eventually(condition: Callable[[], object], limit_s: float = 300.0) -> None:
+    """Return once `condition` holds, which may be awaited; it may take long on a busy machine."""
     deadline = time.monotonic() + limit_s
-    while not await condition():
+    while not (await found if isawaitable(found := condition()) else found):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
 

@@ -12,7 +12,7 @@ import pytest
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.ledger import retention
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import CHAT, Answer, Client, eventually, serving
+from tests.proxy.serving import CHAT, Answer, Client, serving
 
 BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": {},
@@ -110,11 +110,7 @@ async def test_the_answers_of_an_episode_are_forgotten_with_it(tmp_path: Path) -
             for name in ("old", "new"):
                 responses.append(seen(await ask(client, episode=name)))
                 await client.control("POST", f"/episodes/{name}/abort", {})
-
-            async def archived() -> bool:
-                return bool((await client.status())["archived"])
-
-            await eventually(archived)
+            await client.until(lambda status: status["archived"])
             assert (await reward(client, responses[0])).json["error"]["code"] == "unknown_response"
             gone = await reward(client, responses[0], "/episodes/old/rewards")
             assert gone.json["error"]["code"] == "episode_discarded"

@@ -25,7 +25,7 @@ from ajet_proxy.settings import Config
 from ajet_sdk.errors import NotReady
 from tests.kit.certificates import Authority
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
+from tests.proxy.serving import CHAT, eventually, identity_holds, serving
 
 SECRET = "a secret of the operator"
 
@@ -65,10 +65,6 @@ async def test_an_episodes_key_lives_for_a_week_or_as_long_as_the_episode_may(
         assert claims.expires is not None and abs(claims.expires - time.time() - lives_s) < 60
 
 
-async def discarded(client: Client) -> bool:
-    return bool((await client.status())["episodes"]["discarded"])
-
-
 async def test_a_disk_that_refuses_in_the_middle_of_a_tick_does_not_end_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +79,7 @@ async def test_a_disk_that_refuses_in_the_middle_of_a_tick_does_not_end_the_daem
     monkeypatch.setattr(Store, "post", refusing)
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), idle_timeout=0.5) as client:
         await client.chat("forgotten")
-        await eventually(lambda: discarded(client))
+        await client.until(lambda status: status["episodes"]["discarded"])
         assert refused
         record = (await client.control("GET", "/episodes/forgotten")).json
         assert (record["state"], record["reason"]) == ("discarded", "idle_timeout")
@@ -159,11 +155,7 @@ async def test_drift_over_the_limit_is_said_in_the_log_the_status_and_the_metric
         await client.control("POST", "/episodes/e/rewards", {"value": 1.0})
         (line,) = (await client.status())["alerts"]
         assert line.startswith("model 'stub': 3 of the last 3 turns (100.0%)")
-
-        async def logged() -> bool:
-            return f"alert: {line}" in caplog.messages
-
-        await eventually(logged)
+        await eventually(lambda: f"alert: {line}" in caplog.messages)
         page = (await client.ask("GET", "/metrics")).body.decode().splitlines()
         assert {'ajet_broken_timelines_total{model="stub",broken_by="retokenized"} 3', "ajet_alerts 1"} <= set(page)
         record = (await client.control("GET", "/episodes/e")).json

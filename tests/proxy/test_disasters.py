@@ -52,7 +52,7 @@ async def test_on_a_full_disk_no_call_is_complete_whose_client_got_no_end(
             stub.paused.clear()
             bodies = [CHAT | {"seed": seed, "stream": stream} for seed in (2, 3) for stream in (False, True)]
             waiting = [asyncio.create_task(http.post(chat, json=body)) for body in bodies]
-            await eventually(lambda: asked(stub, 5))
+            await eventually(lambda: len(stub.llm_requests()) == 5)
             fill_disk(proxy, full=True)
             stub.paused.set()
             await eventually(lambda: none_runs(http, proxy, 5))
@@ -72,11 +72,6 @@ async def test_on_a_full_disk_no_call_is_complete_whose_client_got_no_end(
                 assert record["calls"][-1]["call"] == again.headers["X-AJet-Call"]
                 proxy.kill()
                 proxy.start()
-
-
-async def asked(stub: EngineStub, times: int) -> bool:
-    """Whether the engine was asked so many times."""
-    return len(stub.llm_requests()) == times
 
 
 async def none_runs(http: httpx.AsyncClient, proxy: ProxyProcess, calls: int) -> bool:

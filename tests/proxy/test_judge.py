@@ -88,11 +88,7 @@ async def at_work(
 
 async def count(work: Work, outcome: str, number: int = 1) -> None:
     """Waits until so many came out so."""
-
-    async def there() -> bool:
-        return work.counts[outcome] >= number
-
-    await eventually(there)
+    await eventually(lambda: work.counts[outcome] >= number)
 
 
 async def test_a_model_judges_each_call(client: Client) -> None:
@@ -389,11 +385,7 @@ async def test_a_budget_that_is_used_up_waits_for_the_next_day(
     names = await played(client, 2)
     with judging(rated(1)) as grader:
         async with at_work(client, grader, budget="100/day") as bench:
-
-            async def waits() -> bool:
-                return any("used up" in line for line in bench.said)
-
-            await eventually(waits)
+            await eventually(lambda: any("used up" in line for line in bench.said))
     assert len(grader.asked) == 1
     assert sorted([(await client.record(name))["state"] for name in names]) == ["ready", "sealed"]
 
@@ -404,11 +396,7 @@ async def test_a_budget_is_of_all_judges_of_a_name_and_outlives_them(client: Cli
         async with at_work(client, grader, name="g", budget="250/day") as bench:
             await count(bench.work, "judged")
         async with at_work(client, grader, name="g", budget="250/day") as bench:
-
-            async def waits() -> bool:
-                return any("used up" in line for line in bench.said)
-
-            await eventually(waits)
+            await eventually(lambda: any("used up" in line for line in bench.said))
         assert len(grader.asked) == 3
         assert (await client.status())["traffic"]["tokens_today"] == {"g": 300}
         async with at_work(client, grader, name="h", budget="250/day") as bench:
@@ -433,11 +421,7 @@ async def test_labels_are_judged_within_the_budget(client: Client) -> None:
             bench.work.judge = model(grader, bench.said, Rest(), bench.work.budget)
             await count(bench.work, "judged")
             checking = asyncio.create_task(bench.work.check(gold))
-
-            async def waits() -> bool:
-                return any("used up" in line for line in bench.said)
-
-            await eventually(waits)
+            await eventually(lambda: any("used up" in line for line in bench.said))
             checking.cancel()
             await bench.work.judge.close()
     assert len(grader.asked) == 2

@@ -128,12 +128,9 @@ async def test_an_idle_judge_looks_again_only_when_there_may_be_something(
         looks.append(asked)
         return plain(self, *asked)
 
-    async def looked() -> int:
-        return len(looks)
-
     monkeypatch.setattr(JudgingCommands, "waiting", waiting)
     judge = asyncio.create_task(leased(client, wait_s=300))
-    await eventually(looked)
+    await eventually(lambda: looks)
     for number in range(5):
         await client.play(await client.open({"task": f"{number}"}))
     await User(client).says("one")
@@ -196,23 +193,19 @@ async def test_who_consents(
     settings = {**SERVED, "traffic": "", "admin_secret": ADMIN, "upstream": (stub.url,)}
     settings |= {"idle_timeout": 0.2, "traffic_idle": 0.2}
     async with serving(tmp_path, **settings) as client:
-
-        async def none(state: str) -> bool:
-            return not (await client.control("GET", "/status", key=ADMIN)).json["episodes"][state]
-
         key = keyring.keys(tmp_path, admin_secret=ADMIN).issue(claims)
         user = User(client, key=key)
         await user.says("one", **({} if header is None else {"X-AJet-Traffic": header}))
         judge = keyring.keys(tmp_path, admin_secret=ADMIN).issue(Claims("judge", lanes=("chat",)))
-        await eventually(lambda: none("open"))
+        await client.until(lambda status: not status["episodes"]["open"], key=ADMIN)
         found = (await client.control("POST", LEASE, {}, key=judge)).json
         assert (header in learns) == bool(found)
         if found is None:
-            assert not await none("discarded")
+            assert (await client.status(key=ADMIN))["episodes"]["discarded"]
             return
         keyring.revoke(tmp_path, "tenant", "app", client.app._clock.now())
         (episode,) = found["judgements"]
-        await eventually(lambda: none("sealed"))
+        await client.until(lambda status: not status["episodes"]["sealed"], key=ADMIN)
         body = {"judge": "j", "rewards": [{"value": 1}]}
         answer = await client.control("POST", f"/episodes/{episode['episode']}/judgement", body, key=judge)
         assert (answer.status, answer.json["error"]["code"]) == (409, "episode_discarded")
@@ -261,17 +254,13 @@ async def test_a_chat_that_is_sealed_while_its_user_waits_goes_on_as_a_part_of_i
     await user.says("one", **{"X-AJet-Traffic": "0"})
     await client.control("POST", "/gate/close", {"wait_s": 0})
     asks = asyncio.create_task(user.says("two"))
-    await eventually(lambda: held(client))
+    await eventually(lambda: client.app._gate.waiting)
     await seals(client)
     await client.control("POST", "/gate/open", {"policy_version": 1})
     await asks
     (part,) = (await client.control("GET", "/episodes?state=open")).json["episodes"]
     record = await client.record(part["episode"])
     assert record.get("first") and record.get("withdrawn")
-
-
-async def held(client: Client) -> bool:
-    return client.app._gate.waiting > 0
 
 
 async def test_an_engine_that_lacks_one_text_keeps_nobody_elses_from_a_judge(

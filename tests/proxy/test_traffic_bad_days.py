@@ -14,7 +14,7 @@ from ajet_proxy.io.http import keyring
 from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import Client, eventually, serving
-from tests.proxy.test_traffic import ADMIN, ALWAYS, LANE, LEASE, NO_LANE, SERVED, User, held, judged, leased, seals
+from tests.proxy.test_traffic import ADMIN, ALWAYS, LANE, LEASE, NO_LANE, SERVED, User, judged, leased, seals
 from tests.proxy.test_workers import crew
 
 KEYED = {**SERVED, "traffic": "", "admin_secret": ADMIN}
@@ -75,12 +75,7 @@ async def test_no_token_of_what_nobody_consents_to_is_in_any_batch(
         for number, (_, _, later, learned) in enumerate(cases):
             if later == "revoked":
                 keyring.revoke(tmp_path, "tenant", f"app{number}", client.app._clock.now())
-
-                async def gone() -> bool:
-                    status = (await client.control("GET", "/status", key=ADMIN)).json
-                    return bool(status["traffic"]["withdrawn"] >= 6)
-
-                await eventually(gone)
+                await client.until(lambda status: status["traffic"]["withdrawn"] >= 6, key=ADMIN)
             elif later is not None:
                 await users[number].says("and more", **SAYS[later])
             (may if learned else never).update(await calls_of(client, users[number], ADMIN))
@@ -134,7 +129,7 @@ async def test_a_request_that_came_in_before_its_key_was_revoked_opens_nothing_t
         user = User(client, key=keyring.keys(tmp_path, admin_secret=ADMIN).issue(ALWAYS))
         await client.control("POST", "/gate/close", {"wait_s": 0}, key=ADMIN)
         asks = asyncio.create_task(user.says("one"))
-        await eventually(lambda: held(client))
+        await eventually(lambda: client.app._gate.waiting)
         keyring.revoke(tmp_path, "tenant", "app", client.app._clock.now())
 
         async def void() -> bool:
@@ -240,14 +235,10 @@ async def test_while_no_judge_is_there_users_see_nothing_of_it(tmp_path: Path, s
 
         looking = asyncio.create_task(looks())
         await asyncio.gather(*(chats(number) for number in range(4)))
-
-        async def quiet() -> bool:
-            return not (await client.status())["episodes"]["open"]
-
-        await eventually(quiet)
+        await client.until(lambda status: not status["episodes"]["open"])
         for name in ("older", "newer"):
             await User(client, f"/e/{name}").says("one")
-            await eventually(quiet)
+            await client.until(lambda status: not status["episodes"]["open"])
         assert not looking.done()
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)

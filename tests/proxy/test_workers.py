@@ -90,33 +90,33 @@ async def test_the_gate_holds_and_counts_requests_of_all_workers(tmp_path: Path)
     async with EngineStub() as stub, crew(tmp_path, stub) as client:
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(client.chat(f"before-{n}") for n in range(CROWD)))  # each worker asks how it is sampled
-        await eventually(lambda: holds(client, "in_flight", 0))
+        await client.until(lambda status: status["requests"]["in_flight"] == 0)
         stub.paused.clear()
         running = [loop.create_task(client.chat(f"ep-{n}")) for n in range(CROWD)]
-        await eventually(lambda: holds(client, "in_flight", CROWD))
+        await client.until(lambda status: status["requests"]["in_flight"] == CROWD)
         closing = loop.create_task(client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 300}))
         stub.paused.set()
         assert [answer.status for answer in await asyncio.gather(*running)] == [200] * CROWD
         assert (await closing).json == {"gate": "closed", "in_flight": 0}
         held = [loop.create_task(client.chat(f"ep-{n}", "more")) for n in range(CROWD)]
-        await eventually(lambda: holds(client, "waiting", CROWD))
+        await client.until(lambda status: status["requests"]["waiting"] == CROWD)
         seen = len(stub.llm_requests())
         for gone in held[:4]:
             gone.cancel()
-        await eventually(lambda: holds(client, "waiting", CROWD - 4))
+        await client.until(lambda status: status["requests"]["waiting"] == CROWD - 4)
         assert len(stub.llm_requests()) == seen
         assert (await client.control("POST", "/gate/open", {"policy_version": 7})).status == 200
         assert [answer.status for answer in await asyncio.gather(*held[4:])] == [200] * (CROWD - 4)
         record = (await client.control("GET", "/episodes/ep-9")).json
         assert [call["policy_version"] for call in record["calls"]] == [0, 7]
-        assert await holds(client, "in_flight", 0)
+        assert (await client.status())["requests"]["in_flight"] == 0
 
 
 async def test_what_runs_in_an_episode_that_is_discarded_ends_in_its_worker(tmp_path: Path) -> None:
     async with EngineStub(delay_s=300.0) as stub, crew(tmp_path, stub) as client:
         loop = asyncio.get_running_loop()
         running = [loop.create_task(client.chat(f"ep-{n}")) for n in range(6)]
-        await eventually(lambda: holds(client, "in_flight", 6))
+        await client.until(lambda status: status["requests"]["in_flight"] == 6)
         for n in range(6):
             assert (await client.control("POST", f"/episodes/ep-{n}/abort", {})).status == 200
         answers = await asyncio.gather(*running)
@@ -124,10 +124,6 @@ async def test_what_runs_in_an_episode_that_is_discarded_ends_in_its_worker(tmp_
         closed = await client.control("POST", "/gate/close", {"wait_s": 300})
         assert closed.json == {"gate": "closed", "in_flight": 0}
         await until(lambda: all(request.cancelled for request in stub.llm_requests()))
-
-
-async def holds(client: Client, what: str, count: int) -> bool:
-    return bool((await client.status())["requests"][what] == count)
 
 
 class Halting(EngineStub):
@@ -175,7 +171,7 @@ async def test_a_worker_that_is_killed_loses_its_calls_and_no_others(tmp_path: P
         before = pids(client)
         stub.paused.clear()
         running = [loop.create_task(client.chat(f"ep-{n}")) for n in range(CROWD)]
-        await eventually(lambda: holds(client, "in_flight", CROWD))
+        await client.until(lambda status: status["requests"]["in_flight"] == CROWD)
         os.kill(before[1], signal.SIGKILL)
         stub.paused.set()
         answers = await asyncio.gather(*running, return_exceptions=True)
@@ -185,7 +181,7 @@ async def test_a_worker_that_is_killed_loses_its_calls_and_no_others(tmp_path: P
             (call,) = (await client.control("GET", f"/episodes/ep-{number}")).json["calls"]
             assert call["complete"] == ended, call
             assert ended or call["reason"] == "restarted", call
-        await eventually(lambda: holds(client, "in_flight", 0))
+        await client.until(lambda status: status["requests"]["in_flight"] == 0)
         await eventually(lambda: replaced(client, before))
         again = await asyncio.gather(*(client.chat(f"ep-{n}", "again") for n in range(CROWD)))
         assert [answer.status for answer in again] == [200] * CROWD
@@ -195,7 +191,7 @@ async def test_a_worker_that_is_killed_loses_its_calls_and_no_others(tmp_path: P
         assert identity_holds(await client.status())
 
 
-async def replaced(client: Client, before: dict[int, int]) -> bool:
+def replaced(client: Client, before: dict[int, int]) -> bool:
     """Whether another worker than `before` has taken the first place, and two of them answer."""
     now = pids(client)
     assert client.app.workers is not None

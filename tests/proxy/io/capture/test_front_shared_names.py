@@ -124,12 +124,8 @@ async def test_a_request_whose_client_has_just_gone_away_is_sent_again(
     monkeypatch.setattr("ajet_proxy.io.ledger_port.naming.SOON_S", 1.0)
     stub.faults = [Fault("hang")]
     first, again = (Run(front, ({}, {"user": "me"}), "hello") for _ in range(2))
-
-    async def came() -> bool:
-        return bool(stub.requests)
-
     lost = asyncio.ensure_future(first.turn())
-    await eventually(came)
+    await eventually(lambda: stub.requests)
     sent = asyncio.ensure_future(again.turn())
     await asyncio.sleep(0.1)
     lost.cancel()

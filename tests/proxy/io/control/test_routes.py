@@ -260,10 +260,6 @@ async def test_a_trainer_of_another_wire_version_is_told_so(client: Client, wire
         assert (await client.status())["episodes"]["ready"] == 1
 
 
-async def asked(stub: EngineStub) -> bool:
-    return bool(stub.llm_requests())
-
-
 async def test_the_gate_of_one_model_holds_nobody_else(tmp_path: Path) -> None:
     async with (
         EngineStub(models=("one",)) as one, EngineStub(models=("two",)) as two,
@@ -275,11 +271,11 @@ async def test_the_gate_of_one_model_holds_nobody_else(tmp_path: Path) -> None:
         assert (several.status, several.json["error"]["code"]) == (409, "several_models")
         two.paused.clear()
         inside = asyncio.create_task(chat(client, "inside", "two"))
-        await eventually(lambda: asked(two))
+        await eventually(two.llm_requests)
         closed = await client.control("POST", "/gate/close", {"model": "one", "wait_s": 0})
         assert closed.json == {"gate": "closed", "in_flight": 0}
         held = asyncio.create_task(chat(client, "held", "one"))
-        await eventually(lambda: waits(client, "one"))
+        await client.until(lambda status: status["models"]["one"]["waiting"])
         status = await client.status()
         assert [(one["gate"], one["in_flight"], one["waiting"]) for one in status["models"].values()] == [
             ("closed", 0, 1), ("open", 1, 0)
@@ -298,10 +294,6 @@ async def test_the_gate_of_one_model_holds_nobody_else(tmp_path: Path) -> None:
 async def chat(client: Client, episode: str, model: str) -> Answer:
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
     return await client.ask("POST", f"/e/{episode}/v1/chat/completions", body)
-
-
-async def waits(client: Client, model: str) -> bool:
-    return bool((await client.status())["models"][model]["waiting"])
 
 
 async def test_a_lease_waits_until_the_slowest_of_its_team_has_made_its_update(

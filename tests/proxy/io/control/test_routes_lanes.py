@@ -148,9 +148,9 @@ async def test_room_that_was_not_taken_is_the_next_ones(client: Client) -> None:
     body = {"task": "a/1", "play": "d", "place": 0}
     with mock.patch.object(pace.Pace, "enter", autospec=True, side_effect=pace.Pace.enter) as held:
         taken = [asyncio.create_task(client.control("POST", "/episodes", body)) for _ in range(2)]
-        await eventually(lambda: asyncio.sleep(0, held.call_count == 2))
+        await eventually(lambda: held.call_count == 2)
         last = asyncio.create_task(client.open({"task": "a/1"}))
-        await eventually(lambda: asyncio.sleep(0, held.call_count == 3))
+        await eventually(lambda: held.call_count == 3)
     await client.control("POST", f"/episodes/{first}/abort")
     await asyncio.wait(taken, return_when=asyncio.FIRST_COMPLETED)
     (winner,) = (one.result() for one in taken if one.done())
@@ -163,16 +163,12 @@ async def test_room_that_was_not_taken_is_the_next_ones(client: Client) -> None:
 async def test_a_lane_without_a_share_in_which_agents_wait_is_an_alert(client: Client) -> None:
     await client.control("PUT", "/mix", {"shares": {"a": 1.0}, "ahead": 1})
     waiting = asyncio.create_task(client.open({"task": "b/1"}))
-
-    async def alerts() -> list[str]:
-        return list((await client.status())["alerts"])
-
-    await eventually(alerts)
-    (alert,) = await alerts()
+    await client.until(lambda status: status["alerts"])
+    (alert,) = (await client.status())["alerts"]
     assert alert == "agents wait to play lane 'b', which has no share in the mix (ajet mix)"
     await client.control("PUT", "/mix", {"ahead": 0})
     await waiting
-    assert await alerts() == []
+    assert (await client.status())["alerts"] == []
 
 
 async def test_the_sdk_waits_for_room_longer_than_for_a_proxy(client: Client) -> None:
@@ -194,7 +190,7 @@ async def test_the_sdk_waits_for_room_longer_than_for_a_proxy(client: Client) ->
     ):  # fmt: skip
         opening = aio.episode("a/1", proxy_url=client.app.url, deadline=1000.0)
         waiting = asyncio.ensure_future(opening.opened(aio.Episode))
-        await eventually(lambda: asyncio.sleep(0, now > 3000.0))
+        await eventually(lambda: now > 3000.0)
         assert not waiting.done()
         await client.control("POST", f"/episodes/{first[0]}/abort")
         await (await waiting).aclose()

@@ -16,17 +16,12 @@ from tests.kit.ports import free_port
 from tests.proxy.serving import CHAT, Client, eventually, serving
 
 
-async def waiting(client: Client) -> bool:
-    """Whether the gate holds somebody."""
-    return bool((await client.status())["requests"]["waiting"])
-
-
 async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefix_cache(tmp_path: Path) -> None:
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
         await client.chat("one")
         await client.control("POST", "/gate/close", {})
         held = asyncio.create_task(client.chat("two"))
-        await eventually(partial(waiting, client))
+        await client.until(lambda status: status["requests"]["waiting"])
         await client.control("POST", "/gate/open", {"policy_version": 1})
         await held
         since = (await client.status())["gate"]["since"]
@@ -41,14 +36,10 @@ async def test_who_gives_up_on_an_engine_that_is_frozen_for_its_weights_is_not_t
         await client.chat("one")
         stub.paused.clear()
         asking = asyncio.create_task(client.chat("one", "again"))
-        await eventually(partial(asked, stub, 2))
+        await eventually(lambda: len(stub.llm_requests()) == 2)
         await client.control("POST", "/gate/close", {})
         asking.cancel()
         await eventually(partial(blamed, client, ["engine_silent"]))
-
-
-async def asked(stub: EngineStub, times: int) -> bool:
-    return len(stub.llm_requests()) == times
 
 
 async def blamed(client: Client, reasons: list[str]) -> bool:
@@ -86,11 +77,8 @@ class Busy(EngineStub):
     """An engine that is woken only when somebody has asked it something."""
 
     async def _resume(self, request: web.Request) -> web.Response:
-        await eventually(self._asked)
+        await eventually(lambda: len(self.llm_requests()) == 1)
         return await super()._resume(request)
-
-    async def _asked(self) -> bool:
-        return len(self.llm_requests()) == 1
 
 
 async def test_who_was_held_does_not_wait_until_an_engine_says_that_it_goes_on(
@@ -100,7 +88,7 @@ async def test_who_was_held_does_not_wait_until_an_engine_says_that_it_goes_on(
     async with Busy() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",), gate_mode="pause") as client:
         await client.control("POST", "/gate/close", {})
         held = asyncio.create_task(client.chat("held"))
-        await eventually(partial(waiting, client))
+        await client.until(lambda status: status["requests"]["waiting"])
         assert (await client.control("POST", "/gate/open", {"policy_version": 1})).status == 200
         assert (await held).status == 200
 

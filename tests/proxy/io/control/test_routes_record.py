@@ -129,7 +129,7 @@ async def test_looks_wait_for_each_other_and_not_others_for_them(tmp_path: Path)
     async with serving(tmp_path, upstream=("http://127.0.0.1:9",)) as client:
         looks, http = answers.Answers(Desk()), make_mocked_request("GET", "/")
         first, second = (asyncio.create_task(looks.look(http, name)) for name in ("first", "second"))
-        await eventually(lambda: asyncio.sleep(0, made))
+        await eventually(lambda: made)
         assert (await client.control("POST", "/episodes", {})).status == 200
         assert made == ["first"]
         held.set()

@@ -51,10 +51,7 @@ class Speaking:
             task.cancel()
 
     async def until(self, reached: Callable[[dict[str, Any]], bool]) -> None:
-        async def told() -> bool:
-            return bool(self.told) and reached(self.told[-1])
-
-        await eventually(told)
+        await eventually(lambda: self.told and reached(self.told[-1]))
 
 
 async def test_a_run_is_stored_once_its_supervisor_has_looked_at_it(client: Client) -> None:
@@ -116,7 +113,7 @@ async def test_a_daemon_that_stops_waits_for_no_supervisor(tmp_path: Path) -> No
             supervisor.wait_s = 600.0
             await supervisor.speak()
             waiting = asyncio.create_task(supervisor.speak())
-            await eventually(lambda: asyncio.sleep(0, waits.call_count == 2))
+            await eventually(lambda: waits.call_count == 2)
             assert not waiting.done()
             await client.app.stop()
             assert (await waiting)["runs"] == {}

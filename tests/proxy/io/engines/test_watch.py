@@ -23,11 +23,7 @@ from tests.proxy.serving import Client, eventually, serving
 
 async def noted(stub: EngineStub, folder: Path) -> None:
     """Returns once it is on file what an engine says of itself."""
-
-    async def known() -> bool:
-        return stub.url in read(folder)
-
-    await eventually(known)
+    await eventually(lambda: stub.url in read(folder))
 
 
 class Site:
@@ -171,17 +167,13 @@ async def test_the_daemon_and_doctor_say_it(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(watch, "LOOK_S", 0.05)
     async with EngineStub() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
         await client.control("POST", "/policy", {"model": "stub", "version": 0})
-
-        async def said() -> bool:
-            return any("serves other from other" in alert for alert in (await client.status())["alerts"])
-
         await noted(stub, tmp_path)
         assert not (await client.status())["alerts"]
         assert await became(client, "before") == "ready"
         stub.models = ("stub", "other")
         await client.control("POST", "/policy", {"model": "stub", "version": 0})  # as a trainer that waits repeats
         await client.control("POST", "/gate/open", {"model": "stub", "policy_version": 0})
-        await eventually(said)
+        await client.until(lambda status: any("serves other from other" in alert for alert in status["alerts"]))
         assert await became(client, "after") == "other_weights"
         found = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
         assert [one.message for one in found if one.level == "fault" and "serves other from other" in one.message]

@@ -103,11 +103,7 @@ async def test_the_store_takes_nothing_in_and_says_so_to_the_end(tmp_path: Path)
     await store.commit(first)
     assert store.healthy and store.alerts() == {}
     removed(tmp_path)
-
-    async def noticed() -> bool:
-        return not store.healthy
-
-    await eventually(noticed)
+    await eventually(lambda: not store.healthy)
     with pytest.raises(NotReady, match="its file is gone"):
         await store.commit(second)
     assert "moved, removed, replaced or cut short under the proxy: put" in store.alerts()["journal"]

@@ -219,28 +219,16 @@ async def test_who_would_be_refused_is_not_held_while_the_gate_is_closed(
         refused = await asyncio.wait_for(client.chat("two"), 300)
         assert (refused.status, refused.json["error"]["code"]) == (429, "episodes_quota")
         held = asyncio.create_task(client.chat("one"))
-        await eventually(lambda: waits(client, 1))
+        await client.until(lambda status: status["requests"]["waiting"] == 1)
         monkeypatch.setattr("ajet_proxy.daemon.resident_bytes", lambda process: 1 << 40)
-        await eventually(lambda: is_full(client))
+        await client.until(lambda status: "memory" in status["journal"]["refused"])
         refused = await asyncio.wait_for(client.chat("one"), 300)
         assert (refused.status, refused.json["error"]["code"]) == (503, "memory_limit")
         assert refused.headers["Retry-After"]
         monkeypatch.setattr("ajet_proxy.daemon.resident_bytes", lambda process: 1)
-        await eventually(lambda: is_empty(client))
+        await client.until(lambda status: "memory" not in status["journal"]["refused"])
         await client.control("POST", "/gate/open", {"policy_version": 1})
         assert (await held).status == 200
-
-
-async def waits(client: Client, count: int) -> bool:
-    return bool((await client.status())["requests"]["waiting"] == count)
-
-
-async def is_full(client: Client) -> bool:
-    return "memory" in (await client.status())["journal"]["refused"]
-
-
-async def is_empty(client: Client) -> bool:
-    return not await is_full(client)
 
 
 HELD = 1 << 20

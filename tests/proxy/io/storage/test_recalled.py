@@ -47,11 +47,8 @@ async def test_a_command_is_given_again_once_what_it_asks_for_is_read() -> None:
 
 async def until_archived(client: Client) -> None:
     """Something is in the archive, and not on its way there."""
-    async def archived() -> bool:
-        state = client.app._store.state
-        return bool(state.episodes.archived) and not state.episodes.leaving
-
-    await eventually(archived, limit_s=300.0)
+    episodes = client.app._store.state.episodes
+    await eventually(lambda: episodes.archived and not episodes.leaving)
 
 
 async def test_no_request_reads_the_archive_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

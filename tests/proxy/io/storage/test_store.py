@@ -408,11 +408,7 @@ async def test_what_nobody_waits_for_comes_to_the_disk_by_itself(store: Store, d
     before = disk.synced
     store.post(touched(store))
     assert store._journal.durable == store._journal.appended - 1
-
-    async def durable() -> bool:
-        return (store._journal.durable, disk.synced) == (store._journal.appended, before + 1)
-
-    await eventually(durable)
+    await eventually(lambda: (store._journal.durable, disk.synced) == (store._journal.appended, before + 1))
 
 
 async def test_what_nobody_waits_for_goes_along_with_what_somebody_does(store: Store, disk: Disk) -> None:
