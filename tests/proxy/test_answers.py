@@ -67,28 +67,26 @@ async def test_a_reward_names_a_call_by_its_answer_in_every_dialect_also_after_a
 
 
 async def test_an_answer_that_nobody_knows_is_named_and_one_of_another_episode_is_not_found_in_this_one(
-    tmp_path: Path,
+    client: Client
 ) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        mine, other = [seen(await ask(client, episode=name)) for name in ("mine", "other")]
-        unknown = await reward(client, "chatcmpl-nobody")
-        assert (unknown.status, unknown.json["error"]["code"]) == (404, "unknown_response")
-        assert "chatcmpl-nobody" in unknown.json["error"]["message"]
-        assert (await reward(client, other, "/episodes/mine/rewards")).json["error"]["code"] == "unknown_response"
-        assert (await reward(client, mine, "/episodes/mine/rewards")).json["state"] == "ready"
-        nothing = await client.control("POST", "/rewards", {"value": 1.0})
-        assert (nothing.status, nothing.json["error"]["param"]) == (400, "response")
-        assert (await client.record("other"))["state"] == "open"
+    mine, other = [seen(await ask(client, episode=name)) for name in ("mine", "other")]
+    unknown = await reward(client, "chatcmpl-nobody")
+    assert (unknown.status, unknown.json["error"]["code"]) == (404, "unknown_response")
+    assert "chatcmpl-nobody" in unknown.json["error"]["message"]
+    assert (await reward(client, other, "/episodes/mine/rewards")).json["error"]["code"] == "unknown_response"
+    assert (await reward(client, mine, "/episodes/mine/rewards")).json["state"] == "ready"
+    nothing = await client.control("POST", "/rewards", {"value": 1.0})
+    assert (nothing.status, nothing.json["error"]["param"]) == (400, "response")
+    assert (await client.record("other"))["state"] == "open"
 
 
-async def test_of_several_choices_one_is_named(tmp_path: Path) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        answer = await ask(client, episode="e", n=2)
-        several = await reward(client, seen(answer))
-        assert (several.status, several.json["error"]["code"]) == (409, "several_calls")
-        first, second = answer.headers["X-AJet-Call"].split(",")
-        assert first in several.json["error"]["message"] or second in several.json["error"]["message"]
-        assert (await reward(client, seen(answer), call=second.strip())).json["state"] == "ready"
+async def test_of_several_choices_one_is_named(client: Client) -> None:
+    answer = await ask(client, episode="e", n=2)
+    several = await reward(client, seen(answer))
+    assert (several.status, several.json["error"]["code"]) == (409, "several_calls")
+    first, second = answer.headers["X-AJet-Call"].split(",")
+    assert first in several.json["error"]["message"] or second in several.json["error"]["message"]
+    assert (await reward(client, seen(answer), call=second.strip())).json["state"] == "ready"
 
 
 async def test_an_answer_is_found_within_the_borders_of_its_tenant(tmp_path: Path) -> None:
@@ -118,9 +116,8 @@ async def test_the_answers_of_an_episode_are_forgotten_with_it(tmp_path: Path) -
             assert list(client.app._store.state.episodes.by_response) == [responses[1]]
 
 
-async def test_an_engine_s_word_that_can_be_no_name_is_none(tmp_path: Path) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        with mock.patch("ajet_proxy.core.protocol.exchange.MAX_ID", 3):
-            await ask(client, episode="e")
-        (call,) = (await client.record("e"))["calls"]
-        assert call["complete"] and "response" not in call
+async def test_an_engine_s_word_that_can_be_no_name_is_none(client: Client) -> None:
+    with mock.patch("ajet_proxy.core.protocol.exchange.MAX_ID", 3):
+        await ask(client, episode="e")
+    (call,) = (await client.record("e"))["calls"]
+    assert call["complete"] and "response" not in call

@@ -25,7 +25,7 @@ from ajet_proxy.settings import Config
 from ajet_sdk.errors import NotReady
 from tests.kit.certificates import Authority
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import CHAT, eventually, identity_holds, serving
+from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
 SECRET = "a secret of the operator"
 
@@ -162,11 +162,10 @@ async def test_drift_over_the_limit_is_said_in_the_log_the_status_and_the_metric
         assert record["drift"] == {"stub": {"turns": 3, "broken_by": {"retokenized": 3}}}
 
 
-async def test_how_long_requests_were_held_at_the_gate_is_measured(tmp_path: Path) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        await client.ask("POST", "/e/e/v1/chat/completions", CHAT)
-        page = (await client.ask("GET", "/metrics")).body.decode().splitlines()
-        assert "ajet_gate_wait_seconds_count 2" in page, "the call, and the questions about how it was sampled"
+async def test_how_long_requests_were_held_at_the_gate_is_measured(client: Client) -> None:
+    await client.ask("POST", "/e/e/v1/chat/completions", CHAT)
+    page = (await client.ask("GET", "/metrics")).body.decode().splitlines()
+    assert "ajet_gate_wait_seconds_count 2" in page, "the call, and the questions about how it was sampled"
 
 
 def test_each_alert_is_said_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,9 +20,8 @@ from ajet_sdk.judge.judges import Function, Judge, Model, Rest
 from ajet_sdk.judge.work import Options, Work
 from ajet_sdk.rewards.judging import Budget
 from ajet_sdk.routes import Judgement
-from tests.kit.engine_stub import EngineStub
 from tests.kit.judge_stub import JudgeStub, judging, shown_in
-from tests.proxy.serving import Client, eventually, serving
+from tests.proxy.serving import Client, eventually
 
 Score = Callable[[dict[str, Any]], Any]
 
@@ -294,18 +293,17 @@ async def test_an_interrupt_ends_what_is_in_flight_and_leases_nothing_more(clien
     assert states == ["ready", "sealed", "sealed"]
 
 
-async def test_a_judge_that_is_killed_loses_nothing(tmp_path: Path, stub: EngineStub) -> None:
+async def test_a_judge_that_is_killed_loses_nothing(client: Client) -> None:
     """Its lease runs out, and another judge comes first or second: one of them counts."""
-    async with serving(tmp_path, upstream=(stub.url,)) as client:
-        (name,) = await played(client)
-        lease = await client.control("POST", "/judgements/lease", {"lease_s": 0.05})
-        assert lease.status == 200
-        async with at_work(client, Function(by_answer, "d"), name="second") as bench:
-            await count(bench.work, "judged")
-        late = {"judge": "first", "rewards": [{"value": 1}]}
-        answer = await client.control("POST", f"/episodes/{name}/judgement", late)
-        assert (answer.status, answer.json["error"]["code"]) == (409, "already_judged")
-        assert (await client.record(name))["reward"] == 0.5
+    (name,) = await played(client)
+    lease = await client.control("POST", "/judgements/lease", {"lease_s": 0.05})
+    assert lease.status == 200
+    async with at_work(client, Function(by_answer, "d"), name="second") as bench:
+        await count(bench.work, "judged")
+    late = {"judge": "first", "rewards": [{"value": 1}]}
+    answer = await client.control("POST", f"/episodes/{name}/judgement", late)
+    assert (answer.status, answer.json["error"]["code"]) == (409, "already_judged")
+    assert (await client.record(name))["reward"] == 0.5
 
 
 async def test_two_judges_of_one_episode(client: Client) -> None:

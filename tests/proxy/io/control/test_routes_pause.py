@@ -47,11 +47,10 @@ async def blamed(client: Client, reasons: list[str]) -> bool:
     return [one["reason"] for one in record["unanswered"]] == reasons
 
 
-async def test_a_gate_that_drains_leaves_the_prefix_cache_to_the_trainer(tmp_path: Path) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        await client.control("POST", "/gate/open", {"policy_version": 1})
-        await client.chat("one")
-        assert "cache_salt" not in stub.llm_requests()[0].body
+async def test_a_gate_that_drains_leaves_the_prefix_cache_to_the_trainer(client: Client, stub: EngineStub) -> None:
+    await client.control("POST", "/gate/open", {"policy_version": 1})
+    await client.chat("one")
+    assert "cache_salt" not in stub.llm_requests()[0].body
 
 
 class Curious(EngineStub):

@@ -17,35 +17,34 @@ from aiohttp.test_utils import make_mocked_request
 from ajet_proxy.core.ledger.events import EpisodeOpened
 from ajet_proxy.io.control import answers
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import CHAT, eventually, serving
+from tests.proxy.serving import CHAT, Client, eventually, serving
 
 
 @pytest.mark.parametrize("tokens", ["1", "timelines"])
 async def test_a_record_with_tokens_comes_item_by_item_and_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: str
+    client: Client, monkeypatch: pytest.MonkeyPatch, tokens: str
 ) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        assert (await client.ask("POST", "/e/many/v1/chat/completions", CHAT | {"n": 3})).status == 200
-        await client.chat("many", "something else")
-        whole = await client.control("GET", "/episodes/many")
-        assert "Content-Length" in whole.headers
-        plain = whole.json
-        monkeypatch.setattr(answers, "PIECE", 1500)
-        answer = await client.control("GET", f"/episodes/many?tokens={tokens}")
-        assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
-        assert answer.headers["Transfer-Encoding"] == "chunked"
-        assert list(answer.json) == list(plain)
-        lists = ("calls", "timelines")
-        assert {name: value for name, value in answer.json.items() if name not in lists} == {
-            name: value for name, value in plain.items() if name not in lists
-        }
-        for told, counted in zip(answer.json["timelines"], plain["timelines"], strict=True):
-            assert (told["sample"], told["calls"]) == (counted["sample"], counted["calls"])
-            assert (len(told["token_ids"]), sum(told["loss_mask"])) == (counted["tokens"], counted["sampled_tokens"])
-        for told, counted in zip(answer.json["calls"], plain["calls"], strict=True):
-            assert told["call"] == counted["call"]
-            assert len(told.get("token_ids", "")) == (counted["sampled_tokens"] if tokens == "1" else 0)
-        assert len(plain["calls"]) == len(plain["timelines"]) == 4
+    assert (await client.ask("POST", "/e/many/v1/chat/completions", CHAT | {"n": 3})).status == 200
+    await client.chat("many", "something else")
+    whole = await client.control("GET", "/episodes/many")
+    assert "Content-Length" in whole.headers
+    plain = whole.json
+    monkeypatch.setattr(answers, "PIECE", 1500)
+    answer = await client.control("GET", f"/episodes/many?tokens={tokens}")
+    assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    assert list(answer.json) == list(plain)
+    lists = ("calls", "timelines")
+    assert {name: value for name, value in answer.json.items() if name not in lists} == {
+        name: value for name, value in plain.items() if name not in lists
+    }
+    for told, counted in zip(answer.json["timelines"], plain["timelines"], strict=True):
+        assert (told["sample"], told["calls"]) == (counted["sample"], counted["calls"])
+        assert (len(told["token_ids"]), sum(told["loss_mask"])) == (counted["tokens"], counted["sampled_tokens"])
+    for told, counted in zip(answer.json["calls"], plain["calls"], strict=True):
+        assert told["call"] == counted["call"]
+        assert len(told.get("token_ids", "")) == (counted["sampled_tokens"] if tokens == "1" else 0)
+    assert len(plain["calls"]) == len(plain["timelines"]) == 4
 
 
 async def test_an_episode_without_calls_has_none_to_write(tmp_path: Path) -> None:
@@ -55,16 +54,15 @@ async def test_an_episode_without_calls_has_none_to_write(tmp_path: Path) -> Non
         assert (record["calls"], record["timelines"], record["task"]) == ([], [], "t")
 
 
-async def test_a_reader_who_leaves_or_reads_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        wide = CHAT | {"n": 64, "messages": [{"role": "user", "content": "x" * 20_000}]}
-        assert (await client.ask("POST", "/e/wide/v1/chat/completions", wide)).status == 200
-        url = f"{client.app.url}/ajet/v1/episodes/wide?tokens=1"
-        async with client.session.get(url) as idle:
-            assert await idle.content.read(1)
-            assert (await client.chat("other")).status == 200
-        await eventually(lambda: _audited(tmp_path))
-        assert (await client.control("GET", "/episodes/wide?tokens=1")).json["state"] == "open"
+async def test_a_reader_who_leaves_or_reads_nothing_keeps_nobody_waiting(client: Client, tmp_path: Path) -> None:
+    wide = CHAT | {"n": 64, "messages": [{"role": "user", "content": "x" * 20_000}]}
+    assert (await client.ask("POST", "/e/wide/v1/chat/completions", wide)).status == 200
+    url = f"{client.app.url}/ajet/v1/episodes/wide?tokens=1"
+    async with client.session.get(url) as idle:
+        assert await idle.content.read(1)
+        assert (await client.chat("other")).status == 200
+    await eventually(lambda: _audited(tmp_path))
+    assert (await client.control("GET", "/episodes/wide?tokens=1")).json["state"] == "open"
 
 
 async def test_a_record_that_cannot_be_made_to_its_end_breaks_off(

@@ -22,7 +22,7 @@ from ajet_proxy.io.control import desk
 from ajet_proxy.io.storage.limits import resident_bytes
 from tests.kit.answering import connected
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import CHAT, serving
+from tests.proxy.serving import CHAT, Client, serving
 
 ROUTES = ("/v1/chat/completions", "/v1/embeddings", "/ajet/v1/episodes")
 PACKERS: dict[str, Any] = {
@@ -115,17 +115,18 @@ def at_most_10_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     ("/v1/messages", {"messages": [USER] * 11, "max_tokens": 1}),
     ("/v1/completions", {"prompt": [[1]] * 50}),
 ])  # fmt: skip
-async def test_a_request_of_too_many_messages_is_refused(path: str, asked: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_request_of_too_many_messages_is_refused(
+    path: str, asked: dict[str, Any], client: Client, stub: EngineStub
+) -> None:
     """What is looked at message by message would hold up everybody else."""
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        answer = await client.ask("POST", path, {"model": "stub", **asked})
-        assert answer.status == 413
-        shape = {"type", "message"} if path == "/v1/messages" else {"type", "message", "code", "param"}
-        assert set(answer.json["error"]) == shape and "is too large to be read" in answer.json["error"]["message"]
-        assert not stub.requests and not (await client.status())["episodes"]["opened"]
-        fewer = {name: value[:10] if isinstance(value, list) else value for name, value in asked.items()}
-        if path != "/v1/completions" and "tool_calls" not in str(asked):
-            assert (await client.ask("POST", path, {"model": "stub", **fewer})).status == 200
+    answer = await client.ask("POST", path, {"model": "stub", **asked})
+    assert answer.status == 413
+    shape = {"type", "message"} if path == "/v1/messages" else {"type", "message", "code", "param"}
+    assert set(answer.json["error"]) == shape and "is too large to be read" in answer.json["error"]["message"]
+    assert not stub.requests and not (await client.status())["episodes"]["opened"]
+    fewer = {name: value[:10] if isinstance(value, list) else value for name, value in asked.items()}
+    if path != "/v1/completions" and "tool_calls" not in str(asked):
+        assert (await client.ask("POST", path, {"model": "stub", **fewer})).status == 200
 
 
 MANY = {"messages": [USER], "metadata": {str(name): 0 for name in range(300)}}
@@ -184,9 +185,8 @@ async def test_every_packed_body_is_read_and_goes_on_as_it_is(path: str, encodin
 @pytest.mark.parametrize("path", [*GOOD, "/v1/messages"])
 @pytest.mark.parametrize("encoding", ["compress", "gzip, x", "gzip, gzip, gzip, gzip, gzip"])
 async def test_a_body_that_is_packed_otherwise_is_a_415_that_says_what_is_read(
-    path: str, encoding: str, tmp_path: Path
+    path: str, encoding: str, client: Client, stub: EngineStub
 ) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
-        answer = await client.ask("POST", path, b"{}", Content_Encoding=encoding, Content_Type="application/json")
-        assert (answer.status, answer.headers["accept-encoding"]) == (415, "gzip, deflate, br, zstd")
-        assert answer.json["error"]["type"] == "invalid_request_error" and stub.requests == []
+    answer = await client.ask("POST", path, b"{}", Content_Encoding=encoding, Content_Type="application/json")
+    assert (answer.status, answer.headers["accept-encoding"]) == (415, "gzip, deflate, br, zstd")
+    assert answer.json["error"]["type"] == "invalid_request_error" and stub.requests == []
