@@ -36,9 +36,10 @@ from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.core.trajectory.call import Captured, Origin
 from ajet_proxy.core.trajectory.timeline import Packed
+from ajet_proxy.io.engines.engine import Ids
 from ajet_proxy.io.engines.rendering import NotRendered, Renderer, Renderings
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
-from ajet_proxy.io.engines.vllm import Ids, behind
+from ajet_proxy.io.engines.vllm import behind
 from ajet_proxy.io.ledger_port.port import LedgerPort
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError

@@ -19,8 +19,9 @@ from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.judging import Answered, answers
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.io.control.desk import Desk
+from ajet_proxy.io.engines.engine import FAILED
 from ajet_proxy.io.engines.upstream import Engines
-from ajet_proxy.io.engines.vllm import FAILED, over, session
+from ajet_proxy.io.engines.vllm import over, session
 
 TEXT_S = 5.0
 """For an engine to give a text."""

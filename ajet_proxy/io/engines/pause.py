@@ -12,7 +12,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from ajet_proxy.io.engines.vllm import UNREACHABLE, Refused, Vllm, over, session
+from ajet_proxy.io.engines.engine import Engine
+from ajet_proxy.io.engines.vllm import UNREACHABLE, Refused, over, session
 from ajet_sdk.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class EngineControl:
         token. None tells it nothing, since it has weights of several models. Returns what is wrong with those that did
         not go on; `EngineError` if none did."""
 
-        async def wake(engine: Vllm) -> None:
+        async def wake(engine: Engine) -> None:
             try:
                 if version is not None:
                     await engine.name_version(version)
@@ -54,7 +55,7 @@ class EngineControl:
             raise errors[0]
         return [error.message for error in errors]
 
-    async def _wake(self, engine: Vllm) -> None:
+    async def _wake(self, engine: Engine) -> None:
         """Tell an engine to go on until it does. `EngineError` if it does not."""
         loop = asyncio.get_running_loop()
         give_up, pause = loop.time() + WAKE_S, PAUSE_S
@@ -69,7 +70,7 @@ class EngineControl:
             await asyncio.sleep(pause)
             pause *= 2
 
-    async def _all(self, urls: tuple[str, ...], tell: Callable[[Vllm], Awaitable[None]]) -> list[EngineError]:
+    async def _all(self, urls: tuple[str, ...], tell: Callable[[Engine], Awaitable[None]]) -> list[EngineError]:
         async with session(self._key, self._limit_s) as asking:
             answers = await asyncio.gather(*(tell(over(asking, url)) for url in urls), return_exceptions=True)
         errors = [answer for answer in answers if answer is not None]

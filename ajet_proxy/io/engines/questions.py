@@ -26,9 +26,10 @@ from ajet_proxy.core.protocol.sampling import SHAPING, effective, plain
 from ajet_proxy.core.trajectory.call import NOT_SCORED, Captured, Lost, Unscored
 from ajet_proxy.core.trajectory.repair import Found, find_same_text
 from ajet_proxy.core.trajectory.timeline import Packed
+from ajet_proxy.io.engines.engine import FAILED, Engine
 from ajet_proxy.io.engines.probe import SamplingProbe
 from ajet_proxy.io.engines.upstream import EngineRequest, Standing, Upstream
-from ajet_proxy.io.engines.vllm import FAILED, Vllm, behind
+from ajet_proxy.io.engines.vllm import behind
 from ajet_proxy.io.runtime.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Questions:
         self._facts, self._request, self._exchange, self._asks = facts, request, exchange, asks
 
     @property
-    def _engine(self) -> Vllm:
+    def _engine(self) -> Engine:
         return behind(self._facts.upstream, self._request)
 
     async def score(self, choice: Unscored) -> Captured | Lost:

@@ -17,7 +17,7 @@ from typing import Any
 from ajet_proxy.core.continuity.memory import Outline, heard_as
 from ajet_proxy.core.continuity.responses import Responding
 from ajet_proxy.core.trajectory.timeline import Packed
-from ajet_proxy.io.engines.vllm import Ids, Vllm
+from ajet_proxy.io.engines.engine import Engine, Ids
 
 KINDS = 10_000
 
@@ -46,7 +46,7 @@ class Renderer:
     """Asks an `engine` how it reads a request for `model` on `route`, whose `outline` is known, and keeps what is
     `known` of it."""
 
-    engine: Vllm
+    engine: Engine
     model: str
     known: Renderings
     route: str

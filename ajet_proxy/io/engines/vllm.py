@@ -1,7 +1,4 @@
-"""vLLM, besides what agents ask of it: the routes on which it is asked about itself, about prompts and about answers.
-
-How ids and logprobs are asked for on the routes that agents use, the dialects say (`ajet_proxy.core.protocol`). What
-its weights are, a trainer tells an engine itself.
+"""vLLM as an `Engine`: the routes on which it is asked about itself, about prompts and about answers.
 
 It is paused by ``/pause?mode=keep``: calls in flight stop between two tokens and go on after ``/resume``, and their
 clients notice nothing but time. The routes that change it exist when it runs with ``VLLM_SERVER_DEV_MODE=1``. An engine
@@ -12,9 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import aiohttp
 from msgspec.structs import replace
@@ -22,16 +19,12 @@ from msgspec.structs import replace
 from ajet_proxy.core.protocol import ending, rescoring
 from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import Captured, Lost, Unscored
+from ajet_proxy.io.engines.engine import FAILED, Ask, Engine, Rendered, Told
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
-from ajet_sdk.errors import AjetError, EngineError
+from ajet_sdk.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
-Ask = Callable[[str, str, Mapping[str, Any] | None], Awaitable[tuple[int, bytes]]]
-"""Asks a route with a method and a JSON body; the status and the body of the answer. What fails is one of `FAILED`."""
-FAILED: Final = (AjetError, aiohttp.ClientError, TimeoutError)
-"""Raised where an engine does not answer."""
-Ids = tuple[int, ...]
 PAUSE: Final = "/pause?mode=keep&clear_cache=false"
 """Keeps what is computed for the calls in flight: vLLM would otherwise compute it all again before they go on."""
 UNTOLD: Final = "default"
@@ -40,46 +33,26 @@ AGENT: Final = "ajet-proxy"
 UNREACHABLE: Final = "engine_unreachable"
 
 
-class Rendered(NamedTuple):
-    """A prompt as the engine renders it, and the longest context of its model, if it tells that."""
-
-    ids: Ids
-    longest: int | None
-
-
-class Told(NamedTuple):
-    """An engine's word on itself: its own models, each with its name, its folder and its longest context; the
-    version of its weights, if it tells one; and the request that lets it go on, empty unless it is paused."""
-
-    models: list[list[Any]]
-    version: Any
-    resume: str
-
-
 class Refused(EngineError):
     """An error that no other attempt would change: a refusal, or nobody who listens."""
 
 
-class Vllm:
-    """The vLLM at `url`, which errors name. It is reached by `ask`: over a connection of its own, or as an agent's
-    request went out. Each question raises one of `FAILED` if nothing answers it, unless it says otherwise."""
+class Vllm(Engine):
+    """The vLLM at `url`, which errors name."""
 
     def __init__(self, ask: Ask, url: str = "") -> None:
         self._ask, self._url = ask, url
 
     async def probe(self) -> Told:
-        """Ask what it says of itself. Nothing is known of one that does not answer; no error is raised."""
         models, paused, info = [await self._told(path) for path in ("/v1/models", "/is_paused", "/weight_info")]
         resume = f"POST {self._url}/resume" if _field(paused, "is_paused") is True else ""
         return Told(own_models(models), _field(info, "weight_version"), resume)
 
     async def pause(self) -> None:
-        """Freeze it with the calls in flight. `EngineError` if it does not."""
         await self._order(PAUSE)
 
     async def resume(self) -> None:
-        """Let it go on. `EngineError` if it does not say that it does; one that does not tell whether it is paused is
-        taken by its word."""
+        """One that does not tell whether it is paused is taken by its word that it goes on."""
         await self._order("/resume")
         try:
             status, raw = await self._ask("GET", "/is_paused", None)
@@ -90,15 +63,12 @@ class Vllm:
             raise EngineError(f"engine {self._url} stays frozen: start it again", code="engine_cannot_pause")
 
     async def name_version(self, version: int) -> None:
-        """Tell it the version of its weights. `EngineError` if it has no place for that."""
         await self._order("/update_weight_version", {"new_version": str(version)})
 
     async def generate(self, route: str, question: Mapping[str, Any]) -> tuple[int, bytes]:
-        """The status and the body of the answer to a `question` of our own on one of the routes that agents use."""
         return await self._ask("POST", route, question)
 
     async def tokenize(self, body: Mapping[str, Any]) -> Rendered | None:
-        """The tokens of a conversation or a text; None if it does not give them."""
         status, raw = await self._ask("POST", "/tokenize", body)
         with suppress(ValueError, RecursionError):
             answer = json.loads(raw)
@@ -108,7 +78,6 @@ class Vllm:
         return None
 
     async def detokenize(self, model: str, ids: Sequence[int]) -> str:
-        """The text of `ids`; ValueError if it gives none."""
         status, raw = await self._ask("POST", "/detokenize", {"model": model, "tokens": ids})
         text = _field(json.loads(raw), "prompt")
         if status != 200 or not isinstance(text, str):
@@ -116,7 +85,6 @@ class Vllm:
         return text
 
     async def score(self, choice: Unscored, model: str, salt: Any) -> Captured | Lost:
-        """`choice` with its logprobs, or as lost if it does not tell them. `salt` keeps the prompt private."""
         status, answer = await self._ask(
             "POST", rescoring.TARGET, rescoring.question(choice, model=model, salt=salt)
         )
@@ -125,7 +93,6 @@ class Vllm:
         return rescoring.answered(choice, answer)
 
     async def stops(self, model: str, token: int) -> bool | None:
-        """Tell whether `token` stops `model`; None if it does not say."""
         _, answer = await self._ask("POST", *ending.question(model, token))
         return ending.answered(token, answer)
 

@@ -28,8 +28,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ajet_proxy.io.engines.engine import Told
 from ajet_proxy.io.engines.upstream import Engines, as_asked
-from ajet_proxy.io.engines.vllm import UNTOLD, Told, over, session
+from ajet_proxy.io.engines.vllm import UNTOLD, over, session
 
 logger = logging.getLogger(__name__)
 
