@@ -33,10 +33,10 @@ from typing import Final, Literal
 
 from ajet_sdk.sample import LOGPROB_SLACK, Batch, BatchEpisode, Group, Sample
 from ajet_trainer import turns
-from ajet_trainer.advantage import compared, only_compared, trainable
+from ajet_trainer.advantage import compared, trainable
 from ajet_trainer.attempts import REASON
 from ajet_trainer.overlong import punished
-from ajet_trainer.sampling import CORRECT, Rule, run_fault, treat, without
+from ajet_trainer.sampling import CORRECT, Rule, only_compared, run_fault, treat, without
 from ajet_trainer.turns import ByTurn, unjudged, widened
 
 Refusal = Literal[

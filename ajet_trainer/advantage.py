@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,17 +87,6 @@ def sets_of(group: Group, by_agent: Mapping[str, Sequence[S]]) -> tuple[tuple[S,
     if all(episodes > 1 for episodes in seen.values()):
         return tuple(map(tuple, by_agent.values()))
     return (tuple(session for sessions in by_agent.values() for session in sessions),)
-
-
-def only_compared(episode: BatchEpisode) -> BatchEpisode:
-    """`episode` with no token to train, so that nothing but its reward counts."""
-    def masked(sample: Sample) -> Sample:
-        if 1 not in sample.loss_mask:
-            return sample
-        few = {"token_ids": sample.token_ids[:2], "loss_mask": (0, 0), "logprobs": (0.0, 0.0), "spans": ()}
-        return Masked(**{item.name: getattr(sample, item.name) for item in fields(sample)} | few)
-
-    return replace(episode, samples=tuple(map(masked, episode.samples)))
 
 
 def trainable(episode: BatchEpisode) -> tuple[Sample, ...]:

@@ -109,5 +109,5 @@ class Candidate:
 
         assert self._config.eval_episodes is not None
         evaluation = Evaluation(self._link, model, self._config.eval_episodes, self._clock)
-        whole = evaluation.finish(meanwhile, self._stopping, self._sleep, self._progress.say_once)
-        return evaluation if whole else None
+        say = self._progress.say_once
+        return evaluation if evaluation.wait(meanwhile, self._stopping, self._sleep, say, however_long=True) else None

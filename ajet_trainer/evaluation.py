@@ -38,31 +38,24 @@ class Evaluation:
         link.evaluate(model, episodes, self._name)
 
     def wait(
-        self, meanwhile: Callable[[], None], stopping: Callable[[], bool], sleep: Callable[[float], None]
-    ) -> str | None:
-        """Waits until all is played, or somebody is `stopping`; `meanwhile` is done between two looks. If it was not
-        played in time, returns a line that says so."""
+        self, meanwhile: Callable[[], None], stopping: Callable[[], bool], sleep: Callable[[float], None],
+        say: Callable[[str], None], *, however_long: bool = False,
+    ) -> bool:
+        """Waits until all is played, and returns whether it is. It is not if somebody is `stopping`, the daemon knows
+        nothing of it any more, or it was not played in time, `however_long` that may take. `say` hears why;
+        `meanwhile` is done between two looks."""
         while not stopping() and self._look():
             waited, lost = self._clock() - self._began, self._told["lost"]
+            said = ""
             if waited >= EVAL_QUIET_S and not self._told["opened"] + lost:
-                return NOBODY
-            if waited >= EVAL_WAIT_S:
-                done = len(self._told["rewards"])
-                return (f"{done} of {self._wanted} evaluation episodes are done after {waited:.0f} s, and {lost} were "
-                        "discarded; training continues")  # fmt: skip
-            meanwhile()
-            sleep(LOOK_S)
-        return None
-
-    def finish(
-        self, meanwhile: Callable[[], None], stopping: Callable[[], bool], sleep: Callable[[float], None],
-        say: Callable[[str], None],
-    ) -> bool:
-        """Waits as `wait` does, but however long that takes; `say` hears that nobody plays. Returns whether all is
-        played: it is not if somebody is `stopping`, or the daemon knows nothing of it any more."""
-        while not stopping() and self._look():
-            if self._clock() - self._began >= EVAL_QUIET_S and not self._told["opened"] + self._told["lost"]:
-                say(WAITS)
+                said = WAITS if however_long else NOBODY
+            elif waited >= EVAL_WAIT_S and not however_long:
+                said = (f"{len(self._told['rewards'])} of {self._wanted} evaluation episodes are done after "
+                        f"{waited:.0f} s, and {lost} were discarded; training continues")  # fmt: skip
+            if said:
+                say(said)
+                if not however_long:
+                    break
             meanwhile()
             sleep(LOOK_S)
         return self.whole

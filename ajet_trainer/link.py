@@ -101,11 +101,14 @@ class Link:
         self._sleep = sleep
 
     @classmethod
-    def of(cls, config: Config, *, trainer: routes.Attend | None = None, deadline_s: float = DEADLINE_S) -> Link:
+    def of(
+        cls, config: Config, *, trainer: routes.Attend | None = None, deadline_s: float = DEADLINE_S,
+        answer_s: float = ANSWER_S,
+    ) -> Link:
         """The link to the daemon that `config` names; `trainer` is who we are."""
         return cls(
             config.proxy_url, model=config.model_name, key=config.key, trainer=trainer, tls=tls_context(config),
-            certified=bool(config.tls_cert), deadline_s=deadline_s,
+            certified=bool(config.tls_cert), deadline_s=deadline_s, answer_s=answer_s,
         )  # fmt: skip
 
     def within(self, deadline_s: float) -> Link:
@@ -223,7 +226,8 @@ class Link:
         return self._told(f"/evaluations/{quote(name, safe='')}")
 
     def supervise(self, said: routes.Supervise) -> dict[str, Any]:
-        """Tells the proxy how the runs of a supervisor are, and returns what it wants of them."""
+        """Tells the proxy how the runs of a supervisor are, and returns what it wants of them. Raises `Conflict` if
+        another supervisor has its name."""
         return self._told("/supervisor", said, wait_s=said.wait_s)
 
     def meet(self) -> None:

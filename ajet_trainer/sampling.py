@@ -255,6 +255,12 @@ def without(episode: BatchEpisode, calls: Collection[str]) -> Treated:
     return Treated(replace(episode, samples=tuple(samples)), +left_out)
 
 
+def only_compared(episode: BatchEpisode) -> BatchEpisode:
+    """`episode`, which is lawful, with no token to train, so that nothing but its reward counts."""
+    silent = (_silent(sample, list(_turns(sample))) for sample in episode.samples)
+    return replace(episode, samples=tuple(silent))
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A call's sampled tokens in a sample: where they stand, how many were sampled before them, and how."""

@@ -254,9 +254,8 @@ class Run:
         assert self.config.eval_episodes is not None
         with self.progress.part("eval", "evaluating"), self.idle.waiting():
             evaluation = Evaluation(self.link, self.config.model_name, self.config.eval_episodes, self.clock)
-            if said := evaluation.wait(self.meanwhile, self.stopping, self.sleep):
-                self.progress.say_once(said)
-        return {} if self.stopping() and not evaluation.whole else evaluation.figures()
+            whole = evaluation.wait(self.meanwhile, self.stopping, self.sleep, self.progress.say_once)
+        return {} if self.stopping() and not whole else evaluation.figures()
 
     def lease(self) -> Sequence[Batch]:
         """The batches of the next step, held from here on. None if the run is done before they are

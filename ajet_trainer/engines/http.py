@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -100,22 +99,6 @@ def frozen(engine: httpx.Client) -> bool:
     with suppress(httpx.HTTPError, ValueError, KeyError):
         return engine.get("/is_paused").json()["is_paused"] is True
     return False
-
-
-def freeze(engine: httpx.Client) -> None:
-    """Stops the engine's calls between two tokens, and keeps them."""
-    ask(engine, "/pause?mode=keep")
-
-
-def reload(engine: httpx.Client, folder: Path, timeout_s: float) -> None:
-    """Has the engine take its weights from `folder`."""
-    body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
-    ask(engine, "/collective_rpc", body)
-
-
-def name_version(engine: httpx.Client, version: int) -> None:
-    """Tells the engine the version of its weights."""
-    ask(engine, "/update_weight_version", {"new_version": str(version)})
 
 
 def wake(engine: httpx.Client, patience_s: float = WAKE_S) -> str:

@@ -58,9 +58,10 @@ def _load(url: str, folder: Path, version: int, timeout_s: float, key: str) -> N
         by_gate = frozen(engine)
         try:
             if not by_gate:
-                http.freeze(engine)
+                http.ask(engine, "/pause?mode=keep")  # between two tokens
             begun = True
-            http.reload(engine, folder, timeout_s)
+            how = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
+            http.ask(engine, "/collective_rpc", how)
             forgotten = http.forgets(engine, 0.0)
         except httpx.HTTPError as error:
             said = f"the engine at {url} did not take the weights: {words(error)}"
@@ -69,7 +70,7 @@ def _load(url: str, folder: Path, version: int, timeout_s: float, key: str) -> N
                 half = f"; nor does it continue ({asleep}): {http.START_AGAIN}"
             raise EngineLost(said + half) from error
         with suppress(httpx.HTTPError):  # an engine that knows no versions
-            http.name_version(engine, version)
+            http.ask(engine, "/update_weight_version", {"new_version": str(version)})
         if asleep := http.wake(engine, patience_s):
             said = "took the weights but does not continue"
             raise EngineLost(f"the engine at {url} {said} ({asleep}): {http.START_AGAIN}")

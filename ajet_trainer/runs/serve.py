@@ -11,7 +11,7 @@ from types import FrameType
 from ajet_sdk.address import server
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import SETTINGS, Config
-from ajet_trainer.link import Link, tls_context
+from ajet_trainer.link import Link
 from ajet_trainer.runs import allowed
 from ajet_trainer.runs.supervisor import Supervisor, environment
 
@@ -27,9 +27,7 @@ def serve(proxy: str, allow: str, name: str | None, environ: Mapping[str, str], 
     if server(url) is None:
         raise ConfigError("--proxy must be http://HOST:PORT", param="proxy")
     config = Config(proxy_url=url, **SETTINGS.in_environment(env))
-    link = Link(
-        url, key=config.key, deadline_s=0.0, answer_s=ANSWER_S, tls=tls_context(config), certified=bool(config.tls_cert)
-    )
+    link = Link.of(config, deadline_s=0.0, answer_s=ANSWER_S)
     called = name or re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())[:64] or "host"
     keeper = Supervisor(
         allowed.read(allow), link, url, called, say=say, env=env, hidden=hidden_in(environ, config)

@@ -12,13 +12,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import check_name
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import SETTINGS, digest
+from ajet_trainer.link import Link
 from ajet_trainer.run_folder import PRIVATE, hold, put
 from ajet_trainer.runs.allowed import Allowed, config_of
 from ajet_trainer.runs.hidden import Hidden
@@ -30,20 +31,12 @@ TURN_S = 0.25
 """The time that a turn takes at least, so that a daemon that holds nothing is not flooded."""
 
 
-class Daemon(Protocol):
-    """The daemon, as far as a supervisor speaks with it."""
-
-    def supervise(self, said: Supervise) -> dict[str, Any]:
-        """The answer to a report. Raises an `AjetError`, `Conflict` if another supervisor has our name."""
-        ...
-
-
 class Supervisor:
-    """`command` is what trains, with the file of its configuration behind it; `say` shows a line. `hidden` maps words
-    of the host that nobody sees from afar to what is shown instead."""
+    """`daemon` is the link to the daemon. `command` is what trains, with the file of its configuration behind it; `say`
+    shows a line. `hidden` maps words of the host that nobody sees from afar to what is shown instead."""
 
     def __init__(
-        self, allowed: Allowed, daemon: Daemon, proxy: str, name: str, *, say: Callable[[str], None],
+        self, allowed: Allowed, daemon: Link, proxy: str, name: str, *, say: Callable[[str], None],
         env: Mapping[str, str], hidden: Mapping[str, str] | None = None, command: tuple[str, ...] = COMMAND,
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
     ) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 
 from ajet_sdk import Client
 from ajet_trainer.progress import timed
+from ajet_trainer.run_folder import read_json
+from ajet_trainer.runs.allowed import toml_of
 from integrations.quickstart import screen as show
 from integrations.quickstart.figures import PARTS
 from integrations.quickstart.plan import MODEL_NAME, Plan, task_of
@@ -93,9 +95,8 @@ class Loop:
     def _start_trainer(self, children: Children) -> Program:
         self._trainer_folder.mkdir(parents=True, exist_ok=True)
         config, url = self.folder / "trainer.toml", self.proxy.target.url
-        config.write_text(
-            self.plan.trainer_config(model=self.model, proxy_url=url, run_dir=self._trainer_folder.absolute())
-        )
+        tables = self.plan.tables(model=self.model, proxy_url=url, run_dir=self._trainer_folder.absolute())
+        config.write_text(toml_of(tables))
         with timed(self.seconds, "trainer and engine start"):
             argv = [path_of("ajet-trainer"), "run", "--config", str(config)]
             trainer = children.start("ajet-trainer", argv, self.folder / "trainer.log", environment())
@@ -208,10 +209,7 @@ class Loop:
 
 def phase_in(folder: Path) -> str:
     """The phase that the trainer of this run folder reports."""
-    try:
-        return str(json.loads((folder / "phase.json").read_text())["phase"])
-    except (OSError, ValueError, KeyError):
-        return "starting"
+    return str(read_json(folder / "phase.json").get("phase", "starting"))
 
 
 def metrics_in(folder: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ meet. A control is the same plan with ``lr=0``.
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,13 +83,6 @@ class Plan:
         if self.device == "cuda":
             verl |= ON_GPU | BESIDE_THE_TRAINER
         return {"trainer": ours, "verl": verl}
-
-    def trainer_config(self, *, model: Path, proxy_url: str, run_dir: Path) -> str:
-        """The TOML file for ``ajet-trainer run``. Values are written as JSON, which TOML reads as its own."""
-        parts = []
-        for table, values in self.tables(model=model, proxy_url=proxy_url, run_dir=run_dir).items():
-            parts += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""]
-        return "\n".join(parts)
 
 
 def task_of(step: int, secret: int) -> str:

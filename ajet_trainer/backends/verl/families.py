@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from textwrap import shorten
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from transformers import AutoConfig
 
 from ajet_trainer.backends.verl import positions
 from ajet_trainer.backends.verl.refused import Fault
-from ajet_trainer.backends.verl.unread import ACTOR, REF
+from ajet_trainer.backends.verl.unread import ACTOR, REF, sharing
 
 PACKED = frozenset(
     """
@@ -77,7 +77,6 @@ def faults(tree: DictConfig, config: Any, longest: int) -> Iterator[Fault]:
     for why in positions.misfits(text, longest):
         yield "model", f"{named} {why}"
     if tree.model_engine == "dp" and not tree.actor_rollout_ref.model.use_remove_padding:
-        for part in (ACTOR, REF):
-            for home in (part, f"{part}.fsdp_config"):
-                if (OmegaConf.select(tree, name := f"{home}.ulysses_sequence_parallel_size") or 1) > 1:
-                    yield name, f"shares packed rows among processes, and those of {config.model_type} are padded"
+        for name, processes in sharing(tree, ACTOR, REF):
+            if processes > 1:
+                yield name, f"shares packed rows among processes, and those of {config.model_type} are padded"

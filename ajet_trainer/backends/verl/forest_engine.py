@@ -15,34 +15,22 @@ verl finds these engines in its registry, under the vendor of the variable ``VER
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 from torch.nn.functional import pad
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_name
 from verl.utils.metric import Metric
 from verl.workers.engine import EngineRegistry
-from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from ajet_trainer.backends.verl import VENDOR
 from ajet_trainer.backends.verl.forest_attention import SPANS, block_mask, spans_of
-from ajet_trainer.forest import (
-    BLOCK,
-    Ints,
-    Prices,
-    cut,
-    plant,
-    prices,
-    reading,
-)
+from ajet_trainer.backends.verl.micro_batches import divided
+from ajet_trainer.forest import BLOCK, Ints, Prices, cut, plant, prices, reading
 
 FIGURES = ("calculate_entropy", "calculate_sum_pi_squared")
 """Outputs that verl may ask for besides logprobs."""
@@ -68,8 +56,12 @@ class ForestRows:
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> Any:
-        with ours(transformer_impl, "prepare_micro_batches", partial(micro_batches, self.prices)):
-            return super().forward_backward_batch(data, loss_function, forward_only)  # type: ignore[misc]
+        work = super().forward_backward_batch  # type: ignore[misc]
+        return divided(self._cut, work, data, loss_function, forward_only)
+
+    def _cut(self, data: TensorDict, limit: int, agree: Callable[[int], int]) -> list[list[int]]:
+        """The parts that cost the least."""
+        return cut(rows_of(data), prompts_of(data), heats_of(data), limit, self.prices, agree)
 
     def forward_step(
         self, micro_batch: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool
@@ -132,26 +124,6 @@ class ForestEngine(ForestRows, FSDPEngineWithLMHead):  # type: ignore[misc]
 # Micro-batches -------------------------------------------------------------------------------------------------------
 
 
-def micro_batches(
-    price: Prices, data: TensorDict, dp_group: Any = None, same_micro_num_in_dp: bool = True
-) -> tuple[list[TensorDict], list[list[int]]]:
-    """In the place of verl's: `data` in parts that cost the least, and the places of their rows. All
-    processes of `dp_group` make as many parts; they have equally many rows."""
-
-    agree, limit = partial(agreed, dp_group if same_micro_num_in_dp else None), int(data["max_token_len_per_gpu"])
-    parts = cut(rows_of(data), prompts_of(data), heats_of(data), limit, price, agree)
-    return [tu.index_select_tensor_dict(data, part) for part in parts], parts
-
-
-def agreed(group: Any, count: int) -> int:
-    """The largest `count` of the processes of `group`, if there are several."""
-    if group is None:
-        return count
-    most = torch.tensor([count], device=get_device_name())
-    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-    return int(most.item())
-
-
 def rows_of(data: TensorDict) -> list[Ints]:
     """The tokens of each row of `data`."""
     values, ends = (part.cpu().numpy() for part in (data["input_ids"].values(), data["input_ids"].offsets()))
@@ -187,14 +159,3 @@ def prices_of(module: Any) -> Prices:
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     body = sum(one.numel() for one in module.parameters()) - head - table
     return prices(body, head, config.num_hidden_layers, heads * width)
-
-
-@contextmanager
-def ours(module: Any, name: str, function: Any) -> Iterator[None]:
-    """`module` has our `function` of this `name` inside."""
-    theirs = getattr(module, name)
-    setattr(module, name, function)
-    try:
-        yield
-    finally:
-        setattr(module, name, theirs)

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from ajet_trainer.backends.verl.families import SPARSE, described
 from ajet_trainer.backends.verl.positions import BY_LENGTH, rotary_kinds
 from ajet_trainer.backends.verl.refused import Fault
-from ajet_trainer.backends.verl.unread import ACTOR, MODEL
+from ajet_trainer.backends.verl.unread import ACTOR, MODEL, REF, sharing
 
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 TAKES_A_TREE = {"cpu": "sdpa", "cuda": "flex_attention"}
@@ -28,11 +28,11 @@ FULL = "full_attention"
 
 def faults(tree: DictConfig) -> Iterator[Fault]:
     """Faults of `tree` with ``rows = "tree"``."""
-    for part in (ACTOR, "actor_rollout_ref.ref"):
+    for part in (ACTOR, REF):
         if (strategy := OmegaConf.select(tree, f"{part}.strategy")) not in STRATEGIES:
             yield f"{part}.strategy", f"= {strategy!r} computes no trees"
-        for home in (part, f"{part}.fsdp_config"):
-            if (OmegaConf.select(tree, name := f"{home}.ulysses_sequence_parallel_size") or 1) > 1:
+        for name, processes in sharing(tree, part):
+            if processes > 1:
                 yield name, "shares a row among processes, and a tree is no row"
         for key, why in (("pad_to_length", "makes rows equally long"), ("qat.enable", "takes its scales from rows")):
             if OmegaConf.select(tree, name := f"{part}.fsdp_config.{key}"):

@@ -1,4 +1,4 @@
-"""Micro-batches of verl: those of rows that are no part of a step, and those of padded rows.
+"""Micro-batches that are not divided as verl does it: those of rows that are no part of a step, and of padded rows.
 
 verl's own limit counts tokens alone. With padding, one long row next to many short ones would take many times the
 memory that the limit stands for. So rows of about the same length go together, and the padding is counted.
@@ -6,16 +6,20 @@ memory that the limit stands for. So rows of about the same length go together, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
 from verl.workers.engine.fsdp import transformer_impl
 
-from ajet_trainer.backends.verl.forest_engine import agreed, ours
+Divide = Callable[[TensorDict, int, Callable[[int], int]], list[list[int]]]
+"""Divides rows into parts of so many tokens at most. It asks how many parts are agreed on, as `side_by_side` does."""
 
 
 def nested(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -53,18 +57,42 @@ def side_by_side(lengths: Sequence[int], limit: int, agree: Callable[[int], int]
     return parts
 
 
+def of_padded(data: TensorDict, limit: int, agree: Callable[[int], int]) -> list[list[int]]:
+    """The parts of padded rows."""
+    return side_by_side(data["input_ids"].offsets().diff().tolist(), limit, agree)
+
+
+def divided(divide: Divide, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The `work` of an engine of verl's, in micro-batches as we `divide` rows."""
+    with ours(transformer_impl, "prepare_micro_batches", partial(micro_batches, divide)):
+        return work(*args, **kwargs)
+
+
 def micro_batches(
-    data: TensorDict, dp_group: Any = None, same_micro_num_in_dp: bool = True
+    divide: Divide, data: TensorDict, dp_group: Any = None, same_micro_num_in_dp: bool = True
 ) -> tuple[list[TensorDict], list[list[int]]]:
     """In the place of verl's: `data` in parts, and the places of their rows. All processes of `dp_group` make as many
     parts; they have equally many rows."""
-    lengths = data["input_ids"].offsets().diff().tolist()
     agree = partial(agreed, dp_group if same_micro_num_in_dp else None)
-    parts = side_by_side(lengths, int(data["max_token_len_per_gpu"]), agree)
+    parts = divide(data, int(data["max_token_len_per_gpu"]), agree)
     return [tu.index_select_tensor_dict(data, part) for part in parts], parts
 
 
-def of_padded(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """An engine's work, by `theirs`, in such micro-batches."""
-    with ours(transformer_impl, "prepare_micro_batches", micro_batches):
-        return theirs(*args, **kwargs)
+def agreed(group: Any, count: int) -> int:
+    """The largest `count` of the processes of `group`, if there are several."""
+    if group is None:
+        return count
+    most = torch.tensor([count], device=get_device_name())
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    return int(most.item())
+
+
+@contextmanager
+def ours(module: Any, name: str, function: Any) -> Iterator[None]:
+    """`module` has our `function` of this `name` inside."""
+    theirs = getattr(module, name)
+    setattr(module, name, function)
+    try:
+        yield
+    finally:
+        setattr(module, name, theirs)

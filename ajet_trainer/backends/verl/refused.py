@@ -25,7 +25,7 @@ from ajet_sdk.settings import nearest
 from ajet_trainer.backends.verl.estimators import BY_CALL, COMPARING, RUNNING
 from ajet_trainer.backends.verl.functions import ESTIMATOR, LOSS
 from ajet_trainer.backends.verl.loggers import names as logger_names
-from ajet_trainer.backends.verl.unread import ACTOR, has_critic
+from ajet_trainer.backends.verl.unread import ACTOR, REF, has_critic, sharing
 from ajet_trainer.config import Config
 
 CORRECTION = "algorithm.rollout_correction"
@@ -142,15 +142,14 @@ def engine_faults(tree: DictConfig) -> Iterator[Fault]:
     cpu = tree.trainer.device == "cpu"
     if cpu and tree.model_engine != "dp":
         yield "model_engine", f"= {tree.model_engine!r} does not run on a CPU: leave it out"
-    for part in (ACTOR, "actor_rollout_ref.ref", "critic"):
+    for part in (ACTOR, REF, "critic"):
         strategy, fine = OmegaConf.select(tree, f"{part}.strategy"), ENGINES[tree.model_engine]
         if strategy not in fine:
             yield f"{part}.strategy", f"= {strategy!r} is not of model_engine = {tree.model_engine!r}: leave it out"
         if cpu and strategy != "fsdp2":
             yield f"{part}.strategy", f"= {strategy!r} does not run on a CPU: leave it out"
-        for home in (part, f"{part}.fsdp_config", f"{part}.fsdp"):
-            name, size = f"{home}.ulysses_sequence_parallel_size", tree.trainer.nnodes * tree.trainer.n_gpus_per_node
-            if size % (OmegaConf.select(tree, name) or 1):
+        for name, processes in sharing(tree, part):
+            if (size := tree.trainer.nnodes * tree.trainer.n_gpus_per_node) % processes:
                 yield name, f"must divide the number of processes, nnodes * n_gpus_per_node = {size}"
     for key in ("actor_rollout_ref.model.use_liger", "critic.model.use_liger"):
         if OmegaConf.select(tree, key) and not find_spec("liger_kernel"):

@@ -22,7 +22,7 @@ from verl.workers.engine_workers import TrainingWorker
 
 from ajet_trainer.backends.verl import positions
 from ajet_trainer.backends.verl.forest_refused import STRATEGIES
-from ajet_trainer.backends.verl.micro_batches import batch_of, of_padded
+from ajet_trainer.backends.verl.micro_batches import batch_of, divided, of_padded
 
 CHANCE = re.compile("drop|jitter")
 """A part of the names of shares of dropped values, of skipped layers and of noise."""
@@ -68,7 +68,7 @@ class SteadyWorker(TrainingWorker):  # type: ignore[misc]
         torch.manual_seed(self.engine_config.seed)  # of what is drawn of a model: an adapter's start, a critic's head
         super().reset()
         if not self.model_config.use_remove_padding and isinstance(self.engine, FSDPEngine):
-            self.engine.forward_backward_batch = partial(of_padded, self.engine.forward_backward_batch)
+            self.engine.forward_backward_batch = partial(divided, of_padded, self.engine.forward_backward_batch)
         self._loud = list(quiet(parts_of(self.engine)))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]

@@ -35,10 +35,11 @@ from verl.workers.utils.padding import response_to_nested
 
 from ajet_trainer.advantage import group_of, row_weights
 from ajet_trainer.agreement import ENOUGH, OtherWeights, fresh_kl
-from ajet_trainer.backends.verl import advantages, forest_engine
+from ajet_trainer.backends.verl import advantages
 from ajet_trainer.backends.verl.corrections import READ, by_call, figures, left_out, over_sequences
 from ajet_trainer.backends.verl.estimators import BY_CALL, GROUPED, by_turn
 from ajet_trainer.backends.verl.losses import session_loss
+from ajet_trainer.backends.verl.micro_batches import ours
 from ajet_trainer.backends.verl.positions import trained_at
 from ajet_trainer.backends.verl.rows import OF_TURNS
 from ajet_trainer.batch import Row
@@ -90,7 +91,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _setup(self) -> None:
         engines = Launched if self._enable_hybrid_replicas else Elsewhere
-        with forest_engine.ours(trainer_base, "LLMServerManager", engines):
+        with ours(trainer_base, "LLMServerManager", engines):
             super()._setup()
 
     def _init_tokenizer(self) -> None:

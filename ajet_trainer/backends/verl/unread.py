@@ -257,6 +257,14 @@ def of_switches(tree: DictConfig) -> dict[str, str]:
     return out
 
 
+def sharing(tree: DictConfig, *parts: str) -> Iterator[tuple[str, int]]:
+    """The keys by which each of these `parts` shares a row among processes, and how many these are."""
+    for part in parts:
+        for home in (part, f"{part}.fsdp_config", f"{part}.fsdp"):
+            name = f"{home}.ulysses_sequence_parallel_size"
+            yield name, OmegaConf.select(tree, name) or 1
+
+
 def has_critic(tree: DictConfig) -> bool:
     """As verl decides it."""
     return bool(tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable)

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from ajet_trainer.config import load
+from ajet_trainer.runs.allowed import toml_of
 from integrations.quickstart.guess import HIGHEST, LOWEST
 from integrations.quickstart.plan import MODEL_NAME, Plan, task_of
 
@@ -34,7 +35,8 @@ def test_the_trainer_reads_the_configuration_that_is_written(tmp_path: Path) -> 
     file, model = tmp_path / "trainer.toml", tmp_path / 'm "x"'
     model.mkdir()
     plan = Plan(steps=7, seed=3, lr=0.0)
-    file.write_text(plan.trainer_config(model=model, proxy_url="http://127.0.0.1:1", run_dir=tmp_path / "run"))
+    tables = plan.tables(model=model, proxy_url="http://127.0.0.1:1", run_dir=tmp_path / "run")
+    file.write_text(toml_of(tables))
     config = load(str(file))
     assert (config.model, config.model_name, config.total_steps) == (str(model), MODEL_NAME, 7)
     assert (config.groups, config.group_size, config.save_freq) == (plan.groups, plan.group_size, 0)
