@@ -95,7 +95,7 @@ def admit(
     for group in batch.groups:
         kept: list[BatchEpisode] = []
         for leased in group.episodes:
-            episode = leased if rule.by_turn is None else widened(leased)
+            episode = _widened(leased, rule)
             fault = episode_fault(episode, trained, rule)
             if fault is None and (twice := sorted(name for name in names_of(leased) if often[name] > 1)):
                 fault = "unlawful_sample", f"{twice[0]} is in the batch twice"
@@ -104,8 +104,8 @@ def admit(
             if fault is not None:
                 rejected.append(Rejection(episode.episode, *fault))
                 continue
-            if rule.shaping is not None:
-                episode, penalties[episode.episode] = punished(episode, rule.shaping, by_turn=rule.by_turn is not None)
+            episode, penalty = _punished(episode, rule)
+            penalties[episode.episode] = penalty
             treated = treat(episode, rule)
             left_out += treated.left_out
             untold += treated.untold
@@ -114,8 +114,8 @@ def admit(
             else:
                 kept.append(treated.episode)
         earlier = tuple(
-            only_compared(_shaped(one, rule)) for one in group.earlier
-            if episode_fault(one if rule.by_turn is None else widened(one)) is None
+            only_compared(_punished(one, rule)[0]) for one in (_widened(one, rule) for one in group.earlier)
+            if episode_fault(one) is None
         )
         if len(kept) == 1 and not earlier:
             if rule.compares:
@@ -130,13 +130,18 @@ def admit(
         elif kept:
             groups.append(admitted)
     admission = Admission(tuple(groups), tuple(rejected), left_out, untold)
-    return replace(admission, penalties={one.episode: penalties.get(one.episode, 0.0) for one in admission.episodes})
+    return replace(admission, penalties={one.episode: penalties[one.episode] for one in admission.episodes})
 
 
-def _shaped(episode: BatchEpisode, rule: Rule) -> BatchEpisode:
-    """An episode that is only compared, with its rewards as those of the others are."""
-    episode = episode if rule.by_turn is None else widened(episode)
-    return episode if rule.shaping is None else punished(episode, rule.shaping, by_turn=rule.by_turn is not None)[0]
+def _widened(episode: BatchEpisode, rule: Rule) -> BatchEpisode:
+    return episode if rule.by_turn is None else widened(episode)
+
+
+def _punished(episode: BatchEpisode, rule: Rule) -> tuple[BatchEpisode, float]:
+    """`episode` with its punishment for length, and how large that is."""
+    if rule.shaping is None:
+        return episode, 0.0
+    return punished(episode, rule.shaping, by_turn=rule.by_turn is not None)
 
 
 def names_of(episode: BatchEpisode) -> set[str]:

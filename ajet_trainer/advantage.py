@@ -20,8 +20,9 @@ Next: ajet_trainer/batch.py
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -72,10 +73,11 @@ def _sets(group: Group) -> tuple[tuple[Session, ...], ...]:
         return (tuple(Session(episode.reward, counted(episode)) for episode in group.compared),)
     by_agent: dict[str, list[Session]] = {}
     for episode in group.compared:
-        calls = _rewarded_calls(episode)
+        rewarded = totals(episode.rewards)
         parts: dict[tuple[str, frozenset[str]], list[tuple[Sample, float]]] = {}
         for sample, reward in _rewarded(episode):
-            parts.setdefault((sample.agent, calls.intersection(sample.calls)), []).append((sample, reward))
+            calls = frozenset(call for call in sample.calls if call in rewarded)
+            parts.setdefault((sample.agent, calls), []).append((sample, reward))
         for (agent, _), together in parts.items():
             by_agent.setdefault(agent, []).append(Session(together[0][1], tuple(sample for sample, _ in together)))
     return sets_of(group, by_agent)
@@ -105,14 +107,23 @@ def rewarded_apart(episode: BatchEpisode) -> bool:
     return any(item.get("agent") is not None or item.get("call") is not None for item in given)
 
 
-def _rewarded_calls(episode: BatchEpisode) -> frozenset[str]:
-    """The calls that have a reward of their own. A final reward of the whole episode takes back earlier final ones."""
-    held: list[Mapping[str, Any]] = []
-    for item in episode.rewards:
-        if item.get("final") and all(item.get(limit) is None for limit in ("agent", "call", "model")):
-            held = [earlier for earlier in held if not earlier.get("final")]
-        held.append(item)
-    return frozenset(item["call"] for item in held if item.get("call") is not None)
+def totals(rewards: Iterable[Mapping[str, Any]]) -> dict[str | None, float]:
+    """The reward of each call, and under None what was given to no call. Final rewards replace earlier ones as contract
+    §5.2 says: those of their scope, or all if they are the whole episode's."""
+    finals: dict[tuple[str | None, ...], float] = {}
+    held = defaultdict[str | None, list[float]](list)
+    for item in rewards:
+        call, value = item.get("call"), float(item["value"])
+        scope = (call,) if call is not None else (None, item.get("agent"), item.get("model"))
+        if not item.get("final"):
+            held[call].append(value)
+            continue
+        if scope == (None, None, None):
+            finals.clear()
+        finals[scope] = value
+    for (call, *_), value in finals.items():
+        held[call].append(value)
+    return {call: math.fsum(values) for call, values in held.items()}
 
 
 def _rewarded(episode: BatchEpisode) -> list[tuple[Sample, float]]:

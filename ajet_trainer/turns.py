@@ -24,7 +24,6 @@ changes no other call's credit.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 
 from ajet_sdk.rounding import magnitude, slack
 from ajet_sdk.sample import BatchEpisode, Group, Sample
-from ajet_trainer.advantage import Session, compared, counted, rewarded_apart, sets_of
+from ajet_trainer.advantage import Session, compared, counted, rewarded_apart, sets_of, totals
 from ajet_trainer.overlong import PENALTY
 
 EPSILON = 1e-6
@@ -76,13 +75,12 @@ class Play(Session):
 def plays(group: Group) -> tuple[tuple[Play, ...], ...]:
     """The sessions of `group` in sets, which are those of `advantage.compared`."""
     if not any(map(rewarded_apart, group.compared)):
-        (sessions,) = compared(group)
-        return (
-            tuple(
-                Play(one.reward, one.samples, episode.episode, _turns(episode, episode.samples, _punishments(episode)))
-                for one, episode in zip(sessions, group.compared, strict=True)
-            ),
-        )
+        (sessions,), plays = compared(group), list[Play]()
+        for one, episode in zip(sessions, group.compared, strict=True):
+            punishments = totals(item for item in episode.rewards if item.get(PENALTY))
+            turns = _turns(episode, episode.samples, punishments)
+            plays.append(Play(one.reward, one.samples, episode.episode, turns))
+        return (tuple(plays),)
     by_agent: dict[str, list[Play]] = {}
     for episode in group.compared:
         for agent in dict.fromkeys(sample.agent for sample in counted(episode)):
@@ -109,7 +107,7 @@ def unjudged(episode: BatchEpisode, gamma: float) -> frozenset[str]:
     given = replace(episode, rewards=tuple(item for item in episode.rewards if not item.get(PENALTY)))
     out = set[str]()
     for agent in dict.fromkeys(sample.agent for sample in counted(given)):
-        rewarded = _totals(_given(given, agent))
+        rewarded = totals(_given(given, agent))
         calls = [turn.call for turn in _play(given, agent).turns]
         reached = returns_to_go([float(call in rewarded) for call in calls], gamma)
         if None not in rewarded:
@@ -200,47 +198,23 @@ class _Means:
 
 def _play(episode: BatchEpisode, agent: str) -> Play:
     samples = tuple(sample for sample in counted(episode) if sample.agent == agent)
-    totals = _totals(_given(episode, agent))
-    turns = _turns(episode, [sample for sample in episode.samples if sample.agent == agent], totals)
-    return Play(totals.get(None, 0.0), samples, episode.episode, turns)
+    given = totals(_given(episode, agent))
+    turns = _turns(episode, [sample for sample in episode.samples if sample.agent == agent], given)
+    return Play(given.get(None, 0.0), samples, episode.episode, turns)
 
 
 def _given(episode: BatchEpisode, agent: str) -> list[Mapping[str, Any]]:
     return [item for item in episode.rewards if item.get("agent") in (None, agent)]
 
 
-def _punishments(episode: BatchEpisode) -> dict[str | None, float]:
-    """The reward of each call for its length."""
-    return _totals(item for item in episode.rewards if item.get(PENALTY))
-
-
-def _totals(rewards: Iterable[Mapping[str, Any]]) -> dict[str | None, float]:
-    """The reward of each call, and under None what was given to no call. Final rewards replace earlier ones as contract
-    §5.2 says: those of their scope, or all if they are the whole episode's."""
-    finals: dict[tuple[str | None, ...], float] = {}
-    held = defaultdict[str | None, list[float]](list)
-    for item in rewards:
-        call, value = item.get("call"), float(item["value"])
-        scope = (call,) if call is not None else (None, item.get("agent"), item.get("model"))
-        if not item.get("final"):
-            held[call].append(value)
-            continue
-        if scope == (None, None, None):
-            finals.clear()
-        finals[scope] = value
-    for (call, *_), value in finals.items():
-        held[call].append(value)
-    return {call: math.fsum(values) for call, values in held.items()}
-
-
 def _turns(
-    episode: BatchEpisode, samples: Sequence[Sample], totals: Mapping[str | None, float]
+    episode: BatchEpisode, samples: Sequence[Sample], given: Mapping[str | None, float]
 ) -> tuple[Turn, ...]:
     """The calls of `samples` in the order in which they began."""
     states = {item.get("call"): item["state"] for item in episode.rewards if item.get("state") is not None}
     placed = {call: turn for one in samples for call, turn in zip(one.calls, one.turns, strict=True)}
     calls = sorted(placed, key=placed.__getitem__)
-    return tuple(Turn(call, totals.get(call, 0.0), states.get(call)) for call in calls)
+    return tuple(Turn(call, given.get(call, 0.0), states.get(call)) for call in calls)
 
 
 def _mean(values: Iterable[float]) -> float:
