@@ -19,13 +19,6 @@ def broken(**changes: object) -> Sample:
     return replace(GOOD, **changes)  # type: ignore[arg-type]
 
 
-def test_a_lawful_batch_is_admitted_whole() -> None:
-    admission = admit(batch("b"))
-    assert [len(group.episodes) for group in admission.groups] == [2, 2]
-    assert admission.rejected == ()
-    assert len(admission.episodes) == 4
-
-
 def changed(values: tuple[float, ...], index: int, value: float) -> tuple[float, ...]:
     return (*values[:index], value, *values[index + 1 :])
 
@@ -155,11 +148,6 @@ def test_what_is_trained_already_is_refused_and_not_filtered() -> None:
     assert admission.filtered == {}
 
 
-def test_three_of_four_still_train() -> None:
-    four = Group("t", (*(episode(f"e{i}", i / 3) for i in range(3)), replace(episode("bad"), samples=())))
-    assert [e.episode for e in admit(batch("b", four)).episodes] == ["e0", "e1", "e2"]
-
-
 def test_groups_without_signal_are_kept_or_dropped_as_told() -> None:
     flat, steep = (Group(f"t{n}", (episode(f"a{n}", 0.0), episode(f"b{n}", float(n)))) for n in range(2))
     assert len(admit(batch("b", flat, steep)).groups) == 2
@@ -168,14 +156,7 @@ def test_groups_without_signal_are_kept_or_dropped_as_told() -> None:
     assert {rejection.reason for rejection in admission.rejected} == {"no_signal"}
 
 
-HOT, GREEDY = {"logprobs": "processed", "temperature": 0.7}, {"logprobs": "processed", "temperature": 0}
-
-
-def test_what_cannot_be_computed_is_left_out_and_counted() -> None:
-    mixed = Group("t", (episode("a", 1.0, turns=2, facts=(HOT, GREEDY)), episode("b", 0.0, turns=2)))
-    admission = admit(batch("b", mixed))
-    assert [sum(one.loss_mask) for one in admission.episodes[0].samples] == [3]
-    assert (admission.left_out, admission.rejected) == ({"greedy": 1}, ())
+GREEDY = {"logprobs": "processed", "temperature": 0}
 
 
 def test_an_episode_of_which_nothing_is_left_is_refused_by_name() -> None:

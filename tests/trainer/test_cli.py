@@ -57,15 +57,6 @@ def test_bad_usage_is_one_line_and_status_2(
     assert captured.out == ""
 
 
-def test_an_unknown_key_names_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "x.toml"
-    path.write_text("[trainer]\nmodel = 'm'\n")
-    assert status("run", "--config", str(path), "group_sice=2") == 2
-    assert capsys.readouterr().err == (
-        "ajet-trainer: command line: unknown key 'group_sice'; did you mean 'group_size'?\n"
-    )
-
-
 def test_a_rollback_is_of_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (2, 4, 6):
         checkpoint(tmp_path / "checkpoints", step)

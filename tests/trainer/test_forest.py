@@ -26,7 +26,6 @@ from tests.kit.forests import dense
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=9)
 """Few tokens, so that rows share, repeat each other and begin each other."""
-LARGE = 151_935
 
 
 def arrays(rows: list[list[int]]) -> list[Ints]:
@@ -115,17 +114,6 @@ def test_blocks_are_those_of_the_dense_mask(rows: list[list[int]], size: int) ->
     assert every.tolist() == [[bool(part.all()) for part in line] for line in parts]
 
 
-def test_the_plain_cases() -> None:
-    same = plant(arrays([[5, 6], [5, 6]]))
-    assert same.ids.tolist() == [5, 6] and [one.tolist() for one in same.index] == [[0, 1], [0, 1]]
-    begun = plant(arrays([[5, 6, 7], [5]]))
-    assert begun.ids.tolist() == [5, 6, 7] and [one.tolist() for one in begun.index] == [[0, 1, 2], [0]]
-    apart = plant(arrays([[9, 1], [8]]))
-    assert apart.ids.tolist() == [8, 9, 1] and apart.parent.tolist() == [-1, -1, 1] and apart.exit.tolist() == [1, 3, 3]
-    large = plant(arrays([[LARGE, 255], [LARGE, 256], [LARGE]]))
-    assert large.ids.tolist() == [LARGE, 255, 256] and large.parent.tolist() == [-1, 0, 0]
-
-
 PRICES = st.builds(Prices, *[st.sampled_from([0.0, 0.5, 1.0, 8.0])] * 4)
 
 
@@ -199,14 +187,6 @@ def test_as_many_parts_as_are_agreed_on(rows: list[list[int]], limit: int, price
     assert len(parts) == min(len(rows), told[0] + more)
     assert sorted(place for part in parts for place in part) == list(range(len(rows)))
     assert all(len(part) == 1 or nodes(rows, part) <= limit for part in parts)
-
-
-def test_cuts_go_where_little_is_shared() -> None:
-    one, two = [1] * 50, [2] * 50
-    rows = [[*start, *end] for end in ([3] * 9, [4] * 9) for start in (one, two)]
-    tokens = Prices(1.0, 0.0, 0.0, 0.5)
-    assert cut(arrays(rows), plain(rows), warm(rows), 70, tokens) == [[0, 2], [1, 3]]
-    assert cut(arrays(rows), plain(rows), warm(rows), 140, tokens) == [[0, 2, 1, 3]]
 
 
 @given(ROWS, PRICES)

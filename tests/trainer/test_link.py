@@ -61,25 +61,6 @@ def unreachable(request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("refused")
 
 
-def test_an_evaluation_is_wanted_under_one_name_and_told_by_it() -> None:
-    """The name makes it safe to ask again where an answer got lost."""
-    seen: list[httpx.Request] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(503 if len(seen) == 1 else 200, json={"evaluation": "e", "done": 3})
-
-    one = link(handler, Clock())
-    one.evaluate("policy", 4, "e")
-    assert one.evaluation("e") == {"evaluation": "e", "done": 3}
-    assert [(request.method, request.url.path) for request in seen] == [
-        ("POST", "/ajet/v1/evaluations"), ("POST", "/ajet/v1/evaluations"), ("GET", "/ajet/v1/evaluations/e"),
-    ]  # fmt: skip
-    assert json.loads(seen[0].content) == json.loads(seen[1].content) == {
-        "model": "policy", "episodes": 4, "id": "e",
-    }  # fmt: skip
-
-
 def test_a_figure_that_nothing_depends_on_is_asked_once() -> None:
     clock, asked = Clock(), list[httpx.Request]()
 
@@ -129,6 +110,9 @@ def test_every_message_has_its_route_and_body() -> None:
     one.open_gate(4)
     one.announce("policy", 4)
     one.announce("policy", 4, ["http://e"])
+    one.direct(routes.SetMix({"a": 1.0}, ahead=2))
+    one.evaluate("policy", 4, "e")
+    assert one.evaluation("e") == {"models": {}}
     one.meet()
     assert seen == [
         ("POST", "/batches/b/1/ack", {"policy_version": 3}),
@@ -139,6 +123,9 @@ def test_every_message_has_its_route_and_body() -> None:
         ("POST", "/gate/open", {"policy_version": 4}),
         ("POST", "/policy", {"model": "policy", "version": 4}),
         ("POST", "/policy", {"model": "policy", "version": 4, "upstreams": ["http://e"]}),
+        ("PUT", "/mix", {"shares": {"a": 1.0}, "ahead": 2}),
+        ("POST", "/evaluations", {"model": "policy", "episodes": 4, "id": "e"}),
+        ("GET", "/evaluations/e", None),
         ("GET", "/status", None),
         ("POST", "/batches/none/extend", {"lease_s": 1.0}),
     ]
@@ -354,9 +341,3 @@ def test_the_system_gives_up_sending_before_the_trainer_does() -> None:
             assert way.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
         made.close()
         thread.join()
-
-
-def test_the_mix_is_put() -> None:
-    seen, handler = answering()
-    link(handler, Clock()).direct(routes.SetMix({"a": 1.0}, ahead=2))
-    assert seen == [("PUT", "/mix", {"shares": {"a": 1.0}, "ahead": 2})]

@@ -58,11 +58,6 @@ def test_what_is_no_mix_is_named(given: Any, said: str) -> None:
     assert refused.value.message.startswith("FILE: mix")
 
 
-def test_a_misspelt_table_is_told_the_nearest_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown table \[mx\].*mix"):
-        written(tmp_path, '[trainer]\nmodel = "m"\n[mx]\nmath = 1\n')
-
-
 def test_the_latest_table_holds() -> None:
     assert [shares_at(SCHEDULE, step) for step in (0, 1, 2, 9)] == [SCHEDULE[0].shares] * 2 + [SCHEDULE[1].shares] * 2
     assert shares_at((), 3) is None

@@ -113,14 +113,6 @@ def test_a_group_of_nothing_else_is_refused() -> None:
     }
 
 
-def test_what_was_left_out_for_its_sampling_counts_in_no_baseline() -> None:
-    greedy = PROCESSED | {"temperature": 0}
-    one = ended(episode("a", 1.0, facts=(greedy,)), "stop")
-    both = tuple(ended(episode(name, 0.0), "stop") for name in "bc")
-    admission = admit(batch("b", Group("t", (one, *both))), MASK)
-    assert [rejection.reason for rejection in admission.rejected] == ["sampling"]
-
-
 def test_by_turn_a_punishment_leaves_the_sessions_as_agents_rewarded_them() -> None:
     """Episode a is of three agents, and one call of it is a little too long."""
     one = of_agents(episode("a", 1.0, samples=3), "xyz")

@@ -421,17 +421,6 @@ def test_length_is_punished_and_overlong_calls_are_masked_as_learner_and_setting
     assert [said for said in setting.said if "overlong" in said and "left out" in said]
 
 
-def test_rows_bring_advantages_where_the_learner_gives_credit_by_turn(tmp_path: Path) -> None:
-    setting = Setting(tmp_path / "run", 1)
-    run = setting.begun(rule=Rule(by_turn=ByTurn(scaled=False)))
-    run.step()
-    assert [set(row.advantages.tolist()) for row in setting.learner.rows if row.advantages is not None] == [
-        {-0.5}, {0.5}
-    ] * 2
-    (line,) = setting.lines()
-    assert "overlong_penalty" not in line
-
-
 def test_a_batch_with_nothing_to_train_is_acknowledged_and_makes_no_step(tmp_path: Path) -> None:
     setting = Setting(tmp_path, 2, no_signal="drop")
     setting.proxy.make = lambda task: tuple(episode(f"{task}e{i}", 1.0) for i in range(2))

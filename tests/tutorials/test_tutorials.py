@@ -116,13 +116,13 @@ def test_laptop(tmp_path: Path) -> None:
 
 
 def test_every_tutorial_has_a_page_that_leads_to_the_next() -> None:
-    assert sorted(page.parent.name for page in FOLDER.glob("*/README.md")) == sorted(NAMES)
+    assert {path.name for path in FOLDER.iterdir() if path.is_dir()} - {"__pycache__"} == {*NAMES}
     index = page_of("tutorials").read_text()
     assert tuple(re.findall(r"^\| \[[^\]]+\]\((\w+)\.md\) \|", index, re.MULTILINE)) == NAMES
     for name, following in pairwise(NAMES):
         assert re.search(rf"^Next: \[[^\]]+\]\({following}\.md\)\.$", page_of(name).read_text(), re.MULTILINE)
-    pages = [FOLDER / "README.md", *(FOLDER / name / "README.md" for name in NAMES)]
-    assert [fault for page in pages for fault in broken_links(page, page.read_text())] == []
+    page = FOLDER / "README.md"
+    assert [*broken_links(page, page.read_text())] == []
 
 
 @pytest.mark.parametrize("name", ["math", "cocktail", "critic", "laptop", "team"])
