@@ -10,13 +10,13 @@ other ids from there on. Sampled tokens are whole blocks.
   run`` and captured by ``ajet-proxy``. The scripted engine answers, in each episode otherwise. What opencode sends is
   its own: system prompt, tools, and what they return. The tokenizer of SmolLM2 counts the text of each call.
 
-`tests.bench.sessions.record` records them.
+`tests/bench/sessions/record.py`, which only the history still has, recorded both.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -48,35 +48,3 @@ def drawn(episodes: Sequence[Sequence[Blocks]], some: Callable[[int], list[int]]
         return tokens, len(tokens) - prompt
 
     return [[call(*one) for one in calls] for calls in episodes]
-
-
-def blocks_of(episodes: Sequence[Sequence[Call]]) -> list[list[Blocks]]:
-    """The paths of the calls in the tree of their common beginnings, cut where samples begin."""
-    calls = [one for mine in episodes for one in mine]
-    paths: list[list[tuple[int, int]]] = [[] for _ in calls]
-    open_: list[tuple[Iterable[int], int]] = [(range(len(calls)), 0)]
-    number = 0
-    while open_:
-        members, start = open_.pop()
-        groups: dict[int, list[int]] = {}
-        for place in members:
-            if len(calls[place][0]) > start:
-                groups.setdefault(calls[place][0][start], []).append(place)
-        for group in groups.values():
-            end = _end_of(calls, group, start)
-            for place in group:
-                paths[place].append((number, end - start))
-            number += 1
-            open_.append((group, end))
-    rest = iter(zip(paths, calls, strict=True))
-    return [[(path, sampled) for path, (_, sampled) in (next(rest) for _ in mine)] for mine in episodes]
-
-
-def _end_of(calls: Sequence[Call], group: Sequence[int], start: int) -> int:
-    """Where these calls part, or one of them ends or begins to sample."""
-    stops = [stop for place in group for stop in (len(calls[place][0]) - calls[place][1], len(calls[place][0]))]
-    end, first = min(stop for stop in stops if stop > start), calls[group[0]][0]
-    for place in range(start, end):
-        if any(calls[one][0][place] != first[place] for one in group[1:]):
-            return place
-    return end
