@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ajet_trainer.idle import Idle
 from ajet_trainer.learner import Learner
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
@@ -23,10 +22,10 @@ class Gate:
     daemon knows no more what was announced: it has come back empty, or as an older copy."""
 
     def __init__(
-        self, model: str, link: Link, learner: Learner, progress: Progress, idle: Idle,
+        self, model: str, link: Link, learner: Learner, progress: Progress,
         told: Callable[[Mapping[str, Any]], None], forgotten: Callable[[], None],
     ) -> None:
-        self._model, self._link, self._learner, self._idle, self._told = model, link, learner, idle, told
+        self._model, self._link, self._learner, self._told = model, link, learner, told
         self._part: Callable[[str, str], AbstractContextManager[None]] = progress.part
         self._forgotten = forgotten
         self.served = self._announced = learner.version
@@ -37,7 +36,7 @@ class Gate:
     def close(self) -> None:
         """No call is in flight and none starts until `open`."""
         self.closed = True
-        with self._part("drain", "draining calls in flight"), self._idle.waiting():
+        with self._part("drain", "draining calls in flight"):
             self._link.close_gate("weights", DRAIN_S)
 
     def push(self) -> None:

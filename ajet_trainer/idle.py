@@ -10,37 +10,27 @@ A step's shares are of the time since the last step's: a wait for a batch that h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 
 class Idle:
-    """Adds up what was idle since the last `shares`."""
+    """Tells what was idle since the last `shares`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since, self._waited = clock(), 0.0
         self._busy: float | None = None
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A block in which the trainer has nothing to do."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._waited += self._clock() - began
-
-    def shares(self, busy: float | None) -> dict[str, float | None]:
-        """The idle shares since the last call, from 0 to 1. `busy` are the seconds that the daemon tells now. The
-        engines' share is None if it did not tell them at both ends."""
+    def shares(self, waited: float, busy: float | None) -> dict[str, float | None]:
+        """The idle shares since the last call, from 0 to 1. `waited` are the seconds of the trainer's waits so far, and
+        `busy` those that the daemon tells now. The engines' share is None if it did not tell them at both ends."""
         now, engine = self._clock(), None
         wall = max(now - self._since, 1e-9)
         if busy is not None and self._busy is not None:
             grown = busy - self._busy if busy >= self._busy else busy
             engine = _share(1 - grown / wall)
-        shares = {"trainer": _share(self._waited / wall), "engine": engine}
-        self._since, self._waited, self._busy = now, 0.0, busy
+        shares = {"trainer": _share((waited - self._waited) / wall), "engine": engine}
+        self._since, self._waited, self._busy = now, waited, busy
         return shares
 
 

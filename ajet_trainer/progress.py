@@ -21,6 +21,9 @@ from ajet_sdk.untrainable import SIGNAL
 from ajet_trainer.run_folder import put
 from ajet_trainer.trained_rows import take_back
 
+WAITS = ("wait", "drain", "eval")
+"""Parts of a step in which the trainer has nothing to do."""
+
 
 class Progress:
     """Writes into `run_dir` (made if missing) and through `say`."""
@@ -35,6 +38,9 @@ class Progress:
         self.say = say
         self.timing: dict[str, float] = {}
         """Seconds of the parts of the step that is under way."""
+        self._took: dict[str, float] = {}
+        """Those of all steps so far."""
+        self.clock: Callable[[], float] = time.monotonic
         self._said: set[str] = set()
         self.metrics_path = self.run_dir / "metrics.jsonl"
 
@@ -51,8 +57,13 @@ class Progress:
     def part(self, name: str, phase: str) -> Iterator[None]:
         """Runs a part of a step, which the phase names and the timing counts."""
         self.phase(phase, quiet=True)
-        with timed(self.timing, name):
+        with timed(self.timing, name, self.clock), timed(self._took, name, self.clock):
             yield
+
+    @property
+    def waited(self) -> float:
+        """Seconds so far in which the trainer had nothing to do."""
+        return sum(self._took.get(name, 0.0) for name in WAITS)
 
     def times(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The seconds that each part of the step took so far, and those of the learner that are in `metrics`."""
@@ -111,13 +122,13 @@ class Progress:
 
 
 @contextmanager
-def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+def timed(seconds: dict[str, float], part: str, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
     """Adds the time spent inside to ``seconds[part]``."""
-    start = time.monotonic()
+    start = clock()
     try:
         yield
     finally:
-        seconds[part] = seconds.get(part, 0.0) + time.monotonic() - start
+        seconds[part] = seconds.get(part, 0.0) + clock() - start
 
 
 def line_of(metrics: Mapping[str, Any]) -> str:

@@ -87,7 +87,7 @@ class Run:
         self.candidate = Candidate(
             config, link, learner, progress, meanwhile=self.meanwhile, stopping=stopping, clock=clock, sleep=sleep
         )
-        self.gate = Gate(config.model_name, link, learner, progress, self.idle, self.note_other_run, self.direct)
+        self.gate = Gate(config.model_name, link, learner, progress, self.note_other_run, self.direct)
         self.gone = Counter[str]()
         """Losses of another run, for the line of the next step."""
 
@@ -105,7 +105,7 @@ class Run:
         self.gate.announce(self.learner.upstreams())
         self.direct()
         self.gate.open()
-        self.idle.shares(self.link.busy_s())
+        self.idle.shares(self.progress.waited, self.link.busy_s())
 
     def direct(self, *, shares: bool = True, pace: bool = True) -> None:
         """Says which `shares` the lanes have after this step, and the `pace`: how far ahead of training agents may
@@ -204,7 +204,7 @@ class Run:
             self.gate.open()
         if self.evaluation_due:
             figures |= self.evaluate()
-        figures["idle"] = self.idle.shares(self.link.busy_s())
+        figures["idle"] = self.idle.shares(self.progress.waited, self.link.busy_s())
         self.note(figures, metrics)
         self.acknowledge()
 
@@ -226,7 +226,7 @@ class Run:
         planned = 0 < self.config.total_steps <= self.learner.version
         if self.stopping() or (self.learner.version % self.config.promote_every and not planned):
             return False
-        with self.progress.part("eval", "evaluating the candidate"), self.idle.waiting():
+        with self.progress.part("eval", "evaluating the candidate"):
             verdict = self.candidate.verdict(self.gate.served)
         figures |= self.candidate.figures
         if verdict is None:
@@ -252,7 +252,7 @@ class Run:
         """Has the version that serves now evaluated, and returns what came of it. The next step waits for that, unless
         it takes too long or nobody plays. If a stop cuts it short, a part of it says nothing."""
         assert self.config.eval_episodes is not None
-        with self.progress.part("eval", "evaluating"), self.idle.waiting():
+        with self.progress.part("eval", "evaluating"):
             evaluation = Evaluation(self.link, self.config.model_name, self.config.eval_episodes, self.clock)
             whole = evaluation.wait(self.meanwhile, self.stopping, self.sleep, self.progress.say_once)
         return {} if self.stopping() and not whole else evaluation.figures()
@@ -265,7 +265,7 @@ class Run:
         """
         hand: list[Batch] = []
         waits, due = WAITING, self.clock() + TOLD_S
-        with self.progress.part("wait", waits), self.idle.waiting():
+        with self.progress.part("wait", waits):
             while True:
                 if not hand:
                     self.attune()

@@ -67,7 +67,7 @@ def test_idle_shares_go_from_step_to_step(tmp_path: Path) -> None:
     """Of the trainer that waits, and of the engine that nobody asks; `busy` is what the daemon tells."""
     setting, clock = Setting(tmp_path, 2), Clock()
     run = setting.start()
-    run.idle = Idle(clock)
+    run.idle, run.progress.clock = Idle(clock), clock
     setting.proxy.busy = 10.0
     run.start()
 

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 from ajet_trainer.progress import Progress, finite, line_of
+from tests.trainer.test_link import Clock
 
 
 def line(step: int, **more: object) -> dict[str, object]:
@@ -28,6 +30,16 @@ def test_a_phase_is_replaced_whole_and_said_unless_quiet(tmp_path: Path) -> None
     assert json.loads((tmp_path / "run/phase.json").read_text()) == told
     assert said == ["starting Ray"]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["phase.json"]
+
+
+def test_a_part_that_ends_in_an_error_took_its_time(tmp_path: Path) -> None:
+    progress, clock = Progress(tmp_path, 1, lambda line: None), Clock()
+    progress.clock = clock
+    for name in ("wait", "train", "wait"):
+        with suppress(KeyError), progress.part(name, "waiting"):
+            clock.now += 1.0
+            raise KeyError
+    assert (progress.timing, progress.waited) == ({"wait": 2.0, "train": 1.0}, 2.0)
 
 
 def test_a_step_is_one_line_of_json_and_one_line_to_read(tmp_path: Path) -> None:
