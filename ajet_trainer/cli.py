@@ -71,7 +71,7 @@ def serve(proxy: str, allow: str, name: str | None) -> None:
 
     The key is in AJET_TRAINER_KEY, of scope trainer. When it ends, its trainers save and end first.
     """
-    from ajet_trainer.runs.serve import serve as keep
+    from ajet_trainer.runs.supervisor import serve as keep
 
     keep(proxy, allow, name, os.environ, lambda line: click.echo(line, err=True))
 

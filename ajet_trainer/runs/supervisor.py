@@ -1,4 +1,4 @@
-"""The supervisor of ``ajet-trainer serve``: keeps what runs on this host at what the daemon says is wanted.
+"""``ajet-trainer serve`` and its supervisor, which keeps what runs on this host at what the daemon says is wanted.
 
 Each turn it tells the daemon how its runs are, hears what is wanted, and makes one move for each run (`kept_run`).
 While the daemon is away, trainers go on, and what was wanted last is wanted.
@@ -8,20 +8,25 @@ One trainer runs at a time, since a host's devices are one. A second run waits, 
 
 from __future__ import annotations
 
+import platform
+import re
+import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
+from ajet_sdk.address import server
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.routes import Supervise
 from ajet_sdk.runs import check_name
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.config import SETTINGS, digest
+from ajet_trainer.config import SETTINGS, Config, digest
 from ajet_trainer.link import Link
 from ajet_trainer.run_folder import PRIVATE, hold, put
-from ajet_trainer.runs.allowed import Allowed, config_of
+from ajet_trainer.runs.allowed import Allowed, config_of, read
 from ajet_trainer.runs.hidden import Hidden
 from ajet_trainer.runs.kept_run import COMMAND, Host, KeptRun, found_in
 
@@ -29,6 +34,10 @@ POLL_S = 1.0
 """The time for which the daemon holds a report while there is no news."""
 TURN_S = 0.25
 """The time that a turn takes at least, so that a daemon that holds nothing is not flooded."""
+ANSWER_S = 5.0
+"""The time for an answer: trainers are not looked after meanwhile."""
+LEAST_SECRET = 8
+"""Characters. A shorter word may be in any line."""
 
 
 class Supervisor:
@@ -147,6 +156,34 @@ def _usable(run: str) -> bool:
         return check_name(run) == run
     except BadRequest:
         return False
+
+
+def serve(proxy: str, allow: str, name: str | None, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Keeps runs until SIGTERM or SIGINT. Raises `ConfigError` for what cannot be used."""
+    env, url = environment(environ), proxy.rstrip("/")
+    if server(url) is None:
+        raise ConfigError("--proxy must be http://HOST:PORT", param="proxy")
+    config = Config(proxy_url=url, **SETTINGS.in_environment(env))
+    link = Link.of(config, deadline_s=0.0, answer_s=ANSWER_S)
+    called = name or re.sub(r"[^A-Za-z0-9._-]", "-", platform.node())[:64] or "host"
+    keeper = Supervisor(read(allow), link, url, called, say=say, env=env, hidden=hidden_in(environ, config))
+
+    def end(number: int, frame: FrameType | None) -> None:
+        say("ending: trainers save and end first")
+        keeper.end()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    say(f"supervisor {called} keeps runs in {keeper.allowed.runs}")
+    keeper.loop()
+
+
+def hidden_in(environ: Mapping[str, str], config: Config) -> dict[str, str]:
+    """Words that nobody sees from afar, with what is shown instead: our key, certificate, and what trainers have in
+    variables such as HF_TOKEN."""
+    named = (value for name, value in environ.items() if re.search(r"(KEY|TOKEN|SECRET|PASSWORD)$", name))
+    words = {word for word in (config.key, *named, config.tls_cert) if len(word) >= LEAST_SECRET}
+    return dict.fromkeys(sorted(words), "***")
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -11,8 +11,7 @@ from functools import partial
 from unittest.mock import patch
 
 from ajet_sdk.output import say
-from ajet_trainer.runs import kept_run, serve
-from ajet_trainer.runs.supervisor import Supervisor
+from ajet_trainer.runs import kept_run, supervisor
 
 BACKOFF_MAX_S = 8.0
 """A trainer that is killed before its first step, again and again, is away no longer than a harness waits for it."""
@@ -20,7 +19,7 @@ COMMAND = (sys.executable, "-m", "tests.kit.scripted_trainer")
 
 if __name__ == "__main__":
     with (
-        patch.object(serve, "Supervisor", partial(Supervisor, command=COMMAND)),
+        patch.object(supervisor, "Supervisor", partial(supervisor.Supervisor, command=COMMAND)),
         patch.object(kept_run, "BACKOFF_MAX_S", BACKOFF_MAX_S),
     ):
-        serve.serve(sys.argv[1], sys.argv[2], "s", os.environ, say)
+        supervisor.serve(sys.argv[1], sys.argv[2], "s", os.environ, say)

@@ -23,8 +23,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.run_folder import LOCK
 from ajet_trainer.runs import held
 from ajet_trainer.runs.allowed import read
-from ajet_trainer.runs.serve import hidden_in
-from ajet_trainer.runs.supervisor import Supervisor, environment
+from ajet_trainer.runs.supervisor import Supervisor, environment, hidden_in
 from tests.kit.source import ROOT
 
 PROXY = "http://127.0.0.1:8484"
