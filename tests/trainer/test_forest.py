@@ -24,8 +24,8 @@ from ajet_trainer.forest import (
 )
 from tests.kit.forests import dense
 
-ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=9)
-"""Few tokens, so that rows share, repeat each other and begin each other."""
+ROWS = st.lists(st.lists(st.sampled_from([0, 256, 151_935]), min_size=1, max_size=8), min_size=1, max_size=9)
+"""Few tokens, so that rows share, repeat each other and begin each other; some take more than a byte."""
 
 
 def arrays(rows: list[list[int]]) -> list[Ints]:
