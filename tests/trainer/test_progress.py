@@ -32,14 +32,15 @@ def test_a_phase_is_replaced_whole_and_said_unless_quiet(tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["phase.json"]
 
 
-def test_a_part_that_ends_in_an_error_took_its_time(tmp_path: Path) -> None:
+def test_a_part_that_ends_in_an_error_took_its_time_and_some_parts_are_waits(tmp_path: Path) -> None:
     progress, clock = Progress(tmp_path, 1, lambda line: None), Clock()
     progress.clock = clock
-    for name in ("wait", "train", "wait"):
+    for name in ("wait", "drain", "train", "push", "eval", "wait"):
         with suppress(KeyError), progress.part(name, "waiting"):
             clock.now += 1.0
             raise KeyError
-    assert (progress.timing, progress.waited) == ({"wait": 2.0, "train": 1.0}, 2.0)
+    assert progress.timing == {"wait": 2.0, "drain": 1.0, "train": 1.0, "push": 1.0, "eval": 1.0}
+    assert progress.waited == 4.0
 
 
 def test_a_step_is_one_line_of_json_and_one_line_to_read(tmp_path: Path) -> None:
