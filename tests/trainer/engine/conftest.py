@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
@@ -18,6 +20,8 @@ import pytest
 
 from tests.conftest import HAS_ENGINE
 from tests.kit import learner
+from tests.kit.ports import free_port
+from tests.kit.source import ROOT
 from tests.kit.tiny_model import build
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model "m" is not looked for
@@ -47,6 +51,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def verl_here() -> Iterator[None]:
     with learner.verl_here():
         yield
+
+
+@pytest.fixture(scope="session")
+def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which two training processes have written what `one_of_two` says."""
+    out = tmp_path_factory.mktemp("two")
+    shared = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.trainer.engine.one_of_two", str(tiny), str(out)], cwd=ROOT,
+            env=os.environ | shared | {"RANK": str(rank), "VERL_PLATFORM": "cpu", "VERL_LOGGING_LEVEL": "ERROR"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [process.wait(600) for process in started] == [0, 0]
+    return out
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,8 @@
 
     RANK=0 python -m tests.trainer.engine.one_of_two MODEL DIR
 
-writes what each of `PARTS` finds into ``DIR/PART.RANK.npz``. Steps are plain gradient descent: Adam divides by the size
+writes what each of `PARTS` finds into ``DIR/PART.RANK.npz``, and a checkpoint whose weights are 1.5 times those of the
+model, as that of step 1 of a run in ``DIR``. Steps are plain gradient descent: Adam divides by the size
 of a gradient, and that of some weights (biases of attention's keys) is nothing but rounding.
 """
 
@@ -28,6 +29,7 @@ from ajet_trainer.backends.verl.refused import MEANS
 from ajet_trainer.backends.verl.worker import at_own_temperature
 from ajet_trainer.batch import Row
 from tests.kit.learner import forest_worker, old_logprobs, training_worker
+from tests.trainer.engine.saving import save
 from tests.trainer.engine.test_adapters import adapted, served
 from tests.trainer.engine.test_corrections import losses as all_losses
 from tests.trainer.engine.test_critic import critic_worker, values
@@ -139,6 +141,7 @@ def main(folder: Path, out: Path) -> None:
     start_gloo()
     for name, part in PARTS.items():
         np.savez(out / f"{name}.{os.environ['RANK']}.npz", **part(folder))  # type: ignore[arg-type]
+    save(training_worker(folder), out / "checkpoints" / "global_step_1", 1.5)
     torch.distributed.barrier()
 
 

@@ -21,23 +21,11 @@ from verl.trainer.ppo.v1 import trainer_base
 from ajet_sdk.sample import BatchEpisode, Group
 from ajet_trainer.backends.verl import rows as queue
 from ajet_trainer.backends.verl import settings, trainer
-from ajet_trainer.backends.verl.estimators import BY_CALL
+from ajet_trainer.backends.verl.estimators import BY_CALL, GROUPED
 from ajet_trainer.batch import Row, to_row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.turns import ByTurn, Play, Turn, credit
 from tests.trainer.engine.test_gradient import conversation, unmerged
-from tests.trainer.making import duel
-
-GROUPED = (
-    "grpo",
-    "grpo_vectorized",
-    "grpo_passk",
-    "rloo",
-    "rloo_vectorized",
-    "opo",
-    "gpg",
-    "reinforce_plus_plus_baseline",
-)
 
 
 class MemoryQueue:
@@ -230,23 +218,6 @@ def test_pass_at_k_is_never_given_one_row_of_padding(estimator: str, processes: 
             assert share % processes == 0
             filled.add(share * made._dealt.updates - count)
     assert (1 in filled) == (estimator == "grpo")
-
-
-def test_an_agent_is_held_against_itself(tiny: Path) -> None:
-    """Leave-one-out: what each agent got, less the mean of what it got in the other episodes."""
-    proposers = [1.0, 0.5, -0.75]
-    rows = to_rows("b", [Group("t", tuple(duel(f"e{n}", reward) for n, reward in enumerate(proposers)))])
-    seen = of_episodes(rows, advantages(tiny, rows, adv_estimator="rloo"))
-    expected = [reward - (sum(proposers) - reward) / 2 for reward in proposers]
-    assert [values[0] for values in seen.values()] == pytest.approx([*expected, *(-value for value in expected)])
-
-
-def test_without_mending_a_row_would_count_as_an_episode(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
-    whole, split = group(False), group(True)
-    one = of_episodes(whole, advantages(tiny, whole, adv_estimator="rloo"))
-    monkeypatch.setattr(trainer.AjetTrainer, "_weigh_episodes", lambda *_: None)
-    two = of_episodes(split, advantages(tiny, split, adv_estimator="rloo"))
-    assert any(abs(two[name][0] - values[0]) > 1e-2 for name, values in one.items())
 
 
 EQUAL = [[0.7] * 8, [-12.6] * 8, [1000.1] * 16, [1 / 3] * 7, [1e12] * 5, [0.1 + 0.1 + 0.1, 0.3, 0.3], [0.0] * 3]

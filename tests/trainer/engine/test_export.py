@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +17,7 @@ from ajet_trainer.backends.verl import export, trainer
 from ajet_trainer.backends.verl.learner import VerlLearner
 from ajet_trainer.cli import cli
 from tests.kit.learner import training_worker
-from tests.kit.ports import free_port
-from tests.kit.source import ROOT
 from tests.kit.tiny_model import build
-from tests.kit.trainer_process import PYTHON
 from tests.trainer.engine import test_adapters
 from tests.trainer.engine.saving import save
 from tests.trainer.engine.test_adapters import LORA, logprobs
@@ -146,23 +141,9 @@ def test_a_large_model_is_written_in_pieces(
     assert all(torch.equal(one[name], many[name]) for name in one)
 
 
-def test_what_two_processes_wrote_is_one_model(tiny: Path, tmp_path: Path, exported: Said) -> None:
-    checkpoint, port = tmp_path / "run" / "checkpoints" / "global_step_1", str(free_port())
-    both = [
-        subprocess.Popen(
-            [str(PYTHON), "-m", "tests.trainer.engine.one_of_two_saves", str(tiny), str(checkpoint)],
-            cwd=ROOT,
-            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "VERL_PLATFORM": "cpu"},
-            stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    for process in both:
-        _, said = process.communicate(timeout=600)
-        assert process.returncode == 0, said
-    assert len(list((checkpoint / "actor").glob("model_world_size_2_rank_*.pt"))) == 2
-    exported(tmp_path / "run", tmp_path / "out")
+def test_what_two_processes_wrote_is_one_model(two: Path, tiny: Path, tmp_path: Path, exported: Said) -> None:
+    assert len(list(two.rglob("actor/model_world_size_2_rank_*.pt"))) == 2
+    exported(two, tmp_path / "out")
     before, after = weights(tiny), weights(tmp_path / "out")
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], before[name] * 1.5) for name in after)

@@ -36,7 +36,6 @@ from tests.trainer.engine.test_gradient import (
 )
 
 LIMIT = 5e-6
-Array = np.ndarray[Any, Any]
 
 
 def grown(seed: int, count: int, length: int = 60) -> list[Row]:

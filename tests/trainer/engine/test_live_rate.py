@@ -14,8 +14,6 @@ from ajet_trainer.backends.verl.counting import over_rate
 from ajet_trainer.backends.verl.learner import VerlLearner
 from ajet_trainer.config import Config
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
-
 
 def schedule(kind: str, rate: float) -> Any:
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(2)]

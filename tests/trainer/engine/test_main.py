@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -20,6 +16,7 @@ from ajet_trainer.run_folder import hold
 from ajet_trainer.training import first_words
 from tests.kit.ports import free_port
 from tests.kit.trainer_process import PYTHON
+from tests.trainer.stub_engine import stub_engine
 
 IMPATIENT = """
 from functools import partial
@@ -51,44 +48,13 @@ def test_a_proxy_that_is_not_there_is_named_before_anything_is_loaded(tmp_path: 
     assert err.count("\n") == 1
 
 
-@pytest.fixture
-def daemon() -> Iterator[str]:
-    """The address of a daemon that takes our key and has no batch."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length") or 0))
-            self.send_response(200)
-            self.send_header("content-length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        do_GET = do_POST  # noqa: N815
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "algorithm.adv_estimator=remax",
-        "algorithm.filter_groups.enable=true",
-    ],
-)
-def test_what_would_end_a_step_is_refused_before_ray_starts(word: str, daemon: str, tmp_path: Path) -> None:
-    """`test_refused` has what else is refused, and with which words."""
-    status, out, err = run(tmp_path, f"proxy_url={daemon}", "trainer.device=cpu", word)
+def test_what_would_end_a_step_is_refused_before_ray_starts(tmp_path: Path) -> None:
+    """`test_refused` has what else is refused, and with which words. The stub takes our key as a daemon does."""
+    with stub_engine() as daemon:
+        word = "algorithm.adv_estimator=remax"
+        status, out, err = run(tmp_path, f"proxy_url={daemon.url}", "trainer.device=cpu", word)
     assert (status, out.splitlines()) == (2, ["looking for the proxy", "importing verl"])
-    assert err.startswith(f"ajet-trainer: {word.partition('=')[0]} ")
-    assert err.count("\n") == 1
+    assert err.startswith("ajet-trainer: algorithm.adv_estimator ") and err.count("\n") == 1
 
 
 def test_a_run_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:

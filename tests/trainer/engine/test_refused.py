@@ -16,14 +16,13 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.backends.verl.estimators import BY_CALL
-from ajet_trainer.backends.verl.estimators import GROUPED as MENDED
+from ajet_trainer.backends.verl.estimators import BY_CALL, GROUPED
 from ajet_trainer.backends.verl.refused import MEANS
 from ajet_trainer.backends.verl.settings import shaping
 from ajet_trainer.overlong import Shaping
 from tests.kit.learner import training_worker
 from tests.kit.source import ROOT
-from tests.trainer.engine.test_estimators import GROUPED, group, padding
+from tests.trainer.engine.test_estimators import group, padding
 from tests.trainer.engine.test_settings import ACTOR, IS, composed, refused
 from tests.trainer.engine.whole_step import LIMIT, Steps
 
@@ -90,7 +89,6 @@ def test_what_is_refused_does_end_a_step(what: dict[str, str], monkeypatch: pyte
 
 def test_every_estimator_has_been_sorted() -> None:
     """With a baseline over the episodes of a group, without one, or refused: `AjetTrainer` must know which."""
-    assert MENDED == GROUPED
     assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | {"gae", "reinforce_plus_plus", *BY_CALL} | REFUSED
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,6 @@ import pytest
 
 from ajet_trainer.forest import cut, prices
 from tests.kit import learner
-from tests.kit.ports import free_port
-from tests.kit.source import ROOT
 from tests.trainer.engine import one_of_two
 from tests.trainer.engine.test_functions import by_turn, data_of_turns
 from tests.trainer.engine.test_gradient import FULL, close, gradient, step_data
@@ -25,20 +20,10 @@ from tests.trainer.engine.whole_step import CHOOSING, LIMIT
 Pair = Callable[[str], list[Any]]
 
 
-@pytest.fixture(scope="module")
-def pair(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+@pytest.fixture
+def pair(two: Path) -> Pair:
     """The findings of each of two processes in a part of `one_of_two`."""
-    out = tmp_path_factory.mktemp("two")
-    shared = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.engine.one_of_two", str(tiny), str(out)], cwd=ROOT,
-            env=os.environ | shared | {"RANK": str(rank), "VERL_PLATFORM": "cpu", "VERL_LOGGING_LEVEL": "ERROR"},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    assert [process.wait(600) for process in started] == [0, 0]
-    return lambda part: [np.load(out / f"{part}.{rank}.npz") for rank in range(2)]
+    return lambda part: [np.load(two / f"{part}.{rank}.npz") for rank in range(2)]
 
 
 def test_rows_at_their_own_temperature(pair: Pair, tiny: Path) -> None:

@@ -18,6 +18,7 @@ from ajet_trainer.backends.verl.refused import ESTIMATORS, LOSSES
 from ajet_trainer.backends.verl.settings import compose, defaults
 from ajet_trainer.backends.verl.unread import BY_CHOICE, FAMILIES, OPTIM_OF, OWN, SHAPED, keys, of_engine, unread
 from ajet_trainer.config import Config
+from ajet_trainer.runs.allowed import KNOBS
 from tests.trainer.engine.test_settings import ACTOR, GAE, composed, refused
 
 ROLLOUT, RC = "actor_rollout_ref.rollout", "algorithm.rollout_correction"
@@ -137,6 +138,10 @@ def test_each_key_of_a_family_that_nothing_reads_is_refused_with_its_advice() ->
         if families := [one for one in FAMILIES if f"{key}.".startswith(f"{one}.")]:
             assert found[key] == FAMILIES[max(families, key=len)]
     assert not found.keys() & taken
+
+
+def test_every_key_that_may_be_set_from_afar_is_one_of_verls() -> None:
+    assert sorted(KNOBS - plain_tree().keys()) == []
 
 
 M = "actor_rollout_ref.model"
