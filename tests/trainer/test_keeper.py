@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from ajet_sdk.errors import NotFound, ProxyUnreachable
+from ajet_sdk.errors import Conflict, NotFound, ProxyUnreachable
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 
@@ -15,6 +15,7 @@ class Extended:
         self.calls: list[tuple[str, float]] = []
         self.said: list[str] = []
         self.enough = threading.Event()
+        self.replaced = False
 
     def within(self, deadline_s: float) -> Extended:
         assert deadline_s == 0
@@ -24,6 +25,8 @@ class Extended:
         self.said.append(word)
         if len(self.said) == 1:
             raise ValueError("no JSON")
+        if self.replaced:
+            raise Conflict("another trainer is at work", code="other_trainer")
 
     def extend(self, batch: str, lease_s: float) -> None:
         self.calls.append((batch, lease_s))
@@ -65,3 +68,13 @@ def test_a_daemon_that_does_not_answer_is_asked_once_a_round_and_each_beat_until
         keeper.turn()
     assert [name for name, _ in link.calls] == [*["gone", "a", "frozen"] * 2, "gone", "a", "b"]
     assert link.said == ["comes", *["beats"] * 4]
+
+
+def test_a_trainer_that_is_refused_keeps_what_it_holds() -> None:
+    link = Extended()
+    link.said.append("comes")
+    link.replaced = True
+    keeper = Keeper(cast(Link, link), 300.0)
+    keeper.hold("a")
+    keeper.turn()
+    assert link.calls == [("a", 300.0)]

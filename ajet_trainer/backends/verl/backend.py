@@ -24,18 +24,14 @@ if TYPE_CHECKING:
 
 
 class Verl:
-    """All that a run, and the commands that read its folder, ask of a backend."""
+    """See `ajet_trainer.backends.Backend`."""
 
     log = "verl.log"
-    """The file of the run folder that takes what its libraries print."""
 
     @contextmanager
     def open(
         self, config: Config, engines: Attached | None, progress: Progress, signals: Callable[[], None]
     ) -> Iterator[Learner]:
-        """Loads the model, from its last checkpoint if there is one, and leaves nothing behind at the end. Launches
-        engines of its own if there are no `engines`. `signals` puts our handlers back, which a library has replaced.
-        Raises `ConfigError`."""
         progress.phase("importing verl")
         device = choose_device(config.verl.get(DEVICE))
         env = environment(device, progress.run_dir)
@@ -71,17 +67,14 @@ class Verl:
                 learner.finish()
 
     def export(self, run_dir: Path, step: int | None, folder: Path, say: Callable[[str], None]) -> None:
-        """Writes the model of the checkpoint of `step`, or of the latest, as a Hugging Face folder."""
         from ajet_trainer.backends.verl.export import export
 
         export(run_dir, step, folder, say)
 
     def set_aside(self, run_dir: Path, step: int, place: Path) -> list[int]:
-        """See `checkpoints.set_aside`."""
         return set_aside(run_dir / "checkpoints", step, place)
 
     def tokenizers(self, run_dir: Path) -> Sequence[Path]:
-        """The folders of the run in which its tokenizer may be, the likeliest first."""
         checkpoints = run_dir / "checkpoints"
         steps = reversed(whole(checkpoints))
         return [checkpoints / f"global_step_{step}" / "actor" / "huggingface" for step in steps]
