@@ -9,8 +9,6 @@ other ids from there on. Sampled tokens are whole blocks.
 - ``opencode.json``: opencode, as `.ci/integrations/node` locks it, on a task of the coding tutorial, run by ``ajet
   run`` and captured by ``ajet-proxy``. The scripted engine answers, in each episode otherwise. What opencode sends is
   its own: system prompt, tools, and what they return. The tokenizer of SmolLM2 counts the text of each call.
-
-`tests/bench/sessions/record.py`, which only the history still has, recorded both.
 """
 
 from __future__ import annotations
