@@ -196,3 +196,24 @@ class Texts:
     def _link(self, number: int, text: Text) -> None:
         self._after[text.behind, cut(text.tokens, 0, 1)] = number
         self._inner.add(text.behind)
+
+
+class Reader:
+    """`Texts.whole` for one beginning after another. What a text stands behind is put together once, as long as what is
+    read next stands behind it, too."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts.texts
+        self._known = {START: b""}
+
+    def whole(self, number: int, end: int) -> bytes:
+        """The first `end` tokens of a text together with all before it."""
+        way, at = [], number
+        while at not in self._known:
+            way.append(at)
+            at = self._texts[at].behind
+        if way:
+            before = b"".join([self._known[at], *(self._texts[one].tokens for one in reversed(way[1:]))])
+            text = self._texts[number]
+            self._known = {START: b"", text.behind: before, number: before + text.tokens}
+        return cut(self._known[number], 0, end)

@@ -36,7 +36,7 @@ from msgspec.structs import force_setattr, replace
 
 from ajet_proxy.core.tokens import count, cut, is_long, pack_tokens, unpack_tokens
 from ajet_proxy.core.trajectory.drift import DRIFTED, EDITED, VAGUE, broken_by
-from ajet_proxy.core.trajectory.texts import Beginning, Texts
+from ajet_proxy.core.trajectory.texts import Beginning, Reader, Texts
 from ajet_sdk.sample import Call, PolicySpans, Sampling, call_json, canonical
 
 Policy = Literal["strict", "repair", "off"]
@@ -206,7 +206,9 @@ def merge_packed(calls: Iterable[Packed], policy: Policy = "strict") -> tuple[Ti
 
 
 def with_tokens(chains: Iterable[Chain], texts: Texts) -> tuple[Timeline, ...]:
-    return tuple(Timeline(texts.whole(*chain.beginning), chain.turns, chain.broken_by) for chain in chains)
+    """The timelines that `chains` stand for."""
+    whole = Reader(texts).whole
+    return tuple(Timeline(whole(*chain.beginning), chain.turns, chain.broken_by) for chain in chains)
 
 
 def merge_texts(calls: Iterable[Placed], texts: Texts, policy: Policy) -> tuple[Chain, ...]:
@@ -256,7 +258,7 @@ def _difference(tree: EndTree, first: int, chain: Sequence[int]) -> tuple[str, b
     history = [index for index in chain if index < first]
     before = [index for index in tree.sampled_before(history[0]) if index < first]
     spans = [(tree.turns[index].start, tree.turns[index].end) for index in (*before, *history)]
-    prompt, told = tree.tokens(first, tree.turns[first].start), tree.tokens(history[-1])
+    prompt, told = tree.prompt(first), tree.end(history[-1])
     return broken_by(prompt, told, spans), told.startswith(prompt)
 
 
@@ -323,6 +325,7 @@ class EndTree:
         self, turns: Sequence[Turn], ends: Sequence[Beginning], texts: Texts, places: Mapping[int, int]
     ) -> None:
         self.turns, self._ends, self._texts = turns, ends, texts
+        self._prompts, self._wholes = Reader(texts), Reader(texts)
         self.order = sorted(range(len(ends)), key=lambda index: (places[ends[index][0]], ends[index][1]))
         self.shared: list[int] = []
         self.node = [0] * len(ends)
@@ -347,10 +350,13 @@ class EndTree:
                 self._sampler.setdefault(open_nodes[-1], index)
             before = end
 
-    def tokens(self, call: int, length: int | None = None) -> bytes:
-        """What `call` read and sampled, or the first `length` tokens of it."""
-        number, end = self._ends[call]
-        return self._texts.whole(number, end if length is None else length)
+    def prompt(self, call: int) -> bytes:
+        """The tokens that `call` read."""
+        return self._prompts.whole(self._ends[call][0], self.turns[call].start)
+
+    def end(self, call: int) -> bytes:
+        """The tokens that `call` read and sampled."""
+        return self._wholes.whole(*self._ends[call])
 
     def at_or_above(self, call: int, length: int) -> int:
         """The node of the longest end that is a prefix of the first `length` tokens of `call`; -1 if there is none."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.tokens import pack_tokens, stands_at, unpack_tokens
 from ajet_proxy.core.trajectory import texts as module
-from ajet_proxy.core.trajectory.texts import START, Text, Texts
+from ajet_proxy.core.trajectory.texts import START, Reader, Text, Texts
 
 Tokens = tuple[int, ...]
 some = st.lists(st.lists(st.integers(0, 2), max_size=6).map(tuple), max_size=12)
@@ -41,6 +41,8 @@ def test_what_was_added_is_there_and_the_nearest_is_found(said: list[Tokens], pr
     for (one, length), (other, most) in product(ends, ends):
         read = [unpack_tokens(texts.whole(*end)) for end in ((one, length), (other, most))]
         assert texts.common((one, length), (other, most)) == shared(*read)
+    reader = Reader(texts)
+    assert [reader.whole(*end) for end in ends] == [texts.whole(*end) for end in ends]
     assert texts.holders(ends) == [texts.holder(*end) for end in ends]
     assert texts.shared_with(pack_tokens(prompt), ends) == [
         shared(prompt, unpack_tokens(texts.whole(*end))) for end in ends

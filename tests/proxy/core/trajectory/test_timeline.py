@@ -183,12 +183,16 @@ def test_a_packed_call_is_as_long_as_its_turn_says(wrong: dict[str, object]) -> 
     assert not structs.replace(packed, text=packed.text[1:]).is_whole
 
 
-@pytest.mark.parametrize("shape", ["chain", "fork", "silent"])
+@pytest.mark.parametrize("shape", ["chain", "fork", "silent", "dropped", "retold"])
 def test_cost_grows_with_the_calls_and_not_with_their_square(shape: str) -> None:
     """Sixteen times the calls, each as long as before, within sixty times the time."""
 
     def calls(count: int) -> list[Call]:
         history = list(range(2000))
+        if shape == "dropped":
+            return [make_call(f"{n:05d}", [*history, *range(n)], [1], at=n) for n in range(count)]
+        if shape == "retold":
+            return [make_call(f"{n:05d}", [*history, *[1, 2] * n], [1, 3, 2], at=n) for n in range(count)]
         if shape == "chain":
             return [make_call(f"{n:05d}", history[: 1000 + n // 4 * 2], [n % 4, 1], at=n) for n in range(count)]
         sampled = [] if shape == "silent" else [1]
