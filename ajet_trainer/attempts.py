@@ -22,7 +22,7 @@ from typing import Any, Final
 from ajet_sdk.errors import AjetError
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 from ajet_trainer.batch import to_rows
-from ajet_trainer.run_folder import put, read_json
+from ajet_trainer.run_folder import put
 
 MAX_ATTEMPTS = 3
 IN_A_ROW = 3 * MAX_ATTEMPTS
@@ -51,9 +51,11 @@ class Attempts:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir, self._path = run_dir, run_dir / "attempts.json"
-        found = read_json(self._path)
-        self._tries: list[dict[str, Any]] = found.get("tries", [])
-        self._in_a_row: int = found.get("in_a_row", 0)
+        found: dict[str, Any] = {"tries": [], "in_a_row": 0}
+        if self._path.exists():
+            found = json.loads(self._path.read_text())
+        self._tries: list[dict[str, Any]] = found["tries"]
+        self._in_a_row: int = found["in_a_row"]
 
     def begin(self, names: Iterable[str]) -> None:
         """A step on the episodes `names` begins now."""

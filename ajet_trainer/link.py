@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -111,10 +112,11 @@ class Link:
             certified=bool(config.tls_cert), deadline_s=deadline_s, answer_s=answer_s,
         )  # fmt: skip
 
-    def within(self, deadline_s: float) -> Link:
-        """The same connection, which gives up trying again after `deadline_s`; 0 tries once."""
+    def within(self, deadline_s: float, answer_s: float = math.inf) -> Link:
+        """The same connection, which gives up trying again after `deadline_s`; 0 tries once. An answer may take no more
+        than `answer_s`."""
         other = copy.copy(self)
-        other.deadline_s = deadline_s
+        other.deadline_s, other._answer_s = deadline_s, min(answer_s, self._answer_s)
         return other
 
     def lease(self, ask: routes.Lease) -> Batch | None:
@@ -296,8 +298,7 @@ class Link:
 def _glance(link: Link, path: str = "/status") -> dict[str, Any]:
     """What the proxy tells at `path`, asked once; empty without an answer. No figure is worth a wait, nor the end of a
     run."""
-    once, found = link.within(0.0), dict[str, Any]()
-    once._answer_s = min(BUSY_ANSWER_S, link._answer_s)
+    once, found = link.within(0.0, BUSY_ANSWER_S), dict[str, Any]()
     with suppress(AjetError):
         found = once._told(path)
     return found

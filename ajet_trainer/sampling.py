@@ -257,7 +257,7 @@ def without(episode: BatchEpisode, calls: Collection[str]) -> Treated:
 
 def only_compared(episode: BatchEpisode) -> BatchEpisode:
     """`episode`, which is lawful, with no token to train, so that nothing but its reward counts."""
-    silent = (_silent(sample, list(_turns(sample))) for sample in episode.samples)
+    silent = (_silent(one, turns) if (turns := list(_turns(one))) else one for one in episode.samples)
     return replace(episode, samples=tuple(silent))
 
 

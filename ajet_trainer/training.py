@@ -23,8 +23,10 @@ from ajet_trainer.candidate import NotPromoted
 from ajet_trainer.config import Config, digest, find_model
 from ajet_trainer.engines import same_model
 from ajet_trainer.engines.attached import attached
-from ajet_trainer.keeper import Keeper, trainer_of
+from ajet_trainer.keeper import Keeper
+from ajet_trainer.learner import Learner
 from ajet_trainer.link import Link
+from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.run_folder import hold
 from ajet_trainer.step import Run
@@ -113,18 +115,24 @@ def assemble(config: Config, progress: Progress, stop: Stop, live: Live = lambda
     progress.phase("looking for the proxy")
     with closing(Link.of(config, trainer=trainer_of(config))) as link:
         link.meet()
-        with Keeper(link) as keeper:
+        with Presence(link):
             same_model.look(config, {})
             with (
                 attached(config, link.check, progress.say) as engines,
                 backend().open(config, engines, progress, stop.install) as learner,
             ):
-                run = Run(config, link, learner, keeper, progress, stopping=lambda: stop.requested, live=live)
-                try:
-                    run.start()
-                    progress.phase(f"training from step {learner.version}")
-                    stop.graceful = True
-                    run.loop()
-                    progress.phase("stopped" if stop.requested else "done")
-                finally:
-                    run.close()
+                serve(config, link, learner, progress, stop, live)
+
+
+def serve(config: Config, link: Link, learner: Learner, progress: Progress, stop: Stop, live: Live) -> None:
+    """The run itself, with everything up."""
+    with Keeper(link) as keeper:
+        run = Run(config, link, learner, keeper, progress, stopping=lambda: stop.requested, live=live)
+        try:
+            run.start()
+            progress.phase(f"training from step {learner.version}")
+            stop.graceful = True
+            run.loop()
+            progress.phase("stopped" if stop.requested else "done")
+        finally:
+            run.close()

@@ -83,11 +83,19 @@ class Membership:
     @at_home
     async def join(self) -> str:
         """Joins, unless it has; the client's id."""
-        from asyncio import ensure_future, shield
+        from asyncio import CancelledError, ensure_future, get_running_loop, shield
 
         while self.id is None:
-            self._joining = self._joining or ensure_future(self._try_to_join())
-            await shield(self._joining)
+            known = self._joining
+            if known is None or (not known.done() and known.get_loop() is not get_running_loop()):  # a parent's
+                known = self._joining = ensure_future(self._try_to_join())
+                known.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to ask
+            try:
+                await shield(known)
+            except CancelledError:
+                if known.cancelled():
+                    raise Conflict("this client has left", code="client_gone") from None
+                raise
         return self.id
 
     async def _try_to_join(self) -> None:

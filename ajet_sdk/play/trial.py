@@ -8,6 +8,7 @@ without ``/detokenize`` leaves the counts alone.
 from __future__ import annotations
 
 import json
+import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,8 +27,8 @@ from ajet_sdk.play.rollouts import result_of
 from ajet_sdk.text import counted, plain
 from ajet_sdk.tree import common_prefix
 
-LOOK_DEADLINE_S = 2.0
-"""A look is tried for so long."""
+LOOK_S, LOOK_DEADLINE_S = 0.2, 2.0
+"""The time between two looks, and how long one is tried."""
 MOST_TOKENS, MOST_TEXT = 400, 600
 """At most so many tokens are asked for as text, and so many characters of it shown."""
 DETOKENIZE_S = 5.0
@@ -42,10 +43,8 @@ class Calls:
         self._ended: set[str] = set()
 
     def look(self) -> None:
-        """Shows what is new, as far as the proxy tells it."""
-        record: Mapping[str, Any] = {}
-        with suppress(AjetError):
-            record = self._record(tokens=False)
+        """Shows what is new."""
+        record = self._record(tokens=False)
         for call in record.get("calls") or []:
             name = str(call.get("call"))
             if name not in self._begun:
@@ -102,21 +101,33 @@ def _indented(label: str, text: str, *, last: bool) -> str:
 def try_and_show(client: Client, program: Program, task: str, options: RunOptions) -> int:
     """Plays one episode of `program`, and shows it; the exit code."""
     copies, error = Copies(named=False), None
-    hold_s = 0.0 if options.members or options.teachers else None  # no wait for engines that may never come
-    body = options.opening(task=task, trial=True, hold_s=hold_s)
-    episode = Episode(client.core, wait(opening(client.core, body)))
-    copies.text(f"episode {episode.id} of task {plain(task)}, policy version {episode.policy_version}")
-    calls = Calls(client, episode, copies.text)
-    try:
-        with episode, ProgramAgent(program, client, copies, say=say, tick=calls.look) as runs:
-            runs(task, episode)
-    except KeyboardInterrupt:
-        known = episode.outcome is not None and episode.outcome.aborted is not None
-        say(f"interrupted: {'the episode is aborted' if known else 'the episode ends by its timeouts'}")
-        return INTERRUPTED
-    except Exception as caught:
-        error = caught
+    with ProgramAgent(program, client, copies, say=say) as runs:
+        hold_s = 0.0 if options.members or options.teachers else None  # no wait for engines that may never come
+        body = options.opening(task=task, trial=True, hold_s=hold_s)
+        episode = Episode(client.core, wait(opening(client.core, body)))
+        copies.text(f"episode {episode.id} of task {plain(task)}, policy version {episode.policy_version}")
+        calls, ended = Calls(client, episode, copies.text), threading.Event()
+        watcher = threading.Thread(target=_watch, args=(calls, ended), daemon=True)
+        watcher.start()
+        try:
+            with episode:
+                runs(task, episode)
+        except KeyboardInterrupt:
+            known = episode.outcome is not None and episode.outcome.aborted is not None
+            say(f"interrupted: {'the episode is aborted' if known else 'the episode ends by its timeouts'}")
+            return INTERRUPTED
+        except Exception as caught:
+            error = caught
+        finally:
+            ended.set()
+        watcher.join()
     return _show(client, episode, result_of(task, 0, episode, error, 0.0), calls, copies)
+
+
+def _watch(calls: Calls, ended: threading.Event) -> None:
+    while not ended.wait(LOOK_S):
+        with suppress(AjetError):
+            calls.look()
 
 
 def _show(client: Client, episode: Episode, result: RunResult, calls: Calls, copies: Copies) -> int:

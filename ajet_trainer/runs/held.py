@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ajet_sdk.errors import AjetError
-from ajet_trainer.run_folder import LOCK, PRIVATE, hold, put, read_json
+from ajet_trainer.run_folder import LOCK, PRIVATE, put, read_json
 
 TAKEN = 75
 """The exit code of one that came second."""
@@ -36,13 +36,14 @@ class NoLocks(AjetError):
 
 def become(run_dir: Path, starts: int, command: list[str]) -> NoReturn:
     """Takes the run folder and becomes `command`; exits with `TAKEN` if another process has it."""
+    descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        lock = hold(run_dir)
-    except BlockingIOError:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # also where there are no locks: nobody can keep a run there
         sys.exit(TAKEN)
     start = {"pid": os.getpid(), "starts": starts, "word": uuid.uuid4().hex}
     put(run_dir / "started.json", json.dumps(start), PRIVATE)
-    os.set_inheritable(lock.fileno(), True)
+    os.set_inheritable(descriptor, True)
     os.execv(command[0], command)
 
 

@@ -71,8 +71,8 @@ class KeptRun:
     """The part of its files that the daemon has."""
     report: dict[str, Any] = field(default_factory=dict)
     """Empty until it was looked at."""
-    odd: int = 0
-    """The lines of its metrics that were left out, because no report can carry them."""
+    odd: dict[str, int] = field(default_factory=dict)
+    """Of its files, the number of lines that were left out, because no report can carry them."""
 
     @property
     def folder(self) -> Path:
@@ -92,12 +92,7 @@ class KeptRun:
         hidden = self.host.hidden
         log = log_after(self.folder / LOG, int(self.have["log"]), hidden.text)
         metrics, last, odd = metrics_after(self.folder / METRICS, self.have, hidden.value)
-        if odd > self.odd:
-            self.host.say(
-                f"run {self.name}: {odd} line(s) of {METRICS} are left out: no JSON object with a whole step, or one "
-                "with numbers over 64 bits, NaN, broken text, or too much nesting"
-            )
-        self.odd = odd
+        self._left_out(METRICS, odd)
         found: dict[str, Any] = {} if log is None else {"log": log}
         if metrics or last < self.have["step"]:
             found |= {"metrics": metrics, "last": last, "follows": self.have["line"]}
@@ -198,7 +193,8 @@ class KeptRun:
             put(path, text, PRIVATE)
 
     def _report(self, state: str, **more: Any) -> None:
-        last, now = phase_in(self.folder / PHASE), self._phase()
+        (last, whole), now = phase_in(self.folder / PHASE), self._phase()
+        self._left_out(PHASE, 0 if whole else 1)
         phase = self.host.hidden.text(now.get("phase", ""))
         known = {"step": last.get("step", 0), "of": last.get("of", 0), "phase": phase}
         self.report = {"state": state, "config": now.get("config"), **known} | {
@@ -211,11 +207,20 @@ class KeptRun:
             fresh = (self.folder / PHASE).stat().st_mtime_ns >= (self.folder / STARTED).stat().st_mtime_ns
         except OSError:
             return {}
-        return phase_in(self.folder / PHASE) if fresh else {}
+        return phase_in(self.folder / PHASE)[0] if fresh else {}
 
     def _was_told(self, start: Mapping[str, Any]) -> bool:
         """True if a supervisor has asked the trainer of this start to end. Asked twice, it ends in the middle."""
         return bool(read_json(self.folder / TOLD).get("word") == start.get("word", ""))
+
+    def _left_out(self, file: str, odd: int) -> None:
+        """Says once how much of a file cannot be shown."""
+        if odd > self.odd.get(file, 0):
+            self.host.say(
+                f"run {self.name}: {odd} line(s) of {file} are left out: no JSON object with a whole step, or one with "
+                "numbers over 64 bits, NaN, broken text, or too much nesting"
+            )
+        self.odd[file] = odd
 
 
 def found_in(host: Host) -> dict[str, KeptRun]:

@@ -91,10 +91,11 @@ def last_line(path: Path, start: int = 0) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def phase_in(path: Path) -> dict[str, Any]:
-    """The content of `phase.json`. What cannot be shown is left out."""
-    found = read_json(path).items()
-    return {name: value for name, value in found if type(value) is _PHASE.get(name) and _fits(value)}
+def phase_in(path: Path) -> tuple[dict[str, Any], bool]:
+    """The content of `phase.json`, and whether all of it can be shown. What cannot is left out."""
+    found = read_json(path)
+    out = {name: value for name, value in found.items() if type(value) is _PHASE.get(name) and _fits(value)}
+    return out, all(name in out or found[name] is None for name in _PHASE if name in found)
 
 
 _PHASE = {"phase": str, "step": int, "of": int, "config": str, "refused": str}

@@ -23,9 +23,10 @@ from ajet_sdk.routes import Attend, Lease
 from ajet_sdk.sample import Batch
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.keeper import Keeper, trainer_of
+from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.mix import Mixture
+from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
@@ -181,7 +182,7 @@ def run(url: str, model: str, folder: Path, notes: Path, stop: Path) -> None:
     )
     link = NotedLink(url, Notes(notes), orders, trainer_of(config))
     link.meet()
-    with Keeper(link, LEASE_S) as keeper:
+    with Presence(link), Keeper(link, LEASE_S) as keeper:
         training = Run(
             config, link, learner, keeper, Progress(folder, 0, lambda line: None), stopping=stop.exists
         )

@@ -208,8 +208,10 @@ class MemoryProxy:
         self.log.append(f"nack {batch}")
         self.ready.insert(0, self.leased.pop(batch))
 
-    def within(self, deadline_s: float) -> MemoryProxy:
-        return self
+    def extend(self, batch: str, lease_s: float) -> None:
+        self.answer()
+        if batch not in self.leased:
+            raise NotFound(f"no lease {batch}")
 
     def close_gate(self, reason: str, wait_s: float) -> None:
         self.answer()

@@ -135,6 +135,15 @@ def test_an_episode_that_is_alone_has_no_baseline_where_episodes_are_compared() 
     assert [group.task for group in admit(batch("b", *groups), Rule(compares=False)).groups] == ["t", "u", "w"]
 
 
+def test_one_that_is_compared_alone_may_have_a_call_of_one_token_that_sampled_nothing() -> None:
+    lone = replace(SILENT, token_ids=SILENT.token_ids[:1], loss_mask=(0,), logprobs=(0.0,), spans=(("c", 1, 1),))
+    first = episode("first")
+    earlier = replace(first, samples=(*first.samples, replace(lone, sample="first/1", episode="first", calls=("c",))))
+    admission = admit(batch("b", Group("t", (episode("late"),), earlier=(earlier,))))
+    (group,) = admission.groups
+    assert [one.loss_mask for one in group.earlier[0].samples][-1] == (0,)
+
+
 def test_the_proxy_is_told_why_in_a_few_words() -> None:
     alone = Rejection("e", "no_baseline", "alone in the group of task " + "t" * 1000)
     told = Admission((), (alone, replace(alone, episode="f", detail="d"))).filtered

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ajet_sdk.errors import Conflict
 from ajet_trainer.config import Config
-from ajet_trainer.keeper import Keeper, trainer_of
+from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
+from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
 from ajet_trainer.run_folder import run_of
 from ajet_trainer.sampling import Rule
@@ -40,7 +43,7 @@ def trainer(url: str, folder: Path, said: list[str]) -> Iterator[Run]:
     folder.mkdir(exist_ok=True)
     with closing(Link.of(config, trainer=trainer_of(config), deadline_s=300.0)) as link:
         link.meet()
-        with Keeper(link) as keeper:
+        with Presence(link, 0.2), Keeper(link) as keeper:
             run = Run(config, link, Attached(Disk(), Instants()), keeper,
                       Progress(folder, 1, said.append))  # fmt: skip
             try:
@@ -124,3 +127,23 @@ def test_who_was_taken_over_pushes_nothing_and_ends(daemon: ProxyProcess, tmp_pa
             assert first.learner.pushed == pushed
             assert rig.status()["gate"]["state"] == "open"
             again.step()
+
+
+def test_a_sign_of_life_that_fails_is_one_that_is_missed() -> None:
+    heard = threading.Event()
+
+    class Failing:
+        beats = 0
+
+        def within(self, deadline_s: float, answer_s: float) -> Failing:
+            return self
+
+        def says(self, word: str) -> None:
+            self.beats += word == "beats"
+            if self.beats == 1:
+                raise ValueError("no JSON")
+            heard.set()
+
+    link: Any = Failing()
+    with Presence(link, 0.01):
+        assert heard.wait(300)

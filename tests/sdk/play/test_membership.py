@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk import aio, errors, routes
+from ajet_sdk.blocking import wait
 from ajet_sdk.client import Client, Target
 from ajet_sdk.play import membership as clients
 from ajet_sdk.play.membership import Membership, own_name
@@ -256,3 +259,52 @@ def test_a_client_that_was_given_no_name_has_one_that_is_short_enough() -> None:
     name = own_name("/usr/bin/" + "x" * 300)
     assert len(name) <= 200 and ":" in name
     assert own_name("agent.py").split(":")[1].startswith("agent.py-")
+
+
+class Asked:
+    """A proxy that is asked to join, and fails when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.member = Membership(Target("http://127.0.0.1:9"), routes.Join("mine", None, None, 30.0))
+        self.begun, self.fails = threading.Event(), threading.Event()
+        monkeypatch.setattr(self.member._client, "ask", self.ask)
+
+    async def ask(self, *_: Any, **__: Any) -> None:
+        self.begun.set()
+        while not self.fails.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        raise errors.ProxyUnreachable("away")
+
+
+def test_who_waits_to_join_while_the_client_leaves_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy, caught = Asked(monkeypatch), list[BaseException]()
+
+    def join() -> None:
+        try:
+            wait(proxy.member.join())
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    assert proxy.begun.wait(300)
+    wait(proxy.member.leave())
+    thread.join(300)
+    assert [getattr(error, "code", None) for error in caught] == ["client_gone"]
+
+
+def test_a_join_that_fails_when_nobody_waits_any_more_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy = Asked(monkeypatch)
+
+    async def gives_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(proxy.member.join(), 0.05)
+        proxy.fails.set()
+        await asyncio.sleep(0.1)
+        gc.collect()
+
+    wait(gives_up())
+    assert not caplog.records
+    wait(proxy.member.leave())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -70,3 +71,15 @@ def test_a_note_that_was_cut_short_is_none(tmp_path: Path, text: str) -> None:
     run_folder.put(tmp_path / "note", '{"a": 1}', run_folder.PRIVATE)
     assert run_folder.read_json(tmp_path / "note") == {"a": 1}
     assert (tmp_path / "note").stat().st_mode & 0o777 == 0o600
+
+
+def test_where_there_are_no_locks_nobody_takes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or two trainers would."""
+
+    def lacking(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", lacking)
+    with pytest.raises(SystemExit) as ended:
+        held.become(tmp_path, 1, [sys.executable])
+    assert ended.value.code == held.TAKEN
