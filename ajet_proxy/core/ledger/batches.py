@@ -63,7 +63,7 @@ class Batches(dict[str, LeasedBatch]):
         for episode in map(self._episodes.__getitem__, batch.episodes()):
             self._share(episode, batch.model, None, event.at)
             if event.reason == "nack":
-                episode.shares.taken.discard(batch.model)  # it says that it trained nothing of it
+                episode.shares.untake(batch.model)
             if episode.withdrawn:
                 self._life.drop(episode, batch.model, "withdrawn", event.at)
 

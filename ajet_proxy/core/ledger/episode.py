@@ -126,6 +126,10 @@ class Shares:
         if share is not None:
             self.taken.add(model)
 
+    def untake(self, model: str) -> None:
+        """The trainer of a model says that it trained nothing of its share."""
+        self.taken.discard(model)
+
     def drop(self, model: str) -> None:
         """A model learns nothing from it."""
         del self.by_model[model]

@@ -85,13 +85,7 @@ class Texts:
 
     def whole(self, number: int, end: int) -> bytes:
         """The first `end` tokens of a text together with all before it."""
-        parts = []
-        while number != START:
-            text = self.texts[number]
-            if text.start < end:
-                parts.append(text.tokens)
-            number = text.behind
-        return cut(b"".join(reversed(parts)), 0, end)
+        return Reader(self).whole(number, end)
 
     def common(self, one: Beginning, other: Beginning) -> int:
         """Count the tokens that two beginnings have in common from their first on."""
