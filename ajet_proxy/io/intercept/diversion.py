@@ -21,6 +21,8 @@ import asyncio
 import ipaddress
 import logging
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 from cryptography import x509
 from mitmproxy import connection, http, tls
@@ -34,6 +36,7 @@ from mitmproxy.proxy.layers import ClientTLSLayer, HttpLayer, TCPLayer, UDPLayer
 from mitmproxy.proxy.layers.http import HTTPMode
 from mitmproxy.proxy.layers.modes import HttpProxy, Socks5AuthData
 from mitmproxy.proxy.layers.tls import parse_client_hello
+from mitmproxy.proxy.server import ConnectionHandler
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from ajet_proxy.core.identity.keys import proxy_key_in
@@ -59,16 +62,20 @@ class Diversion:
 
     name = "nextlayer"  # so that mitmproxy does not miss its own addon for this decision
 
-    def __init__(self, front: Address, tunnels: Tunnels, metrics: Metrics) -> None:
+    def __init__(
+        self, front: Address, tunnels: Tunnels, metrics: Metrics, handlers: Mapping[Any, ConnectionHandler]
+    ) -> None:
+        """`handlers` are mitmproxy's own, by the id of the client's connection."""
         self._front = front
         self._tunnels = tunnels
         self._metrics = metrics
+        self._handlers = handlers
         self._callers: dict[str, Caller] = {}
         """By the id of the client's connection; without an entry nothing is known of the caller."""
         self._meant: dict[str, Address] = {}
         """By the id of a connection to the front: where it was meant to go."""
         self._settled: set[str] = set()
-        """Ids of connections to where they were meant to go, now that this is clear."""
+        """Ids of connections to where they were meant to go, now that no SNI can say more."""
         self._open: dict[str, tuple[int, Caller]] = {}
         """By the same id, while it is open: its source port, and whose it is."""
 
@@ -112,18 +119,24 @@ class Diversion:
         """A connection is about to be made: to the front, if it may be for a listed host."""
         await asyncio.sleep(0)  # let mitmproxy begin to read the client: an error before that would never close it
         server, mode = data.server, data.client.proxy_mode
-        decided = server.id in self._meant or server.id in self._settled
-        if decided or server.error or server.transport_protocol != "tcp" or server.address is None:
+        diverted = server.id in self._meant
+        if diverted or server.error or server.transport_protocol != "tcp" or server.address is None:
             return
         host, port = server.address[:2]
         explicit = mode.type_name in EXPLICIT
-        by_sni = mode.type_name != "regular" and port == TLS_PORT and is_address(host)
+        unsaid = server.id not in self._settled
+        by_sni = unsaid and mode.type_name != "regular" and port == TLS_PORT and is_address(host)
         if self._tunnels.lists(host) or by_sni:
             self._divert(server, (host, port))
-        elif mode.type_name == "transparent" and port == mode.custom_listen_port:
+        elif mode.type_name == "transparent" and (host, port) == self._came_to(data.client):
             server.error = "this connection was not redirected here"
         elif explicit and not is_loopback(data.client.peername[0]):
             await _stay_outside(server, host, port)
+
+    def _came_to(self, client: connection.Client) -> Address | None:
+        """The address of ours that the connection of `client` has come to, whatever it was meant for."""
+        known = self._handlers[client.id].transports.get(client)
+        return None if known is None or known.writer is None else known.writer.get_extra_info("sockname")[:2]
 
     def server_connected(self, data: ServerConnectionHookData) -> None:
         """Tell the front whose connection it is, before a byte runs over it."""

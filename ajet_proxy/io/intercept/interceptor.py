@@ -51,7 +51,7 @@ class Interceptor:
     async def start(self, front: tuple[str, int]) -> None:
         """Listen and relay to `front`. Raises `OSError` or `AuthorityError` if it cannot."""
         authority.prepare(self.directory)
-        diversion = Diversion(front, self._tunnels, self._metrics)
+        diversion = Diversion(front, self._tunnels, self._metrics, self._server.connections)
         self._master = Master(options.Options(confdir=str(self.directory), mode=[_spec(mode) for mode in self._modes]))
         self._master.addons.add(self._server, diversion, Certificates(diversion))
         self._master.options.update(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from mitmproxy import platform
 
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.io.intercept import diversion
@@ -254,6 +255,30 @@ async def test_callers_from_other_machines_reach_public_addresses_alone(
         assert b"no public address" in await reader.read(1000)
         connection = await running.tunnel("localhost", 80, KEY)  # listed, and so not looked up at all
         assert (await get(connection, "/v1/models", "localhost"))[0] == 200
+
+
+async def test_by_sni_too_they_reach_public_addresses_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diversion, "is_loopback", lambda host: False)
+    async with elsewhere() as port, intercepting(tmp_path / "ca", "socks5", needs_key=True) as running:
+        monkeypatch.setattr(diversion, "TLS_PORT", port)
+        reader, writer = await running.tunnel("127.0.0.1", port, KEY)
+        writer.write(b"no name of a host")
+        assert await reader.read(100) == b""
+
+
+@pytest.mark.parametrize("redirected", [True, False])
+async def test_a_connection_that_was_not_redirected_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redirected: bool
+) -> None:
+    """On port 443 too, and for a listener of many addresses."""
+    async with elsewhere() as port, intercepting(tmp_path / "ca", "transparent", host="0.0.0.0") as running:
+        monkeypatch.setattr(diversion, "TLS_PORT", port if redirected else running.port)
+        meant = ("127.0.0.1", port) if redirected else ("127.0.0.2", running.port)
+        monkeypatch.setattr(platform, "original_addr", lambda sock: meant)
+        reader, writer = await asyncio.open_connection("127.0.0.2", running.port)
+        writer.write(b"no tls")
+        assert await reader.read(100) == (b"NO TLS" if redirected else b"")
+        writer.close()
 
 
 @pytest.mark.parametrize(
