@@ -13,7 +13,8 @@ anything after the end. Only gzip and zstd may have several members, one after t
 they are the body. A body may be packed several times (`MOST_CODINGS`); each layer counts as the body does. What is
 packed in another way is refused, with the codings that are taken (RFC 9110, section 15.5.16).
 
-Invariant: no step of unpacking makes more than a few `PIECE` bytes, whatever a few bytes stand for.
+Invariant: no step of unpacking makes more than a few `PIECE` bytes, whatever a few bytes stand for. Nor does it read
+much: a layer may stand for megabytes of which the next makes nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import contextlib
 import sys
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
 from types import MappingProxyType
 from typing import Any
 
@@ -45,6 +47,8 @@ WINDOW = 4096
 """So much is unpacked at a time: where a member ends, what is left of it is copied."""
 MOST_MEMBERS = 10_000
 MOST_CODINGS = 4
+TURN_S = 0.005
+"""After so long others have their turn."""
 
 
 class Unmeasured(web.StreamResponse):
@@ -105,19 +109,21 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, budget: Memo
 
 async def _pieces(http: web.Request, codings: Sequence[str], max_body: int) -> AsyncGenerator[bytes]:
     """The body as it comes, without its `codings`; the last of them was put on last."""
-    layers = [Unpacking(coding, max_body) for coding in reversed(codings)]
+    layers, since = [Unpacking(coding, max_body) for coding in reversed(codings)], monotonic()
     async for part in http.content.iter_any():
         for piece in _through(layers, part):
-            yield piece
-            if len(piece) >= PIECE:  # more than the part's own length is done: others have their turn
+            if piece:
+                yield piece
+            if monotonic() - since >= TURN_S:
                 await asyncio.sleep(0)
+                since = monotonic()
     for layer in layers:
         layer.finish()
 
 
 def _through(layers: Sequence[Unpacking], packed: bytes) -> Iterator[bytes]:
-    """The bytes that come out of all `layers` for `packed`."""
-    if not layers:
+    """The bytes that come out of all `layers` for `packed`. Where none do after a step, there is an empty piece."""
+    if not layers or not packed:
         yield packed
         return
     for piece in layers[0].feed(packed):
@@ -235,11 +241,10 @@ class _Zstd:
 
 
 def _out_of(stream: Any, packed: bytes) -> Iterator[bytes]:
-    """All that `stream` gives for `packed`."""
+    """All that `stream` gives for `packed`, which may be nothing."""
     while True:
         piece = stream.decompress(packed, PIECE)
-        if piece:
-            yield piece
+        yield piece
         packed = stream.unconsumed_tail
         if stream.eof or (len(piece) < PIECE and not packed):
             return

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import zlib
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import brotli
@@ -125,3 +127,25 @@ def test_a_window_beyond_that_of_http_is_not_made() -> None:
     wide = zstandard.ZstdCompressionParameters(window_log=27, compression_level=1)
     packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     assert "its zstd is broken" in refusal("zstd", packer.compress(bytes(1 << 20)) + packer.flush())
+
+
+async def test_others_have_their_turn_while_nothing_comes_out() -> None:
+    """A few bytes stand for many, and those for none: blocks of zstd with nothing in them."""
+    blocks = bytes.fromhex("28b52ffd0058") + bytes(3 << 20)
+    turns = 0
+
+    async def come() -> AsyncIterator[bytes]:
+        yield gzip.compress(blocks)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    waiting = asyncio.create_task(others())
+    http: Any = SimpleNamespace(content=SimpleNamespace(iter_any=come))
+    with pytest.raises(BadRequest, match="its zstd ends too early"):
+        await anext(unpacking._pieces(http, ("zstd", "gzip"), 64 << 20))
+    waiting.cancel()
+    assert turns > 3
