@@ -40,7 +40,7 @@ from mitmproxy.proxy.server import ConnectionHandler
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from ajet_proxy.core.identity.keys import proxy_key_in
-from ajet_proxy.io.intercept.tunnels import REALM, Caller, Tunnels
+from ajet_proxy.io.intercept.tunnels import REALM, Address, Caller, Tunnels
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import is_address, is_loopback
 from ajet_sdk.bodies import KEY_PREFIX
@@ -54,7 +54,6 @@ CONNECT = b"CONNECT "
 EXPLICIT = ("regular", "socks5")
 """Modes in which the caller names the destination, and not the routing table of its machine."""
 NONE = Caller(key=None, admitted=True)
-Address = tuple[str, int]
 
 
 class Diversion:
@@ -76,8 +75,8 @@ class Diversion:
         """By the id of a connection to the front: where it was meant to go."""
         self._settled: set[str] = set()
         """Ids of connections to where they were meant to go, now that no SNI can say more."""
-        self._open: dict[str, tuple[int, Caller]] = {}
-        """By the same id, while it is open: its source port, and whose it is."""
+        self._open: dict[str, tuple[Address, Caller]] = {}
+        """By the same id, while it is open: where it comes from, and whose it is."""
 
     def load(self, loader: Loader) -> None:
         loader.add_option("proxyauth", str, "", "Whether mitmproxy's SOCKS layer asks for a name and a password.")
@@ -141,7 +140,7 @@ class Diversion:
     def server_connected(self, data: ServerConnectionHookData) -> None:
         """Tell the front whose connection it is, before a byte runs over it."""
         if data.server.id in self._meant and data.server.sockname is not None:
-            opened = data.server.sockname[1], self._callers.get(data.client.id, NONE)
+            opened = data.server.sockname[:2], self._callers.get(data.client.id, NONE)
             self._open[data.server.id] = opened
             self._tunnels.open(*opened)
 

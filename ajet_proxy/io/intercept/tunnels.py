@@ -1,7 +1,8 @@
 """Who is at the other end of each connection that the interceptor hands to the HTTP front.
 
 mitmproxy ends the TLS and relays bytes; the front sees a connection from this machine. Between the two stands this map
-from source port to caller. It is filled when a connection to the front is made, before a byte runs over it.
+from source address and port to caller: a machine has more addresses than one, and each has all ports. It is filled when
+a connection to the front is made, before a byte runs over it.
 
 An intercepted program has no base URL of ours, and the key it sends is its provider's. So its episode is named by the
 key in its proxy's address (``HTTPS_PROXY=http://KEY@HOST:PORT``), which takes the place of the provider's.
@@ -32,6 +33,7 @@ PROVIDER_CREDENTIALS = frozenset((
 ))
 """Headers that say who somebody is to a provider."""
 REALM = 'Basic realm="ajet"'
+Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Caller:
 
 
 class Tunnels:
-    """Whose connection is at which port. `hosts` are listed; with `needs_key`, each caller must show a key."""
+    """Whose connection comes from where. `hosts` are listed; with `needs_key`, each caller must show a key."""
 
     def __init__(
         self, hosts: Collection[str], *, authenticate: Callable[[str | None], Claims], needs_key: bool
@@ -76,20 +78,20 @@ class Tunnels:
         self.hosts = frozenset(host.lower().rstrip(".") for host in hosts)
         self.needs_key = needs_key
         self._authenticate = authenticate
-        self._callers: dict[int, Caller] = {}
+        self._callers: dict[Address, Caller] = {}
 
     def lists(self, host: str) -> bool:
         """True if requests to `host` are captured."""
         return host.lower().rstrip(".") in self.hosts
 
-    def open(self, port: int, caller: Caller) -> None:
-        """The connection to the front from source port `port` carries what `caller` sends."""
-        self._callers[port] = caller
+    def open(self, source: Address, caller: Caller) -> None:
+        """The connection to the front from `source` carries what `caller` sends."""
+        self._callers[source] = caller
 
-    def close(self, port: int, caller: Caller) -> None:
-        """The connection is gone; the port may already be another caller's."""
-        if self._callers.get(port) is caller:
-            del self._callers[port]
+    def close(self, source: Address, caller: Caller) -> None:
+        """The connection is gone; its source may already be another caller's."""
+        if self._callers.get(source) is caller:
+            del self._callers[source]
 
     def refusal(self, key: str | None) -> str | None:
         """Why a caller with this key in its proxy's address may not use the interceptor; None if it may."""
@@ -136,7 +138,7 @@ class Tunnels:
 
     def _caller(self, http: web.Request) -> Caller | None:
         peer = http.transport.get_extra_info("peername") if http.transport is not None else None
-        return self._callers.get(peer[1]) if peer else None
+        return self._callers.get(peer[:2]) if peer else None
 
     def _key(self, http: web.Request) -> str | None:
         """The key in the address of the caller's proxy: a tunnel sends it once, plain HTTP with each request."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,14 @@ from ajet_proxy.settings import Mode
 from ajet_sdk.errors import Unauthorized
 from tests.proxy.io.intercepting import KEY, get, intercepting
 
+HERE = ("127.0.0.1", 1)
+
 
 class Transport:
-    """A connection to the front from source port `port`."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
+    """A connection to the front from `HERE`."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("127.0.0.1", self._port) if name == "peername" else default
+        return HERE if name == "peername" else default
 
 
 def refuses_all(key: str | None) -> Claims:
@@ -34,8 +35,8 @@ def tunnels(**more: Any) -> Tunnels:
     return Tunnels(("api.openai.com",), **({"authenticate": lambda key: EVERYTHING, "needs_key": False} | more))
 
 
-def sent(known: Tunnels, headers: dict[str, str], port: int = 1) -> dict[str, str]:
-    http = make_mocked_request("POST", "/v1/x", headers=headers, transport=Transport(port))  # type: ignore[arg-type]
+def sent(known: Tunnels, headers: dict[str, str]) -> dict[str, str]:
+    http = make_mocked_request("POST", "/v1/x", headers=headers, transport=Transport())  # type: ignore[arg-type]
     return {name.lower(): value for name, value in known.headers(http).sent.items()}
 
 
@@ -43,7 +44,7 @@ def sent(known: Tunnels, headers: dict[str, str], port: int = 1) -> dict[str, st
 @pytest.mark.parametrize("key", ["ajet-k.s", None])
 def test_nothing_for_the_provider_goes_on(name: str, key: str | None) -> None:
     known = tunnels()
-    known.open(1, Caller(key, admitted=True))
+    known.open(HERE, Caller(key, admitted=True))
     headers = sent(known, {name: "Bearer sk-theirs", "X-Stainless-Lang": "python", "Content-Type": "application/json"})
     expected = {"x-stainless-lang": "python", "content-type": "application/json"}
     assert headers == expected | ({"authorization": f"Bearer {key}"} if key else {})
@@ -52,17 +53,17 @@ def test_nothing_for_the_provider_goes_on(name: str, key: str | None) -> None:
 @pytest.mark.parametrize(("name", "value"), [("Authorization", "Bearer ajet-own.s"), ("X-Api-Key", "ajet-own.s")])
 def test_a_key_of_ours_in_the_request_itself_goes_first(name: str, value: str) -> None:
     known = tunnels()
-    known.open(1, Caller("ajet-k.s", admitted=True))
+    known.open(HERE, Caller("ajet-k.s", admitted=True))
     assert sent(known, {name: value, "Cookie": "session=theirs"}) == {name.lower(): value}
 
 
-def test_a_port_is_its_last_callers() -> None:
+def test_a_source_is_its_last_callers() -> None:
     known, first, second = tunnels(), Caller("ajet-1.s", admitted=True), Caller("ajet-2.s", admitted=True)
-    known.open(1, first)
-    known.open(1, second)
-    known.close(1, first)
+    known.open(HERE, first)
+    known.open(HERE, second)
+    known.close(HERE, first)
     assert sent(known, {})["authorization"] == "Bearer ajet-2.s"
-    known.close(1, second)
+    known.close(HERE, second)
     assert sent(known, {}) == {}
 
 
@@ -87,6 +88,18 @@ async def test_the_fronts_listener_answers_the_interceptor_alone(tmp_path: Path)
         status, body = await get(await running.open(), "/v1/models", "localhost")
         assert (status, body["error"]["code"]) == (403, "not_intercepted")
         assert running.front.seen == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8")
+async def test_nobody_is_taken_for_a_caller_by_its_port(tmp_path: Path) -> None:
+    async with intercepting(tmp_path / "ca") as running:
+        assert (await get(await running.tunnel("localhost", 80, KEY), "/v1/models", "localhost"))[0] == 200
+        [(_, port)] = running.front.tunnels._callers
+        host, front = running.front.address
+        connection = await asyncio.open_connection(host, front, local_addr=("127.0.0.2", port))
+        running.writers.append(connection[1])
+        status, body = await get(connection, "/v1/models", "localhost")
+        assert (status, body["error"]["code"]) == (403, "not_intercepted")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "example.com", "[", ""])
