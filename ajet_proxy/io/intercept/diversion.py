@@ -40,10 +40,12 @@ from mitmproxy.proxy.server import ConnectionHandler
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from ajet_proxy.core.identity.keys import proxy_key_in
+from ajet_proxy.io.http.aiohttp_internals import PATIENCE_S
 from ajet_proxy.io.intercept.tunnels import REALM, Address, Caller, Tunnels
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import is_address, is_loopback
 from ajet_sdk.bodies import KEY_PREFIX
+from ajet_sdk.sockets import watching
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +73,42 @@ class Diversion:
         self._handlers = handlers
         self._callers: dict[str, Caller] = {}
         """By the id of the client's connection; without an entry nothing is known of the caller."""
+        self._unsaid: dict[str, asyncio.TimerHandle] = {}
+        """By the same id: when to give up a client of which it is not clear yet what it wants."""
         self._meant: dict[str, Address] = {}
         """By the id of a connection to the front: where it was meant to go."""
         self._settled: set[str] = set()
         """Ids of connections to where they were meant to go, now that no SNI can say more."""
         self._open: dict[str, tuple[Address, Caller]] = {}
-        """By the same id, while it is open: where it comes from, and whose it is."""
+        """By that id, while it is open: where it comes from, and whose it is."""
 
     def load(self, loader: Loader) -> None:
         loader.add_option("proxyauth", str, "", "Whether mitmproxy's SOCKS layer asks for a name and a password.")
 
+    def client_connected(self, client: connection.Client) -> None:
+        """A client may be gone without a word, or never say what it wants; mitmproxy itself notices neither."""
+        if isinstance(writer := self._writer(client), asyncio.StreamWriter):  # which those of the kind `local` are not
+            for option in watching(0):
+                writer.get_extra_info("socket").setsockopt(*option)
+        self._unsaid[client.id] = asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up, client)
+
     def client_disconnected(self, client: connection.Client) -> None:
         self._callers.pop(client.id, None)
+        self._said(client)
+
+    def _said(self, client: connection.Client) -> None:
+        """It is clear what `client` wants, or it is gone."""
+        if (deadline := self._unsaid.pop(client.id, None)) is not None:
+            deadline.cancel()
+
+    def _give_up(self, client: connection.Client) -> None:
+        known = self._handlers[client.id].transports.get(client)
+        if known is not None and known.handler is not None:
+            known.handler.cancel()
+
+    def _writer(self, client: connection.Client) -> Any:
+        known = self._handlers[client.id].transports.get(client)
+        return None if known is None else known.writer
 
     # Who is it?
 
@@ -134,8 +160,8 @@ class Diversion:
 
     def _came_to(self, client: connection.Client) -> Address | None:
         """The address of ours that the connection of `client` has come to, whatever it was meant for."""
-        known = self._handlers[client.id].transports.get(client)
-        return None if known is None or known.writer is None else known.writer.get_extra_info("sockname")[:2]
+        writer = self._writer(client)
+        return None if writer is None else writer.get_extra_info("sockname")[:2]
 
     def server_connected(self, data: ServerConnectionHookData) -> None:
         """Tell the front whose connection it is, before a byte runs over it."""
@@ -164,6 +190,11 @@ class Diversion:
 
     def next_layer(self, nextlayer: layer.NextLayer) -> None:
         """Choose what handles a connection, once its first bytes are there."""
+        self._choose(nextlayer)
+        if isinstance(nextlayer.layer, TCPLayer | UDPLayer):
+            self._said(nextlayer.context.client)
+
+    def _choose(self, nextlayer: layer.NextLayer) -> None:
         context, first = nextlayer.context, nextlayer.data_client()
         if context.client.transport_protocol == "udp":
             nextlayer.layer = UDPLayer(context, ignore=True)

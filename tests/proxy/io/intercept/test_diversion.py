@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -207,6 +208,26 @@ async def test_a_client_that_leaves_closes_the_connection_to_the_front(tmp_path:
         await asyncio.wait_for(left.wait(), 300)
         silent.close()
         assert running.front.tunnels._callers == {}
+
+
+async def test_a_client_that_never_says_what_it_wants_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it has begun: nothing, the line for a tunnel, the tunnel itself, TLS, or words within TLS."""
+    monkeypatch.setattr(diversion, "PATIENCE_S", 1.0)
+    async with intercepting(tmp_path / "ca") as running:
+        begun = [await running.open(), await running.open()]
+        begun[1][1].write(b"CONNECT local")
+        begun += [await running.tunnel("localhost", 443) for _ in range(3)]
+        begun[3][1].write(b"\x16\x03\x01\x02\x00\x01")
+        await begun[4][1].start_tls(running.trusting(), server_hostname="localhost")
+        asked = await running.tunnel("localhost", 80)
+        assert (await get(asked, "/v1/models", "localhost"))[0] == 200
+        assert [await reader.read() for reader, _ in begun] == [b""] * 5
+        assert (await get(asked, "/v1/models", "localhost"))[0] == 200
+        [handler] = running.interceptor._server.connections.values()
+        known = handler.transports[handler.client].writer.get_extra_info("socket")
+        assert known.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1  # its host may be gone without a word
 
 
 @pytest.mark.parametrize("needs_key", [True, False])
