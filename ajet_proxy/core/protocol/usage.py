@@ -34,7 +34,7 @@ class Tail:
         for text in reversed(_USAGE.findall(self._last)):
             try:
                 usage = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             return next((total for total in (_sum(usage, names) for names in _PARTS) if total), 0)
         return 0

@@ -51,4 +51,5 @@ def test_what_an_answer_quotes_is_not_its_usage() -> None:
     quoted = json.dumps({"text": '{"usage": {"total_tokens": 5}}'}).encode()
     assert tokens(quoted) == 0
     assert tokens(b"no JSON", b"\xff\x00") == tokens() == 0
+    assert tokens(b'{"usage": {"total_tokens": 5, "deep": ' + b"[" * 1700 + b"]" * 1700 + b"}}") == 0
     assert tokens(b'{"usage": {"total_tokens": 5}}', b" " * LAST) == 0
