@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from threading import Thread
 from typing import Any
 
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event
@@ -19,15 +20,18 @@ from ajet_proxy.core.protocol.completions import COMPLETIONS
 from ajet_proxy.io.runtime.process import end
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk import __version__
+from ajet_sdk.settings import ConfigError
 
 logger = logging.getLogger(__name__)
+SEND_S = 5.0
+"""At the end a collector that is away delays nobody either."""
 PLACES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 MISSING = "{} is set, and no span is sent without OpenTelemetry's libraries: pip install '.[traces]' in a clone of ajet"
 
 
 def exporting(environ: Mapping[str, str]) -> Any:
     """A provider of tracers that sends spans over OTLP. None where `environ` names no collector or turns it off. None
-    also where the libraries are missing, which is said once."""
+    also where the libraries are missing, which is said once. `ConfigError` if they cannot use what `environ` says."""
     named = next((name for name in PLACES if environ.get(name)), None)
     if named is None or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -40,8 +44,11 @@ def exporting(environ: Mapping[str, str]) -> Any:
         logger.warning(MISSING.format(named))
         return None
     name = environ.get("OTEL_SERVICE_NAME", "ajet-proxy")
-    provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": __version__}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    try:
+        provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": __version__}))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    except ValueError as error:
+        raise ConfigError(f"OpenTelemetry cannot use a variable of its own: {error}") from error
     return provider
 
 
@@ -89,11 +96,13 @@ class Traces:
                 span.end(_nanoseconds(event.at))
 
     async def close(self) -> None:
-        """Called after the store: take what happened last, and send what is left while the exporter allows it."""
+        """Called after the store: take what happened last, and send what is left, but for no longer than `SEND_S`."""
         if self._reader is not None:
             await asyncio.sleep(0)  # in which it reads what the store had for it to the end
             await end(self._reader)
-        await asyncio.to_thread(self._provider.shutdown)
+        sending = Thread(target=self._provider.shutdown, daemon=True)  # for whose end nobody waits
+        sending.start()
+        await asyncio.to_thread(sending.join, SEND_S)
 
     def _span(self, started: CallStarted, call: str, model: str) -> Any:
         operation = "text_completion" if started.route == COMPLETIONS.path else "chat"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from ajet_proxy.core.ledger.events import CallLost
 from ajet_proxy.io.control.traces import MISSING, PLACES, Traces, exporting
+from ajet_sdk.settings import ConfigError
 from tests.kit.engine_faults import Fault
 from tests.kit.engine_stub import EngineStub
 from tests.kit.ledger_rig import LedgerRig
@@ -118,6 +120,23 @@ def test_spans_go_where_opentelemetrys_own_variables_say(name: str) -> None:
     provider = exporting({name: "http://127.0.0.1:9", "OTEL_SERVICE_NAME": "mine"})
     assert provider.resource.attributes["service.name"] == "mine"
     provider.shutdown()
+
+
+@needs_library
+async def test_a_collector_that_takes_nothing_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.io.control.traces.SEND_S", 0.1)
+    spans, taken = Spans(), Event()
+    spans.provider.shutdown = taken.wait
+    await Traces(spans.provider).close()
+    assert not taken.is_set()
+    taken.set()
+
+
+@needs_library
+def test_a_variable_that_opentelemetry_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
+    with pytest.raises(ConfigError, match=r"^OpenTelemetry cannot use .*: max_export_batch_size must be "):
+        exporting({PLACES[0]: "http://127.0.0.1:9"})
 
 
 def test_without_a_place_to_send_them_or_where_they_are_turned_off_there_are_none() -> None:
