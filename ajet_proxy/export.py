@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +25,8 @@ from ajet_sdk.rounding import slack
 from ajet_sdk.sample import Sample, canonical
 
 FORMS = ("samples", "sft", "preferences")
-ROWS_AT_ONCE = 500
+VALUES_AT_ONCE = 1 << 20
+"""Entries of lists, most of them tokens and what belongs to them: rows are short or long."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def write_jsonl(found: Iterable[Mapping[str, Any]], out: BinaryIO) -> None:
         out.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n")
 
 
-def write_parquet(found: Iterator[dict[str, Any]], out: BinaryIO, form: str) -> None:
+def write_parquet(found: Iterable[dict[str, Any]], out: BinaryIO, form: str) -> None:
     """A Parquet file of the same columns. Pairs and triples are lists of structs; what a JSON line leaves out is
     null."""
     try:
@@ -138,8 +139,22 @@ def write_parquet(found: Iterator[dict[str, Any]], out: BinaryIO, form: str) -> 
         raise BadRequest("Parquet needs pyarrow, which is missing here: pip install pyarrow", param="format") from error
     schema = _schema(pyarrow, form)
     with parquet.ParquetWriter(out, schema) as writer:
-        while part := list(islice(found, ROWS_AT_ONCE)):
-            writer.write_table(pyarrow.Table.from_pylist([_columns(row) for row in part], schema=schema))
+        for part in _parts(found):
+            writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
+
+
+def _parts(found: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The rows that are in memory together."""
+    part: list[dict[str, Any]] = []
+    size = 0
+    for row in found:
+        part.append(_columns(row))
+        size += sum(len(value) for value in row.values() if isinstance(value, list))
+        if size >= VALUES_AT_ONCE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _schema(arrow: Any, form: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from ajet_proxy import export
 from ajet_proxy.core.trajectory.export import preference_row, sft_row
 from ajet_proxy.export import FORMS, Choice, rows, write_jsonl, write_parquet
 from ajet_sdk.sample import Sample
@@ -67,6 +68,19 @@ def test_text_that_is_no_utf8_is_written_as_in_json(form: str) -> None:
     row = {"samples": sample.to_json(), "sft": sft_row(sample), "preferences": preference_row(sample, sample)}[form]
     write_jsonl([row], line := io.BytesIO())
     assert written(iter([row]), form) == [json.loads(line.getvalue())]
+
+
+def test_what_is_in_memory_together_is_counted_by_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = Sample(
+        sample="e/1", episode="e", task="t", model="m", agent="a", token_ids=(1,) * 30, loss_mask=(1,) * 30,
+        logprobs=(0.0,) * 30, policy_versions=((1, 30),), calls=("c",), spans=(("c", 0, 30),), reward=1.0,
+        finish_reasons=("stop",), turns=(0,),
+    )  # fmt: skip
+    monkeypatch.setattr(export, "VALUES_AT_ONCE", 150)
+    for number, parts in ((0, 0), (1, 1), (2, 1), (5, 3)):
+        write_parquet([sample.to_json()] * number, file := io.BytesIO(), "samples")
+        read = parquet.ParquetFile(file)
+        assert (read.metadata.num_rows, read.num_row_groups) == (number, parts)
 
 
 def written(found: Any, form: str) -> list[Mapping[str, Any]]:
