@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -127,6 +127,7 @@ def write_jsonl(found: Iterable[Mapping[str, Any]], out: BinaryIO) -> None:
     """One JSON object a line."""
     for row in found:
         out.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n")
+    out.write(b"")  # a file that is opened when it is written holds nothing else where there are no rows
 
 
 def write_parquet(found: Iterable[dict[str, Any]], out: BinaryIO, form: str) -> None:
@@ -137,9 +138,10 @@ def write_parquet(found: Iterable[dict[str, Any]], out: BinaryIO, form: str) -> 
         from pyarrow import parquet
     except ImportError as error:
         raise BadRequest("Parquet needs pyarrow, which is missing here: pip install pyarrow", param="format") from error
-    schema = _schema(pyarrow, form)
+    schema, parts = _schema(pyarrow, form), _parts(found)
+    first = list(islice(parts, 1))  # before anything is written: there may be nothing to read
     with parquet.ParquetWriter(out, schema) as writer:
-        for part in _parts(found):
+        for part in chain(first, parts):
             writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
 
 

@@ -15,6 +15,7 @@ from pyarrow import parquet
 from ajet_proxy import export
 from ajet_proxy.core.trajectory.export import preference_row, sft_row
 from ajet_proxy.export import FORMS, Choice, rows, write_jsonl, write_parquet
+from ajet_sdk.errors import BadRequest
 from ajet_sdk.sample import Sample
 from tests.kit.histories import encoded, write_segments
 from tests.kit.ledger_rig import LedgerRig
@@ -81,6 +82,13 @@ def test_what_is_in_memory_together_is_counted_by_its_values(monkeypatch: pytest
         write_parquet([sample.to_json()] * number, file := io.BytesIO(), "samples")
         read = parquet.ParquetFile(file)
         assert (read.metadata.num_rows, read.num_row_groups) == (number, parts)
+
+
+def test_where_nothing_can_be_read_nothing_is_written(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with pytest.raises(BadRequest, match="holds no journal"):
+        write_parquet(rows(tmp_path, "samples", Choice(), lambda episode: None), file, "samples")
+    assert file.getvalue() == b""
 
 
 def written(found: Any, form: str) -> list[Mapping[str, Any]]:

@@ -141,6 +141,8 @@ def test_into_a_file(data: Path) -> None:
     out = data / "rows.jsonl"
     assert exported(data, "--out", str(out)) == []
     assert len(out.read_text().splitlines()) == 9
+    assert exported(data, "--out", str(out), "--task", "unheard of") == []
+    assert out.read_bytes() == b""
 
 
 def test_what_retention_removed_is_left_out_and_counted(rig: LedgerRig, tmp_path: Path) -> None:
