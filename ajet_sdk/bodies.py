@@ -132,9 +132,10 @@ def parse(kind: type[B], body: Any) -> B:
         if name not in known:
             import difflib
 
-            near = difflib.get_close_matches(str(name), known, n=1)
+            shown = str(name)[:80]  # nobody means a known one by a longer name, and to compare it takes long
+            near = difflib.get_close_matches(shown, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"
-            raise BadRequest(f"unknown field {name!r}{hint}", param=str(name))
+            raise BadRequest(f"unknown field {shown!r}{hint}", param=shown)
     for name, f in known.items():
         if name not in body and _required(f):
             raise BadRequest(f"missing field {name!r}", param=name)

@@ -120,6 +120,7 @@ def nested(depth: int) -> Any:
         (routes.Lease, {"groups": 2**70}, "groups", "64 bits"),
         (routes.Policy, {"model": "m", "version": 1, "upstreams": ["a", 1]}, "upstreams", "a list of strings"),
         (routes.Empty, {"zzz": 1}, "zzz", "known: none"),
+        (routes.Empty, {"z" * 100_000: 1}, "z" * 80, "known: none"),
         (routes.Ack, None, "policy_version", "missing"),
         (routes.OpenEpisode, {"id": "a/b"}, "id", "id must be 1 to 200"),
         (routes.OpenEpisode, {"members": {"": "m"}}, "members", "1 to 1000"),

@@ -34,9 +34,11 @@ PARENT_HEADER = "x-parent-session-id"
 """With which opencode names the session that began this one."""
 SUBAGENT_HEADER = "x-claude-code-agent-id"
 """With which Claude Code names a sub-agent; its main agent sends none."""
-_KNOWN = {
+_KNOWN: dict[str, str] = {
     value.lower(): value for name, value in vars(ours).items() if name.startswith("HEADER_") and name != "HEADER_PREFIX"
 }
+LIKELY = 80
+"""A name of more characters is like none of ours."""
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
@@ -106,12 +108,12 @@ class Headers:
         return any(daemon in value.replace(",", " ").split() for value in via)
 
     @property
-    def misspelt(self) -> Mapping[str, str]:
-        """Names (in lower case) that look like ours and mean nothing, each with the one that was probably meant."""
+    def misspelt(self) -> list[str]:
+        """Names (in lower case, of `LIKELY` characters at most) that look like ours and mean nothing."""
         if not self._has_ours:
-            return {}
-        unknown = [name for name in self._by_name if name.startswith(ours.HEADER_PREFIX) and name not in _KNOWN]
-        return {name: _KNOWN[difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]] for name in unknown}
+            return []
+        unknown = (name for name in self._by_name if name.startswith(ours.HEADER_PREFIX) and name not in _KNOWN)
+        return [name[:LIKELY] for name in unknown]
 
     def _text(self, name: str) -> str | None:
         value = self._by_name.get(name.lower())
@@ -150,6 +152,11 @@ class Headers:
                 param=ours.HEADER_REWARD,
             )
         return Reward(value=value, call=call, agent=agent, final=final, note=note, state=state, model=model)
+
+
+def meant(name: str) -> str:
+    """The header that was probably meant by one of the `misspelt` names. It takes a millisecond to tell."""
+    return _KNOWN[difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]]
 
 
 def is_text(value: str) -> bool:

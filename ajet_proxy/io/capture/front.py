@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 
-from ajet_proxy.core.identity.headers import Headers
+from ajet_proxy.core.identity.headers import Headers, meant
 from ajet_proxy.core.identity.keys import Keys, holds_key
 from ajet_proxy.core.identity.ladder import Identity, key_of, split_path
 from ajet_proxy.core.protocol.dialect import Dialect
@@ -238,10 +238,10 @@ class HttpFront:
             raise BadRequest("a key must not be in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
         if headers.came_through(self._daemon):
             raise LoopDetected(LOOP, code="loop_detected")
-        for name, meant in headers.misspelt.items():
+        for name in headers.misspelt:
             if name not in self._misspelt and len(self._misspelt) < MOST_MISSPELT:
                 self._misspelt.add(name)
-                logger.warning("a request has the header %r, which means nothing; was %s meant?", name[:80], meant)
+                logger.warning("a request has the header %r, which means nothing; was %s meant?", name, meant(name))
         return key_of(url.raw_path, headers)
 
     def _is_ours(self, key: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 from multidict import CIMultiDict
 
-from ajet_proxy.core.identity.headers import Headers, Labels, is_text, retries, retry_key, retry_keys
+from ajet_proxy.core.identity.headers import LIKELY, Headers, Labels, is_text, meant, retries, retry_key, retry_keys
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import Reward
 
@@ -63,7 +63,7 @@ def test_two_rewards_must_be_one() -> None:
 def test_the_key_is_read_once() -> None:
     headers = Headers({"authorization": "Bearer sk-a"})
     assert headers.key == headers.key == "sk-a"
-    assert Headers({}).key is None and Headers({}).misspelt == {}
+    assert Headers({}).key is None and Headers({}).misspelt == []
 
 
 def test_names_of_episodes() -> None:
@@ -83,10 +83,12 @@ def test_a_header_that_looks_like_ours_is_told_from_those_that_are() -> None:
     names = ["X-AJet-Episode", "x-ajet-call", "X-AJET-TASK", "X-AJet-Agent", "X-AJet-Eval", "X-AJet-Wire"]
     ours = [*names, "X-AJet-Reward", "X-AJet-Reward-Call", "X-AJet-Reward-State", "X-AJet-Reward-Model", "X-AJet-Final",
             "X-AJet-Reward-Agent", "X-AJ", "Accept"]  # fmt: skip
-    assert Headers(dict.fromkeys(ours, "")).misspelt == {}
-    assert Headers(dict.fromkeys(["x-ajet-rewards", "X-AJet-Epsiode", "X-AJet-"], "")).misspelt == {
-        "x-ajet-rewards": "X-AJet-Reward", "x-ajet-epsiode": "X-AJet-Episode", "x-ajet-": "X-AJet-Wire",
-    }
+    assert Headers(dict.fromkeys(ours, "")).misspelt == []
+    long = "x-ajet-" + "a" * 60_000
+    unknown = Headers(dict.fromkeys(["x-ajet-rewards", "X-AJet-Epsiode", "X-AJet-", long], "")).misspelt
+    assert unknown == ["x-ajet-rewards", "x-ajet-epsiode", "x-ajet-", long[:LIKELY]]
+    assert list(map(meant, unknown[:3])) == ["X-AJet-Reward", "X-AJet-Episode", "X-AJet-Wire"]
+    assert meant(unknown[3]).startswith("X-AJet-")
 
 
 @pytest.mark.parametrize("whose", ["model", "agent"])
