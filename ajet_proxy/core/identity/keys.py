@@ -29,7 +29,8 @@ from ajet_sdk.bodies import KEY, KEY_PREFIX
 from ajet_sdk.errors import Forbidden, Unauthorized
 
 Scope = Literal["agent", "trainer", "admin", "operator", "judge"]
-_SIGNED = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{43}}")
+_SIGNED = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}+(?=(\.[A-Za-z0-9_-]{{43}})?)")
+"""What may be a payload, as far as it goes, and perhaps a signature: a hostile text costs no more than its length."""
 KEY_ID = re.compile(r"[0-9a-f]{16}")
 """The form of a `key_id`."""
 NO_KEY = "no API key: send one as 'Authorization: Bearer KEY' (ajet: set AJET_API_KEY; ajet-trainer: its `key`)"
@@ -146,7 +147,7 @@ def masked(text: str) -> str:
 def holds_key(text: str) -> bool:
     """Tell whether `text` contains a key that `Keys.issue` could have made; a name that only begins like one is none.
     """
-    return KEY_PREFIX in text and _SIGNED.search(text) is not None
+    return KEY_PREFIX in text and any(found[1] for found in _SIGNED.finditer(text))
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:

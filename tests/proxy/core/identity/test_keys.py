@@ -200,6 +200,9 @@ def test_a_key_is_found_wherever_it_stands(wanted: Claims, before: str, after: s
     assert holds_key(f"{before}{Keys(SECRET).issue(wanted)}{after}")
 
 
-@pytest.mark.parametrize("text", ["", "ajet-proxy/0.1.0", "ajet-run-with-a-long-name.jsonl", "sk-" + "a" * 60])
+@pytest.mark.parametrize("text", [
+    "", "ajet-proxy/0.1.0", "ajet-run-with-a-long-name.jsonl", "sk-" + "a" * 60,
+    "ajet-" * 1_000_000,  # it would take an hour to look on from each of these to the end
+])  # fmt: skip
 def test_a_name_that_begins_like_a_key_is_none(text: str) -> None:
     assert not holds_key(text)
