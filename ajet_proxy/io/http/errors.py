@@ -39,6 +39,9 @@ http_logger = logging.getLogger("ajet_proxy.http")
 """The log of aiohttp's server."""
 http_logger.addFilter(_discreet)
 
+MAX_URL = 300
+"""Of a scheme, a host's name, which has 253, and a port."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -134,8 +137,8 @@ def refuse_foreign_pages(names: Collection[str] | None) -> Any:
 
 
 def host_of(url: str) -> str:
-    """The host in `url`; empty if there is none."""
+    """The host in `url`; empty if there is none, or if `url` has more than `MAX_URL` characters, which take long."""
     try:
-        return URL(url).host or ""
+        return URL(url).host or "" if len(url) <= MAX_URL else ""
     except ValueError:
         return ""
