@@ -1,7 +1,7 @@
 """The only module that uses aiohttp beyond its public interface, and why each part is needed.
 
 - `Runner`: connections of a class of our own. It cuts off clients that stop reading, and answers what is not HTTP in
-  the shape of contract §5.8.
+  the shape of contract §5.8. It refuses paths that would take aiohttp's router long.
 - `Pool` and `Tap`: which connection a request got, whether a byte came back, and pieces without waking a task.
 - `break_off`, `unread`: answers that break off with their connection, and what had come of them.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic
@@ -24,7 +24,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from ajet_proxy.io.http.errors import error_response
-from ajet_sdk.errors import AjetError, BadRequest
+from ajet_sdk.errors import AjetError, BadRequest, NotFound
 from ajet_sdk.sockets import UNTAKEN_S, watching
 
 TRIED: Final = ">=3.14,<3.15"
@@ -33,6 +33,8 @@ PROGRESS = 1 << 20
 PATIENCE_S = 120.0
 MAX_HEADER = 64 << 10
 """Bytes of a header, or of a request line."""
+MOST_SIGNS = 5000
+"""Slashes and percent signs of a path. The longest name of a model has 4000."""
 
 
 class Runner(web.AppRunner):
@@ -81,6 +83,7 @@ class _Connection(web.RequestHandler):
     def __init__(self, server: web.Server, patience_s: float) -> None:
         super().__init__(server, loop=server._loop, **server._kwargs)
         self._patience_s = patience_s
+        self._request_handler = partial(_short, server.request_handler)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -137,6 +140,17 @@ class _Connection(web.RequestHandler):
         answer = error_response(request.path, _error(exc))
         answer.force_close()
         return answer
+
+
+async def _short(handle: Callable[[Any], Awaitable[web.StreamResponse]], http: web.BaseRequest) -> web.StreamResponse:
+    """Have `http` handled, unless its path has more than `MOST_SIGNS`. For each slash of a path aiohttp copies it, and
+    a path with many percent signs takes long to read. Nobody has seen a key yet."""
+    path = http.rel_url.raw_path
+    if path.count("/") + path.count("%") <= MOST_SIGNS:
+        return await handle(http)
+    answer = error_response("", NotFound("no route has so many slashes or percent signs", code="unknown_route"))
+    answer.force_close()
+    return answer
 
 
 def _error(error: BaseException | None) -> AjetError:

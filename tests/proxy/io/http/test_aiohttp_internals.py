@@ -60,6 +60,7 @@ async def test_a_server_keeps_how_its_connections_are_made() -> None:
     assert server._kwargs == {"max_line_size": 99}, "aiohttp has changed Server._kwargs"
     assert server._loop is not None
     connection = server()
+    assert connection._request_handler is answer, "aiohttp has changed RequestHandler._request_handler"
     assert connection._request_count == 0, "aiohttp has changed RequestHandler._request_count"
     assert connection._loop is server._loop and connection.transport is None
 

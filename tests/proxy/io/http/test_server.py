@@ -12,7 +12,7 @@ from aiohttp import web
 
 from ajet_proxy.io.capture import front
 from ajet_proxy.io.http import aiohttp_internals as server
-from ajet_proxy.io.http.aiohttp_internals import Runner
+from ajet_proxy.io.http.aiohttp_internals import MOST_SIGNS, Runner
 from ajet_proxy.settings import Config
 from ajet_sdk.sockets import WATCH
 from tests.kit.answering import answering, connected
@@ -45,6 +45,13 @@ async def test_what_is_no_http_is_a_400_in_the_shape_of_errors(
     assert (status, error["code"], error["type"]) == (400, code, "invalid_request_error")
     assert set(error) == {"message", "type", "code", "param"}
     assert b"sesame" not in answer
+    assert stub.requests == []
+
+
+@pytest.mark.parametrize("sign", [b"/", b"%"])
+async def test_a_path_that_takes_long_to_read_is_no_route(stub: EngineStub, front: Front, sign: bytes) -> None:
+    status, error, answer = await told(front, b"GET /v1/models/" + sign * MOST_SIGNS + HEAD[len("GET /health") :] + b"\r\n")
+    assert (status, error["code"]) == (404, "unknown_route") and b"connection: close" in answer.lower()
     assert stub.requests == []
 
 
