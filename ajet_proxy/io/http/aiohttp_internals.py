@@ -83,7 +83,7 @@ class _Connection(web.RequestHandler):
     def __init__(self, server: web.Server, patience_s: float) -> None:
         super().__init__(server, loop=server._loop, **server._kwargs)
         self._patience_s = patience_s
-        self._request_handler = partial(_short, server.request_handler)
+        self._request_handler = partial(_path, server.request_handler)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -142,13 +142,15 @@ class _Connection(web.RequestHandler):
         return answer
 
 
-async def _short(handle: Callable[[Any], Awaitable[web.StreamResponse]], http: web.BaseRequest) -> web.StreamResponse:
-    """Have `http` handled, unless its path has more than `MOST_SIGNS`. For each slash of a path aiohttp copies it, and
-    a path with many percent signs takes long to read. Nobody has seen a key yet."""
+async def _path(handle: Callable[[Any], Awaitable[web.StreamResponse]], http: web.BaseRequest) -> web.StreamResponse:
+    """Have `http` handled, if it has a path, with `MOST_SIGNS` at most. Without one (``CONNECT``) aiohttp would answer
+    ``Expect`` itself. For each slash of a path it copies it, and a path with many percent signs takes long to read.
+    Nobody has seen a key yet."""
     path = http.rel_url.raw_path
-    if path.count("/") + path.count("%") <= MOST_SIGNS:
+    if path.startswith("/") and path.count("/") + path.count("%") <= MOST_SIGNS:
         return await handle(http)
-    answer = error_response("", NotFound("no route has so many slashes or percent signs", code="unknown_route"))
+    said = f"a route has a path, with at most {MOST_SIGNS} slashes and percent signs"
+    answer = error_response("", NotFound(said, code="unknown_route"))
     answer.force_close()
     return answer
 

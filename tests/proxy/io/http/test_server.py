@@ -48,9 +48,13 @@ async def test_what_is_no_http_is_a_400_in_the_shape_of_errors(
     assert stub.requests == []
 
 
-@pytest.mark.parametrize("sign", [b"/", b"%"])
-async def test_a_path_that_takes_long_to_read_is_no_route(stub: EngineStub, front: Front, sign: bytes) -> None:
-    status, error, answer = await told(front, b"GET /v1/models/" + sign * MOST_SIGNS + HEAD[len("GET /health") :] + b"\r\n")
+@pytest.mark.parametrize("asks", [
+    b"GET /v1/models/" + b"/" * MOST_SIGNS, b"GET /v1/models/" + b"%" * MOST_SIGNS, b"CONNECT sesame:443", b"OPTIONS *",
+])  # fmt: skip
+async def test_what_takes_long_to_read_or_is_no_path_is_no_route(stub: EngineStub, front: Front, asks: bytes) -> None:
+    head = asks + HEAD[len("GET /health") :] + b"expect: sesame\xff\r\n\r\n"
+    status, error, answer = await told(front, head)
+    assert b"sesame" not in answer
     assert (status, error["code"]) == (404, "unknown_route") and b"connection: close" in answer.lower()
     assert stub.requests == []
 
