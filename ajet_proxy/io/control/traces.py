@@ -43,9 +43,11 @@ def exporting(environ: Mapping[str, str]) -> Any:
     except ImportError:
         logger.warning(MISSING.format(named))
         return None
-    name = environ.get("OTEL_SERVICE_NAME", "ajet-proxy")
+    name, own = environ.get("OTEL_SERVICE_NAME"), {"service.version": __version__}
+    if name or "service.name=" not in environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+        own["service.name"] = name or "ajet-proxy"
     try:
-        provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": __version__}))
+        provider = TracerProvider(resource=Resource.create(own))
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     except ValueError as error:
         raise ConfigError(f"OpenTelemetry cannot use a variable of its own: {error}") from error

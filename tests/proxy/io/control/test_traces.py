@@ -115,6 +115,22 @@ async def test_the_daemon_makes_spans_and_sends_the_last_one_when_it_ends(
 
 
 @needs_library
+@pytest.mark.parametrize(("variables", "name"), [
+    ({}, "ajet-proxy"), ({"OTEL_SERVICE_NAME": ""}, "ajet-proxy"), ({"OTEL_RESOURCE_ATTRIBUTES": "a=b"}, "ajet-proxy"),
+    ({"OTEL_RESOURCE_ATTRIBUTES": "a=b,service.name=theirs"}, "theirs"),
+    ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=theirs", "OTEL_SERVICE_NAME": "mine"}, "mine"),
+])  # fmt: skip
+def test_the_services_name_is_the_variables(
+    variables: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    provider = exporting({PLACES[0]: "http://127.0.0.1:9"} | variables)
+    assert provider.resource.attributes["service.name"] == name
+    provider.shutdown()
+
+
+@needs_library
 @pytest.mark.parametrize("name", PLACES)
 def test_spans_go_where_opentelemetrys_own_variables_say(name: str) -> None:
     provider = exporting({name: "http://127.0.0.1:9", "OTEL_SERVICE_NAME": "mine"})
