@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +41,7 @@ from mitmproxy.proxy.server import ConnectionHandler
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from ajet_proxy.core.identity.keys import proxy_key_in
-from ajet_proxy.io.http.aiohttp_internals import PATIENCE_S
+from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
 from ajet_proxy.io.intercept.tunnels import REALM, Address, Caller, Tunnels
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import is_address, is_loopback
@@ -50,9 +51,11 @@ from ajet_sdk.sockets import watching
 logger = logging.getLogger(__name__)
 
 TLS_PORT = 443
-TLS_HANDSHAKE = 0x16
+TLS_HANDSHAKE = b"\x16"
 MAX_HELLO = 1 << 16
+"""Bytes. For each piece that comes mitmproxy reads all of a hello again, and would read on to 16 MiB."""
 CONNECT = b"CONNECT "
+HEAD_END = re.compile(rb"\n\r?\n")
 EXPLICIT = ("regular", "socks5")
 """Modes in which the caller names the destination, and not the routing table of its machine."""
 NONE = Caller(key=None, admitted=True)
@@ -210,12 +213,12 @@ class Diversion:
 
     def _asked(self, context: Context, first: bytes) -> layer.Layer | None:
         """The layer that a caller of the HTTPS proxy asks for; None while it has not said enough."""
-        if first[:1] == bytes((TLS_HANDSHAKE,)) and isinstance(context.layers[-1], HttpProxy):
-            return ClientTLSLayer(context)  # an https:// proxy
-        if first.startswith(CONNECT):
+        if first[:1] == TLS_HANDSHAKE and isinstance(context.layers[-1], HttpProxy) and len(first) < MAX_HELLO:
+            return None if _goes_on(first) else ClientTLSLayer(context)  # an https:// proxy
+        if first.startswith(CONNECT) and HEAD_END.search(first):
             return HttpLayer(context, HTTPMode.regular)
-        if CONNECT.startswith(first):
-            return None
+        if CONNECT.startswith(first) or (first.startswith(CONNECT) and len(first) <= MAX_HEADER):
+            return None  # mitmproxy would keep a head of any length; the front refuses one that is too long
         self._callers[context.client.id] = Caller(key=None, admitted=False)
         self._divert(context.server, self._front)
         self._count("plain")
@@ -224,16 +227,10 @@ class Diversion:
     def _meant_for(self, context: Context, first: bytes, meant: Address) -> layer.Layer | None:
         """The layer that carries a connection to the front, now that the client has spoken; None if it has not said
         enough."""
-        host: str | None = meant[0]
-        is_tls = first[:1] == bytes((TLS_HANDSHAKE,))
-        if not self._tunnels.lists(meant[0]):
-            try:
-                hello = parse_client_hello(first) if is_tls else None
-            except ValueError:
-                is_tls = False
-            if is_tls and hello is None and len(first) < MAX_HELLO:
-                return None
-            host = hello.sni if is_tls and hello is not None else None
+        is_tls = first[:1] == TLS_HANDSHAKE and len(first) < MAX_HELLO
+        if is_tls and _goes_on(first):
+            return None
+        host = meant[0] if self._tunnels.lists(meant[0]) else _sni(first) if is_tls else None
         if host is None or not self._tunnels.lists(host):
             self._count("tunnelled")
             elsewhere = Elsewhere(context, meant)
@@ -283,6 +280,23 @@ class Certificates(TlsConfig):
             return super().get_cert(conn_context)
         named = x509.IPAddress(ipaddress.ip_address(host)) if is_address(host) else x509.DNSName(host)
         return self.certstore.get_cert(host, [named])
+
+
+def _goes_on(first: bytes) -> bool:
+    """True if more belongs to the TLS hello that `first` begins."""
+    try:
+        return parse_client_hello(first) is None
+    except ValueError:
+        return False
+
+
+def _sni(first: bytes) -> str | None:
+    """The name in a whole TLS hello."""
+    try:
+        hello = parse_client_hello(first)
+    except ValueError:
+        return None
+    return None if hello is None else hello.sni
 
 
 def _explain(response: http.Response, reason: str) -> None:

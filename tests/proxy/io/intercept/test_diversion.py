@@ -17,6 +17,11 @@ from ajet_proxy.io.intercept import diversion
 from tests.kit.certificates import Authority
 from tests.proxy.io.intercepting import KEY, KEYS, get, intercepting
 
+HELLO = b"\x16\x03\x01\x00\x04\x01\xff\xff\xff"
+"""The beginning of one of 16 MiB."""
+RECORD = b"\x16\x03\x01\x00\x10" + bytes(16)
+"""So it goes on."""
+
 
 @contextlib.asynccontextmanager
 async def elsewhere(*, speaks_first: bool = False, cert: tuple[str, str] | None = None) -> AsyncIterator[int]:
@@ -113,17 +118,19 @@ async def test_without_a_name_asked_for_socks_goes_by_the_sni(tmp_path: Path, ho
             assert running.counted("captured") == 1
 
 
-async def test_by_sni_an_unlisted_host_is_reached_whatever_the_pieces_of_its_hello(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_whatever_the_pieces_of_its_hello_a_host_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
+    """By its SNI one that is not listed, and by the name asked for one that is."""
     authority = Authority(tmp_path)
-    pair = authority.sign("here")
+    pair, listed = authority.sign("here"), host == "localhost"
     async with elsewhere(cert=(pair.cert, pair.key)) as port, intercepting(tmp_path / "ca", "socks5") as running:
         monkeypatch.setattr(diversion, "TLS_PORT", port)
-        reader, writer = await running.tunnel("127.0.0.1", port)
+        reader, writer = await running.tunnel(host, port)
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        trusting = ssl.create_default_context(cafile=authority.file)
-        inside = trusting.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        trusting = running.trusting() if listed else ssl.create_default_context(cafile=authority.file)
+        inside = trusting.wrap_bio(incoming, outgoing, server_hostname=host)
         with contextlib.suppress(ssl.SSLWantReadError):
             inside.do_handshake()
         hello = outgoing.read()
@@ -138,8 +145,29 @@ async def test_by_sni_an_unlisted_host_is_reached_whatever_the_pieces_of_its_hel
                 break
             except ssl.SSLWantReadError:
                 writer.write(outgoing.read())
-        assert inside.getpeercert(binary_form=True) == pinned(pair.cert)
-        assert (running.counted("tunnelled"), running.counted("captured")) == (1, 0)
+        assert (inside.getpeercert(binary_form=True) == pinned(pair.cert)) is not listed
+        writer.write(outgoing.read())
+        inside.write(b"GET / HTTP/1.1\r\n")
+        writer.write(outgoing.read())
+        await asyncio.sleep(0.1)
+        assert (running.counted("tunnelled"), running.counted("captured")) == (not listed, listed)
+
+
+@pytest.mark.parametrize(("begins", "more"), [
+    (b"CONNECT ", b"a" * 1000), (b"CONNECT a:1 HTTP/1.1\r\n", b"x: y\r\n" * 100),
+    (HELLO, RECORD), (b"CONNECT localhost:443 HTTP/1.1\r\n\r\n" + HELLO, RECORD),
+])  # fmt: skip
+async def test_a_beginning_without_an_end_is_not_kept(tmp_path: Path, begins: bytes, more: bytes) -> None:
+    async with intercepting(tmp_path / "ca", needs_key=False) as running:
+        reader, writer = await running.open()
+        writer.write(begins)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2 * diversion.MAX_HELLO // len(more)):
+                writer.write(more)
+                await writer.drain()
+            while await reader.read(1000):
+                pass
+        assert running.counted("tls_failed") == 0 and running.front.seen == []
 
 
 async def test_a_client_that_offers_http_2_speaks_http_1(tmp_path: Path) -> None:
