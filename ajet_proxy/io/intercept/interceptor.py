@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mitmproxy import options
@@ -32,6 +33,9 @@ logging.getLogger("mitmproxy.addons.proxyserver").setLevel(logging.CRITICAL)  # 
 logging.getLogger("mitmproxy.proxy.server").setLevel(logging.ERROR)  # `Diversion` tells of clients without trust
 
 CLOSE_TURNS = 500
+LOOKUPS = 256
+"""Threads. Each host that is not listed is looked up in one, for as long as a silent name server takes. The default of
+a few would be taken by then, and the daemon reads its archive and makes batches in the same."""
 SILENCE_S = 7 * 86400
 """mitmproxy cuts connections that are silent for this long; its default of 600 s would cut a slow generation."""
 
@@ -51,6 +55,7 @@ class Interceptor:
     async def start(self, front: tuple[str, int]) -> None:
         """Listen and relay to `front`. Raises `OSError` or `AuthorityError` if it cannot."""
         authority.prepare(self.directory)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(LOOKUPS, "ajet-lookup"))
         diversion = Diversion(front, self._tunnels, self._metrics, self._server.connections)
         self._master = Master(options.Options(confdir=str(self.directory), mode=[_spec(mode) for mode in self._modes]))
         self._master.addons.add(self._server, diversion, Certificates(diversion))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +83,25 @@ async def test_several_modes_at_once(tmp_path: Path) -> None:
         for port in ports:
             with pytest.raises(OSError):
                 await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_silent_name_server_leaves_threads_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, real = threading.Event(), socket.getaddrinfo
+
+    def silent(host: Any, *more: Any, **options: Any) -> Any:
+        if str(host).endswith(".example"):
+            answers.wait(60)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return real(host, *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    async with intercepting(tmp_path / "ca") as running:
+        asking = [asyncio.create_task(running.connect(f"{number}.example:443")) for number in range(100)]
+        await asyncio.sleep(0.5)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 30) == "done"
+        answers.set()
+        for status, _ in await asyncio.gather(*asking):
+            assert status.startswith(b"HTTP/1.1 502 ajet-proxy: cannot reach ")
 
 
 def test_starting_the_daemon_without_interception_loads_no_mitmproxy() -> None:
