@@ -101,6 +101,56 @@ async def test_without_keys_the_setting_decides(
         assert found == (await calls_of(client, user) if learned else set())
 
 
+@pytest.mark.parametrize(("first", "later"), [("0", None), (None, "0")])
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_of_chats_that_nobody_can_tell_apart_all_are_taken_back(
+    tmp_path: Path, stub: EngineStub, first: str | None, later: str | None, sealed: bool
+) -> None:
+    async with serving(tmp_path, upstream=(stub.url,), **SERVED) as client:
+        user, twin = User(client), User(client)
+        await user.says("one", **SAYS[first])
+        await twin.says("one")
+        assert user.said == twin.said
+        if sealed:
+            await seals(client)
+            await judge_all(client)
+        await user.says("two", **SAYS[later])
+        await seals(client)
+        await judge_all(client)
+        _, found = await batch(client)
+        assert not found & await calls_of(client, user)
+
+
+@pytest.mark.parametrize("path", ["/e/mine", ""])
+async def test_a_call_takes_a_chat_back_even_if_it_is_never_let_in(
+    tmp_path: Path, stub: EngineStub, path: str
+) -> None:
+    async with serving(tmp_path, upstream=(stub.url,), **SERVED) as client:
+        user = User(client, path)
+        await user.says("one")
+        await seals(client)
+        await judge_all(client)
+        await client.control("POST", "/gate/close", {"wait_s": 0})
+        asks = asyncio.create_task(user.says("two", **SAYS["0"]))
+        await eventually(lambda: client.app._gate.waiting)
+        assert await batch(client) == (None, set())
+        asks.cancel()
+        await asyncio.gather(asks, return_exceptions=True)
+
+
+async def test_a_chat_is_taken_back_after_learning_was_turned_off(tmp_path: Path, stub: EngineStub) -> None:
+    """The setting is gone, so what the call opens is no traffic."""
+    async with serving(tmp_path, upstream=(stub.url,), **SERVED) as client:
+        user = User(client)
+        await user.says("one")
+        await seals(client)
+        await judge_all(client)
+    async with serving(tmp_path, upstream=(stub.url,), **{**SERVED, "traffic": ""}) as client:
+        user._url = f"{client.app.url}/v1"
+        await user.says("two", **SAYS["0"])
+        assert await batch(client) == (None, set())
+
+
 async def test_what_a_trainer_has_is_not_leased_again_once_its_key_is_revoked(
     tmp_path: Path, stub: EngineStub
 ) -> None:

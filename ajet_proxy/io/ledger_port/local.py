@@ -191,6 +191,8 @@ class LocalPort:
                 traffic=identity.traffic, first=identity.first, judged=bool(identity.claims.lanes),
                 consents=identity.consents, withdraws=identity.labels.traffic is False, issued=identity.claims.issued,
             )
+            if asked.withdraws:  # even if it is never let in
+                self._withdraw(self._naming.chats(identity, known, request.history))
             lost = None if known is None else partial(
                 self._commands.lose_request, episode, agent=agent, model=model, said=request.said
             )
@@ -243,6 +245,11 @@ class LocalPort:
         unseen = request.sent["retries"] > 0 and self._unseen.explains(name, known)
         started = replace(asked.started, at=begun.started_at, episode=episode, calls=begun.calls)
         return begun, self._commands.begin_call(replace(asked, started=started, unseen=unseen), known)
+
+    def _withdraw(self, chats: Sequence[str]) -> None:
+        """Nothing more is learned from these, called by their first parts."""
+        at = self._state.time(self._clock.now())
+        self._store.post([event for chat in chats for event in self._commands.judging.withdraw(chat, at)])
 
     def _not_let_in(self, lost: Callable[..., Sequence[ev.Event]], error: BaseException) -> None:
         """Record a request that became no call, unless that is its own fault: its client gave up at the gate, or got an

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -141,13 +141,29 @@ class Naming:
         found = self._state.episodes.continued(history, **sent)
         what = ("new", "continued", "ambiguous")[min(len(found), 2)]
         self._metrics.inc("ajet_lineage_total", found=what)
+        noted = {"may_continue": found[:MAX_NOTED]} if found else NOTHING
         if len(found) == 1:
             return replace(identity, episode=found[0]), NOTHING
-        if not found and history is not None and identity.claims.lanes:
-            cut, withdrawn = self._state.episodes.cut_lineage.continued(history), self._state.episodes.withdrawn
-            first = next((one for one in cut if one in withdrawn), cut[0] if len(cut) == 1 else "")
-            return self._part_of(identity, first), NOTHING
-        return identity, {"may_continue": found[:MAX_NOTED]} if found else NOTHING
+        if history is None or not (identity.claims.lanes or identity.labels.traffic is False):
+            return identity, noted
+        chats, withdrawn = self._continued_chats(history), self._state.episodes.withdrawn
+        first = next((one for one in chats if one in withdrawn), chats[0] if len(chats) == 1 else "")
+        return self._part_of(identity, first), noted
+
+    def chats(self, identity: Identity, known: Episode | None, history: Beginnings | None) -> Sequence[str]:
+        """The first parts of the chats that a request may be of, which belongs to the episode `known` if there is one:
+        where nobody can say of which, all of them."""
+        if known is not None:
+            return (known.opening.whole,)
+        if identity.identified_by != "lineage" or history is None:
+            return (identity.first,)
+        return self._continued_chats(history)
+
+    def _continued_chats(self, history: Beginnings) -> Sequence[str]:
+        """The first parts of the chats that `history` may go on from: of open ones, else of sealed ones."""
+        episodes = self._state.episodes
+        found = [episodes[one].opening.whole for one in episodes.lineage.continued(history)]
+        return tuple(dict.fromkeys(found)) or episodes.cut_lineage.continued(history)
 
     def comes(self, known: Episode | None, request: CallRequest) -> None:
         """A request comes in `known`, whose task may stand for several."""
