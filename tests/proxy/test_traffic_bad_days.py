@@ -138,6 +138,23 @@ async def test_a_call_takes_a_chat_back_even_if_it_is_never_let_in(
         await asyncio.gather(asks, return_exceptions=True)
 
 
+@pytest.mark.parametrize(("header", "learned"), [(None, False), ("1", True), ("0", False)])
+async def test_a_chat_that_opens_with_a_reward_lives_as_any_other(
+    tmp_path: Path, stub: EngineStub, header: str | None, learned: bool
+) -> None:
+    """The app gives rewards by itself, with each call, and consents by the first alone."""
+    async with serving(tmp_path, upstream=(stub.url,), **KEYED) as client:
+        user = User(client, "/e/mine", keyring.keys(tmp_path, admin_secret=ADMIN).issue(LANE))
+        for text, said in (("one", SAYS[header]), ("two", {})):
+            await user.says(text, **said, **{"X-AJet-Reward": "1"})
+            await seals(client, key=ADMIN)
+        _, found = await batch(client, ADMIN)
+        assert found == (await calls_of(client, user, ADMIN) if learned else set())
+        records = [await client.record(name, key=ADMIN) for name in ("mine", "mine~2")]
+        assert [(one["traffic"], one["lane"]) for one in records] == [(True, "chat")] * 2
+        assert records[1]["first"] == "mine"
+
+
 async def test_a_chat_is_taken_back_after_learning_was_turned_off(tmp_path: Path, stub: EngineStub) -> None:
     """The setting is gone, so what the call opens is no traffic."""
     async with serving(tmp_path, upstream=(stub.url,), **SERVED) as client:

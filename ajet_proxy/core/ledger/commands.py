@@ -134,26 +134,32 @@ class Commands:
             message = f"place {body.place} of play {body.play} is not free: ask again what is missing"
             raise Conflict(message, code="place_taken", param="place")
 
+    def open_on_sight(self, asked: CallAsked) -> Events:
+        """A request is the first of its episode. Users' traffic lives as such from here on."""
+        started, first = asked.started, asked.first or asked.started.episode
+        at, episode = self.state.time(started.at), started.episode
+        body = OpenEpisode(task=asked.task, eval=asked.eval, metadata=asked.metadata, client=asked.client)
+        if asked.traffic:
+            body = self.judging.opens(body, first, judged=asked.judged)
+        opened = self.open_episode(
+            body, episode=episode, at=at, tenant=asked.tenant, identified_by=started.identified_by,
+            plays=started.model or None, traffic=asked.traffic, first=asked.first, issued=asked.issued,
+        )
+        gone = asked.traffic and (
+            not asked.consents or first in self.state.episodes.withdrawn
+            or self.judging.is_void(asked.tenant, asked.issued)
+        )
+        if asked.withdraws or gone:
+            return (*opened, ev.EpisodeWithdrawn(at, episode), *self.judging.withdraw(asked.first, at))
+        return opened
+
     def begin_call(self, asked: CallAsked, known: Episode | None) -> Events:
         """A request goes to the engine. `known` is its episode, which opens on first sight."""
         at, episode = self.state.time(asked.started.at), asked.started.episode
         started = asked.started if asked.started.at == at else replace(asked.started, at=at)
         titled = (ev.TaskNamed(at, episode, f"prompt-{asked.prompt}"),) if asked.prompt and asked.task is None else ()
         if known is None:
-            body = OpenEpisode(task=asked.task, eval=asked.eval, metadata=asked.metadata, client=asked.client)
-            if asked.traffic:
-                body = self.judging.opens(body, asked.first or episode, judged=asked.judged)
-            opened = self.open_episode(
-                body, episode=episode, at=at, tenant=asked.tenant, identified_by=started.identified_by,
-                plays=started.model or None, traffic=asked.traffic, first=asked.first, issued=asked.issued,
-            )
-            gone = asked.traffic and (
-                not asked.consents or (asked.first or episode) in self.state.episodes.withdrawn
-                or self.judging.is_void(asked.tenant, asked.issued)
-            )
-            if asked.withdraws or gone:
-                opened = (*opened, ev.EpisodeWithdrawn(at, episode), *self.judging.withdraw(asked.first, at))
-            return (*opened, *titled, started)
+            return (*self.open_on_sight(asked), *titled, started)
         if known.opening.tenant != asked.tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
         takes("call", known)

@@ -49,7 +49,6 @@ from ajet_proxy.io.storage.recalled import Unread
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, NotFound, NotReady
 from ajet_sdk.headers import HEADER_REWARD
-from ajet_sdk.routes import OpenEpisode
 from ajet_sdk.untrainable import UNTRAINABLE
 
 logger = logging.getLogger(__name__)
@@ -108,12 +107,8 @@ class LocalPort:
         if known is None:
             if body.call is not None:
                 raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call")
-            said = identity.labels
-            opening = OpenEpisode(task=said.task, eval=said.eval, client=said.client)
-            opens = partial(
-                commands.open_episode, opening, episode=episode, at=self._clock.now(), tenant=tenant,
-                identified_by=identity.identified_by,
-            )
+            started = ev.CallStarted(self._clock.now(), episode, (), "", "", identity.identified_by, "")
+            opens = partial(commands.open_on_sight, _asked(identity, started, tenant))
             await self._store.commit(await self._store.decide(opens, unknown=(episode,)))
             known = self._state.episodes.known(episode)
         sent, at = (episode, name), self._clock.now()
@@ -185,11 +180,9 @@ class LocalPort:
                 self._clock.now(), episode, (), model, agent, identity.identified_by, route=request.route,
                 said=request.said, **request.sent,
             )
-            asked = CallAsked(
-                started, tenant_of(identity, episode, known), identity.labels.task, identity.labels.eval,
-                identity.labels.client, "" if request.probe else request.prompt, metadata,
-                traffic=identity.traffic, first=identity.first, judged=bool(identity.claims.lanes),
-                consents=identity.consents, withdraws=identity.labels.traffic is False, issued=identity.claims.issued,
+            asked = replace(
+                _asked(identity, started, tenant_of(identity, episode, known)), metadata=metadata,
+                prompt="" if request.probe else request.prompt,
             )
             if asked.withdraws:  # even if it is never let in
                 self._withdraw(self._naming.chats(identity, known, request.history))
@@ -389,6 +382,16 @@ class LocalPort:
             name = ending.call.turn.call if isinstance(ending, Whole) else ending.call
             logger.info("call %s ended without effect: %s", name, error.message)
             return ()
+
+
+def _asked(identity: Identity, started: ev.CallStarted, tenant: str) -> CallAsked:
+    """What a request of `tenant` says of its episode."""
+    labels = identity.labels
+    return CallAsked(
+        started, tenant, labels.task, labels.eval, labels.client, traffic=identity.traffic, first=identity.first,
+        judged=bool(identity.claims.lanes), consents=identity.consents, withdraws=labels.traffic is False,
+        issued=identity.claims.issued,
+    )
 
 
 class Receipts:
