@@ -41,6 +41,7 @@ LEASE_S = 600.0
 ASK_S = 120.0
 """For a model to answer."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 1.0, 60.0
+CHAT = "/chat/completions"
 REFUSED = (401, 403, 404)
 """Answers by which no vote will ever come."""
 
@@ -182,7 +183,12 @@ class Model:
             order = random.sample(list(items), len(items))
             shown, word = [items[key] for key in order], secrets.token_hex(8)
             body = request(self._rubric, self.name, shown, word, self._votes)
-            reply = await self._send("POST", "/chat/completions", json.dumps(body).encode())
+            try:
+                reply = await self._send("POST", CHAT, json.dumps(body).encode())
+            except Away as away:
+                if await self._is_there():
+                    raise Failed("it answers others, and not this") from away
+                raise
             said, tokens = read(reply)
             self._budget.use(tokens)
             votes.append(vote(said, order))
@@ -193,13 +199,25 @@ class Model:
             raise Failed(f"{sum(one is not None for one in votes)} of {len(votes)} votes are valid: {reason}")
         return verdicts
 
-    async def _send(self, method: str, path: str, content: bytes | None) -> Reply:
-        """The answer of the endpoint; `Away` if it has been away for as long as a lease lasts."""
+    async def _is_there(self) -> bool:
+        """Tell whether the model answers a request that is as small as can be."""
+        body = request(self._rubric, self.name, [{"question": "", "answer": ""}], secrets.token_hex(8), 1)
+        outcome = await self._client.attempt(self._request("POST", CHAT, json.dumps(body).encode()))
+        if isinstance(outcome, NoReply) or outcome.status in PASSING:
+            return False
+        self._budget.use(read(outcome)[1])
+        return True
+
+    def _request(self, method: str, path: str, content: bytes | None) -> Send:
         headers = {"content-type": "application/json"}
         headers |= {"authorization": f"Bearer {self._key}"} if self._key else {}
+        return Send(method, self._url + path, headers, content, ASK_S)
+
+    async def _send(self, method: str, path: str, content: bytes | None) -> Reply:
+        """The answer of the endpoint; `Away` if it has been away for as long as a lease lasts."""
         until, pause = time.monotonic() + LEASE_S, BACKOFF_FIRST_S
         while True:
-            outcome = await self._client.attempt(Send(method, self._url + path, headers, content, ASK_S))
+            outcome = await self._client.attempt(self._request(method, path, content))
             away = isinstance(outcome, NoReply) or outcome.status in PASSING
             if away != self._away:
                 reason = outcome.reason if isinstance(outcome, NoReply) else outcome.status

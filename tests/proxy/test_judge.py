@@ -266,11 +266,27 @@ async def test_what_a_judge_was_away_for_awaits_it_however_long(
     monkeypatch.setattr(judges, "LEASE_S", 0.0)
     monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.01)
     (name,) = await played(client)
-    faults = iter([503] * 3)
+    faults = iter([503] * 6)  # each absence is made sure of by a request that asks nothing
     with judging(lambda items: next(faults, dict.fromkeys(items, 1.0))) as grader:
         async with at_work(client, grader) as bench:
             await count(bench.work, "judged")
     assert (await client.record(name))["reward"] == 1 and bench.work.counts["left"] == 3
+
+
+async def test_what_a_judge_never_answers_to_holds_up_nothing_else(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its user has said something, so that it comes first."""
+    monkeypatch.setattr(judges, "LEASE_S", 0.0)
+    monkeypatch.setattr("ajet_sdk.judge.work.LEASE_S", 0.01)
+    odd, *others = await played(client, 3)
+    said = {"call": (await client.record(odd))["calls"][0]["call"], "text": "odd"}
+    assert (await client.control("POST", "/feedback", said)).status == 200
+    with judging(lambda items: 500 if "odd" in str(items) else dict.fromkeys(items, 1.0)) as grader:
+        async with at_work(client, grader) as bench:
+            await count(bench.work, "judged", 2)
+    assert {(await client.record(name))["reward"] for name in others} == {1}
+    assert bench.work.counts["left"] == 2 and (await client.record(odd))["state"] == "sealed"
 
 
 async def test_an_interrupt_ends_what_is_in_flight_and_leases_nothing_more(client: Client) -> None:
