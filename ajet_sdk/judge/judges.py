@@ -266,7 +266,10 @@ def load(word: str) -> tuple[Callable[[Any], Any], str]:
     if not path or not Path(path).is_file():
         raise BadRequest(f"{word!r} is not FILE.py:FUNCTION of a file that is there")
     sys.path.insert(0, str(Path(path).resolve().parent))
-    found = runpy.run_path(path).get(name)
+    try:
+        found = runpy.run_path(path).get(name)
+    except (Exception, SystemExit) as error:
+        raise BadRequest(f"{path} cannot be run: {reason_of(error)}") from error
     if not callable(found):
         raise BadRequest(f"{path} has no function {name!r}")
     return found, digest_of(Path(path).read_bytes())

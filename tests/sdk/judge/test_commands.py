@@ -42,6 +42,15 @@ def test_a_rubric_that_is_no_text(ajet: Ajet, stub: ControlStub, tmp_path: Path)
     assert code == 2 and "no UTF-8 text" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("option", ["--with", "--redact"])
+@pytest.mark.parametrize("code", ["def score(:", "import not_there", "raise SystemExit(3)", "1 / 0"])
+def test_a_file_that_cannot_be_run(ajet: Ajet, stub: ControlStub, tmp_path: Path, code: str, option: str) -> None:
+    (tmp_path / "judge.py").write_text(code)
+    judged_by = () if option == "--with" else ("--cmd", "true")
+    status, _, err = ajet("judge", *judged_by, option, f"{tmp_path / 'judge.py'}:score")
+    assert status == 2 and "judge.py cannot be run: " in err and len(err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("line", [
     "{}", "1", '{"question": "q", "answer": 1, "value": 1}', "no", "[" * 100_000,
     f'{{"question": "q", "answer": "a", "value": 1{"0" * 400}}}',
