@@ -149,6 +149,19 @@ async def test_a_silent_engine_gives_no_text_and_nothing_is_leased(client: Clien
     assert len(await leased(client)) == 1
 
 
+async def test_for_a_silent_engine_no_more_than_one_text_is_put_together(
+    client: Client, stub: EngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much waits: each look would cost as much again."""
+    told, plain = list[str](), judgements.answers
+    monkeypatch.setattr(judgements, "answers", lambda one, policy: told.append(one.id) or plain(one, policy))
+    for number in range(3):
+        await User(client, f"/e/chat{number}").says("one")
+    await seals(client)
+    stub.tokenizes = False
+    assert await leased(client, wait_s=0) == [] and len(told) == 1
+
+
 async def test_groups_that_were_opened_to_be_judged(client: Client) -> None:
     names = [
         await client.open({"task": "t", "judged": True}) for _ in range(2)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from ajet_proxy.core.control.asked import Asked
 from ajet_proxy.core.control.judging import check_lane
-from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.episode import Episode, to_judge
 from ajet_proxy.core.ledger.judging import Answered, answers
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.io.control.desk import Desk
@@ -87,9 +87,9 @@ class Judgements:
     ) -> list[dict[str, Any]] | None:
         """The calls of an episode with their texts; None if one is missing. Models of which no text came are `silent`,
         and are not asked again."""
-        calls = await asyncio.to_thread(answers(episode, self._desk.store.state.weights.merge_policy))
-        if not silent.isdisjoint(call.model for call in calls):
+        if not silent.isdisjoint(turn.model for turn in to_judge(episode)):
             return None
+        calls = await asyncio.to_thread(answers(episode, self._desk.store.state.weights.merge_policy))
         parts = {(call.model, ids) for call in calls for ids in (call.before, call.answer, call.next) if ids}
         texts = dict(zip(parts, await asyncio.gather(*(self._text(asking, *part) for part in parts)), strict=True))
         if None in texts.values():
