@@ -79,9 +79,10 @@ class Episodes(dict[str, Episode]):
         return known
 
     def of_chat(self, first: str) -> Episode | None:
-        """The `first` part of a chat, or a later one if that is gone; None if there is none."""
-        known = self.find(first)
-        return self[self.parts[first][-1]] if known is None and first in self.parts else known
+        """The `first` part of a chat, or a later one if that is not in memory; None if there is none. As long as any
+        part is in memory, the archive is not asked."""
+        known = self.get(first)
+        return self[self.parts[first][-1]] if known is None and first in self.parts else known or self.find(first)
 
     def known(self, episode: str) -> Episode:
         """`episode`, wherever it is by now, or `NotFound`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -548,6 +549,18 @@ def test_a_chat_is_known_by_a_later_part_once_its_first_is_gone(rig: LedgerRig) 
     rig.state.arrived(["a"], [])  # and removed again
     assert rig.state.episodes.of_chat("a") is rig.state.episodes["a~2"]
     assert rig.state.episodes.of_chat("b") is None
+
+
+def test_the_archive_is_not_read_for_a_chat_of_which_a_part_is_in_memory(rig: LedgerRig) -> None:
+    """Each of its calls would wait for the disk."""
+    chat(rig, "a")
+    chat(rig, "a~2", first="a")
+    rig.abort("a")
+    rig.archive()
+    rig.state.arrived(["a"], [])
+    rig.state.episodes.archive = archive = Mock()
+    assert rig.state.episodes.of_chat("a") is rig.state.episodes["a~2"]
+    assert archive.mock_calls == []
 
 
 @pytest.mark.parametrize("trained", [True, False])
