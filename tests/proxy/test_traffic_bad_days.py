@@ -260,6 +260,25 @@ async def test_chats_that_interleave_under_one_user_are_judged_each_with_what_ca
         assert call["next_kind"] == "none" or f"{mine} two" in call["next"]
 
 
+@pytest.mark.parametrize(("early", "late"), [("0", None), (None, "0")])
+async def test_a_chat_is_taken_back_whose_name_turned_out_to_be_that_of_several(
+    client: Client, early: str | None, late: str | None
+) -> None:
+    """Its later parts are known by its history, as those of a chat without a name."""
+    user, *others = (Named(client, "", "EMPTY", "me") for _ in range(3))
+    await user.says("one", **SAYS[early])
+    for other in others:
+        await other.says("another one")
+    assert client.app._store.state.episodes.shared_names
+    await seals(client)
+    await judge_all(client)
+    await user.says("two", **SAYS[late])
+    await seals(client)
+    await judge_all(client)
+    _, found = await batch(client)
+    assert not found & await calls_of(client, user)
+
+
 async def test_a_judge_that_went_away_while_it_waited_gets_nothing(client: Client) -> None:
     """So nobody waits for its lease to run out."""
     waits = asyncio.create_task(client.control("POST", LEASE, {"wait_s": 60, "lease_s": 600}))

@@ -14,7 +14,7 @@ from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.queues import LeasedBatch
-from ajet_proxy.core.ledger.session_names import NAME_RUNS
+from ajet_proxy.core.ledger.session_names import NAME_RUNS, RUNGS
 from ajet_proxy.core.trajectory.timeline import Turn
 from ajet_sdk.errors import Conflict, NotFound
 
@@ -67,7 +67,7 @@ class Episodes(dict[str, Episode]):
         """Complete calls of which it is not known yet that their client was sent the end."""
         self.lineage, self.sealed_lineage = Lineage(), Lineage()  # of open episodes, and sealed ones that a body names
         self.cut_lineage = Lineage()
-        """Of sealed traffic that nothing names, by its first part."""
+        """Of sealed traffic that no path and no header names: by its first part, or by its own if it was named."""
         self.shared_names: dict[str, None] = {}  # by the ids of their first episodes
         self.changes = 0
 
@@ -171,6 +171,8 @@ class Episodes(dict[str, Episode]):
         if episode.state == "sealed" and episode.opening.traffic:
             if episode.opening.identified_by == "lineage":
                 self.lineage.hand_over(episode.id, self.cut_lineage, MOST_SEALED, episode.opening.whole)
+            elif episode.opening.identified_by in RUNGS:  # whose name may turn out to be that of several chats
+                self.lineage.hand_over(episode.id, self.cut_lineage, MOST_SEALED)
         elif episode.state == "sealed" and episode.opening.identified_by == "body":
             self.lineage.hand_over(episode.id, self.sealed_lineage, MOST_SEALED)
         self.lineage.drop(episode.id)

@@ -139,6 +139,11 @@ def base_of(name: str, tenant: str) -> str:
     return f"name-{hashlib.sha256(both.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
+def first_of(episode: str) -> str:
+    """The first part of a chat that was named in one of `RUNGS`, or by nothing, and of which `episode` is a part."""
+    return _parts(episode)[0]
+
+
 def _parts(episode: str) -> tuple[str, int]:
     """The base and the number of an id that `SessionNames.latest` made."""
     numbered = _NUMBERED.fullmatch(episode)

@@ -20,7 +20,7 @@ from ajet_proxy.core.identity.headers import is_text
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames, base_of, has_parts
+from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames, base_of, first_of, has_parts
 from ajet_proxy.core.ledger.shared_names import SharedNames
 from ajet_proxy.io.ledger_port.port import CallRequest
 from ajet_proxy.io.runtime.clock import Clock
@@ -163,7 +163,7 @@ class Naming:
         """The first parts of the chats that `history` may go on from: of open ones, else of sealed ones."""
         episodes = self._state.episodes
         found = [episodes[one].opening.whole for one in episodes.lineage.continued(history)]
-        return tuple(dict.fromkeys(found)) or episodes.cut_lineage.continued(history)
+        return tuple(dict.fromkeys(found or map(first_of, episodes.cut_lineage.continued(history))))
 
     def comes(self, known: Episode | None, request: CallRequest) -> None:
         """A request comes in `known`, whose task may stand for several."""

@@ -9,10 +9,12 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given, settings
 
+from ajet_proxy.core.conversation.history import Mark, Marks
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import judging, tallies
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.judging import MOST_AGE_S, MOST_CALLS, MOST_WAIT_S, SILENCE_S, answers
+from ajet_proxy.core.ledger.session_names import first_of
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_sdk.errors import AjetError
@@ -549,6 +551,19 @@ def test_a_chat_is_known_by_a_later_part_once_its_first_is_gone(rig: LedgerRig) 
     rig.state.arrived(["a"], [])  # and removed again
     assert rig.state.episodes.of_chat("a") is rig.state.episodes["a~2"]
     assert rig.state.episodes.of_chat("b") is None
+
+
+def test_of_a_name_that_never_ends_the_latest_parts_are_known_by_their_history(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.episodes.MOST_SEALED", 2)
+    for number in range(2, 6):
+        (call,) = rig.begin(f"a.{number}", traffic="chat", first="a", identified_by="body")
+        rig.finish(f"a.{number}", call, marks=(Mark(f"chat:{number}"),))
+        rig.later(50)
+    known = rig.state.episodes.cut_lineage
+    ends = [known.continued(Marks([Mark(f"chat:{number}")])) for number in range(2, 6)]
+    assert ends == [(), (), ("a.4",), ("a.5",)] and first_of("a.4") == first_of("a") == "a"
 
 
 def test_the_archive_is_not_read_for_a_chat_of_which_a_part_is_in_memory(rig: LedgerRig) -> None:
