@@ -24,6 +24,7 @@ from msgspec import Struct
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode, awaits, awaits_since, fitting, lacks_a_judgement, to_judge
 from ajet_proxy.core.ledger.events import Event, Events
+from ajet_proxy.core.ledger.life import BY_JUDGE
 from ajet_proxy.core.ledger.parts import AT_ONCE
 from ajet_proxy.core.ledger.session_names import RUNGS
 from ajet_proxy.core.ledger.state import State
@@ -145,7 +146,7 @@ class JudgingCommands:
 
     def judge(self, episode: str, body: Judgement, *, at: float) -> Events:
         """A judgement without a reward discards the episode."""
-        known, at, by = self.state.episodes.known(episode), self.state.time(at), f"by judge {body.judge!r}"
+        known, at, by = self.state.episodes.known(episode), self.state.time(at), f"{BY_JUDGE}{body.judge!r}"
         notes = fitting(one.note for one in body.scores)
         scores = tuple(
             (one.call, one.agent, one.value, note) for one, note in zip(body.scores, notes, strict=True)

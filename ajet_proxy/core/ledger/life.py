@@ -24,6 +24,8 @@ from ajet_proxy.core.trajectory.rewards import EpisodeReward
 OTHER_RUN = "another run of the model has sampled some of it"
 STALE, NO_SIGNAL = "stale", "no_signal: all rewards of its group are equal"
 """Why a ready episode is discarded with which the others of its group are compared all the same."""
+BY_JUDGE = "by judge "
+"""What the detail begins with of an episode that a judge has given no reward."""
 
 
 class Life:
@@ -184,6 +186,8 @@ class Life:
                 self._unready(episode, model, event.reason, event.at, cut)
             episode.transcript.keep_timelines(self._weights.merge_policy)
             episode.attempts.settle()
+            if event.reason == "not_judged" and (event.detail or "").startswith(BY_JUDGE):
+                self._tallies.scored(episode, ())
             self.move(episode, "discarded", event.at, event.reason, event.detail, event.cause)
 
     def _withdrawn(self, event: ev.EpisodeWithdrawn) -> None:

@@ -7,7 +7,7 @@ are kept as the events come, so that reading them costs nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from ajet_proxy.core.ledger import events as ev
@@ -56,7 +56,7 @@ class Tallies:
         """What became of the ``sealed`` episodes to be judged (`core.ledger.episode.judging`)."""
         self.judged_calls: Counter[str] = Counter()
         self.unjudged_calls: Counter[str] = Counter()
-        """Calls of judged episodes with a score, and those without, by their finish reason. The latest count most."""
+        """Calls that a judge has scored, and those that it left out, by their finish reason. The latest count most."""
         self.judged_at = 0.0
         self.holdouts = Holdouts()
         self.spent: Counter[str] = Counter()
@@ -92,11 +92,15 @@ class Tallies:
             self.judging.update([now, *(["sealed"] if before is None else [])])
 
     def judged(self, episode: Episode, judgement: ev.EpisodeJudged) -> None:
-        """An episode is judged: some of its calls have a score, others may not."""
+        """An episode is judged, and has rewards of that."""
         self.judged_at = judgement.at
-        scopes = {(call, agent) for call, agent, _, _ in judgement.scores}
+        self.scored(episode, [(call, agent) for call, agent, _, _ in judgement.scores])
+
+    def scored(self, episode: Episode, scopes: Collection[tuple[str | None, str | None]]) -> None:
+        """A judge has scored the calls of an episode that are of these `scopes`, and left out the others."""
+        scoped = {*scopes}
         for turn in to_judge(episode):
-            scored = not scopes.isdisjoint({(turn.call, None), (None, turn.agent), (None, None)})
+            scored = not scoped.isdisjoint({(turn.call, None), (None, turn.agent), (None, None)})
             (self.judged_calls if scored else self.unjudged_calls)[turn.finish_reason] += 1
             if self.judged_calls[turn.finish_reason] + self.unjudged_calls[turn.finish_reason] >= MANY_CALLS:
                 self.judged_calls[turn.finish_reason] //= 2

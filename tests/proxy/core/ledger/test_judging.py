@@ -696,6 +696,16 @@ def test_calls_that_are_never_scored_are_a_way_out(rig: LedgerRig) -> None:
     assert "30 of 60 calls with finish reason 'stop'" in rig.state.alerts()["unjudged 'stop'"]
 
 
+def test_so_are_those_of_episodes_that_a_judge_gives_no_reward_at_all(rig: LedgerRig) -> None:
+    """Nobody can tell by those that nobody has judged."""
+    for number in range(60):
+        awaiting(rig, f"e{number}")
+        rig.judge(f"e{number}", 1.0 if number < 10 else None)
+    for number in range(60, 120):
+        awaiting(rig, f"e{number}")
+    assert "50 of 60 calls with finish reason 'stop'" in rig.state.alerts()["unjudged 'stop'"]
+
+
 def test_the_latest_calls_count_most(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet_proxy.core.ledger.tallies.MANY_CALLS", 4)
     for number in range(4):
