@@ -128,6 +128,7 @@ class App:
         self._keys = keys = keyring.keys(
             data_dir, admin_secret=config.admin_secret, traffic=config.traffic
         )
+        await self._withdraw(keys.ring.tenants)
         looking = EngineWatch(engines, store.trouble, shut=state.gates.shut, data_dir=data_dir, key=config.upstream_key)
         ledger_port = LocalPort(
             store=store, gate=gate, engines=engines, clock=clock, metrics=metrics, watch=looking,
@@ -293,11 +294,9 @@ class App:
                     tight = False
                     store.post(events)
                     await asyncio.sleep(0)  # they come in turns
-                while revoked != (now := self._keys.ring.tenants) and store.healthy:
-                    if not (events := store.commands.judging.revoked(now, clock.now())):
-                        revoked = now
-                    store.post(events)
-                    await asyncio.sleep(0)
+                if revoked != (tenants := self._keys.ring.tenants) and store.healthy:
+                    await self._withdraw(tenants)
+                    revoked = tenants
                 if store.healthy:
                     store.post(to_archive(store.state, clock.now(), self.config.archive_max_age))
             store.trouble.pop("judge", None)
@@ -310,6 +309,12 @@ class App:
             if self.workers is not None:
                 self.workers.send_facts()
             service.notify("WATCHDOG=1", os.environ)
+
+    async def _withdraw(self, tenants: Mapping[str, float]) -> None:
+        """Learn nothing from what the keys of `tenants` have opened that were issued by those times."""
+        while events := self._store.commands.judging.revoked(tenants, self._clock.now()):
+            self._store.post(events)
+            await asyncio.sleep(0)
 
     async def _drain(self) -> None:
         """Stop listening and let requests finish, on all listeners at once."""

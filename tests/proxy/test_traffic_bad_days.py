@@ -168,6 +168,17 @@ async def test_a_chat_is_taken_back_after_learning_was_turned_off(tmp_path: Path
         assert await batch(client) == (None, set())
 
 
+async def test_nobody_leases_what_was_revoked_while_the_daemon_was_away(tmp_path: Path, stub: EngineStub) -> None:
+    async with serving(tmp_path, upstream=(stub.url,), **KEYED) as client:
+        await User(client, key=keyring.keys(tmp_path, admin_secret=ADMIN).issue(ALWAYS)).says("one")
+        await seals(client, key=ADMIN)
+        await judge_all(client, ADMIN)
+        revoked_at = client.app._clock.now()
+    keyring.revoke(tmp_path, "tenant", "app", revoked_at)
+    async with serving(tmp_path, upstream=(stub.url,), **KEYED) as client:
+        assert await batch(client, ADMIN) == (None, set())
+
+
 async def test_what_a_trainer_has_is_not_leased_again_once_its_key_is_revoked(
     tmp_path: Path, stub: EngineStub
 ) -> None:
