@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,31 @@ async def test_an_idle_judge_looks_again_only_when_there_may_be_something(
     assert len(looks) == 1
     await seals(client)
     assert (len(await judge), len(looks)) == (1, 2)
+
+
+async def test_idle_judges_hold_up_no_user_however_much_awaits_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them together look in vain for a twentieth of the time."""
+    monkeypatch.setattr(judgements, "LOOK_S", 300.0)
+    looks, plain = list[Any](), JudgingCommands.waiting
+
+    def waiting(self: JudgingCommands, *asked: Any) -> Any:
+        looks.append(asked)
+        time.sleep(0.05)
+        return plain(self, *asked)
+
+    monkeypatch.setattr(JudgingCommands, "waiting", waiting)
+    judges = [asyncio.create_task(leased(client, wait_s=300, lane="other")) for _ in range(8)]
+    await eventually(lambda: len(looks) == 8)
+    began = time.monotonic()
+    for number in range(10):
+        await User(client, f"/e/chat{number}").says("one")
+        await seals(client)
+    assert len(looks) <= 8 + 2 + (time.monotonic() - began) / (20 * 0.05)
+    for judge in judges:
+        judge.cancel()
+    await asyncio.gather(*judges, return_exceptions=True)
 
 
 async def test_a_silent_engine_gives_no_text_and_nothing_is_leased(client: Client, stub: EngineStub) -> None:

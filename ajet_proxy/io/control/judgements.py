@@ -7,7 +7,8 @@ engine gives no text of is not leased now.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import aiohttp
@@ -29,6 +30,9 @@ AT_ONCE = 8
 """Texts that engines are asked for at a time."""
 LOOK_S = 2.0
 """So often it is looked whether a lease has run out, or an engine is back. Each look may go through all that awaits."""
+RESTS = 20
+"""After a look in vain nobody looks for so many times as long as it took, but for those who have not for `LOOK_S`.
+While it goes through what awaits, no user is answered."""
 
 
 class Judgements:
@@ -37,33 +41,39 @@ class Judgements:
     def __init__(self, desk: Desk, engines: Engines) -> None:
         self._desk, self._engines = desk, engines
         self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._rests_until = 0.0
 
     async def lease(self, _http: web.Request, asked: Asked) -> web.Response:
         """What awaits a judgement, or 204 if nothing does in ``wait_s``."""
         if asked.body.lane is not None:
             check_lane(asked, asked.body.lane)
         store, clock, stopping = self._desk.store, self._desk.clock, self._desk.stopping
+        lanes = asked.claims.lanes if asked.claims.scope == "judge" else None
         deadline, looked, again = clock.now() + asked.body.wait_s, -1, 0.0
         while True:
             seen, judgeable = store.state.leasable(), store.state.episodes.judgeable
-            if judgeable != looked or clock.now() >= again:
-                looked, again = judgeable, clock.now() + LOOK_S
-                if found := await self._take(asked):
+            if clock.now() >= (again if judgeable == looked else min(again, self._rests_until)):
+                looked, began = judgeable, clock.now()
+                groups = store.commands.judging.waiting(asked.body, lanes, began)
+                first = next(groups, None)
+                if first is not None and (found := await self._take(asked, chain((first,), groups))):
                     return web.json_response({"judgements": found})
+                again, self._rests_until = clock.now() + LOOK_S, clock.now() + RESTS * (clock.now() - began)
             left = deadline - clock.now()
             if left <= 0 or stopping.is_set():
                 return web.Response(status=204)
-            await self._desk.until_stop(store.leasable(seen, min(left, LOOK_S)))
+            rest = min(again, self._rests_until) - clock.now()
+            waits = store.leasable(seen, min(left, LOOK_S)) if judgeable == looked else asyncio.sleep(min(left, rest))
+            await self._desk.until_stop(waits)
 
-    async def _take(self, asked: Asked) -> list[dict[str, Any]]:
-        """Lease so much as is asked for, as far as there is a text of it."""
+    async def _take(self, asked: Asked, groups: Iterable[tuple[Episode, ...]]) -> list[dict[str, Any]]:
+        """Lease so much of `groups` as is asked for, as far as there is a text of it."""
         judging, body, now = self._desk.store.commands.judging, asked.body, self._desk.clock.now
-        lanes = asked.claims.lanes if asked.claims.scope == "judge" else None
         out, left = list[dict[str, Any]](), body.n
         silent = set[str]()
         awaiting = self._desk.store.state.episodes.awaiting
         async with session(self._desk.config.upstream_key, TEXT_S) as asking:
-            for group in judging.waiting(body, lanes, now()):
+            for group in groups:
                 if not left:
                     break
                 until = now() + body.lease_s
