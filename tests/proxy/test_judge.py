@@ -124,7 +124,8 @@ async def test_a_judge_that_is_of_two_minds_abstains(client: Client) -> None:
     assert bench.work.counts["abstained"] == 1
 
 
-async def test_a_group_is_judged_at_once_in_any_order(client: Client) -> None:
+async def test_a_group_is_judged_at_once_in_any_order(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.judging.GATHERS_S", 0.0)
     names = await played(client, 3)
     values = iter([-1.0, 0.0, 1.0])
     with judging(lambda items: {label: next(values) for label in items}) as grader:
@@ -135,7 +136,8 @@ async def test_a_group_is_judged_at_once_in_any_order(client: Client) -> None:
     assert sorted([(await client.record(name))["reward"] for name in names]) == [-1.0, 0.0, 1.0]
 
 
-async def test_seven_numbers_for_eight_answers_judge_nothing(client: Client) -> None:
+async def test_seven_numbers_for_eight_answers_judge_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.judging.GATHERS_S", 0.0)
     names = await played(client, 8)
     with judging(lambda items: dict.fromkeys(list(items)[:7], 1.0)) as grader:
         async with at_work(client, grader, relative=True) as bench:

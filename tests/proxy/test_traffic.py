@@ -188,7 +188,8 @@ async def test_for_a_silent_engine_no_more_than_one_text_is_put_together(
     assert await leased(client, wait_s=0) == [] and len(told) == 1
 
 
-async def test_groups_that_were_opened_to_be_judged(client: Client) -> None:
+async def test_groups_that_were_opened_to_be_judged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.judging.GATHERS_S", 0.0)
     names = [
         await client.open({"task": "t", "judged": True}) for _ in range(2)
     ]

@@ -40,6 +40,8 @@ MOST_WAIT_S = 86400.0
 """What nobody has judged so long after the seal is discarded."""
 SILENCE_S = 1200.0
 """A judge that lets something wait for so long is missed."""
+GATHERS_S = 10.0
+"""A group is whole once nothing of it has been open for so long: its episodes may be played one after another."""
 BEFORE = 2000
 """Tokens before an answer that a judge sees."""
 
@@ -113,8 +115,7 @@ class JudgingCommands:
         self, body: LeaseJudgements, lanes: Collection[str] | None, at: float
     ) -> Iterator[tuple[Episode, ...]]:
         """What nobody is judging now, of these `lanes` (None: of any): what users have said something of comes first,
-        then the newest. A group is all of its key, once nothing of it is open. No more is looked at than is asked for.
-        """
+        then the newest. A group is all of its key, once it is whole. No more is looked at than is asked for."""
         newest = [*self.state.episodes.awaited()][::-1]
         ordered = chain((one for one in newest if one.feedback), (one for one in newest if not one.feedback))
         fits = (
@@ -127,7 +128,10 @@ class JudgingCommands:
         playing, groups = {one.group_key for one in self.state.episodes.unsettled.values()}, dict[Any, list[Episode]]()
         for one in fits:
             groups.setdefault(one.group_key, []).append(one)
-        return (tuple(reversed(found)) for key, found in groups.items() if key not in playing)
+        return (
+            tuple(reversed(found)) for key, found in groups.items()
+            if key not in playing and at - max(map(awaits_since, found)) >= GATHERS_S
+        )
 
     def take(self, group: Iterable[Episode], at: float, until: float) -> bool:
         """Somebody judges `group` until then, unless somebody else does by now, or it awaits nothing any more."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,17 +32,25 @@ def agent(tmp_path: Path) -> str:
     return str(tmp_path / "agent.py")
 
 
-def judged(tmp_path: Path, number: int, *options: str) -> list[str]:
-    """What a judge shows of so many episodes."""
+@contextmanager
+def at_work(tmp_path: Path, *options: str) -> Iterator[Callable[[int], list[str]]]:
+    """A judge, and what it shows of so many episodes."""
     (tmp_path / "judge.py").write_text(COMPARES)
     argv = [*JUDGE, "--with", f"{tmp_path / 'judge.py'}:score", *options]
     with subprocess.Popen(argv, env={**os.environ}, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        out = process.stdout
         try:
-            return [process.stdout.readline() for _ in range(number)]
+            yield lambda number: [out.readline() for _ in range(number)]
         finally:
             process.terminate()
             process.communicate()
+
+
+def judged(tmp_path: Path, number: int, *options: str) -> list[str]:
+    """What a judge shows of so many episodes."""
+    with at_work(tmp_path, *options) as shows:
+        return shows(number)
 
 
 def test_groups_are_run_judged_at_once_and_leased(
@@ -59,6 +68,20 @@ def test_groups_are_run_judged_at_once_and_leased(
         (group,) = batch.groups
         assert sorted(one.reward for one in group.episodes) == [0.0, 0.5, 1.0]
         assert client.ask("status").json()["traffic"]["judged"] == 3
+
+
+def test_groups_that_are_played_one_by_one_are_judged_at_once(
+    ajet: Ajet, daemon: ProxyProcess, tmp_path: Path, agent: str
+) -> None:
+    """By a judge that is at work all along."""
+    with at_work(tmp_path, "--relative") as shows:
+        code, _, err = ajet("run", "--judged", "--task", "u", "--repeat", "3", "--", sys.executable, agent)
+        assert code == 0, err
+        shows(3)
+    with closing(Link(daemon.url)) as link:
+        batch = link.lease(Lease(group_size=3, wait_s=20.0))
+        assert batch is not None
+        assert sorted(one.reward for group in batch.groups for one in group.episodes) == [0.0, 0.5, 1.0]
 
 
 def test_a_data_set_is_whole_once_it_was_played(ajet: Ajet, daemon: ProxyProcess, tmp_path: Path, agent: str) -> None:

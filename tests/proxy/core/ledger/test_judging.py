@@ -219,6 +219,9 @@ def test_ordinary_groups_can_be_judged_too(rig: LedgerRig) -> None:
         rig.seal(name)
         assert waiting(rig, unit="groups") == []
     rig.seal("c")
+    rig.later(9)
+    assert waiting(rig, unit="groups") == [], "its next episode may begin"
+    rig.later(1)
     assert waiting(rig, unit="groups") == [["a", "b", "c"]]
     for value, name in enumerate(("a", "b", "c")):
         rig.judge(name, value / 2)
