@@ -86,7 +86,7 @@ async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work])
         if options["model"] is not None:
             judge = Model(
                 options["model"], options["rubric"], votes=options["votes"], budget=budget,
-                words=options["feedback_weight"] > 0, say=say, rest=rest,
+                words=options["feedback_weight"] > 0, say=say, rest=rest, insist=options["insist"],
             )  # fmt: skip
         else:
             cmd, function = options["cmd"], options["function"]
@@ -97,10 +97,9 @@ async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work])
     work = Work(client, judge, how, budget=budget, rest=rest, show=Copies(named=False).text, say=say)
     try:
         if isinstance(judge, Model):
-            name = await judge.open()
+            await judge.open()
             status = (await client.ask("status")).json()
-            if name in status["models"] | status.get("candidates", {}) and not options["insist"]:
-                raise BadRequest(f"{name} is trained here, and would judge itself: name another, or insist by --self")
+            judge.refuse_itself(status["models"] | status.get("candidates", {}))
         if options["gold"]:
             say(await work.check(options["gold"]))
         begun.append(work)

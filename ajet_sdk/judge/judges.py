@@ -16,7 +16,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -131,12 +131,12 @@ def printed_by(command: str, argument: Any) -> Any:
 class Model:
     """A model at `address` (``http://host:port/v1``, with ``#NAME`` where several are served), asked `votes` times.
 
-    While it is away, `rest` is what waits for it, and `say` is told once.
+    While it is away, `rest` is what waits for it, and `say` is told once. It judges itself only if they `insist`.
     """
 
     def __init__(
         self, address: str, rubric: str, *, votes: int, budget: Budget, words: bool, say: Callable[[str], None],
-        rest: Rest,
+        rest: Rest, insist: bool = False,
     ) -> None:
         url, _, self.name = address.partition("#")
         key = os.environ.get("OPENAI_API_KEY", "").strip()
@@ -145,7 +145,7 @@ class Model:
         self._url, self._key = url.rstrip("/"), "" if key.startswith(KEY_PREFIX) else key
         self._rubric, self.digest = rubric, digest_of(rubric.encode())
         self._votes, self._budget, self._words, self._say = votes, budget, words, say
-        self._rest, self._client, self._away = rest, Client(self._url), False
+        self._rest, self._client, self._away, self._insist = rest, Client(self._url), False, insist
 
     async def open(self) -> str:
         """Finds out which model answers, and returns its name."""
@@ -163,13 +163,21 @@ class Model:
     async def close(self) -> None:
         await self._client.aclose()
 
+    def refuse_itself(self, trained: Collection[str]) -> None:
+        """`BadRequest` if it is one of the models that are `trained`."""
+        if self.name in trained and not self._insist:
+            said = f"{self.name} is trained here, and would judge itself: name another, or insist by --self"
+            raise BadRequest(said, param="model")
+
     async def judge(self, episode: Episode) -> Verdicts:
+        self.refuse_itself({call.get("model") for call in episode["calls"]})
         out: dict[str | None, Verdict] = {}
         for call in episode["calls"]:
             out.update(await self.ask({call["call"]: seen(call, words=self._words)}))
         return out
 
     async def compare(self, episodes: Sequence[Episode]) -> dict[str, Verdict]:
+        self.refuse_itself({call.get("model") for one in episodes for call in one["calls"]})
         return await self.ask({one["episode"]: self._whole(one) for one in episodes})
 
     def _whole(self, episode: Episode) -> Mapping[str, Any]:

@@ -250,6 +250,22 @@ async def test_what_is_redacted_reaches_no_judge_and_none_withdraws(client: Clie
     assert (await client.record(second))["reward"] == 1
 
 
+@pytest.mark.parametrize("relative", [False, True])
+async def test_a_model_whose_trainer_comes_after_it_does_not_judge_itself(
+    client: Client, monkeypatch: pytest.MonkeyPatch, relative: bool
+) -> None:
+    """What it would judge tells of which model it is."""
+    monkeypatch.setattr("ajet_proxy.core.ledger.judging.GATHERS_S", 0.0)
+    (name,) = await played(client)
+    with judging(rated(1)) as grader:
+        judge = model(grader, [], Rest(), Budget.parse(None))
+        judge.name = (await client.record(name))["calls"][0]["model"]
+        with pytest.raises(AjetError, match="would judge itself"):
+            async with at_work(client, judge, ends=False, relative=relative):
+                pass
+    assert not grader.asked and (await client.record(name))["rewards"] == []
+
+
 async def test_a_judge_that_was_away_is_asked_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judges, "BACKOFF_FIRST_S", 0.01)
     (name,) = await played(client)
