@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from ajet_sdk.bodies import cut
@@ -26,6 +27,7 @@ WAIT_S = 20.0
 """A lease waits so long for something to judge."""
 TRIES = 2
 """What could not be judged so often is not judged here again."""
+MOST_FAILED = 10_000
 DAY_S = 86400
 LENGTHS = 1000
 """Of so many latest verdicts it is told how they go with the length of the answer."""
@@ -57,15 +59,15 @@ class Work:
         self._client, self._options, self._show, self._say = client, options, show, say
         self._rest, self._spent = rest, False
         self._failed, self._in_hand = Counter[str](), set[str]()
-        self._ended = [set[str]() for _ in range(options.parallel)]
-        """What was judged here while each worker asked for more."""
+        self._ended: list[set[str]] = []
+        """What was judged here while a worker asked for more, for each that does."""
         self._probes, self._seen = Probes(), 0
         self._other: Mapping[str, Any] | None = None
         self._values = deque[tuple[float, int]](maxlen=LENGTHS)
 
     async def run(self) -> None:
         """Judges until this is cancelled, or something is wrong for which no waiting helps."""
-        workers = [asyncio.create_task(self._worker(ended)) for ended in self._ended]
+        workers = [asyncio.create_task(self._worker()) for _ in range(self._options.parallel)]
         try:
             await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -74,7 +76,7 @@ class Work:
                 if isinstance(error, Exception):
                     raise error
 
-    async def _worker(self, ended: set[str]) -> None:
+    async def _worker(self) -> None:
         body = LeaseJudgements(
             lane=self._options.lane, unit="groups" if self._options.relative else "episodes", wait_s=WAIT_S,
             lease_s=LEASE_S,
@@ -82,8 +84,11 @@ class Work:
         while not self._rest.ending:
             with self._rest():
                 await self._until_affordable()
-                ended.clear()
-                found = await self._client.ask("lease_judgements", body)
+                self._ended.append(ended := set[str]())
+                try:
+                    found = await self._client.ask("lease_judgements", body)
+                finally:
+                    self._ended = [one for one in self._ended if one is not ended]
             if found.status == 200:
                 await self._unless_in_hand(found.json()["judgements"], ended)
 
@@ -130,7 +135,8 @@ class Work:
             else:
                 found = [await self.judge.judge(one) for one in episodes]
         except Failed as failure:
-            self._failed.update(() if isinstance(failure, Away) else names)
+            if not isinstance(failure, Away):
+                self._fail(names, 1)
             self.counts["left"] += len(names)
             self._say(f"{', '.join(names)}: not judged, and left: {failure}")
             return
@@ -139,6 +145,13 @@ class Work:
         for episode in episodes:
             if isinstance(self.judge, Model) and episode["calls"]:
                 await self._probe(self.judge, episode["calls"][-1])
+
+    def _fail(self, names: Sequence[str], times: int) -> None:
+        """So often these could not be judged now. The latest that failed are remembered."""
+        for name in names:
+            self._failed[name] = self._failed.pop(name, 0) + times
+        for name in [*islice(self._failed, max(0, len(self._failed) - MOST_FAILED))]:
+            del self._failed[name]
 
     async def _redacted(self, episode: Episode) -> Episode | None:
         """The episode as its judge may see it; None if it was withdrawn."""
@@ -180,7 +193,7 @@ class Work:
             await self._client.ask("judge", body, id=episode)
             tokens = 0
         except (BadRequest, Conflict, NotFound, TooLarge) as error:
-            self._failed[episode] = TRIES
+            self._fail([episode], TRIES)
             late = "judged by another" if error.code == "already_judged" else "too late"
             outcome = late if isinstance(error, Conflict) else "not taken"
             if outcome == "not taken":

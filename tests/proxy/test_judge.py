@@ -145,6 +145,15 @@ async def test_seven_numbers_for_eight_answers_judge_nothing(client: Client, mon
     assert {(await client.record(name))["state"] for name in names} == {"sealed"}
 
 
+async def test_of_what_failed_the_latest_is_remembered(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge may be at work for years."""
+    monkeypatch.setattr("ajet_sdk.judge.work.MOST_FAILED", 2)
+    names = await played(client, 5)
+    async with at_work(client, Function(lambda episode: None, "d"), parallel=2) as bench:
+        await count(bench.work, "left", 5)
+    assert set(bench.work._failed) < {*names} and len(bench.work._failed) == 2 and not bench.work._ended
+
+
 async def test_a_function_and_a_command(client: Client, tmp_path: Path) -> None:
     names = await played(client, 2)
     code = "import json, sys; e = json.load(sys.stdin); print(json.dumps({c['call']: -0.5 for c in e['calls']}))"
