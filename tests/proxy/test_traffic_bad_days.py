@@ -121,6 +121,21 @@ async def test_of_chats_that_nobody_can_tell_apart_all_are_taken_back(
         assert not found & await calls_of(client, user)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_who_never_consents_takes_nothing_from_those_who_begin_alike_and_do(
+    tmp_path: Path, stub: EngineStub, order: tuple[int, int]
+) -> None:
+    async with serving(tmp_path, upstream=(stub.url,), **SERVED) as client:
+        users = [User(client), User(client)]
+        for text in ("one", "two", "three"):
+            for number in order:
+                await users[number].says(text, **SAYS[str(number)])
+        await seals(client)
+        await judge_all(client)
+        _, found = await batch(client)
+        assert found == await calls_of(client, users[1])
+
+
 @pytest.mark.parametrize("path", ["/e/mine", ""])
 async def test_a_call_takes_a_chat_back_even_if_it_is_never_let_in(
     tmp_path: Path, stub: EngineStub, path: str

@@ -147,17 +147,20 @@ class Naming:
         if history is None or not (identity.claims.lanes or identity.labels.traffic is False):
             return identity, noted
         chats, withdrawn = self._continued_chats(history), self._state.episodes.withdrawn
+        if identity.labels.traffic:  # it is rather of one that is not withdrawn
+            chats = [one for one in chats if one not in withdrawn] or chats
         first = next((one for one in chats if one in withdrawn), chats[0] if len(chats) == 1 else "")
         return self._part_of(identity, first), noted
 
     def chats(self, identity: Identity, known: Episode | None, history: Beginnings | None) -> Sequence[str]:
-        """The first parts of the chats that a request may be of, which belongs to the episode `known` if there is one:
-        where nobody can say of which, all of them."""
+        """The first parts of the chats that a request takes back, which belongs to the episode `known` if there is one.
+        Where nobody can say of which it is, these are all, unless one of them is withdrawn: then it is of that."""
         if known is not None:
             return (known.opening.whole,)
         if identity.identified_by != "lineage" or history is None:
             return (identity.first,)
-        return self._continued_chats(history)
+        found = self._continued_chats(history)
+        return found if self._state.episodes.withdrawn.keys().isdisjoint(found) else ()
 
     def _continued_chats(self, history: Beginnings) -> Sequence[str]:
         """The first parts of the chats that `history` may go on from: of open ones, else of sealed ones."""
