@@ -204,6 +204,8 @@ class Journal:
         self._made: os.stat_result
         """That of its file, by which this is known: a file that is open keeps its number."""
         self._number, self._end = 0, 0
+        self._named = True
+        """Whether the name of its file is on disk."""
         self._ragged = False
         """Whether bytes of a record that is not durable may stand behind the last one that is."""
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -272,8 +274,7 @@ class Journal:
             logger.warning("the journal's tail was damaged: cut %d bytes off %s at byte %d", torn, path, self._end)
             os.ftruncate(self._descriptor, self._end)
         if self._end == 0:
-            os.pwrite(self._descriptor, MAGIC, 0)
-            self._end = len(MAGIC)
+            self._end = _put(self._descriptor, MAGIC, 0)
         os.fsync(self._descriptor)
 
     def _run(self) -> None:
@@ -342,41 +343,55 @@ class Journal:
         if not batch:
             self._look()
             return
-        if batch == [END_OF_SEGMENT]:
-            if self._end > len(MAGIC):
-                self._next_segment()
-            return
-        self._look()
-        if self._descriptor < 0 or self._end >= self._segment_bytes:
+        ends = batch == [END_OF_SEGMENT]
+        if not ends:
+            self._look()
+        full = self._end > len(MAGIC) and (ends or self._end >= self._segment_bytes)
+        if full or (self._descriptor < 0 and not ends):
             self._next_segment()
+        if not self._named:
+            sync_folder(self._folder)
+            self._named = True
+        if ends:
+            return
         data = framed(batch)
         if self._ragged:
             os.ftruncate(self._descriptor, self._end)
         self._ragged = True
-        view, at = memoryview(data), self._end
-        while view:
-            written = os.pwrite(self._descriptor, view, at)
-            view, at = view[written:], at + written
+        end = _put(self._descriptor, data, self._end)
         os.fdatasync(self._descriptor)
         self._look()
-        self._end, self._ragged = at, False
+        self._end, self._ragged = end, False
 
     def _next_segment(self) -> None:
+        """Begin another segment. Once it has its name, a compaction may take the one before for ended and remove it. So
+        it gets that last, and nothing is written to the one before from then on, whatever the disk says next."""
         self._look()
         path = self._folder / f"{self._number + 1:08d}.log"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        new = path.with_suffix(".log.new")
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            os.pwrite(descriptor, MAGIC, 0)
+            _put(descriptor, MAGIC, 0)
             os.fsync(descriptor)
-            sync_folder(self._folder)
             made = os.fstat(descriptor)
+            new.rename(path)
         except OSError:
             os.close(descriptor)
             raise
+        self._named = False
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self._path, self._made = descriptor, path, made
         self._number, self._end = self._number + 1, len(MAGIC)
+
+
+def _put(descriptor: int, data: bytes, at: int) -> int:
+    """Write all of `data` at offset `at`; returns where it ends."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, at)
+        view, at = view[written:], at + written
+    return at
 
 
 def sync_folder(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -275,11 +276,30 @@ def test_a_segment_that_cannot_be_begun_is_begun_later(tmp_path: Path, disk: Dis
     disk.fail(call, taken=3)
     journal.append([b"b"])
     until(lambda: journal.error is not None)
-    assert list(records(tmp_path))[:1] == [b"a"]
+    assert [path.name for path in segments(tmp_path)] == ["00000001.log"], "a compaction would take it for ended"
+    assert list(records(tmp_path)) == [b"a"]
     disk.heal()
     until(lambda: journal.durable == 2)
     assert journal.close() == 0
     assert list(records(tmp_path)) == [b"a", b"b"]
+
+
+def test_nothing_is_written_behind_the_end_of_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compaction may remove it once the next one has its name. Nothing is durable while that name may be lost."""
+    journal, _ = opened(tmp_path, segment_bytes=1)
+    journal.append([b"a"])
+    until(lambda: journal.durable == 1)
+    first = segments(tmp_path)[0]
+    ended = first.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("ajet_proxy.io.storage.journal.sync_folder", lambda folder: os.stat(folder / "refused"))
+        journal.append([b"b"])
+        until(lambda: journal.error is not None)
+        time.sleep(0.05)
+        assert (journal.durable, len(segments(tmp_path))) == (1, 2)
+    until(lambda: journal.durable == 2)
+    assert journal.close() == 0
+    assert (first.read_bytes(), list(records(tmp_path))) == (ended, [b"a", b"b"])
 
 
 def test_closing_on_a_full_disk_counts_what_is_lost(tmp_path: Path, disk: Disk) -> None:
