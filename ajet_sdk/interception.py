@@ -98,8 +98,8 @@ def intercepting(client: Client) -> Iterator[Interception]:
 
 
 def bundle(ca: bytes) -> bytes:
-    """The certificates (PEM) that programs trust already, and `ca`. Those are the ones that the environment names, else
-    the machine's, else certifi's; `NotFound` if there are none."""
+    """The certificates (PEM) that programs trust already, and `ca`, once. Those are the ones that the environment
+    names, else the machine's, else certifi's; `NotFound` if there are none."""
     paths = ssl.get_default_verify_paths()
     named = [os.environ.get(name) for name in TRUST_VARIABLES]
     candidates = (*named, paths.cafile, paths.openssl_cafile, *USUAL)
@@ -110,4 +110,5 @@ def bundle(ca: bytes) -> bytes:
         except ImportError:
             raise NotFound("this machine has no file of trusted certificates: name one in SSL_CERT_FILE") from None
         found = certifi.where()
-    return Path(found).read_bytes().rstrip(b"\n") + b"\n" + ca
+    known = Path(found).read_bytes()
+    return known if ca.strip() in known else known.rstrip(b"\n") + b"\n" + ca

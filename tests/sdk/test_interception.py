@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk import Client, errors
-from ajet_sdk.interception import NODE_PRELOAD, Interception, intercepting
+from ajet_sdk.interception import NODE_PRELOAD, Interception, bundle, intercepting
 from tests.kit.ports import free_port
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.rig import Rig
@@ -160,6 +160,14 @@ def test_a_program_that_rewards_itself_goes_to_the_proxy_without_a_proxy(daemon:
 
 
 @NEEDS_PROXY
+def test_a_bundle_that_is_made_of_itself_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trusted, ca = tmp_path / "trusted.pem", b"-----BEGIN CERTIFICATE-----\nours\n-----END CERTIFICATE-----\n"
+    trusted.write_bytes(ca.replace(b"ours", b"theirs"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    trusted.write_bytes(made := bundle(ca))
+    assert bundle(ca) == made == ca.replace(b"ours", b"theirs") + ca
+
+
 def test_the_certificates_are_gone_when_the_run_is(proxy: ProxyProcess) -> None:
     with Client(proxy.url) as client, intercepting(client) as found:
         assert found.hosts == ("api.anthropic.com", "api.openai.com")
