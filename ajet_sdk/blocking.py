@@ -14,6 +14,7 @@ thread, also in one that runs an event loop of its own, and heartbeats go on whi
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import sys
 import threading
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import wraps
+from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -29,7 +31,6 @@ from ajet_sdk.client import DEADLINE_S, Reply, Target
 
 if TYPE_CHECKING:
     import asyncio
-    import concurrent.futures
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,6 +50,8 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._begin_anew()
+        with suppress(RuntimeError):  # the main thread has ended
+            import_module("concurrent.futures.thread")  # its hooks and those of logging lock what our thread may need
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
                 before=self._pause, after_in_parent=self._go_on, after_in_child=self._begin_anew,
@@ -69,8 +72,6 @@ class LoopThread:
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> tuple[asyncio.Task[Any], concurrent.futures.Future[T]]:
         """Begins to carry `coroutine` out: its task, and what comes of it. `RuntimeError` if no thread can do so."""
-        import concurrent.futures
-
         if sys.is_finalizing():
             raise RuntimeError("no thread goes on while the interpreter ends")
         ended: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -120,10 +121,12 @@ class LoopThread:
 
     def _go_round(self, loop: asyncio.AbstractEventLoop) -> None:
         """Runs the loop until it is paused. What would end it, as ``sys.exit`` in a callback does, is the result of the
-        task that raised it, and concerns nobody else."""
-        while not self._paused:
+        task that raised it, and concerns nobody else. Even one that is paused as it begins has begun what was asked."""
+        while True:
             with suppress(KeyboardInterrupt, SystemExit):
                 loop.run_forever()
+            if self._paused:
+                return
 
     def _pause(self) -> None:
         """Ends the thread, and leaves the loop as it is; nothing is begun until `_go_on`."""
@@ -215,9 +218,7 @@ def at_home(operation: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corou
 
 def _until(ended: concurrent.futures.Future[Any]) -> None:
     """Waits for an end, and wakes up now and then to hear signals."""
-    from concurrent.futures import wait as wait_for
-
-    while not wait_for([ended], HEARD_S).done:
+    while not concurrent.futures.wait([ended], HEARD_S).done:
         pass
 
 

@@ -75,6 +75,42 @@ if child:
     print(os.waitpid(child, 0)[1])
 """
 
+FORKED_AT_THE_FIRST_CALL = """
+import os, sys, threading, time, warnings
+from ajet_sdk import blocking
+import logging
+
+warnings.simplefilter("ignore")  # a fork beside threads is what this is about
+new_loop, go_round = blocking._new_loop, blocking.LoopThread._go_round
+
+def slowly_made():
+    time.sleep(0.3)
+    logging.getLogger("of a module that is imported")
+    return new_loop()
+
+def slowly_begun(self, loop):
+    time.sleep(0.3)
+    go_round(self, loop)
+
+if sys.argv[1] == "made":
+    blocking._new_loop = slowly_made
+else:
+    blocking.LoopThread._go_round = slowly_begun
+
+async def hello():
+    print("hello")
+
+caller = threading.Thread(target=lambda: blocking.wait(hello()), daemon=True)
+caller.start()
+while not (blocking.LOOP._thread if sys.argv[1] == "begun" else caller.is_alive()):
+    time.sleep(0.001)
+time.sleep(0.1)
+if (child := os.fork()) == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+caller.join(60)
+"""
+
 
 def said_by(code: str, *argv: str) -> str:
     """The output of a fresh interpreter to which warnings are errors."""
@@ -122,6 +158,11 @@ def test_it_works_while_the_interpreter_ends(stub: ControlStub, before: tuple[st
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs a list of the system's threads")
 def test_the_loops_thread_has_left_the_process_before_a_fork(stub: ControlStub) -> None:
     assert said_by(ALONE, stub.url) == "{1}\n"
+
+
+@pytest.mark.parametrize("when", ["made", "begun"])
+def test_a_fork_while_the_loop_is_made_or_begun_holds_up_nobody(when: str) -> None:
+    assert said_by(FORKED_AT_THE_FIRST_CALL, when) == "hello\n"
 
 
 def test_a_forgotten_episode_is_aborted_as_the_interpreter_ends(stub: ControlStub) -> None:
