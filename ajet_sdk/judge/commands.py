@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 RUN_S = 600.0
 """It waits so long for a proxy that went away."""
+INTERRUPTED = "interrupted: what is being judged is posted first; interrupted again, it is left"
 FILE = click.Path(exists=True, dir_okay=False)
 
 
@@ -45,9 +47,11 @@ FILE = click.Path(exists=True, dir_okay=False)
 def judge(proxy: str | None, **options: Any) -> None:
     """Judge the episodes that await a judgement, until it is interrupted.
 
-    Exactly one of --model, --with and --cmd judges. The key needs scope judge.
+    Exactly one of --model, --with and --cmd judges. The key needs scope judge. What is being judged at an interrupt is
+    still posted. A second one does not wait for that.
     """
     from ajet_sdk.blocking import wait
+    from ajet_sdk.play.guardian import Guardian
 
     if sum(options[one] is not None for one in ("model", "function", "cmd")) != 1:
         raise click.UsageError("name one of --model, --with and --cmd")
@@ -64,9 +68,12 @@ def judge(proxy: str | None, **options: Any) -> None:
     with client_for(proxy, RUN_S) as client:
         work: list[Work] = []
         try:
-            wait(_judged(client.core, options | {"rubric": rubric, "gold": gold}, work))
+            with Guardian() if options["cmd"] is not None else nullcontext() as guardian:
+                mark = guardian.mark if guardian is not None else {}
+                asked = options | {"rubric": rubric, "gold": gold, "mark": mark}
+                wait(_judged(client.core, asked, work), lambda: say(INTERRUPTED))
         except KeyboardInterrupt:
-            say("interrupted: what was being judged is posted")
+            pass
         finally:
             for one in work:
                 Copies(named=False).text(one.summary())
@@ -90,7 +97,7 @@ async def _judged(client: Client, options: Mapping[str, Any], begun: list[Work])
             )  # fmt: skip
         else:
             cmd, function = options["cmd"], options["function"]
-            judge = Function.of_command(cmd) if function is None else Function(*load(function))
+            judge = Function.of_command(cmd, options["mark"]) if function is None else Function(*load(function))
     how = Options(
         options["name"], options["lane"], options["parallel"], options["relative"], options["feedback_weight"], hook
     )

@@ -101,9 +101,10 @@ class Function:
         self._score, self.digest = score, digest
 
     @classmethod
-    def of_command(cls, command: str) -> Function:
-        """A shell runs it with what it gets as JSON on its standard input; its last line has what is returned."""
-        return cls(partial(printed_by, command), digest_of(command.encode()))
+    def of_command(cls, command: str, mark: Mapping[str, str] = {}) -> Function:
+        """A shell runs it with what it gets as JSON on its standard input; its last line has what is returned. It has
+        the variables of `mark`."""
+        return cls(partial(printed_by, command, mark), digest_of(command.encode()))
 
     async def judge(self, episode: Episode) -> Verdicts:
         return await self._said(episode, "calls of the episode", {call["call"] for call in episode["calls"]})
@@ -118,9 +119,9 @@ class Function:
         return {name: Verdict(float(value), f"code {self.digest}") for name, value in found.items()}
 
 
-def printed_by(command: str, argument: Any) -> Any:
+def printed_by(command: str, mark: Mapping[str, str], argument: Any) -> Any:
     """The JSON in the last line that `command` prints."""
-    env = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    env = {name: value for name, value in os.environ.items() if name not in SECRETS} | dict(mark)
     given = json.dumps(argument).encode() + b"\n"
     done = subprocess.run(
         command, shell=True, input=given, stdout=subprocess.PIPE, env=env, start_new_session=True, check=True

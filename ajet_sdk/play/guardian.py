@@ -1,4 +1,4 @@
-"""Ends the programs of a run that was killed: nobody else is left who could.
+"""Ends the programs of a run that was killed, or left them behind: nobody else is left who could.
 
 Idea: a small process of the run's own holds the read end of a pipe. When that ends without a goodbye, the run is dead.
 Whatever has the run's mark in its environment then is one of its programs, or was started by one. Their sessions are
@@ -24,7 +24,8 @@ GOODBYE_S = 5.0
 
 
 class Guardian:
-    """Use it as a context manager around the run; `mark` is what its programs have in their environment."""
+    """Use it as a context manager around the run; `mark` is what its programs have in their environment. A block that
+    an exception ends has left its programs behind."""
 
     def __init__(self) -> None:
         self._name = MARK + uuid.uuid4().hex
@@ -40,10 +41,10 @@ class Guardian:
                 )  # fmt: skip
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         if self._process is not None:
             with suppress(OSError, subprocess.TimeoutExpired):
-                self._process.communicate(GOODBYE, GOODBYE_S)
+                self._process.communicate(GOODBYE if kind is None else b"", GOODBYE_S)
 
 
 def marked(name: str) -> set[int]:

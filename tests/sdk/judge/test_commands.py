@@ -16,7 +16,7 @@ from ajet_sdk import Client
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import ControlStub, Say
 from tests.kit.judge_stub import judging
-from tests.kit.patience import LONG_S
+from tests.kit.patience import LONG_S, until
 from tests.kit.proxy_process import ProxyProcess
 from tests.sdk.conftest import Ajet
 
@@ -96,6 +96,27 @@ def test_it_judges_until_it_is_asked_to_end(daemon: ProxyProcess, tmp_path: Path
             out, _ = process.communicate()
         assert client.ask("get_episode", id=name).json()["reward"] == 0.5
     assert (process.returncode, out) == (0, "1 judged; 100 tokens\n")
+
+
+@pytest.mark.parametrize("how", ["--cmd", "--with"])
+def test_a_second_interrupt_leaves_what_hangs(stub: ControlStub, tmp_path: Path, how: str) -> None:
+    pid = tmp_path / "pid"
+    (tmp_path / "judge.py").write_text(
+        f"import pathlib, time\ndef score(unit):\n    pathlib.Path({str(pid)!r}).write_text('0')\n    time.sleep(9999)"
+    )
+    judged_by = f"echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 9999 & wait" if how == "--cmd" else "judge.py:score"
+    calls = [{"call": "c", "before": "q", "answer": "a"}]
+    unit = {"episode": "e", "task": "t", "lane": "l", "eval": False, "calls": calls}
+    stub.says = lambda heard: Say(200, {"judgements": [unit]}) if heard.path.endswith("/lease") else None
+    with subprocess.Popen([*JUDGE, how, judged_by], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None and until(lambda: pid.exists() and pid.read_text())
+        assert "judges what awaits" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert "posted first; interrupted again, it is left" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 0 and "Traceback" not in err
+    assert how == "--with" or not Path(f"/proc/{pid.read_text().strip()}").exists()
 
 
 def test_it_goes_on_where_nothing_can_be_shown(daemon: ProxyProcess, tmp_path: Path) -> None:
