@@ -111,8 +111,21 @@ class Child:
                 self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+        for group in groups_of(self._process.pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
+
+
+def groups_of(session: int) -> set[int]:
+    """The process groups of a session, of which ``timeout`` and the jobs of a shell make more. Where there is no
+    ``/proc``, that of its leader."""
+    found = {session}
+    with suppress(OSError):
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with suppress(OSError):  # it has ended
+                if os.getsid(pid) == session:
+                    found.add(os.getpgid(pid))
+    return found
 
 
 class _Lines:

@@ -53,8 +53,10 @@ def test_what_cannot_be_started_is_an_os_error() -> None:
         run("no-such-program-anywhere")
 
 
-def test_what_a_program_leaves_behind_is_killed() -> None:
-    code, out, _ = run("sh", "-c", "sleep 3600 & echo $!; exit 0")
+@pytest.mark.parametrize("leaves", ["sleep", "timeout 9999 sleep"])
+def test_what_a_program_leaves_behind_is_killed(leaves: str) -> None:
+    """Also what has a process group of its own."""
+    code, out, _ = run("sh", "-c", f"{leaves} 3600 & echo $!; sleep 0.3; exit 0")
     assert code == 0
     assert until_dead(int(out))
 
@@ -69,9 +71,10 @@ def test_what_is_held_from_outside_the_session_does_not_hold_us(does: str) -> No
 
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
-def test_ending_a_program_ends_all_of_it(trap: str) -> None:
+@pytest.mark.parametrize("starts", ["sleep", "timeout 9999 sleep"])
+def test_ending_a_program_ends_all_of_it(trap: str, starts: str) -> None:
     out: list[bytes] = []
-    ignoring = ("sh", "-c", f"{trap}sleep 3600 & echo $!; wait; sleep 3600")
+    ignoring = ("sh", "-c", f"{trap}{starts} 3600 & sleep 0.3; echo $!; wait; sleep 3600")
     child = Child(ignoring, os.environ, lambda stream, line: out.append(line))
     codes: list[int] = []
     waiter = threading.Thread(target=lambda: codes.append(child.wait()))
