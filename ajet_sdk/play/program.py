@@ -99,9 +99,10 @@ class Program:
 
 
 def _written(env: Mapping[str, str]) -> bytes:
-    """The file of the program's reward, where it has one and has written it."""
+    """The file of the program's reward, where it has one and has written it. A pipe, say, is none."""
     with suppress(OSError, KeyError):
-        return Path(env[REWARD_FILE_VARIABLE]).read_bytes()
+        path = Path(env[REWARD_FILE_VARIABLE])
+        return path.read_bytes() if path.is_file() else b""
     return b""
 
 
@@ -206,7 +207,8 @@ class ProgramAgent:
         env, program = self._environment(task, episode), self._program
         with ExitStack() as stack:
             if program.reward_from == "file":
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-"))
+                made = tempfile.TemporaryDirectory(prefix="ajet-", ignore_cleanup_errors=True)  # somebody may write on
+                folder = stack.enter_context(made)
                 env[REWARD_FILE_VARIABLE] = str(Path(folder, "reward"))
             code, printed = self._play(env, episode)
             ended = Ended(code=code, printed=printed, written=_written(env))

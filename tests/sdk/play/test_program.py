@@ -59,6 +59,8 @@ def told(result: RunResult) -> tuple[str, float | None, str | None]:
         ('echo 0.75 > "$AJET_REWARD_FILE"', {"reward_from": "file"}, ("rewarded", 0.75, None)),
         ('printf 0.75 > "$AJET_REWARD_FILE"; exit 1', {"reward_from": "file"}, ("rewarded", 0.75, None)),
         ("true", {"reward_from": "file"}, ("aborted", None, f"{sources.WRITTEN} (exit code 0)")),
+        ('mkfifo "$AJET_REWARD_FILE"', {"reward_from": "file"},
+         ("aborted", None, f"{sources.WRITTEN} (exit code 0)")),
     ],
 )
 def test_where_the_reward_comes_from(stub: ControlStub, script: str, more: dict[str, str], expected: Any) -> None:
@@ -66,6 +68,18 @@ def test_where_the_reward_comes_from(stub: ControlStub, script: str, more: dict[
     record = stub.episodes["ep-0"]
     assert record["state"] == ("ready" if expected[0] == "rewarded" else "discarded")
     assert record["reward"] == expected[1]
+
+
+def test_a_folder_that_cannot_be_removed_costs_no_reward(
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where something that the program has started elsewhere still writes into it."""
+    def never(path: str, **more: Any) -> None:
+        raise OSError(39, "Directory not empty", path)
+
+    monkeypatch.setattr(os, "rmdir", never)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert told(once("sh", "-c", "echo 0.75 > $AJET_REWARD_FILE", reward_from="file")) == ("rewarded", 0.75, None)
 
 
 FAILED = "the reward command failed ({}) without a line that is a number"
