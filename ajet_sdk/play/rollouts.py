@@ -361,8 +361,12 @@ class Rollouts:
         self._done[begun.number] = result
         self._open -= begun.episode is not None
         if self._options.on_result is not None:
-            # the agent of an interrupted run may hold its hands for ever
-            await (self._hands() if self._stopped else hands).call(self._options.on_result, result)
+            free = self._hands() if self._stopped else hands  # an agent that is interrupted may hold its own for ever
+            try:
+                await free.call(self._options.on_result, result)
+            finally:
+                if free is not hands:
+                    free.free()
         if self._stopped:
             await hands.rest(STOP_DEADLINE_S)
         elif self._options.wanted and not result.ok:

@@ -257,9 +257,11 @@ def test_an_interrupt_aborts_what_is_open_and_begins_no_more(
         if len(seen) == 3:
             go_on.set()
 
+    before = {*threading.enumerate()}
     interrupt(started, 3)
     with pytest.raises(KeyboardInterrupt):
         ajet_sdk.run(agent, itertools.count(), 1, 3, on_result=on_result)
+    assert until(lambda: not [one for one in threading.enumerate() if one not in before and "_work" in one.name])
     details = [(record["state"], record["detail"]) for record in stub.episodes.values()]
     assert details == [("discarded", "the run was interrupted")] * 3
     assert [(item.outcome, item.reason) for item in seen] == [("aborted", "the run was interrupted")] * 3
