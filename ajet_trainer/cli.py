@@ -168,7 +168,10 @@ def rollback(run_dir: Path, step: int) -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Entry point: 0 after a run or a stop that was asked for."""
-    run_command(cli, "ajet-trainer", "the trainer's part is ajet[trainer]", argv=argv, interrupted=("stopped", 0))
+    run_command(
+        cli, "ajet-trainer", "the trainer's part is ajet[trainer]", argv=argv, interrupted=("stopped", 0),
+        explain=lambda error: f"ajet-trainer: {error}" if isinstance(error, OSError) else None,
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import closing, redirect_stderr, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -83,20 +83,28 @@ def train(config: Config, say: Callable[[str], None], live: Live = lambda config
         try:
             assemble(config, progress, stop, live)
         except NotPromoted:
-            progress.phase("starting again", quiet=True)
-            file.flush()
+            ends(progress, "starting again")
+            with suppress(OSError):
+                file.flush()
             os.set_inheritable(held.fileno(), True)  # a lock is lost as the first descriptor of its file is closed
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
         except AjetError:
-            progress.phase("failed", quiet=True)
+            ends(progress, "failed")
             raise
         except KeyboardInterrupt:
-            progress.phase("stopped", quiet=True)
+            ends(progress, "stopped")
             raise
         except Exception as error:
-            progress.phase("failed", quiet=True)
-            traceback.print_exc(file=file)
+            ends(progress, "failed")
+            with suppress(OSError):
+                traceback.print_exc(file=file)
             raise TrainingFailed(f"{first_words(error)} (more in {log})") from error
+
+
+def ends(progress: Progress, phase: str) -> None:
+    """Writes the last phase of a run. A disk that is full must not hide why it ends."""
+    with suppress(OSError):
+        progress.phase(phase, quiet=True)
 
 
 def first_words(error: Exception) -> str:

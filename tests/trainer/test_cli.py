@@ -57,6 +57,20 @@ def test_bad_usage_is_one_line_and_status_2(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize("full", [(".phase.json.new",), (".phase.json.new", "verl.log")])
+def test_a_disk_that_is_full_is_one_line(full: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "run").mkdir()
+    for name in full:
+        (tmp_path / "run" / name).symlink_to("/dev/full")
+    (tmp_path / "c.toml").write_text(f'[trainer]\nrun_dir = "{tmp_path}/run"\nmodel = "{tmp_path}/model"\n')
+    argv = [sys.executable, "-m", "ajet_trainer.cli", "run", "--config", str(tmp_path / "c.toml")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "ajet-trainer: [Errno 28] No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_rollback_is_of_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (2, 4, 6):
         checkpoint(tmp_path / "checkpoints", step)
