@@ -31,7 +31,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 class NoLocks(AjetError):
-    """The file system has no record locks."""
+    """It cannot be told who holds a folder: the file system has no record locks, or the file is another user's."""
 
 
 def become(run_dir: Path, starts: int, command: list[str]) -> NoReturn:
@@ -56,7 +56,8 @@ def holder(run_dir: Path) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise NoLocks(f"{run_dir} is on a file system without locks: keep runs elsewhere ({error})") from None
+        said = "keep runs elsewhere, on a file system with locks and in folders of this user"
+        raise NoLocks(f"it cannot be told who holds {run_dir} ({error}): {said}") from None
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 

@@ -11,10 +11,12 @@ again before something else is wanted.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +85,11 @@ class KeptRun:
         return held.holder(self.folder) if self.folder.is_dir() and not self.folder.is_symlink() else None
 
     def lives(self) -> bool:
-        return self.pid() is not None or (self.process is not None and self.process.poll() is None)
+        """True if somebody is at work in the folder, as far as that can be told."""
+        with suppress(OSError, AjetError):
+            if self.pid() is not None:
+                return True
+        return self.process is not None and self.process.poll() is None
 
     def lines(self) -> dict[str, Any]:
         """The lines of the run's files that the daemon lacks."""
@@ -104,7 +110,7 @@ class KeptRun:
         try:
             if self.folder.is_symlink():
                 raise ConfigError(f"{self.folder} is a link: a run's folder must stand in the folder of runs")
-            if self.lives():
+            if self.pid() is not None or self.lives():
                 self._while_alive(wanted)
                 return
             self._note_end()
@@ -226,7 +232,7 @@ class KeptRun:
 def found_in(host: Host) -> dict[str, KeptRun]:
     """The runs that have a folder on this host, by name."""
     folders = sorted(host.allowed.runs.iterdir())
-    names = [folder.name for folder in folders if (folder / LOCK).exists() and not folder.is_symlink()]
+    names = [folder.name for folder in folders if os.path.exists(folder / LOCK) and not folder.is_symlink()]
     return {name: KeptRun(name, host) for name in names}
 
 

@@ -7,8 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.run_folder import LOCK
 from ajet_trainer.runs import held
 from ajet_trainer.runs.allowed import read
+from ajet_trainer.runs.kept_run import found_in
 from ajet_trainer.runs.supervisor import Supervisor, environment, hidden_in
 from tests.kit.source import ROOT
 
@@ -137,6 +141,31 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.supervisor()
     yield made
     made.close()
+
+
+def test_a_folder_that_cannot_be_asked_keeps_no_other_run_from_its_trainer(site: Site) -> None:
+    odd = site.folder / "runs" / "odd" / LOCK
+    odd.mkdir(parents=True)
+    site.supervisor()
+    site.runs()
+    assert site.report("odd")["state"] == "failed" and "it cannot be told who holds" in site.report("odd")["reason"]
+    odd.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can be somebody else")
+def test_a_folder_that_nobody_may_read_is_no_run(site: Site) -> None:
+    """As ``lost+found`` is."""
+    host = site.made[-1]._host
+    with tempfile.TemporaryDirectory() as runs:  # of the host, where pytest's are closed
+        Path(runs).chmod(0o755)
+        Path(runs, "closed").mkdir(0o700)
+        host = replace(host, allowed=replace(host.allowed, runs=Path(runs)))
+        if (child := os.fork()) == 0:
+            os.setuid(65534)
+            with suppress(OSError):
+                os._exit(found_in(host) != {})
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_run_is_started_and_stopped_and_goes_on_where_it_was(site: Site) -> None:
