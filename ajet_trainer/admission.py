@@ -215,9 +215,9 @@ def sample_faults(sample: Sample) -> Iterator[str]:
             break
     if sum(count for _, count in sample.policy_versions) != sampled:
         yield f"policy versions do not add up to the {sampled} sampled tokens"
-    covered = bytearray(len(sample.token_ids))
+    covered, calls = bytearray(len(sample.token_ids)), {*sample.calls}
     for call, start, end in sample.spans:
-        if call not in sample.calls or not 0 <= start <= end <= len(covered) or any(covered[start:end]):
+        if call not in calls or not 0 <= start <= end <= len(covered) or any(covered[start:end]):
             yield f"span of call {call} is outside the sample or overlaps another"
             return
         covered[start:end] = b"\x01" * (end - start)

@@ -49,8 +49,8 @@ def ends(sample: Sample) -> Mapping[str, str]:
 def punished(episode: BatchEpisode, shaping: Shaping, *, by_turn: bool) -> tuple[BatchEpisode, float]:
     """`episode` with its punishment in its rewards, and how large that is."""
     found = {
-        call: shaping.penalty(end - start, ends(sample)[call])
-        for sample in episode.samples for call, start, end in sample.spans
+        call: shaping.penalty(end - start, ended[call])
+        for sample in episode.samples for ended in (ends(sample),) for call, start, end in sample.spans
     }  # fmt: skip
     if by_turn:
         given = (

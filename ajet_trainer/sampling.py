@@ -212,8 +212,9 @@ def treat(episode: BatchEpisode, rule: Rule) -> Treated:
     samples, never = list[Sample](), set[str]()
     for sample in episode.samples:
         turns, kept, overlong = list(_turns(sample)), dict[float, list[Turn]](), list[Turn]()
+        ended = ends(sample) if rule.overlong else {}
         for turn in turns:
-            if rule.overlong and ends(sample)[turn.call] == LENGTH:
+            if ended.get(turn.call) == LENGTH:
                 overlong.append(turn)
                 made.left_out[OVERLONG] += 1
                 continue

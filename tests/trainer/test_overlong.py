@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from ajet_sdk.sample import BatchEpisode, Group
+from ajet_sdk.sample import BatchEpisode, Group, Sample
 from ajet_trainer.admission import admit
 from ajet_trainer.advantage import compared
 from ajet_trainer.batch import to_rows
-from ajet_trainer.overlong import Shaping, punished
-from ajet_trainer.sampling import Rule
+from ajet_trainer.overlong import Shaping, ends, punished
+from ajet_trainer.sampling import Rule, treat
 from ajet_trainer.turns import ByTurn
 from tests.trainer.making import PROCESSED, batch, episode, sample
 from tests.trainer.test_turns import played
@@ -164,3 +165,19 @@ def test_by_turn_an_episode_without_a_call_that_was_sampled_is_refused() -> None
     one = episode("a", 1.0, facts=(greedy,))
     admission = admit(batch("b", Group("t", (one, episode("b"), episode("c")))), Rule(by_turn=ByTurn()))
     assert [(rejection.episode, rejection.reason) for rejection in admission.rejected] == [("a", "sampling")]
+
+
+def test_how_the_calls_of_a_sample_ended_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long chat is one sample with thousands of calls."""
+    read = list[str]()
+
+    def counted(one: Sample) -> Mapping[str, str]:
+        read.append(one.sample)
+        return ends(one)
+
+    monkeypatch.setattr("ajet_trainer.overlong.ends", counted)
+    monkeypatch.setattr("ajet_trainer.sampling.ends", counted)
+    long = episode("e", turns=20)
+    punished(long, SHAPING, by_turn=False)
+    treat(long, MASK)
+    assert read == ["e/0", "e/0"]
