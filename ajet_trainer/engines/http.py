@@ -72,9 +72,14 @@ def ask(engine: httpx.Client, path: str, body: Any = None, timeout_s: float | No
 
 
 def cards(engine: httpx.Client) -> list[dict[str, Any]]:
-    """The models that the engine serves, as it tells them. Raises `httpx.HTTPError`."""
-    found: list[dict[str, Any]] = engine.get("/v1/models").raise_for_status().json().get("data", [])
-    return found
+    """The models that the engine serves, as it tells them. Raises `httpx.HTTPError`, also for what is no list of them,
+    as a proxy may say before an engine that is starting."""
+    answer = engine.get("/v1/models").raise_for_status()
+    with suppress(ValueError, LookupError, TypeError):
+        found: list[dict[str, Any]] = answer.json()["data"]
+        if all(isinstance(card, dict) and "id" in card for card in found):
+            return found
+    raise httpx.RemoteProtocolError("/v1/models tells no models")
 
 
 def version_of(engine: httpx.Client) -> str | None:
@@ -96,7 +101,7 @@ def told(engine: httpx.Client) -> Mapping[str, Any]:
 
 def frozen(engine: httpx.Client) -> bool:
     """True if the engine is frozen, as the proxy's gate may have done. To freeze it again would take vLLM 20 ms."""
-    with suppress(httpx.HTTPError, ValueError, KeyError):
+    with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
         return engine.get("/is_paused").json()["is_paused"] is True
     return False
 

@@ -11,8 +11,9 @@ import pytest
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
-from ajet_trainer.engines import adapters
+from ajet_trainer.engines import adapters, same_model
 from ajet_trainer.engines.http import EngineLost
+from tests.kit.http_server import JsonServer, Say
 from tests.kit.ports import free_port
 from tests.trainer.stub_engine import LOAD, UNLOAD, StubEngine, stub_engine
 
@@ -176,3 +177,18 @@ def test_whenever_a_trainer_is_killed_its_engine_finds_what_it_was_told(
         assert Path(engine.adapters["planner"]).name.startswith(f"{version}-")
         kept = [one.name for one in tmp_path.iterdir()]
         assert 1 <= len(kept) <= 2 and not any(name.endswith("unfinished") for name in kept)
+
+
+@pytest.mark.parametrize("said", [None, "welcome", [], {"data": None}, {"data": ["m"]}, {"data": [{"root": "m"}]}])
+def test_what_is_no_list_of_models_is_an_engine_that_does_not_answer(
+    config: Config, tmp_path: Path, said: Any
+) -> None:
+    """As from a proxy before an engine that is starting."""
+    with JsonServer(lambda heard: Say(200, said)) as other:
+        folder = made(tmp_path, 1)
+        assert adapters.heal([other.url], "planner", folder) == []
+        with pytest.raises(EngineLost, match="does not say what it serves"):
+            adapters.apart(replace(config, engine_urls=(other.url,)))
+        with pytest.raises(EngineLost, match="did not take the adapter"):
+            adapters.load_into([other.url], "planner", folder)
+        assert same_model.look(replace(config, engine_urls=(other.url,)), {}) == {}
