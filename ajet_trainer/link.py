@@ -236,7 +236,7 @@ class Link:
         """Comes as the trainer of our model, to a proxy that answers and takes our key for a trainer's: it is asked
         about a batch that cannot exist."""
         try:
-            self._send("/status")
+            self._told("/status")
             with suppress(NotFound):
                 self.extend("none", 1.0)
             self.says("comes")
@@ -256,9 +256,12 @@ class Link:
         self._http.close()
 
     def _told(self, path: str, body: Any = None, *, wait_s: float = 0.0) -> dict[str, Any]:
-        """The JSON object of a good answer."""
-        found: dict[str, Any] = json.loads(self._send(path, body, wait_s=wait_s) or b"{}")
-        return found
+        """The JSON object of a good answer. Whatever else a good answer has is not of a proxy."""
+        content = self._send(path, body, wait_s=wait_s) or b"{}"
+        with suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(content), dict):
+                return found
+        raise refused(Reply(200, {}, content))
 
     def _send(
         self, path: str, body: Any = None, *, method: str = "POST", wait_s: float = 0.0, deadline_s: float = 0.0

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 
 from ajet_sdk import routes
-from ajet_sdk.errors import Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable, TooLarge
+from ajet_sdk.errors import AjetError, Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import VERSION, FrameError, decode_batch, encode_batch
 from ajet_sdk.headers import HEADER_WIRE
 from ajet_trainer import link as link_module
@@ -341,3 +341,13 @@ def test_the_system_gives_up_sending_before_the_trainer_does() -> None:
             assert way.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
         made.close()
         thread.join()
+
+
+@pytest.mark.parametrize("page", [b"<html>", b"[]", b"3", b"[" * 100_000])
+def test_a_good_answer_that_is_no_object_is_not_of_a_proxy(page: bytes) -> None:
+    """proxy_url may name any web server, and one may stand before a proxy that starts."""
+    asked = link(lambda request: httpx.Response(200, content=page), Clock(), model="m")
+    for ask in (asked.meet, lambda: asked.evaluation("e"), lambda: asked.let_go(1)):
+        with pytest.raises(AjetError, match="an ajet proxy does not answer like this: is its address right"):
+            ask()
+    assert asked.busy_s() is asked.knows(1, None) is asked.waits_for() is asked.played() is None
