@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,12 +32,16 @@ class Screen:
     def __init__(self, play: str | None, code: Path | None, *, named: bool) -> None:
         self.copies = Copies(named=named)
         self.done: list[RunResult] = []
+        self._kept = 0
+        self._counting = threading.Lock()
         self._play, self._file = play, code
         self._before: Progress | None = None
         self._now: Progress | None = None
 
     def result(self, item: RunResult) -> None:
-        self.done.append(item)
+        with self._counting:
+            self.done.append(item)
+            self._kept += item.kept
         if self._play is not None:
             so_far = ""
             if self._before is not None:
@@ -59,7 +64,7 @@ class Screen:
     def _known(self) -> Progress:
         """How far the play is; until its end, and if it was interrupted, what was kept is all that is known."""
         assert self._before is not None
-        return self._now or replace(self._before, done=self._before.done + sum(item.kept for item in self.done))
+        return self._now or replace(self._before, done=self._before.done + self._kept)
 
     def code(self) -> int:
         """0 if a play is whole, or if of other tasks any was rewarded and can be trained."""

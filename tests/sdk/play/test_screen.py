@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from ajet_sdk.play import schedule, trial
-from ajet_sdk.play.results import RunResult
-from ajet_sdk.play.screen import result_line
+from ajet_sdk.play.results import Progress, RunResult
+from ajet_sdk.play.screen import Screen, result_line
 from tests.kit.asking import ASK
 from tests.kit.control_stub import ControlStub
 from tests.kit.proxy_process import ProxyProcess
+from tests.kit.steps import steps
 from tests.sdk.conftest import Ajet
 
 AGENT = f"""{ASK}
@@ -48,6 +49,16 @@ def test_any_name_of_a_program_may_play_a_data_set(
     monkeypatch.chdir(tmp_path)
     code, out, err = ajet("run", "--tasks", tasks, "--", f"./{program}")
     assert code == 0 and "2 rewarded" in out, err
+
+
+def test_a_line_is_as_quick_after_thousands_of_others() -> None:
+    shown, item = Screen("mine", None, named=False), RunResult("t", 0, "e", "rewarded", 1.0, None, 1.0)
+    shown.progress(Progress(1, 10_000))
+    first = steps(lambda: shown.result(item))
+    for _ in range(1000):
+        shown.result(item)
+    assert steps(lambda: shown.result(item)) < 2 * first
+    assert shown._known().done == 1003
 
 
 def test_a_data_set_has_a_line_for_each_rollout(ajet: Ajet, stub: ControlStub, tasks: str) -> None:
