@@ -118,7 +118,8 @@ class VerlLearner:
             rate = settings.rate(config)
         if not all(verl.actor_rollout_wg.set_learning_rate(rate)) and rate != self._rate:
             raise ConfigError(f"{LEARNING_RATE} takes a restart with this strategy", param=LEARNING_RATE)
-        verl.updates = config.groups // config.verl.get(MINI_BATCH, config.groups)
+        if type(size := config.verl.get(MINI_BATCH, config.groups)) is int:  # and not ${another key}, as it was read
+            verl.updates = config.groups // size
         verl.ours, self._rate = replace(config, rows=verl.ours.rows), rate
 
     def log(self, figures: Mapping[str, float], step: int) -> None:

@@ -64,3 +64,5 @@ def test_what_was_decided_of_rows_stays() -> None:
     two = replace(given, verl={"actor_rollout_ref.actor.ppo_mini_batch_size": 3})
     learner.tune(two)
     assert (learner._verl.ours.rows, learner._verl.updates) == ("tree", 2)
+    learner.tune(replace(given, verl={"actor_rollout_ref.actor.ppo_mini_batch_size": "${data.train_batch_size}"}))
+    assert learner._verl.updates == 2, "what refers to another key was read at the start"
