@@ -16,6 +16,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -217,10 +218,11 @@ class Rollouts:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # the caller's own: a task without a name, a callback that raised
-            if self._fault is None and self._open:
+            known, self._fault = self._fault, self._fault or error
+            if known is None and self._open:
                 ends = f"no more begins, and the run ends with its {self._open} open episodes"
-                self._options.say(f"{text_of(error)}: {ends}")
-            self._fault = self._fault or error
+                with suppress(Exception):  # the fault itself is raised at the end
+                    await hands.call(self._options.say, f"{text_of(error)}: {ends}")
         finally:
             hands.free()
 

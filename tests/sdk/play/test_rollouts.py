@@ -450,6 +450,32 @@ async def test_an_agent_that_fails_ends_no_evaluation_and_is_tried_again_slowly(
     assert time.monotonic() - began > 4 * 0.1, "one wait for the evaluation, and one after each"
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_fault_of_a_callback_is_raised_whatever_say_does(stub: ControlStub, broken: bool) -> None:
+    """It may ask the proxy, or raise."""
+    over, said = threading.Event(), list[str]()
+
+    def agent(task: str, episode: ajet_sdk.Episode) -> float:
+        assert task == "first" or over.wait(LONG_S)
+        return 1.0
+
+    def on_result(result: RunResult) -> None:
+        if result.task == "first":
+            assert until(lambda: len(stub.episodes) == 2)
+            raise ZeroDivisionError
+
+    def say(line: str) -> None:
+        over.set()
+        with ajet_sdk.Client() as client:
+            said.append(str(client.ask("status").status))
+        if broken:
+            raise LookupError
+
+    with pytest.raises(ZeroDivisionError):
+        ajet_sdk.run(agent, ["first", "second", "third", "fourth"], 1, 2, on_result=on_result, say=say)
+    assert said == ["200"] and len(stub.episodes) == 2
+
+
 async def test_a_callback_that_raises_ends_those_who_wait_too(stub: ControlStub, eager: None) -> None:
     stub.evaluations.extend([{"m": 1}, *[{}] * 100_000])
 
