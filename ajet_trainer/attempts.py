@@ -22,7 +22,7 @@ from typing import Any, Final
 from ajet_sdk.errors import AjetError
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 from ajet_trainer.batch import to_rows
-from ajet_trainer.run_folder import put
+from ajet_trainer.run_folder import put, read_json
 
 MAX_ATTEMPTS = 3
 IN_A_ROW = 3 * MAX_ATTEMPTS
@@ -52,8 +52,7 @@ class Attempts:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir, self._path = run_dir, run_dir / "attempts.json"
         found: dict[str, Any] = {"tries": [], "in_a_row": 0}
-        if self._path.exists():
-            found = json.loads(self._path.read_text())
+        found |= read_json(self._path)  # a power cut may leave an empty file
         self._tries: list[dict[str, Any]] = found["tries"]
         self._in_a_row: int = found["in_a_row"]
 

@@ -143,3 +143,11 @@ def test_where_every_step_fails_no_batch_is_to_blame(tmp_path: Path) -> None:
     attempts.worked()
     assert attempts.set_aside(batch("b/1"), []).name == "b_1.json"
     assert Attempts(tmp_path).given_up()["e2"].endswith("OutOfMemory: no room")
+
+
+@pytest.mark.parametrize("left", ["", "{", "[]"])
+def test_what_a_power_cut_left_of_the_tries_keeps_no_run_from_its_start(tmp_path: Path, left: str) -> None:
+    (tmp_path / "attempts.json").write_text(left)
+    assert Attempts(tmp_path).given_up() == {}
+    Attempts(tmp_path).begin(["e"])
+    assert tries(tmp_path) == 1
