@@ -43,8 +43,8 @@ def keeps_ids(*_: object) -> None:
 
 
 def forgets_a_byte(self: SseParser) -> bytes:
-    rest, self.unfinished, self._searched = self.unfinished, b"", 0
-    return rest[:-1]
+    rest, self.unfinished, self._searched = self.unfinished, bytearray(), 0
+    return bytes(rest[:-1])
 
 
 def raises(*_: object) -> None:

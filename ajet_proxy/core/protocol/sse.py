@@ -45,16 +45,20 @@ class SseParser:
     """Bytes in, whole events out."""
 
     def __init__(self) -> None:
-        self.unfinished = b""
+        self.unfinished = bytearray()
         """The bytes so far of an event that has begun and is not complete."""
         self._searched = 0
+        self._plain = True
 
     def feed(self, data: bytes) -> list[SseEvent]:
         """The events that `data` completes."""
         if not self.unfinished and _is_one_event(data):
             return [SseEvent(data, data[6:-2])]
-        buffer = self.unfinished = self.unfinished + data if self.unfinished else data
-        plain = b"\r" not in buffer
+        plain = self._plain = b"\r" not in data and (self._plain or not self.unfinished)
+        buffer: bytes | bytearray = data
+        if self.unfinished:
+            self.unfinished += data
+            buffer = self.unfinished
         events = []
         at = 0
         while at < len(buffer):
@@ -64,15 +68,16 @@ class SseParser:
                 end = _end_of_event(buffer, max(at, self._searched), plain)
                 if end < 0:
                     break
-            events.append(_event(buffer[at:end]))
+            events.append(_event(bytes(buffer[at:end])))
             at = end
-        self.unfinished = buffer[at:]
+        if at or buffer is data:  # else it has grown in place
+            self.unfinished = bytearray(buffer[at:])
         self._searched = max(0, len(self.unfinished) - 3)
         return events
 
     def take(self) -> bytes:
         """Hand over the bytes of the event that is still incomplete, and forget them."""
-        rest, self.unfinished, self._searched = self.unfinished, b"", 0
+        rest, self.unfinished, self._searched = bytes(self.unfinished), bytearray(), 0
         return rest
 
     def finish(self) -> list[SseEvent]:
@@ -86,7 +91,7 @@ def _is_one_event(raw: bytes) -> bool:
     return raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and raw[-1] == 10 and b"\r" not in raw
 
 
-def _end_of_event(buffer: bytes, at: int, plain: bool) -> int:
+def _end_of_event(buffer: bytes | bytearray, at: int, plain: bool) -> int:
     """Where the blank line after `at` ends, or -1; `plain` says that no CR is there."""
     if plain:
         found = buffer.find(b"\n\n", at)

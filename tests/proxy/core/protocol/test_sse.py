@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
+from tests.kit.steps import own_s
 
 PIECES = st.lists(
     st.sampled_from((
@@ -117,8 +119,12 @@ def test_taking_forgets() -> None:
     assert parser.feed(b"data: x\n\n") == [SseEvent(b"data: x\n\n", b"x")]
 
 
-def test_a_long_event_in_small_parts_is_searched_once() -> None:
-    parser = SseParser()
-    for _ in range(2000):
-        assert parser.feed(b"x" * 50) == []
-    assert [event.raw[-3:] for event in parser.feed(b"\n\n")] == [b"x\n\n"]
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_long_event_in_small_parts_costs_no_more_than_its_length(end: bytes) -> None:
+    def read(parts: int) -> None:
+        parser = SseParser()
+        assert parser.feed(b"id: 1" + end) == []
+        assert all(parser.feed(b"x" * 1000) == [] for _ in range(parts))
+        assert [len(event.raw) for event in parser.feed(2 * end)] == [parts * 1000 + 5 + 3 * len(end)]
+
+    assert own_s(lambda: read(8000), 3) < 8 * own_s(lambda: read(2000), 3)
