@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from itertools import groupby
 from typing import Any, TypeGuard
 
@@ -350,10 +351,13 @@ def joined(pieces: Sequence[Piece]) -> dict[str, Any] | None:
                 if name == "tool_calls":
                     _call(calls, value or ())
                 elif isinstance(value, str) and name != "role":
-                    whole[name] = whole.get(name, "") + value
+                    whole.setdefault(name, StringIO()).write(value)
                 elif value is not None:
                     whole[name] = value
-        return whole | ({"tool_calls": [calls[place] for place in sorted(calls)]} if calls else {})
+        for call in calls.values():
+            if "function" in call:
+                call["function"] = _told(call["function"])
+        return _told(whole) | ({"tool_calls": [calls[place] for place in sorted(calls)]} if calls else {})
     except (ValueError, TypeError, AttributeError):
         return None
 
@@ -375,6 +379,11 @@ def _call(calls: dict[int, dict[str, Any]], pieces: Sequence[Mapping[str, Any]])
             if name == "function":
                 function = call.setdefault(name, {})
                 for part, text in value.items():
-                    function[part] = function.get(part, "") + (text or "")
+                    function.setdefault(part, StringIO()).write(text or "")
             elif name != "index" and value is not None:
                 call.setdefault(name, value)
+
+
+def _told(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What was `said`, each text as a whole."""
+    return {name: value.getvalue() if isinstance(value, StringIO) else value for name, value in said.items()}

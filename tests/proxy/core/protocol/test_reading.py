@@ -14,6 +14,7 @@ from ajet_proxy.core.protocol.reading import Reading, joined
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Lost
 from tests.kit import tapes
+from tests.kit.steps import own_s
 from tests.proxy.core.protocol.answers import (
     CHAT,
     COMPLETIONS,
@@ -147,6 +148,14 @@ def test_what_a_choice_said_is_known_when_it_is_finished() -> None:
     for told in (chat_event({"content": "é"}), chat_event({"content": "no"}, index=1), chat_event({}, finish="stop")):
         here.event(dump(told).encode())
     assert here.answers() == ({"content": "é"}, None)
+
+
+@pytest.mark.parametrize("piece", [
+    b'"content":"word"', {"content": "word"}, {"tool_calls": [{"index": 0, "function": {"arguments": "word"}}]},
+])  # fmt: skip
+def test_what_a_long_answer_said_is_put_together_once(piece: Any) -> None:
+    assert "wordword" in json.dumps(joined([piece, piece]))
+    assert own_s(lambda: joined([piece] * 200_000), 3) < 8 * own_s(lambda: joined([piece] * 50_000), 3)
 
 
 SPANS = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
