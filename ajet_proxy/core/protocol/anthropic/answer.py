@@ -167,17 +167,21 @@ class _Block:
     head: dict[str, Any]
     id: Any = None
     said: list[str] = field(default_factory=list)
+    looked: tuple[int, bool] = (0, False)
+    """How much was said when it was last looked whether it is whole, and whether it was."""
 
     def may_open(self) -> bool:
         return self.kind != "tool_use" or self.head["name"] is not None
 
     def may_end(self) -> bool:
         """Tell whether nothing of it can follow: the arguments of a tool are a whole object by then."""
-        if self.kind != "tool_use":
-            return True
+        if self.kind == "tool_use" and self.looked[0] != len(self.said):
+            self.looked = len(self.said), self._is_whole()
+        return self.kind != "tool_use" or self.looked[1]
+
+    def _is_whole(self) -> bool:
         with suppress(ValueError, RecursionError):
-            whole = bool(self.said) and self.said[-1].rstrip().endswith("}")
-            return whole and isinstance(json.loads("".join(self.said)), dict)
+            return self.said[-1].rstrip().endswith("}") and isinstance(json.loads("".join(self.said)), dict)
         return False
 
 
@@ -245,8 +249,10 @@ class Blocks:
     def _go_on(self) -> list[bytes]:
         """Open what waits, as far as what stands before it may end. Text alone waits for the end of a tool's block."""
         out: list[bytes] = []
-        while self._later and self._later[0].may_open() and (self._open is None or self._open.may_end()):
+        while self._later and self._later[0].may_open():
             if self.kind == "tool_use" and all(block.kind == "text" for block in self._later):
+                break
+            if self._open is not None and not self._open.may_end():
                 break
             out += [*self._stop(), *self._start(self._later.pop(0))]
         return out

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_proxy.core.protocol.anthropic.answer import Blocks
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.trajectory.call import Captured
 from tests.fuzz.anthropic import blocks
 from tests.fuzz.mutations import pieces
+from tests.kit.steps import own_s
 from tests.proxy.core.protocol import answers
 from tests.proxy.core.protocol.answers import SSE, chat_event, chat_start, dump, event, ids_of, reasons
 
@@ -162,6 +164,20 @@ def test_thinking_waits_for_a_call_that_goes_on() -> None:
         "0 {", "0 }", "0 /", '1 {"type":"thinking"}', "1 h", "1 /", '2 {"type":"text"}', "2 a", "2 /",
         '3 {"type":"thinking"}', "3 m", "3 m", "3 /",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("behind", [{"content": "a"}, call(1, id="c2", name="f", arguments="a")])
+@pytest.mark.parametrize("end", ["}", "{}"])
+def test_what_waits_behind_a_long_call_has_it_read_once(behind: dict[str, Any], end: str) -> None:
+    arguments = json.dumps({"a": "b" * 500_000})[:-1] + end
+    blocks = Blocks("m")
+    blocks.add(call(0, id="c1", name="f", arguments=arguments))
+
+    def wait() -> None:
+        for _ in range(500):
+            blocks.add(behind)
+
+    assert own_s(wait, 1) < 50 * own_s(lambda: json.loads(json.dumps(arguments)), 3)
 
 
 def test_a_call_may_be_told_its_name_and_id_apart() -> None:
