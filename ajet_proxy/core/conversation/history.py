@@ -114,11 +114,15 @@ class ChatHistory:
         """The digest of all words, which is the same for everybody; empty if it cannot be told."""
         return self._said[-1].hex() if self._said else ""
 
-    def until(self, length: int | None) -> tuple[int, str] | None:
-        """The number of messages there are and the digest of their words: of the first `length`, or of all. None if
-        there are not so many, or if it cannot be told."""
-        length = len(self._said) if length is None else length
-        return (length, _keyed(self._said[length - 1], self._scope)) if 0 < length <= len(self._said) else None
+    def until(self, lengths: Iterable[int]) -> dict[int, str]:
+        """The digests of the words of the first so many messages, as far as there are so many and they can be told."""
+        there = (length for length in lengths if 0 < length <= len(self._said))
+        return {length: _keyed(self._said[length - 1], self._scope) for length in there}
+
+    @property
+    def length(self) -> int:
+        """The number of messages whose words can be told."""
+        return len(self._said)
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
         """The marks that may stand at a beginning of this history, the longest first; `lengths` are those there are."""
@@ -237,17 +241,20 @@ class PromptHistory(Struct, frozen=True):
         return blake2b(self.said, digest_size=SIZE).hexdigest()
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
-        digest, at, found = blake2b(key=self.scope, digest_size=SIZE), 0, []
-        for length in sorted(length for length in lengths if 0 < length <= len(self.said)):
-            digest.update(self.said[at:length])
-            at = length
-            found.append(Mark(f"{self.kind}:{digest.hexdigest()}", length))
-        return reversed(found)
+        found = self.until(length for length in lengths if length > 0)
+        return (Mark(f"{self.kind}:{digest}", length) for length, digest in reversed(found.items()))
 
-    def until(self, length: int | None) -> tuple[int, str] | None:
-        """As of a chat: of the first `length` bytes, or of all."""
-        length = len(self.said) if length is None else length
-        return (length, _keyed(self.said[:length], self.scope)) if length <= len(self.said) else None
+    def until(self, lengths: Iterable[int]) -> dict[int, str]:
+        """As of a chat: of the first so many bytes, the shortest first. All are read once, however many there are."""
+        digest, at, found = blake2b(key=self.scope, digest_size=SIZE), 0, {}
+        for length in sorted(length for length in lengths if length <= len(self.said)):
+            digest.update(self.said[at:length])
+            at, found[length] = length, digest.hexdigest()
+        return found
+
+    @property
+    def length(self) -> int:
+        return len(self.said)
 
     def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
         """A prompt that was answered with nothing can only come again, so it leaves no mark."""

@@ -11,6 +11,7 @@ a probe is the same whatever the task, so no task is named by it (`core.protocol
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -23,13 +24,13 @@ class Said:
     def __init__(self, history: History | None, fields: Mapping[str, Any], scope: bytes) -> None:
         self._history, self._fields, self._scope = history, fields, scope
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The key of all that it says. What has no history that can be told is known only if it comes again as it
         was."""
         history = self._history
-        if history is not None and (whole := history.until(None)) is not None:
-            return f"{history.kind}:{whole[0]}:{whole[1]}"
+        if history is not None and (whole := history.until([history.length])):
+            return f"{history.kind}:{history.length}:{whole[history.length]}"
         try:
             said = packed(list(self._fields.items()))
         except MALFORMED:
@@ -38,15 +39,15 @@ class Said:
 
     def begins_with(self, keys: Collection[str]) -> tuple[str, ...]:
         """Those of `keys` with which it begins."""
-        return tuple(key for key in keys if self._begins_with(key))
+        history, parts = self._history, {key: key.rsplit(":", 2) for key in keys}
+        alike = {key for key, (kind, _, _) in parts.items() if history is not None and kind == history.kind}
+        begun = {} if history is None else history.until({int(parts[key][1]) for key in alike})
+        return tuple(
+            key for key, (_, length, digest) in parts.items()
+            if (begun.get(int(length)) == digest if key in alike else key == self.key)
+        )
 
     @property
     def prompt(self) -> str:
         """24 hexadecimal digits that stand for its words; empty if they cannot be told."""
         return "" if self._history is None else self._history.prompt
-
-    def _begins_with(self, key: str) -> bool:
-        history, (kind, length, digest) = self._history, key.rsplit(":", 2)
-        if history is None or kind != history.kind:
-            return key == self.key
-        return history.until(int(length)) == (int(length), digest)

@@ -8,6 +8,7 @@ import pytest
 
 from ajet_proxy.core.conversation.said import Said
 from ajet_proxy.core.protocol.routes import CAPTURED
+from tests.kit.steps import own_s
 
 USER, MODEL = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 
@@ -53,6 +54,14 @@ def test_what_has_no_history_is_known_when_it_comes_again(route: str, fields: An
     assert said(route, **fields, stream=True).begins_with([key]) == (key,)
     (name,) = CAPTURED[route].words
     assert said(route, **{**fields, name: [*fields[name], "more"]}).begins_with([key]) == ()
+
+
+@pytest.mark.parametrize("kind", ["text", "ids", "other"])
+@pytest.mark.parametrize("prompt", ["x" * 2_000_000, ["x" * 1_000_000] * 2])
+def test_with_how_much_it_is_compared_costs_little(kind: str, prompt: Any) -> None:
+    keys = [f"{kind}:{1_000_000 + place}:{place:024}" for place in range(1000)]
+    once = own_s(lambda: said("/v1/completions", prompt=prompt).key, 3)
+    assert own_s(lambda: said("/v1/completions", prompt=prompt).begins_with(keys), 3) < 30 * once
 
 
 def test_dialects_say_the_same() -> None:
