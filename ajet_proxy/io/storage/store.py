@@ -286,9 +286,12 @@ class Store:
         while self._waiters and self._waiters[0].number <= self._journal.durable:
             _resolve(self._waiters.popleft().future)
         if not self.healthy:
-            for waiter in [waiter for waiter in self._waiters if not waiter.patient]:
-                _resolve(waiter.future, self._not_ready())
-                self._waiters.remove(waiter)
+            waiting, self._waiters = self._waiters, deque()
+            for waiter in waiting:
+                if waiter.patient:
+                    self._waiters.append(waiter)
+                else:
+                    _resolve(waiter.future, self._not_ready())
 
     def _give_up(self) -> None:
         """Tell those who have waited for too long, and come back for the next one."""

@@ -17,7 +17,7 @@ import msgpack
 import pytest
 
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.events import CallFinished, EpisodeSealed, EpisodeTouched, Event
+from ajet_proxy.core.ledger.events import CallFinished, EpisodeSealed, EpisodeTouched, Event, TaskNamed
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.codec import decode
 from ajet_proxy.io.storage.journal import FRAME, MAGIC, Journal, JournalDamaged, framed, records, segments
@@ -243,6 +243,25 @@ async def test_what_ends_on_a_full_disk_waits_for_it_and_is_not_lost(store: Stor
     written = [decode(record) for record in records(tmp_path)]
     assert [type(event) for event in written[-2:]] == [CallFinished, EpisodeSealed]
     assert picture(folded(written)) == picture(store.state)
+
+
+async def test_thousands_who_wait_for_a_disk_that_fails_are_told_together(store: Store, disk: Disk) -> None:
+    rig = deciding(store)
+    rig.open("ep", task="t")
+    await store.commit(())
+    disk.hold()
+    ends = [asyncio.ensure_future(store.commit([TaskNamed(rig.at, "ep", f"t{place}")])) for place in range(4000)]
+    touched = rig.commands.heartbeat("ep", at=rig.at)
+    others = [asyncio.ensure_future(store.commit(touched)) for _ in range(4000)]
+    await asyncio.sleep(0)
+    disk.fail("fdatasync")
+    began = time.process_time()
+    disk.release()
+    assert all(isinstance(told, NotReady) for told in await asyncio.gather(*others, return_exceptions=True))
+    assert time.process_time() - began < 1
+    assert not any(end.done() for end in ends)
+    disk.heal()
+    await asyncio.gather(*ends)
 
 
 async def test_what_was_refused_can_be_asked_again(store: Store, disk: Disk, tmp_path: Path) -> None:
