@@ -63,7 +63,7 @@ class DialectProbe:
 
     async def _ask(self, request: EngineRequest) -> Any:
         """The engine's answer, None if it is a refusal or none at all."""
-        with suppress(aiohttp.ClientError, TimeoutError, ValueError):
+        with suppress(aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
             status, body = await self._upstream.told(request)
             return json.loads(body) if status == 200 else None
         return None

@@ -57,7 +57,7 @@ class Vllm(Engine):
         try:
             status, raw = await self._ask("GET", "/is_paused", None)
             paused = status == 200 and _field(json.loads(raw), "is_paused") is True
-        except (*FAILED, ValueError):
+        except (*FAILED, ValueError, RecursionError):
             paused = True
         if paused:
             raise EngineError(f"engine {self._url} stays frozen: start it again", code="engine_cannot_pause")
@@ -70,16 +70,15 @@ class Vllm(Engine):
 
     async def tokenize(self, body: Mapping[str, Any]) -> Rendered | None:
         status, raw = await self._ask("POST", "/tokenize", body)
-        with suppress(ValueError, RecursionError):
-            answer = json.loads(raw)
-            ids, longest = _field(answer, "tokens"), _field(answer, "max_model_len")
-            if status == 200 and are_tokens(ids):
-                return Rendered(tuple(ids), longest if isinstance(longest, int) else None)
+        answer = _read(raw)
+        ids, longest = _field(answer, "tokens"), _field(answer, "max_model_len")
+        if status == 200 and are_tokens(ids):
+            return Rendered(tuple(ids), longest if isinstance(longest, int) else None)
         return None
 
     async def detokenize(self, model: str, ids: Sequence[int]) -> str:
         status, raw = await self._ask("POST", "/detokenize", {"model": model, "tokens": ids})
-        text = _field(json.loads(raw), "prompt")
+        text = _field(_read(raw), "prompt")
         if status != 200 or not isinstance(text, str):
             raise ValueError(f"/detokenize answered {status} without a text")
         return text
@@ -97,9 +96,9 @@ class Vllm(Engine):
         return ending.answered(token, answer)
 
     async def _told(self, path: str) -> Any:
-        with suppress(*FAILED, OSError, ValueError):
+        with suppress(*FAILED, OSError):
             status, raw = await self._ask("GET", path, None)
-            return json.loads(raw) if status == 200 else None
+            return _read(raw) if status == 200 else None
         return None
 
     async def _order(self, route: str, body: Mapping[str, str] | None = None) -> None:
@@ -154,9 +153,18 @@ def own_models(answer: Any) -> list[list[Any]]:
     """The name, the folder and the longest context of each model of an engine's own, by its answer to ``/v1/models``.
     Adapters come and go, and engines that name no folder do not say what they serve."""
     cards = answer.get("data") if isinstance(answer, Mapping) else None
-    found = [card for card in cards or () if isinstance(card, Mapping) and card.get("root") and not card.get("parent")]
-    return sorted([str(card.get("id")), str(card["root"]), card.get("max_model_len")] for card in found)
+    cards = [card for card in cards if isinstance(card, Mapping)] if isinstance(cards, list) else []
+    own = [card for card in cards if card.get("root") and not card.get("parent")]
+    found = ([str(card.get("id")), str(card["root"]), card.get("max_model_len")] for card in own)
+    return sorted(found, key=lambda one: (*one[:2], str(one[2])))
 
 
 def _field(answer: Any, name: str) -> Any:
     return answer.get(name) if isinstance(answer, Mapping) else None
+
+
+def _read(raw: bytes) -> Any:
+    """The JSON in `raw`; None if there is none that can be read."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(raw)
+    return None

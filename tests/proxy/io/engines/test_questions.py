@@ -16,8 +16,10 @@ from ajet_proxy.core.protocol.request import JsonBody
 from ajet_proxy.core.trajectory.call import Captured, Lost, Unscored
 from ajet_proxy.core.trajectory.samples import merge_calls
 from ajet_proxy.io.engines import questions
+from ajet_proxy.io.engines.engine import Told
 from ajet_proxy.io.engines.questions import Facts, Questions
 from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Upstream
+from ajet_proxy.io.engines.vllm import Vllm
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from tests.kit.engine_stub import EngineStub, Fault
@@ -181,3 +183,16 @@ async def test_an_engine_that_gives_no_text_costs_nothing_but_the_joint(
         await talk(front, 2)
         assert len(front.calls) == 2 and not front.lost
         assert {call.same_text for call in front.calls} == {None}
+
+
+@pytest.mark.parametrize("body", [b"?", b"[" * 100_000, b"5", b'{"data":5}'])
+async def test_an_engine_that_answers_something_else_tells_nothing(body: bytes) -> None:
+    async def say(*_: object) -> tuple[int, bytes]:
+        return 200, body
+
+    engine = Vllm(say)
+    assert await engine.probe() == Told([], None, "")
+    assert (await engine.tokenize({}), await engine.stops("m", 5)) == (None, None)
+    assert await engine.score(CHOICE, "m", None) == Lost(0, "not_scored")
+    with pytest.raises(ValueError, match="without a text"):
+        await engine.detokenize("m", (1,))

@@ -210,7 +210,8 @@ async def test_no_call_counts_of_an_engine_that_failed_before_it_is_looked_at(
 def test_what_is_no_model_of_the_engines_own_is_not_compared() -> None:
     base, adapter = {"id": "base", "root": "m", "max_model_len": 9}, {"id": "a", "root": "1", "parent": "base"}
     assert own_models({"data": [adapter, base, {"id": "x"}, "odd"]}) == [["base", "m", 9]]
-    assert [own_models(odd) for odd in (None, [], {"data": None})] == [[]] * 3
+    assert [own_models(odd) for odd in (None, [], {"data": None}, {"data": 5})] == [[]] * 4
+    assert len(own_models({"data": [base, base | {"max_model_len": None}]})) == 2
     told = {"models": [["base", "m", 9]]}
     assert changed({}, told) is changed(told, {"models": []}) is None
 
