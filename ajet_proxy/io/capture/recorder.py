@@ -77,6 +77,8 @@ class Recorder:
         self._updates = -1
         self._changes: list[Change] = []
         self._same_text: dict[int, Found | None] = {}
+        self._repeats: dict[bytes, Found | None] = {}
+        """What each prompt repeats."""
         self._endings: list[Ending] = []
 
     def answered(self, answer: ClientResponse) -> None:
@@ -162,8 +164,10 @@ class Recorder:
             return None
         model = self.origin.model or outcome.model
         prompt = pack_tokens(outcome.prompt_token_ids)
-        calls = await self._ledger_port.nearest(self.origin.episode, model, self.origin.agent, prompt)
-        return await self._questions.same_text(prompt, calls, model) if calls else None
+        if prompt not in self._repeats:
+            calls = await self._ledger_port.nearest(self.origin.episode, model, self.origin.agent, prompt)
+            self._repeats[prompt] = await self._questions.same_text(prompt, calls, model) if calls else None
+        return self._repeats[prompt]
 
     def _same_weights(self) -> bool:
         """Tell whether the weights that the call began with have served it all along."""

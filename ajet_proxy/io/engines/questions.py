@@ -35,7 +35,7 @@ from ajet_proxy.io.runtime.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 SCORE_S, STOP_S, TEXT_S = 60.0, 5.0, 10.0
-"""For the logprobs of a choice, for whether a token stops, and for the texts of one prompt."""
+"""For the logprobs of a choice, for whether the last tokens of an answer stop, and for the texts of its prompts."""
 Sampled = Callable[[bool], str | None]
 """Tells how choices were sampled, given whether their logprobs were scored afterwards."""
 
@@ -69,6 +69,7 @@ class Questions:
         self, facts: Facts, request: EngineRequest, exchange: Exchange, asks: Callable[..., EngineRequest]
     ) -> None:
         self._facts, self._request, self._exchange, self._asks = facts, request, exchange, asks
+        self._until: dict[str, float] = {}
 
     @property
     def _engine(self) -> Engine:
@@ -106,7 +107,7 @@ class Questions:
         apart."""
         search = find_same_text(prompt, calls)
         try:
-            async with asyncio.timeout(TEXT_S):
+            async with asyncio.timeout_at(self._by("texts", TEXT_S)):
                 ids = next(search)
                 while True:
                     ids = search.send(await self._engine.detokenize(model, ids))
@@ -130,10 +131,14 @@ class Questions:
 
     async def _stops(self, model: str, token: int) -> bool | None:
         """Tell whether `token` stops `model`, as its engine says; None if it does not say."""
-        tokens = self._facts.told_of(model)
-        if token not in tokens:
+        tokens, until = self._facts.told_of(model), self._by("stops", STOP_S)
+        if token not in tokens and asyncio.get_running_loop().time() < until:
             tokens[token] = None
             with suppress(*FAILED):
-                async with asyncio.timeout(STOP_S):
+                async with asyncio.timeout_at(until):
                     tokens[token] = await self._engine.stops(model, token)
-        return tokens[token]
+        return tokens.get(token)
+
+    def _by(self, kind: str, limit_s: float) -> float:
+        """When the end of the answer has waited long enough for all questions of a `kind`, by the loop's clock."""
+        return self._until.setdefault(kind, asyncio.get_running_loop().time() + limit_s)

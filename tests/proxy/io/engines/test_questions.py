@@ -24,7 +24,7 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.engine_tokens import IM_END, logprob_of
-from tests.proxy.io.capture.test_continuity import talk
+from tests.proxy.io.capture.test_continuity import talk, turn
 from tests.proxy.io.front import Front
 
 pytestmark = pytest.mark.usefixtures("flying")
@@ -132,6 +132,14 @@ async def test_an_engine_that_says_nothing_leaves_it_to_the_limit_of_the_request
     assert await cut(DEAD, 9, max_tokens=2) == [True]
 
 
+async def test_all_choices_of_an_answer_wait_no_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "STOP_S", 0.2)
+    async with EngineStub() as stub:
+        stub.sampling.delay_s = 60.0
+        assert await cut(stub.url, *range(20, 30), max_tokens=2) == [True] * 10
+        assert len(stub.sampling.asked) == 1
+
+
 @pytest.mark.parametrize(("asked", "stop_string", "learned"), [
     ({}, None, {("stub", 9)}), ({"stop_token_ids": [8]}, None, {("stub", 9)}), ({"stop_token_ids": [9]}, None, set()),
     ({}, "END", set()), ({"stop": "END"}, None, set()),
@@ -162,6 +170,16 @@ async def test_an_engine_that_drifts_gives_one_sample_all_the_same() -> None:
         assert [call.same_text and call.same_text[0] for call in front.calls] == [
             None, *(call.call for call in front.calls[:-1])
         ]  # fmt: skip
+
+
+async def test_what_a_prompt_repeats_is_asked_once_for_all_of_its_choices() -> None:
+    async with EngineStub(drift=True) as stub, Front(stub.url, continuity="off") as front:
+        front.store.state.weights.merge_policy = "repair"
+        past = await talk(front, 2)
+        once = asked(stub)
+        await turn(front, past[:-1], n=5)
+        assert once < asked(stub) < 3 * once
+        assert len({call.same_text for call in front.calls[1:]}) == 1 and front.calls[1].same_text
 
 
 @pytest.mark.parametrize(("policy", "drift"), [("strict", True), ("repair", False)])
