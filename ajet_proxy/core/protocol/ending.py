@@ -9,7 +9,7 @@ was cut if it has as many tokens as its request allows.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ajet_proxy.core.protocol.reading import UNREADABLE
@@ -21,11 +21,15 @@ IN_DOUBT = "tool_calls"
 """The one finish reason that does not tell."""
 
 
-def names_stop(choice: Captured, asked: Mapping[str, Any]) -> bool:
-    """Tell whether `choice`, an answer to what was `asked`, ended at a string or a token that the request names."""
+def stop_ids(asked: Mapping[str, Any]) -> frozenset[int | None]:
+    """The tokens at which the answers end to what is `asked`, as far as they can be read."""
     listed = asked.get("stop_token_ids")
-    ids = (integer({"id": one}, "id") for one in listed) if isinstance(listed, list) else ()
-    return choice.stop_string is not None or choice.token_ids[-1] in ids
+    return frozenset(integer({"id": one}, "id") for one in listed) if isinstance(listed, list) else frozenset()
+
+
+def names_stop(choice: Captured, stop_ids: Collection[int | None]) -> bool:
+    """Tell whether `choice` ended at a string or a token that its request names; `stop_ids` are the tokens."""
+    return choice.stop_string is not None or choice.token_ids[-1] in stop_ids
 
 
 def is_full(choice: Captured, limits: Sequence[str], asked: Mapping[str, Any]) -> bool:

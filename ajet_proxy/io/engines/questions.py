@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
+from functools import cache, cached_property, partial
 
 from ajet_proxy.core.protocol import ending
 from ajet_proxy.core.protocol.exchange import Exchange
@@ -89,18 +89,17 @@ class Questions:
     def stopped(self, choice: Captured) -> None:
         """`choice` ended at its last token. That token stops the model, unless the request names what stopped it. A
         response does not say which of the request's stop strings did."""
-        asked = self._exchange.asked.fields
-        if not asked.get("stop") and not ending.names_stop(choice, asked):
+        if not self._exchange.asked.fields.get("stop") and not ending.names_stop(choice, self._stop_ids):
             self._facts.stops.add((self._request.model or choice.model, choice.token_ids[-1]))
 
     async def is_cut(self, choice: Captured) -> bool:
         """Tell whether `choice`, which has tokens, was cut. Its finish reason leaves that in doubt."""
-        asked = self._exchange.asked.fields
-        if ending.names_stop(choice, asked):
+        if ending.names_stop(choice, self._stop_ids):
             return False
         model, last = self._request.model or choice.model, choice.token_ids[-1]
         stops = True if (model, last) in self._facts.stops else await self._stops(model, last)
-        return ending.is_full(choice, self._exchange.dialect.limits, asked) if stops is None else not stops
+        asked, limits = self._exchange.asked.fields, self._exchange.dialect.limits
+        return ending.is_full(choice, limits, asked) if stops is None else not stops
 
     async def same_text(self, prompt: bytes, calls: Iterable[Packed], model: str) -> Found | None:
         """The earlier call that a prompt for `model` repeats in other tokens. If it cannot be found out, the calls stay
@@ -127,7 +126,11 @@ class Questions:
             known = await facts.sampling.of(model, asks, partial(facts.enter, model))
         if SHAPING.isdisjoint(exchange.asked.fields):
             return partial(plain, exchange.target, known)
-        return partial(effective, exchange.target, exchange.asked.fields, known)
+        return cache(partial(effective, exchange.target, exchange.asked.fields, known))
+
+    @cached_property
+    def _stop_ids(self) -> frozenset[int | None]:
+        return ending.stop_ids(self._exchange.asked.fields)
 
     async def _stops(self, model: str, token: int) -> bool | None:
         """Tell whether `token` stops `model`, as its engine says; None if it does not say."""

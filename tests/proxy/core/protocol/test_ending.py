@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.ending import answered, is_full, names_stop, question
+from ajet_proxy.core.protocol.ending import answered, is_full, names_stop, question, stop_ids
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured
 from tests.proxy.core.protocol.answers import CHAT, COMPLETIONS, dump
@@ -31,7 +31,7 @@ def test_an_answer_is_full_that_has_what_its_request_allows(route: str, asked: d
 ])  # fmt: skip
 def test_a_request_may_name_what_stops(stop: str | None, asked: dict[str, Any], named: bool) -> None:
     choice = Captured(0, "m", (1, 2), (5, 6, 7), (-0.5, -0.5, -0.5), "tool_calls", stop_string=stop)
-    assert names_stop(choice, asked) == named
+    assert names_stop(choice, stop_ids(asked)) == named
 
 
 def test_an_engine_is_asked_for_the_very_token() -> None:

@@ -182,6 +182,19 @@ async def test_what_a_prompt_repeats_is_asked_once_for_all_of_its_choices() -> N
         assert len({call.same_text for call in front.calls[1:]}) == 1 and front.calls[1].same_text
 
 
+async def test_what_is_read_of_a_request_is_read_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have a bias on every token of a vocabulary."""
+    read: list[object] = []
+    for module, name in ((questions, "effective"), (questions.ending, "stop_ids")):
+        was = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *said, name=name, was=was: (read.append(name), was(*said))[1])
+    async with EngineStub() as stub, Front(stub.url) as front:
+        for stop_token_ids in ([], [IM_END]):
+            await turn(front, [{"role": "user", "content": "hi"}], n=5, temperature=0.5, stop_token_ids=stop_token_ids)
+        assert sorted(map(str, read)) == ["effective"] * 2 + ["stop_ids"] * 2
+        assert [call.sampling for call in front.calls] == [{"logprobs": "raw", "temperature": 0.5}] * 10
+
+
 @pytest.mark.parametrize(("policy", "drift"), [("strict", True), ("repair", False)])
 async def test_nothing_is_asked_where_it_would_change_nothing(policy: str, drift: bool) -> None:
     async with EngineStub(drift=drift) as stub, Front(stub.url, continuity="off") as front:
