@@ -260,7 +260,10 @@ class ResponseReading(Reader):
     def keep_alive(self, *, held: bool) -> bytes:
         delta = self._delta
         if isinstance(delta, bytes):
-            self._delta = delta = dict(json.loads(delta.partition(b"\ndata: ")[2]))
+            try:
+                self._delta = delta = dict(json.loads(delta.partition(b"\ndata: ")[2]))
+            except UNREADABLE:
+                return super().keep_alive(held=held)
             self._number = delta.get(_NUMBER) if self._number is None else self._number
         if not self._begun or (self.ended and not held) or not (delta or self._is_whole):
             return super().keep_alive(held=held)

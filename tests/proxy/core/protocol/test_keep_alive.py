@@ -242,6 +242,15 @@ def test_a_response_that_waits_where_its_last_piece_came_the_fast_way() -> None:
     assert b"".join(running.feed(piece(2))) == piece(3)
 
 
+@pytest.mark.parametrize("bad", [b"nonsense", b"[1]", b"[" * 100_000])
+def test_a_response_that_waits_behind_a_piece_that_is_no_json_gets_a_comment(bad: bytes) -> None:
+    running = streaming(path="/v1/responses")
+    running.feed(event({"type": "response.created", "response": {"id": "r", "output": []}}))
+    piece = b"event: response.reasoning_text.delta\ndata: %b\n\n" % bad
+    assert running.feed(piece) == [piece]
+    assert running.keep_alive() == running.keep_alive() == COMMENT
+
+
 @pytest.mark.parametrize("event", [b"data: {}\n\n", b"data: nonsense\n\n", b"no event"])
 def test_an_event_that_has_no_number_leaves_as_it_is(event: bytes) -> None:
     reading = ResponseReading(Ask())
