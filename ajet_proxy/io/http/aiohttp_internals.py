@@ -239,12 +239,17 @@ def break_off(content: aiohttp.StreamReader) -> None:
 
 
 class Pool(aiohttp.TCPConnector):
-    """A connection pool that tells which connection a request got."""
+    """A connection pool that tells which connection a request got. It reuses none on which something came that nobody
+    had asked for: aiohttp would take that for the answer (RFC 9112, section 9.2)."""
 
     async def connect(self, *request: Any, **more: Any) -> Any:
-        connection = await super().connect(*request, **more)
-        if (transport := connection.transport) is not None:
-            tap: Any = transport.get_protocol()
+        while True:
+            connection = await super().connect(*request, **more)
+            tap: Any = None if (transport := connection.transport) is None else transport.get_protocol()
+            if not (isinstance(tap, Tap) and tap.should_close):
+                break
+            connection.close()
+        if transport is not None:
             if isinstance(tap, Tap):
                 tap.reused = True
                 tap.listen()

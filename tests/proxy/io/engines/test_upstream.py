@@ -227,6 +227,28 @@ async def test_a_reused_connection_that_ends_without_a_byte_is_tried_once_more(
         assert list(counted(metrics, "ajet_upstream_retries_total")) == [f"ajet_upstream_retries_total {retries}"]
 
 
+@pytest.mark.parametrize("unasked", [
+    ANSWER, b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n", b"\r\n", b"x",
+])  # fmt: skip
+async def test_what_nobody_has_asked_for_answers_no_later_request(unasked: bytes) -> None:
+    said = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for number in (b"1", b"2"):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(ANSWER.replace(b"ok", b"%b%d" % (number, said.is_set())))
+            await asyncio.sleep(0.02)
+            writer.write(unasked)
+            await writer.drain()
+            said.set()
+
+    async with listening(serve) as url, upstream(url) as (made, _):
+        assert await answer(made) == b"10"
+        await said.wait()
+        await asyncio.sleep(0.05)
+        assert await answer(made) == (b"21" if unasked == b"\r\n" else b"11")
+
+
 @pytest.mark.parametrize("how", ["close", "reset"])
 async def test_aiohttp_repeats_a_get_itself(how: str) -> None:
     async with engine("answer", how, "answer") as (url, connections), upstream(url) as (made, metrics):
