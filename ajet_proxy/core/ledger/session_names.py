@@ -28,6 +28,7 @@ from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.events import EpisodeOpened
 from ajet_sdk.bodies import check_id
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.limits import MAX_LABEL
 
 RUNGS = ("harness", "body")
 """The ways of `core.identity.ladder` whose names are such. A path's and a header's are for users' traffic alone."""
@@ -66,8 +67,9 @@ class SessionNames:
             del self._latest[base]
 
     def root(self, session: str, parent: str | None, tenant: str = "") -> str:
-        """The session of `tenant` that began the one which began … `session`."""
-        if parent is not None and parent != session:
+        """The session of `tenant` that began the one which began … `session`. Nothing is noted of one whose name is
+        longer than any label."""
+        if parent is not None and parent != session and max(len(parent), len(session)) <= MAX_LABEL:
             self._parents.pop((tenant, session), None)
             self._parents[tenant, session] = parent
             if len(self._parents) > MOST_PARENTS:

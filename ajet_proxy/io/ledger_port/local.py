@@ -25,6 +25,7 @@ from ajet_proxy.core.ledger.commands import CallAsked
 from ajet_proxy.core.ledger.engine_alerts import EngineAlerts
 from ajet_proxy.core.ledger.episode import Episode, takes
 from ajet_proxy.core.ledger.retries import UnseenRequests
+from ajet_proxy.core.ledger.session_names import base_of
 from ajet_proxy.core.ledger.weights import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
@@ -162,7 +163,7 @@ class LocalPort:
     @asynccontextmanager
     async def begin(self, request: CallRequest, on_discard: OnDiscard) -> AsyncIterator[Begun]:
         named, retries, entered = request.identity, request.sent["retries"], False
-        name, lost = (named.episode or "", request.sent["body_hash"]), None
+        name, lost = (base_of(named.episode or "", named.claims.tenant), request.sent["body_hash"]), None
         try:
             identity, metadata, known = await self._naming.whose(request)
             spare = self._clock.new_id("ep")

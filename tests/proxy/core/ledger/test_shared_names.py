@@ -168,3 +168,5 @@ def test_a_session_is_a_part_of_the_one_that_began_it(monkeypatch: pytest.Monkey
     names.root("a", "b")
     names.root("c", "d")
     assert (names.root("a", None), names.root("c", None)) == ("a", "d")
+    for session, parent in (("e" * 1001, "f"), ("e", "f" * 1001)):
+        assert names.root(session, parent) == session, "what is kept has a bound"

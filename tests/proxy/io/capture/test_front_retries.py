@@ -215,3 +215,12 @@ async def test_an_answer_that_a_retry_has_replaced_meanwhile_was_used_all_the_sa
         usage = second.json()["usage"]
     assert len(counted(front)) == 1
     assert quotas.tokens == [("", usage["prompt_tokens"] + usage["completion_tokens"])]
+
+
+async def test_a_refused_request_of_a_long_name_costs_little_memory(front: Front) -> None:
+    front.store.full = True
+    for name in ("x", "y", "y"):
+        answer = await send(front.url + CHAT, body=BODY | {"user": name * 1_000_000})
+        assert answer.status == 503
+    noted = front.ledger_port._unseen._refused
+    assert sorted(noted.values()) == [1, 2] and all(len(part) < 300 for name in noted for part in name)
