@@ -12,7 +12,9 @@ priority. Each step is durable before the next, and none takes away what the one
 Invariant: whenever it is killed, or fails, a start finds the same state and the archive the same episodes. What was
 done twice is there once.
 
-    python -m ajet_proxy.io.storage.compaction DATA_DIR MAX_AGE_S MAX_BYTES     prints how many episodes were removed
+    python -m ajet_proxy.io.storage.compaction DATA_DIR ENDED_AFTER MAX_BYTES     prints how many episodes were removed
+
+By ENDED_AFTER, in Unix seconds, the daemon's clock counts, which had the episodes end, and not the system's.
 
 The daemon adds ``tied`` to these: then it ends at once when its standard input does. The daemon holds the other end and
 writes nothing, so no orphan of a killed daemon keeps the next one waiting.
@@ -26,7 +28,6 @@ import os
 import sqlite3
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def _end_with_input() -> None:
 def main(arguments: list[str]) -> None:
     """Compact, as the daemon's child process. An error becomes its exit status and one line on stderr, where a warning
     may stand too."""
-    data_dir, max_age, limit = Path(arguments[0]), float(arguments[1]), int(arguments[2])
+    data_dir, ended_after, limit = Path(arguments[0]), float(arguments[1]), int(arguments[2])
     if arguments[3:] == [TIED]:
         threading.Thread(target=_end_with_input, daemon=True).start()
     with contextlib.suppress(OSError):
@@ -98,7 +99,7 @@ def main(arguments: list[str]) -> None:
     with contextlib.suppress(OSError):  # the unit of `ajet_proxy.systemd` has no right to it
         os.nice(10)
     try:
-        removed = compact(data_dir, ended_after=time.time() - max_age if max_age else 0.0, limit=limit)
+        removed = compact(data_dir, ended_after=ended_after, limit=limit)
     except (OSError, MemoryError, sqlite3.Error, AjetError) as error:
         sys.exit(f"cannot compact {data_dir}: {str(error) or type(error).__name__}")
     sys.stdout.write(f"{removed}\n")

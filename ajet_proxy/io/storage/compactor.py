@@ -50,7 +50,7 @@ class Compactor:
         self._data_dir = data_dir
         self._metrics = metrics
         self._now = now
-        self._limits = (str(max_age), str(max_bytes))
+        self._max_age, self._max_bytes = max_age, max_bytes
         self._retains = bool(max_age or max_bytes)
         self._task: asyncio.Task[None] | None = None
         self._not_before, self._at_latest = 0.0, 0.0
@@ -96,8 +96,10 @@ class Compactor:
         try:
             if self._retains and self._store.state.episodes.leaving:
                 await self._store.end_segment()
+            ended_after = self._now() - self._max_age if self._max_age else 0.0
+            limits = (str(self._data_dir), str(ended_after), str(self._max_bytes), TIED)
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *COMMAND, str(self._data_dir), *self._limits, TIED, stdin=PIPE, stdout=PIPE, stderr=PIPE
+                sys.executable, *COMMAND, *limits, stdin=PIPE, stdout=PIPE, stderr=PIPE
             )
         except (OSError, AjetError) as error:
             self._failed(f"a compaction cannot be started: {error}")
