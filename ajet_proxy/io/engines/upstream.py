@@ -233,7 +233,8 @@ class Upstream:
 
     async def _is_healthy(self, origin: str) -> bool:
         try:
-            async with asyncio.timeout(LOOK_S), self._fresh.get(f"{origin}/health") as answer:
+            look = self._fresh.get(f"{origin}/health", allow_redirects=False)
+            async with asyncio.timeout(LOOK_S), look as answer:
                 return answer.status < 500
         except (aiohttp.ClientError, TimeoutError):
             return False

@@ -31,7 +31,7 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
 from ajet_sdk.sockets import WATCH
-from tests.kit.answering import listening
+from tests.kit.answering import listening, saying
 
 pytestmark = pytest.mark.usefixtures("flying")
 
@@ -206,6 +206,12 @@ async def test_connections_end_with_their_context_and_can_be_had_again() -> None
             async with made.connected():
                 assert await answer(made) == b"ok"
         assert [len(seen) for seen in connections] == [1, 1]
+
+
+@pytest.mark.parametrize(("status", "well"), [(200, True), (302, True), (404, True), (503, False)])
+async def test_an_engine_that_answers_is_alive_wherever_it_sends_who_asks(status: int, well: bool) -> None:
+    async with saying("/health", status, Location=f"{DEAD}/health") as url, upstream(url) as (made, _):
+        assert await made._is_healthy(url) == well
 
 
 # --- over which connection
