@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
-from ajet_proxy.core.conversation.history import ChatHistory, packed, text_of
+from ajet_proxy.core.conversation.history import MALFORMED, ChatHistory, packed, text_of
 from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import Captured
 
@@ -274,7 +274,7 @@ class Memory:
 def heard_as(stream: bytes) -> str | None:
     """Tell whether the first word of a `stream` came as ``reasoning`` or as ``content``; None if there is no word."""
     for line in stream.splitlines():
-        with suppress(ValueError, TypeError, LookupError, AttributeError):
+        with suppress(*MALFORMED):
             event = json.loads(line.removeprefix(b"data:"))
             delta = event["choices"][0]["delta"] if "choices" in event else {_HEARD[event["type"]]: event["delta"]}
             for name in ("reasoning", "content"):

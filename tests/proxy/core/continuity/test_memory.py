@@ -332,7 +332,7 @@ def test_one_word_is_asked_for_behind_either_prompt() -> None:
         (b'data: {"delta":"","type":"response.output_text.delta"}\n\n'
          b'data:{"delta":"q","type":"response.reasoning_text.delta"}\n\n', "reasoning"),
         (b'data: {"delta":"q","type":"response.function_call_arguments.delta"}\n\n', None),
-        (b'{"error": {"message": "no"}}', None),
+        (b'{"error": {"message": "no"}}', None), (b"data: " + b"[" * 100_000, None),
     ],
 )  # fmt: skip
 def test_as_what_the_first_word_came(stream: bytes, name: str | None) -> None:
