@@ -7,6 +7,7 @@ without them is an error that says so.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ class Vllm(Engine):
         self._ask, self._url = ask, url
 
     async def probe(self) -> Told:
-        models, paused, info = [await self._told(path) for path in ("/v1/models", "/is_paused", "/weight_info")]
+        models, paused, info = await asyncio.gather(*map(self._told, ("/v1/models", "/is_paused", "/weight_info")))
         resume = f"POST {self._url}/resume" if _field(paused, "is_paused") is True else ""
         return Told(own_models(models), _field(info, "weight_version"), resume)
 

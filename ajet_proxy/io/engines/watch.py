@@ -23,6 +23,7 @@ import asyncio
 import json
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -81,7 +82,7 @@ class EngineWatch:
         self._others: set[str] = set()
         """The base URLs of engines that serve what no trainer has given them."""
         self._doubted: set[str] = set()
-        self._settling = asyncio.Lock()
+        self._settling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def serves_other(self, route: str) -> bool:
         """Tell whether the engine that has `route` serves what no trainer has given it."""
@@ -92,14 +93,22 @@ class EngineWatch:
         self._doubted.update(self._noted)
 
     async def settle(self, route: str) -> None:
-        """Looks at the engine that has `route`, if it may be another process than when it was last looked at."""
-        if not (self._doubted or self._settling.locked()):
-            return
-        async with self._settling:
-            urls = [url for url in self._doubted if route.startswith(f"{as_asked(url)}/")]
-            self._doubted.difference_update(urls)
-            for url, told in zip(urls, await self._probe(urls), strict=True):
-                self._judge(url, told)
+        """Looks at the engine that has `route`, if it may be another process than when it was last looked at. Nobody
+        waits for a look at another engine."""
+        for url in [url for url in self._noted if url in self._doubted or self._settling[url].locked()]:
+            if route.startswith(f"{as_asked(url)}/"):
+                async with self._settling[url]:
+                    if url in self._doubted:
+                        await self._settle(url)
+
+    async def _settle(self, url: str) -> None:
+        self._doubted.discard(url)  # who doubts it from here on wants another look
+        try:
+            [told] = await self._probe([url])
+        except asyncio.CancelledError:
+            self._doubted.add(url)
+            raise
+        self._judge(url, told)
 
     def spoken(self, model: str) -> None:
         """Take as right what the engines of `model` say from now on, since its trainer has looked. "" is any model."""

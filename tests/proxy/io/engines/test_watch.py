@@ -11,6 +11,7 @@ import pytest
 
 from ajet_proxy.doctor import examine
 from ajet_proxy.io.engines import watch
+from ajet_proxy.io.engines.engine import Told
 from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.engines.vllm import own_models
 from ajet_proxy.io.engines.watch import EngineWatch, changed, read
@@ -117,6 +118,30 @@ async def test_an_engine_that_was_away_is_looked_at_before_its_next_call_counts(
     assert site.watch.serves_other(route), "that is another engine"
     await site.watch.settle(route)
     assert not site.watch.serves_other(route)
+
+
+async def test_a_look_at_an_engine_that_hangs_holds_up_no_other_and_is_made_again_if_it_is_broken_off(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.opened()
+    hung, right, looks, probe = "http://hung", site.stub.url, list[str](), site.watch._probe
+    site.watch._noted[hung] = site.watch._noted[right]
+
+    async def look(urls: list[str]) -> list[Told]:
+        looks.extend(urls)
+        return await (asyncio.Future() if looks == [hung] else probe([right]))
+
+    monkeypatch.setattr(site.watch, "_probe", look)
+    site.watch.doubt()
+    first, second = [asyncio.create_task(site.watch.settle(f"{hung}/v1/chat/completions")) for _ in range(2)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(300):
+        await site.watch.settle(f"{right}/v1/chat/completions")
+        assert looks == [hung, right] and not second.done()
+        first.cancel()
+        await second
+        await site.watch.settle(f"{hung}/v1/chat/completions")
+    assert looks == [hung, right, hung]
 
 
 async def test_what_answers_after_the_trainer_spoke_of_an_engine_that_died_is_not_taken_as_right(site: Site) -> None:
