@@ -199,6 +199,7 @@ class Episodes(dict[str, Episode]):
         self.unsettled = {
             name: one for name, one in self.items() if one.state in ("open", "sealed") and name not in self.awaiting
         }
+        self.parts = {}
         for episode in self.values():
             self._joins(episode)
             for turn in episode.transcript.turns():

@@ -317,6 +317,14 @@ def test_a_clock_that_is_set_back_moves_what_awaits_with_it(rig: LedgerRig) -> N
     assert not rig.state.episodes.awaiting
 
 
+def test_what_follows_from_the_parts_of_a_chat_is_made_anew_as_it_was(rig: LedgerRig) -> None:
+    chat(rig, "a")
+    chat(rig, "a~2", first="a")
+    for _ in range(2):
+        rig.state.derive()
+        assert rig.state.episodes.parts == {"a": ["a~2"]}
+
+
 def test_a_recorded_chat_that_is_rewarded_later_counts_as_rewarded(rig: LedgerRig) -> None:
     rig = LedgerRig(replace(TRAFFIC, traffic_holdout=1.0), watch=True)
     (call,) = rig.begin("a", traffic="chat")
