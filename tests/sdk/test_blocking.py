@@ -70,7 +70,7 @@ import ajet_sdk
 
 with ajet_sdk.join("laptop", proxy_url=sys.argv[1]):
     child = os.fork()
-print("left")
+os.write(1, b"left\\n")  # at once, as both write
 if child:
     print(os.waitpid(child, 0)[1])
 """
