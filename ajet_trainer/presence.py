@@ -17,7 +17,7 @@ from ajet_sdk.routes import Attend
 from ajet_trainer.config import Config
 from ajet_trainer.link import Link
 from ajet_trainer.repeating import Repeating
-from ajet_trainer.run_folder import run_of
+from ajet_trainer.run_folder import word_in
 
 BEAT_S = ANSWER_S = 5.0
 """Between two signs of life, and for the answer to one. So even where answers are lost, the daemon hears from us three
@@ -27,7 +27,7 @@ times in the 30 s."""
 def trainer_of(config: Config) -> Attend:
     """This process as a trainer, once it holds the folder of its run."""
     folder = Path(config.run_dir).absolute()
-    return Attend(config.model_name, run_of(folder), uuid.uuid4().hex, host=platform.node(), folder=str(folder))
+    return Attend(config.model_name, word_in(folder / "run"), uuid.uuid4().hex, host=platform.node(), folder=str(folder))
 
 
 class Presence(Repeating):

@@ -29,9 +29,8 @@ def hold(run_dir: Path, name: str = LOCK) -> IO[str]:
     return file
 
 
-def run_of(run_dir: Path) -> str:
-    """The word for the run in `run_dir`, drawn at random for a new one. Who asks holds the folder."""
-    path = run_dir / "run"
+def word_in(path: Path) -> str:
+    """The word in the file at `path`, drawn at random where it has none. Who asks holds its folder."""
     word = path.read_text().strip() if path.exists() else ""
     if not word:
         word = secrets.token_hex(8)
@@ -49,8 +48,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def put(path: Path, text: str, mode: int = 0o644) -> None:
-    """Puts `text` into the file at `path`, all of it or nothing. With `PRIVATE`, its owner alone may read it."""
+    """Puts `text` into the file at `path`, all of it or nothing, whatever a power cut leaves of it. With `PRIVATE`, its
+    owner alone may read it."""
     temporary = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)

@@ -12,7 +12,6 @@ import platform
 import re
 import signal
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FrameType
@@ -25,7 +24,7 @@ from ajet_sdk.runs import check_name
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import SETTINGS, Config, digest
 from ajet_trainer.link import Link
-from ajet_trainer.run_folder import PRIVATE, hold, put
+from ajet_trainer.run_folder import hold, word_in
 from ajet_trainer.runs.allowed import Allowed, config_of, read
 from ajet_trainer.runs.hidden import Hidden
 from ajet_trainer.runs.kept_run import COMMAND, Host, KeptRun, found_in
@@ -65,10 +64,7 @@ class Supervisor:
             self._lock = hold(allowed.runs, ".lock")
         except BlockingIOError:
             raise ConfigError(f"another supervisor keeps the runs in {allowed.runs}", param="runs") from None
-        path = self.allowed.runs / ".supervisor"  # its word is that of the folder, by which the daemon knows it again
-        if not path.exists():
-            put(path, uuid.uuid4().hex, PRIVATE)
-        self._instance = path.read_text().strip()
+        self._instance = word_in(allowed.runs / ".supervisor")  # by which the daemon knows the folder again
         self.runs = found_in(self._host)
 
     def end(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,7 +17,7 @@ from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.presence import Presence, trainer_of
 from ajet_trainer.progress import Progress
-from ajet_trainer.run_folder import run_of
+from ajet_trainer.run_folder import put, word_in
 from ajet_trainer.sampling import Rule
 from ajet_trainer.step import Run
 from tests.kit.proxy_process import ProxyProcess
@@ -56,7 +57,7 @@ def test_the_word_of_a_run_is_kept_in_its_folder(tmp_path: Path) -> None:
     words = []
     for name in ("a", "a", "b"):
         (tmp_path / name).mkdir(exist_ok=True)
-        words.append(run_of(tmp_path / name))
+        words.append(word_in(tmp_path / name / "run"))
     assert words[0] == words[1] != words[2]
     one, other = (trainer_of(Config(model="m", run_dir=str(tmp_path / "a"))) for _ in range(2))
     assert (one.run, one.folder) == (words[0], str(tmp_path / "a")) == (other.run, other.folder)
@@ -81,7 +82,7 @@ def test_a_second_trainer_of_a_model_is_refused_and_the_first_goes_on(daemon: Pr
     said = list[str]()
     with trainer(daemon.url, tmp_path / "one", said) as first, Rig(daemon.url) as rig:
         first.start()
-        at_work = f"in {tmp_path}/one .run {run_of(tmp_path / 'one')}. is at work"
+        at_work = f"in {tmp_path}/one .run {word_in(tmp_path / 'one' / 'run')}. is at work"
         with pytest.raises(Conflict, match=at_work), trainer(daemon.url, tmp_path / "two", said):
             """It does not come this far."""
         played(rig)
@@ -147,3 +148,26 @@ def test_a_sign_of_life_that_fails_is_one_that_is_missed() -> None:
     link: Any = Failing()
     with Presence(link, 0.01):
         assert heard.wait(300)
+
+
+def test_a_file_is_on_disk_before_it_takes_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut leaves an empty one."""
+    path, synced, sync = tmp_path / "run", list[int](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+        assert path.read_text() == "before"
+        sync(descriptor)
+
+    path.write_text("before")
+    monkeypatch.setattr(os, "fsync", noted)
+    put(path, "after")
+    assert (synced, path.read_text()) == ([5], "after")
+
+
+def test_a_folder_whose_word_is_lost_gets_another(tmp_path: Path) -> None:
+    path = tmp_path / ".supervisor"
+    path.touch()
+    assert len(word := word_in(path)) == 16 and word_in(path) == word
