@@ -59,7 +59,8 @@ class Membership:
     while an agent blocks the loop that it runs in.
 
     `body` says as what to join; `revision` is asked for each episode as it is opened. ``id`` is the client's id, None
-    while it has not joined. `say` is called, in another thread, with words for a proxy that is away.
+    while it has not joined. `say` is called, in another thread, with words for a proxy that is away; ``fault`` is what
+    it raised first.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Membership:
         self._client = Client(target.url, target.key, deadline=target.deadline)
         self._body, self._revision, self._say = body, revision or (lambda: body.revision), say
         self._absence = Absence(target.url, target.deadline)
+        self.fault: Exception | None = None
         self.id: str | None = None
         self._next = _new_id()
         self._joined = False
@@ -172,7 +174,10 @@ class Membership:
             except AjetError:  # the next one may come through
                 pass
             if (line := self._absence.seen(away=away)) is not None:
-                await to_thread(self._say, line)
+                try:
+                    await to_thread(self._say, line)
+                except Exception as error:  # beats go on
+                    self.fault = self.fault or error
 
     @at_home
     async def leave(self) -> None:

@@ -187,6 +187,8 @@ class ProgramAgent:
         self._absence = Absence(client.target.url, client.target.deadline)
         self._others: set[str | None] = set()
         """The revisions that were found in place of those looked for, since the last one that was as it should be."""
+        self._fault: Exception | None = None
+        """What a callback has raised as the programs were watched."""
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
         self._stopped = threading.Event()
@@ -198,10 +200,12 @@ class ProgramAgent:
         self._guardian.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.stop()
         self._watcher.join()
         self._guardian.__exit__()
+        if error is None and self._fault is not None:
+            raise self._fault
 
     def __call__(self, task: Any, episode: Episode) -> None:
         env, program = self._environment(task, episode), self._program
@@ -273,7 +277,10 @@ class ProgramAgent:
         _end_all([run.child for run in runs], CHANGE_GRACE_S)
 
     def never_steady(self) -> bool:
-        """False; or `AjetError` if the code has changed each time that a program began."""
+        """False; or `AjetError` if the code has changed each time that a program began. What a callback has raised as
+        the programs were watched is raised."""
+        if self._fault is not None:
+            raise self._fault
         if len(self._others) >= MOST_OTHERS:
             raise AjetError(
                 f"the code of the program changed {MOST_OTHERS} times in a row as it began. If it writes a file "
@@ -329,7 +336,7 @@ class ProgramAgent:
         """Ends programs that have begun with other code, and those whose episodes are discarded already."""
         looked = asked = time.monotonic()
         while not self._stopped.wait(TICK_S):
-            self._tick()
+            self._call(self._tick)
             now = time.monotonic()
             settled = [run for run in self._runs() if not run.steady and run.began + QUICK_S <= now]
             others = [run for run in settled if self._is_other(run.episode)]
@@ -357,7 +364,14 @@ class ProgramAgent:
             waits = bool(self._running) and _wait_for_an_engine(status)
         lines = self._absence.seen(away=away), self._patience.waits(None, NO_ENGINE if waits else None, now)
         for line in filter(None, lines):
-            self._say(line)
+            self._call(self._say, line)
+
+    def _call(self, callback: Callable[..., None], *args: Any) -> None:
+        """Calls what the caller gave. What it raises ends the run, but not the watch over the programs."""
+        try:
+            callback(*args)
+        except Exception as error:
+            self._fault = self._fault or error
 
     def _end_discarded(self) -> None:
         """Ends the programs whose episodes are discarded. All of them are asked after at once."""

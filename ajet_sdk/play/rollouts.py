@@ -248,6 +248,8 @@ class Rollouts:
         now = time.monotonic()
         if self._stopped or self._fault is not None or self._room.over:
             return None
+        if self._member.fault is not None:
+            raise self._member.fault
         if now < self._quiet_until or self._held():
             return LATER
         if self._forgiven:

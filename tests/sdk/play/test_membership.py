@@ -308,3 +308,23 @@ def test_a_join_that_fails_when_nobody_waits_any_more_says_nothing(
     wait(gives_up())
     assert not caplog.records
     wait(proxy.member.leave())
+
+
+async def test_a_say_that_raises_ends_the_run_and_no_beats(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    monkeypatch.setattr(clients, "BEATS", 600)
+    stub.says = lambda heard: DROP if heard.path.endswith("/beat") and not told.is_set() else None
+
+    def say(line: str) -> None:
+        told.set()
+        raise ZeroDivisionError(line)
+
+    async def agent(_task: Any, _episode: Any) -> float:
+        await reached(told.is_set)
+        beats = stub.count("POST", "/beat")
+        await reached(lambda: stub.count("POST", "/beat") > beats + 2)
+        return 1.0
+
+    with pytest.raises(ZeroDivisionError):
+        await aio.run(agent, ["a", "b"], 1, 1, say=say)
+    assert len(stub.episodes) == 1

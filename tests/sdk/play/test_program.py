@@ -226,6 +226,28 @@ def test_a_program_whose_episode_is_discarded_is_ended(stub: ControlStub, monkey
         agent("t", episode)
 
 
+def test_a_callback_that_raises_in_the_watch_ends_the_run_and_not_the_watch(
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program whose episode is discarded is ended as ever."""
+    monkeypatch.setattr(runner, "ENGINE_S", 0.1)
+    monkeypatch.setattr(runner, "WATCH_S", 0.1)
+    told = threading.Event()
+    stub.says = lambda heard: DROP if heard.path.endswith("/status") and not told.is_set() else None
+
+    def say(line: str) -> None:
+        told.set()
+        raise ZeroDivisionError(line)
+
+    def discarding(episode: Any, stream: str, line: bytes) -> None:
+        assert told.wait(LONG_S)
+        stub.discard(episode.id, "wall_timeout")
+
+    with pytest.raises(ZeroDivisionError, match="does not answer any more"):
+        run_program(Program(LASTS), ["a", "b"], parallel=1, on_output=discarding, say=say)
+    assert len(stub.episodes) == 1
+
+
 def test_stopping_ends_programs_and_lets_none_begin(stub: ControlStub) -> None:
     with ajet_sdk.Client() as client, ajet_sdk.episode("t") as episode:
         agent = ProgramAgent(Program(LASTS), client, lambda *said: threading.Thread(target=agent.stop).start())
