@@ -27,7 +27,8 @@ times in the 30 s."""
 def trainer_of(config: Config) -> Attend:
     """This process as a trainer, once it holds the folder of its run."""
     folder = Path(config.run_dir).absolute()
-    return Attend(config.model_name, word_in(folder / "run"), uuid.uuid4().hex, host=platform.node(), folder=str(folder))
+    run = word_in(folder / "run")
+    return Attend(config.model_name, run, uuid.uuid4().hex, host=platform.node(), folder=str(folder))
 
 
 class Presence(Repeating):
