@@ -18,7 +18,7 @@ from ajet_sdk.play import membership as clients
 from ajet_sdk.play.membership import Membership, own_name
 from ajet_sdk.play.program import Program, run_program
 from ajet_sdk.play.revision import of_agent
-from tests.kit.control_stub import ControlStub, Say
+from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.patience import reached, until
 from tests.kit.ports import free_port
 
