@@ -357,7 +357,12 @@ def _of_candidate(config: Config) -> Iterable[tuple[str, str]]:
     if not config.candidate:
         if config.candidate_urls:
             yield "candidate_urls", "engines of a candidate that has no name: set candidate"
+        for name in ("promote_every", "promote_margin"):
+            if getattr(config, name) != SETTINGS.options[name].default:
+                yield name, "nothing is promoted without a candidate: set candidate, or leave it out"
         return
+    if config.save_freq != SETTINGS.options["save_freq"].default:
+        yield "save_freq", "with a candidate each version that serves is saved: leave it out"
     if config.candidate == config.model_name:
         yield "candidate", f"{config.candidate!r} is the name of the model that serves: give it another"
     if not config.attached:

@@ -185,6 +185,9 @@ def test_a_candidate_is_evaluated_for_long_and_more_checkpoints_stay() -> None:
     ({"eval_every": 10}, "eval_every", "evaluated by promote_every"),
     ({"eval_episodes": 1}, "eval_episodes", "one episode tells nothing"),
     ({"candidate": "", "candidate_urls": ("http://f",)}, "candidate_urls", "set candidate"),
+    ({"candidate": "", "promote_every": 2}, "promote_every", "without a candidate"),
+    ({"candidate": "", "promote_margin": 0.0}, "promote_margin", "without a candidate"),
+    ({"save_freq": 1}, "save_freq", "each version that serves is saved"),
     ({"candidate_urls": ("f",)}, "candidate_urls", "must be http://HOST:PORT"),
 ])  # fmt: skip
 def test_a_gate_that_cannot_work_is_refused_by_name(changes: dict[str, Any], param: str, said: str) -> None:

@@ -38,7 +38,7 @@ def test_one_candidate_is_promoted_and_a_bad_one_is_not(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     ours = {
         "model": model, "groups": 1, "group_size": SIZE, "total_steps": 1, "candidate": "next", "promote_every": 1,
-        "eval_episodes": 8,
+        "eval_episodes": 8, "save_freq": 10,
     }  # fmt: skip
     with (
         vllm_server(model, tmp_path / "vllm.log", options=HOLDS_TWO) as engine,
