@@ -80,8 +80,7 @@ class Gatekeeper(Requests):
         self.is_open = is_open
         self._hold_s = hold_s
         self._waited = waited
-        self._bell = Bell()
-        self.changed = self._bell.ring
+        self._bell, self._emptied = Bell(), Bell()
         self._stopping = False
         self._of: defaultdict[str, Requests] = defaultdict(Requests)
         self.held: Counter[str] = Counter()
@@ -90,6 +89,11 @@ class Gatekeeper(Requests):
     def of(self, model: str) -> Requests:
         """The requests that count as of `model`; of "", those of no model."""
         return self._of.get(model, Requests())
+
+    def changed(self) -> None:
+        """Have those look again who wait for a gate, or for nobody to be inside."""
+        self._bell.ring()
+        self._emptied.ring()
 
     def stop(self) -> None:
         """Hold no request from now on: those that wait, and those that would have to, get a 503 at once."""
@@ -120,7 +124,7 @@ class Gatekeeper(Requests):
             self.go()
             own.go()
             if own.in_flight == 0:
-                self.changed()
+                self._emptied.ring()  # those who are held need not look
 
     def inside(self, among: Callable[[str], bool] = lambda model: True) -> int:
         """The number of requests inside, of the models `among` which to look."""
@@ -129,7 +133,7 @@ class Gatekeeper(Requests):
     async def drained(self, wait_s: float, among: Callable[[str], bool] = lambda model: True) -> bool:
         """Wait up to `wait_s` seconds until nobody is inside of the models `among` which to look. Returns whether that
         came true."""
-        return await self._bell.until(lambda: self.inside(among) == 0, wait_s)
+        return await self._emptied.until(lambda: self.inside(among) == 0, wait_s)
 
     async def _hold(self, passable: Callable[[], bool], model: Callable[[], str], episode: str) -> None:
         held = (self, self._of[model()])

@@ -199,6 +199,27 @@ async def test_each_model_is_held_counted_and_drained_by_itself(monkeypatch: pyt
     assert (gate.of("nobody").busy_s, gate.in_flight, gate.waiting) == (0.0, 0, 0)
 
 
+async def test_those_who_are_held_do_not_look_again_as_others_come_and_go() -> None:
+    looks = list[str]()
+    gate = Gatekeeper(is_open=lambda model: looks.append(model) or model == "b", hold_s=300.0)
+
+    async def held() -> None:
+        async with gate.enter(lambda: "a"):
+            pass
+
+    waiting = [asyncio.create_task(held()) for _ in range(100)]
+    await asyncio.sleep(0)
+    before = looks.count("a")
+    for _ in range(10):
+        async with gate.enter(lambda: "b"):
+            pass
+        await asyncio.sleep(0)
+    assert looks.count("a") == before
+    gate.is_open = lambda model: True
+    gate.changed()
+    await asyncio.gather(*waiting)
+
+
 async def test_who_waits_is_known_by_episode() -> None:
     door, gate = make()
     door.open = False
