@@ -178,6 +178,28 @@ async def test_whatever_happens_few_of_many_look_again() -> None:
     assert not await lanes.enter("a")
 
 
+@pytest.mark.parametrize("room", [None, 1000])
+async def test_many_for_whom_there_is_room_are_woken_once_each(room: int | None) -> None:
+    asked = list[str]()
+    lanes = Lanes(a=0)
+    line = lanes.pace = Pace(lanes.look, lambda group_key, models: asked.append(group_key.task) or 0)
+    waiting = [asyncio.create_task(lanes.enter("a", str(number), task=str(number))) for number in range(1000)]
+    await settled()
+    lanes.let_in("a", room)
+    assert await asyncio.gather(*waiting) == [True] * 1000
+    assert len(asked) <= 1000 and not line._waiting and not line._woken
+
+
+async def test_who_is_woken_and_goes_away_leaves_the_room_to_the_next() -> None:
+    lanes = Lanes(a=0)
+    first, second = (asyncio.create_task(lanes.enter("a", who)) for who in "12")
+    await settled()
+    lanes.let_in("a", 1)
+    first.cancel()
+    assert await second
+    assert not lanes.pace._waiting and not lanes.pace._woken
+
+
 async def test_of_several_models_who_waits_for_longest_goes_first() -> None:
     """Both wait for the room of m, and it is enough for one."""
     room = {("m",): 0, ("m", "n"): 0}
