@@ -48,6 +48,8 @@ class Episodes(dict[str, Episode]):
     def __init__(self, archive: Archive | None) -> None:
         self.archive = archive
         self.unsettled: dict[str, Episode] = {}  # open, or sealed with calls in flight
+        self.open_of: Counter[str] = Counter()
+        """How many each tenant has open."""
         self.awaiting: dict[str, None] = {}
         """Sealed episodes that await a judgement, in the order in which they began to."""
         self.judgeable = 0
@@ -118,6 +120,7 @@ class Episodes(dict[str, Episode]):
     def open(self, episode: Episode) -> None:
         """`episode` is new."""
         self[episode.id] = self.unsettled[episode.id] = episode
+        self.open_of[episode.opening.tenant] += 1
         self._joins(episode)
 
     def _joins(self, episode: Episode) -> None:
@@ -164,9 +167,13 @@ class Episodes(dict[str, Episode]):
             if not self.by_response[turn.response]:
                 del self.by_response[turn.response]
 
-    def moved(self, episode: Episode) -> None:
-        """`episode` has come to another state."""
+    def moved(self, episode: Episode, before: str) -> None:
+        """`episode` has come from the state `before` to another one."""
         self.changes += 1
+        if before == "open":
+            self.open_of[episode.opening.tenant] -= 1
+            if not self.open_of[episode.opening.tenant]:
+                del self.open_of[episode.opening.tenant]
         self.judgeable += episode.opening.judged
         if episode.state == "sealed" and episode.opening.traffic:
             if episode.opening.identified_by == "lineage":
@@ -200,6 +207,7 @@ class Episodes(dict[str, Episode]):
             name: one for name, one in self.items() if one.state in ("open", "sealed") and name not in self.awaiting
         }
         self.parts = {}
+        self.open_of = Counter(one.opening.tenant for one in self.values() if one.state == "open")
         for episode in self.values():
             self._joins(episode)
             for turn in episode.transcript.turns():

@@ -49,7 +49,7 @@ class Life:
         self._tallies.moved(before, state, episode.reason)
         if episode.opening.judged:
             self._tallies.judging_moved(awaited, judging(episode))
-        self._episodes.moved(episode)
+        self._episodes.moved(episode, before)
         self._clients.moved(episode, before, at)
         self._plays.moved(episode, "awaiting" if waited else before)
         if episode.ended_at is not None:

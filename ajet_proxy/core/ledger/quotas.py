@@ -15,6 +15,8 @@ Next: ajet_proxy/io/storage/limits.py
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +32,7 @@ MINUTE_S = 60.0
 EPISODES_RETRY_S = 10.0
 """When to come back for what no clock frees."""
 BYTES_FRESH_S = 1.0
-"""The bytes of a tenant are added up no more often."""
+"""The bytes of all tenants are added up no more often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,6 @@ class Quota:
 
 
 _LIMITS = Settings(Quota, prefix="")
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The storage of a tenant at the time ``at``. ``metadata`` are the bytes of its episodes' metadata, which never
-    change: writing them out again for every look would cost more than all the rest."""
-
-    at: float
-    total: int
-    metadata: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -88,7 +80,11 @@ class Quotas:
         self._state = state
         self._refused = refused
         self._buckets: dict[tuple[str, str], _Bucket] = {}
-        self._kept: dict[str, _Kept] = {}
+        self._kept, self._kept_at = Counter[str](), -math.inf
+        """The bytes that each tenant kept then."""
+        self._metadata: dict[str, int] = {}
+        """Those of episodes' metadata, which never change: writing them out again for every look would cost more than
+        all the rest."""
 
     def check(self, events: Sequence[ev.Event]) -> None:
         """`OverQuota` if the tenant of one of `events` has used up a quota; the error's ``code`` names the quota."""
@@ -126,7 +122,7 @@ class Quotas:
         quota = self.of(tenant)
         if quota is None:
             return
-        if quota.episodes and self._open(tenant) >= quota.episodes:
+        if quota.episodes and self._state.episodes.open_of[tenant] >= quota.episodes:
             raise self._refusal(f"has {quota.episodes} open episodes, as many as it may", "episodes", EPISODES_RETRY_S)
         if quota.bytes and self._keeps(tenant, at) >= quota.bytes:
             raise self._refusal(
@@ -167,19 +163,15 @@ class Quotas:
         known = self._state.episodes.find(episode)
         return "" if known is None else known.opening.tenant
 
-    def _open(self, tenant: str) -> int:
-        mine = (one for one in self._state.episodes.unsettled.values() if one.opening.tenant == tenant)
-        return sum(one.state == "open" for one in mine)
-
     def _keeps(self, tenant: str, at: float) -> int:
-        seen = self._kept.get(tenant)
-        if seen is None or at - seen.at >= BYTES_FRESH_S:
-            known: Mapping[str, int] = {} if seen is None else seen.metadata
-            live = (one for one in self._state.episodes.values() if one.ended_at is None)
-            mine = [one for one in live if one.opening.tenant == tenant]
-            metadata = {one.id: known[one.id] if one.id in known else _written(one) for one in mine}
-            seen = self._kept[tenant] = _Kept(at, sum(map(_size, mine)) + sum(metadata.values()), metadata)
-        return seen.total
+        """The bytes that `tenant` keeps. They are added up for all tenants at once."""
+        if at - self._kept_at >= BYTES_FRESH_S:
+            known, self._kept, self._kept_at, self._metadata = self._metadata, Counter(), at, {}
+            for one in self._state.episodes.values():
+                if one.ended_at is None and (quota := self.of(one.opening.tenant)) is not None and quota.bytes:
+                    self._metadata[one.id] = known[one.id] if one.id in known else _written(one)
+                    self._kept[one.opening.tenant] += _size(one) + self._metadata[one.id]
+        return self._kept[tenant]
 
     def _refusal(self, what: str, name: str, wait_s: float) -> OverQuota:
         refusal = OverQuota(f"this tenant {what}", code=f"{name}_quota", retry_after=wait_s)

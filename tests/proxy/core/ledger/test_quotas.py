@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger import quotas
 from ajet_proxy.core.ledger.quotas import Quota, Quotas, parse
 from ajet_sdk.errors import OverQuota
 from tests.kit.ledger_rig import LedgerRig
@@ -108,6 +109,24 @@ def test_bytes_are_those_of_episodes_that_have_not_ended() -> None:
     rig.abort(first)
     rig.at += 1.0
     assert refusal(rig, "a") is None
+
+
+def test_how_many_others_have_open_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to count what a tenant has open, nor to add up its bytes again for each tenant."""
+    sizes, size = list[str](), quotas._size
+    monkeypatch.setattr(quotas, "_size", lambda episode: sizes.append(episode.id) or size(episode))
+    rig = Rig(others=Quota(episodes=3, bytes=1000))
+    mine = [rig.open(tenant=tenant) for tenant in "abcabc"]
+    assert sizes == []
+    rig.at += quotas.BYTES_FRESH_S
+    for tenant in "abc":
+        rig.open(tenant=tenant)
+    assert sorted(sizes) == sorted(mine)
+    rig.seal(mine[0])
+    rig.abort(mine[1])
+    known = rig.state.episodes.open_of.copy()
+    rig.state.episodes.derive()
+    assert known == rig.state.episodes.open_of == {"a": 2, "b": 2, "c": 3}
 
 
 def test_a_tenant_within_its_bytes_may_go_on_for_ever() -> None:
