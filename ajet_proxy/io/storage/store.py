@@ -264,8 +264,9 @@ class Store:
     def _tell(self, events: Sequence[Event]) -> None:
         for listener in self._listeners:
             listener(events)
+        now = self.state.leasable()
         for sleeper, seen in self._sleepers.items():
-            if self.state.leasable() != seen:
+            if seen != now:
                 _resolve(sleeper)
         for queue in list(self._subscribers):
             if queue.qsize() > SUBSCRIBER_EVENTS:

@@ -378,6 +378,20 @@ async def test_waiting_for_what_a_lease_may_find(store: Store) -> None:
     await asyncio.wait_for(asyncio.gather(*waiting, store.leasable(seen, 300.0)), 300)
 
 
+async def test_however_many_wait_it_is_looked_once_whether_there_is_anything_new(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, looks = store.state.leasable(), list[object]()
+    waiting = [asyncio.ensure_future(store.leasable(seen, 300.0)) for _ in range(100)]
+    await asyncio.sleep(0)
+    monkeypatch.setattr(store.state, "leasable", lambda: looks.append(seen) or seen)
+    store.post(story()[0])
+    assert looks == [seen]
+    for waits in waiting:
+        waits.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_subscribers_see_every_event_until_the_end(tmp_path: Path) -> None:
     store = opened(tmp_path)
     seen: list[Event] = []
