@@ -129,7 +129,7 @@ def answers(rig: LedgerRig, ready: LedgerRig, old: LedgerRig) -> Mapping[str, Ca
     store: Any = SimpleNamespace(state=rig.state, healthy=True, alerts=dict, limits=None)
 
     def scrape() -> bytes:
-        return metrics.render(gauges.read(store, gate, engines, {})).encode()
+        return metrics.render(gauges.read(store, gate, engines, {}, 0)).encode()
 
     return {
         "status": lambda: asked(rig, "/status"),

@@ -84,9 +84,10 @@ _DECLARED = {metric.name: metric for metric in READ}
 
 
 def read(
-    store: Store, gate: Gatekeeper, engines: Engines, workers: Mapping[int, int]
+    store: Store, gate: Gatekeeper, engines: Engines, workers: Mapping[int, int], alerts: int
 ) -> Iterator[tuple[Metric, Values]]:
-    """Every row of `READ` that has values now. `workers` gives the process of each worker by its number."""
+    """Every row of `READ` that has values now. `workers` gives the process of each worker by its number. So many
+    `alerts` are on."""
     state, limits = store.state, store.limits
     requests = {name or "*": gate.of(name) for name in engines.names()}
     figures = {
@@ -102,7 +103,7 @@ def read(
         "ajet_model_requests_in_flight": _by_label({name: one.in_flight for name, one in requests.items()}),
         "ajet_model_requests_waiting": _by_label({name: one.waiting for name, one in requests.items()}),
         "ajet_model_busy_seconds_total": _by_label({name: one.busy_s for name, one in requests.items()}),
-        "ajet_alerts": _one(len(store.alerts())),
+        "ajet_alerts": _one(alerts),
         "ajet_journal_healthy": _one(store.healthy),
         "ajet_intake_open": _one(limits is None or not limits.refused()),
         "ajet_disk_bytes": _one(0 if limits is None else limits.disk),

@@ -63,10 +63,13 @@ class Watching:
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
         sees = asked.claims.scope in ("trainer", "admin")
-        now["alerts"] = [*self._store.alerts().values(), *self._openings.held()] if sees else []
+        now["alerts"] = self._alerts() if sees else []
         if self._interception is not None:
             now["intercept"] = self._interception.to_json(URL(asked.base).host)
         return web.json_response(known | {"models": models} | others | now)
+
+    def _alerts(self) -> list[str]:
+        return [*self._store.alerts().values(), *self._openings.held()]
 
     def _model(self, name: str) -> dict[str, Any]:
         """Which weights serve a model, its gate, and the requests that count as its own."""
@@ -106,7 +109,7 @@ class Watching:
         if http.remote not in LOOPBACK or self._desk.config.trusted_front:
             check_scope(self._desk.claims(http), "admin")
         pids = {} if self._workers is None else self._workers.pids()
-        read = gauges.read(self._store, self._gate, self._engines, pids)
+        read = gauges.read(self._store, self._gate, self._engines, pids, len(self._alerts()))
         metrics = self._metrics if self._workers is None else await self._workers.metrics()
         return web.Response(body=metrics.render(read).encode(), headers={"Content-Type": CONTENT_TYPE})
 

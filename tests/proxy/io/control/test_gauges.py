@@ -30,8 +30,8 @@ def rendered(rig: LedgerRig, **upstreams: tuple[str, ...]) -> list[str]:
     gate = Gatekeeper(is_open=lambda model: True, hold_s=1.0)
     fixed = {model.replace("any", ""): urls for model, urls in upstreams.items()}
     engines = Engines(fixed, rig.state.weights.upstreams, rig.state.weights.models)
-    store: Any = SimpleNamespace(state=rig.state, healthy=True, alerts=rig.state.alerts, limits=None)
-    return Metrics().render(read(store, gate, engines, {})).splitlines()
+    store: Any = SimpleNamespace(state=rig.state, healthy=True, limits=None)
+    return Metrics().render(read(store, gate, engines, {}, 0)).splitlines()
 
 
 def test_what_the_ledger_knows() -> None:

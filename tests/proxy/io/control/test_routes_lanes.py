@@ -166,6 +166,7 @@ async def test_a_lane_without_a_share_in_which_agents_wait_is_an_alert(client: C
     await client.until(lambda status: status["alerts"])
     (alert,) = (await client.status())["alerts"]
     assert alert == "agents wait to play lane 'b', which has no share in the mix (ajet mix)"
+    assert "ajet_alerts 1" in (await client.ask("GET", "/metrics")).body.decode().splitlines()
     await client.control("PUT", "/mix", {"ahead": 0})
     await waiting
     assert (await client.status())["alerts"] == []
