@@ -31,6 +31,8 @@ LOOK_S, LOOK_DEADLINE_S = 0.2, 2.0
 """The time between two looks, and how long one is tried."""
 MOST_TOKENS, MOST_TEXT = 400, 600
 """At most so many tokens are asked for as text, and so many characters of it shown."""
+MOST_READ = 20_000_000
+"""Once so many tokens were read, no more texts are shown: for each call those of all are read."""
 DETOKENIZE_S = 5.0
 
 
@@ -41,6 +43,7 @@ class Calls:
         self._client, self._episode, self._show = client, episode, show
         self._begun: dict[str, int] = {}
         self._ended: set[str] = set()
+        self._tokens = 0
 
     def look(self) -> None:
         """Shows what is new."""
@@ -61,6 +64,8 @@ class Calls:
             return f"← call {number} is lost: {call.get('reason') or 'not complete'}"
         prompt, sampled = call.get("prompt_tokens", 0), call.get("sampled_tokens", 0)
         lines = [f"← call {number}: {prompt} tokens read, {sampled} sampled, {call.get('finish_reason') or 'no end'}"]
+        if self._tokens >= MOST_READ:
+            return lines[0]
         with suppress(AjetError, ValueError, TypeError, KeyError):
             new, answer = self._texts_of(name)
             lines += [_indented("in", new, last=True), _indented("out", answer, last=False)]
@@ -71,6 +76,7 @@ class Calls:
         calls = {str(one["call"]): one for one in self._record(tokens=True)["calls"] if one.get("complete")}
         call, before = calls[name], list(calls.values())[: list(calls).index(name)]
         prompt = call["prompt_token_ids"]
+        self._tokens += sum(len(one["prompt_token_ids"]) + len(one["token_ids"]) for one in calls.values())
         texts = [array("i", [*one["prompt_token_ids"], *one["token_ids"]]).tobytes() for one in before]
         known = max((common_prefix(array("i", prompt).tobytes(), text) for text in texts), default=0)
         model = str(call["model"])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import ajet_sdk
 from ajet_sdk.play import schedule, trial
 from ajet_sdk.play.results import Progress, RunResult
 from ajet_sdk.play.screen import Screen, result_line
@@ -204,6 +206,31 @@ def test_calls_whose_text_cannot_be_had_are_counted(ajet: Ajet, stub: ControlStu
         "← call 2 is lost: engine_error", "→ call 3 asks a model",
     ]  # fmt: skip
     assert "3 calls, 2 of them lost, 2 tokens sampled" in out
+
+
+def test_the_texts_of_a_trial_end_where_they_would_take_long(
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is found by reading the tokens of all calls."""
+    monkeypatch.setattr(trial, "MOST_READ", 13)
+    whole = {"complete": True, "model": "m", "prompt_token_ids": [1, 2], "token_ids": [3]}
+    stub.on_open = lambda record: record.update(calls=[{"call": str(number), **whole} for number in range(2)])
+    read = trial.Calls._record
+    reads = list[bool]()
+
+    def noted(calls: trial.Calls, *, tokens: bool) -> dict[str, Any]:
+        reads.append(tokens)
+        return read(calls, tokens=tokens)
+
+    monkeypatch.setattr(trial.Calls, "_record", noted)
+    with ajet_sdk.Client() as client, ajet_sdk.episode("t") as episode:
+        said = list[str]()
+        calls = trial.Calls(client, episode, said.append)
+        calls.look()
+        assert len(said) == 4 and sum(reads) == 2
+        stub.episodes[episode.id]["calls"] += [{"call": str(number), **whole} for number in range(2, 6)]
+        calls.look()
+        assert len(said) == 12 and sum(reads) == 3
 
 
 def test_long_texts_are_cut() -> None:
