@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ajet_proxy.io.control.judgements import Judgements
 from ajet_sdk import client as sdk
 from ajet_sdk.client import Reply
 from ajet_sdk.errors import AjetError
@@ -347,6 +348,24 @@ async def test_a_judge_that_is_killed_loses_nothing(client: Client) -> None:
     answer = await client.control("POST", f"/episodes/{name}/judgement", late)
     assert (answer.status, answer.json["error"]["code"]) == (409, "already_judged")
     assert (await client.record(name))["reward"] == 0.5
+
+
+async def test_a_judge_that_leaves_while_texts_are_made_has_leased_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, asked = Judgements._told, list[str]()
+
+    async def one_alone(self: Judgements, asking: Any, episode: Any, silent: set[str]) -> Any:
+        asked.append(episode.id)
+        return await (told(self, asking, episode, silent) if len(asked) == 1 else asyncio.Event().wait())
+
+    await played(client, 2)
+    monkeypatch.setattr(Judgements, "_told", one_alone)
+    leasing = asyncio.create_task(client.control("POST", "/judgements/lease", {"n": 2}))
+    await eventually(lambda: len(asked) == 2)
+    assert (await client.status())["traffic"]["leased"] == 2
+    leasing.cancel()
+    await client.until(lambda status: not status["traffic"]["leased"])
 
 
 async def test_two_judges_of_one_episode(client: Client) -> None:

@@ -70,7 +70,7 @@ class Judgements:
         """Lease so much of `groups` as is asked for, as far as there is a text of it."""
         judging, body, now = self._desk.store.commands.judging, asked.body, self._desk.clock.now
         out, left = list[dict[str, Any]](), body.n
-        silent = set[str]()
+        silent, taken = set[str](), list[Episode]()
         awaiting = self._desk.store.state.episodes.awaiting
         async with session(self._desk.config.upstream_key, TEXT_S) as asking:
             for group in groups:
@@ -81,13 +81,14 @@ class Judgements:
                     continue
                 try:
                     told = [await self._told(asking, one, silent) for one in group]
-                except BaseException:
-                    judging.give_back(group)
+                except BaseException:  # who asked has left
+                    judging.give_back((*taken, *group))
                     raise
                 if None in told or not all(one.id in awaiting for one in group):  # one may be withdrawn meanwhile
                     judging.give_back(group)
                     continue
                 left -= 1
+                taken += group
                 of = {"group": group[0].id} if body.unit == "groups" else {}
                 out += [_shown(one, calls or [], until) | of for one, calls in zip(group, told, strict=True)]
         return out
