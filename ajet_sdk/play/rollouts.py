@@ -220,9 +220,12 @@ class Rollouts:
         except BaseException as error:  # the caller's own: a task without a name, a callback that raised
             known, self._fault = self._fault, self._fault or error
             if known is None and self._open:
-                ends = f"no more begins, and the run ends with its {self._open} open episodes"
+                ends = f"{text_of(error)}: no more begins, and the run ends with its {self._open} open episodes"
                 with suppress(Exception):  # the fault itself is raised at the end
-                    await hands.call(self._options.say, f"{text_of(error)}: {ends}")
+                    try:
+                        await hands.call(self._options.say, ends)
+                    except BadRequest:  # there may be no thread for it
+                        self._options.say(ends)
         finally:
             hands.free()
 

@@ -38,8 +38,9 @@ class ThreadHands(Hands):
 
     async def play(self, agent: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, daemon=True)
-            start(self._thread)
+            thread = threading.Thread(target=self._work, daemon=True)
+            start(thread)
+            self._thread = thread
         loop = asyncio.get_running_loop()
         self._running = loop.create_future()
         self._calls.put((loop, self._running, agent, args))

@@ -26,6 +26,7 @@ from ajet_sdk.play import rollouts
 from ajet_sdk.play.results import RunResult
 from ajet_sdk.play.schedule import rollouts_at
 from ajet_sdk.play.tasks import read_tasks
+from ajet_sdk.play.threads import ThreadHands
 from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.patience import LONG_S, reached, until
 
@@ -474,6 +475,17 @@ def test_a_fault_of_a_callback_is_raised_whatever_say_does(stub: ControlStub, br
     with pytest.raises(ZeroDivisionError):
         ajet_sdk.run(agent, ["first", "second", "third", "fourth"], 1, 2, on_result=on_result, say=say)
     assert said == ["200"] and len(stub.episodes) == 2
+
+
+async def test_hands_that_get_no_thread_say_so_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    hands = ThreadHands()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for _ in range(2):
+        with pytest.raises(errors.BadRequest, match="too much for this machine"):
+            await asyncio.wait_for(hands.call(print), LONG_S)
 
 
 async def test_a_callback_that_raises_ends_those_who_wait_too(stub: ControlStub, eager: None) -> None:
