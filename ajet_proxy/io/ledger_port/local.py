@@ -162,8 +162,7 @@ class LocalPort:
 
     @asynccontextmanager
     async def begin(self, request: CallRequest, on_discard: OnDiscard) -> AsyncIterator[Begun]:
-        named, retries, entered = request.identity, request.sent["retries"], False
-        name, lost = (base_of(named.episode or "", named.claims.tenant), request.sent["body_hash"]), None
+        retries, entered, lost = request.sent["retries"], False, None
         try:
             identity, metadata, known = await self._naming.whose(request)
             spare = self._clock.new_id("ep")
@@ -196,12 +195,12 @@ class LocalPort:
                 self._store.check(await self._store.decide(now, unknown))
                 unknown = (spare,)  # by the time that it is let in, much may have happened
             async with self._come_in(model, episode):
-                begin = partial(self._begun, request, asked, chosen, (episode, spare), name)
+                begin = partial(self._begun, request, asked, chosen, (episode, spare))
                 begun, events = await self._store.decide(begin, unknown)
                 self._store.post(events)
                 entered = True
                 if retries and not any(isinstance(event, ev.CallLost) for event in events):  # it repeats none known
-                    self._unseen.let_in(name)
+                    self._unseen.let_in(_noted(request))
                 with self._running(begun, on_discard):
                     yield begun
         except BaseException as error:
@@ -210,11 +209,10 @@ class LocalPort:
             raise
         finally:
             if not (entered or retries):
-                self._unseen.refused(name, self._clock.now())
+                self._unseen.refused(_noted(request), self._clock.now())
 
     def _begun(
-        self, request: CallRequest, asked: CallAsked, chosen: str | None, names: tuple[str, str],
-        name: tuple[str, str],
+        self, request: CallRequest, asked: CallAsked, chosen: str | None, names: tuple[str, str]
     ) -> tuple[Begun, Sequence[ev.Event]]:
         """The calls of a request that is let in now, and what begins them. Of the `names` of episodes, the second is
         that of a new one, for where the first has ended meanwhile."""
@@ -236,7 +234,7 @@ class LocalPort:
             identified_by=asked.started.identified_by,
         )
         self._naming.comes(known, request)
-        unseen = request.sent["retries"] > 0 and self._unseen.explains(name, known)
+        unseen = request.sent["retries"] > 0 and self._unseen.explains(_noted(request), known)
         started = replace(asked.started, at=begun.started_at, episode=episode, calls=begun.calls)
         return begun, self._commands.begin_call(replace(asked, started=started, unseen=unseen), known)
 
@@ -383,6 +381,12 @@ class LocalPort:
             name = ending.call.turn.call if isinstance(ending, Whole) else ending.call
             logger.info("call %s ended without effect: %s", name, error.message)
             return ()
+
+
+def _noted(request: CallRequest) -> tuple[str, str]:
+    """By what a request is noted that became no call. A name may be of any length, so its digest stands for it."""
+    named = request.identity
+    return base_of(named.episode or "", named.claims.tenant), request.sent["body_hash"]
 
 
 def _asked(identity: Identity, started: ev.CallStarted, tenant: str) -> CallAsked:
