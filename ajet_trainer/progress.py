@@ -49,7 +49,7 @@ class Progress:
         known = {
             "phase": phase, "step": self.step, "of": self.total_steps, "config": self.config, "refused": self.refused,
         }  # fmt: skip
-        put(self.run_dir / "phase.json", json.dumps(known) + "\n")
+        put(self.run_dir / "phase.json", json.dumps(known) + "\n", lasting=False)
         if not quiet:
             self.say(phase)
 

@@ -47,12 +47,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def put(path: Path, text: str, mode: int = 0o644) -> None:
-    """Puts `text` into the file at `path`, all of it or nothing, whatever a power cut leaves of it. With `PRIVATE`, its
-    owner alone may read it."""
+def put(path: Path, text: str, mode: int = 0o644, *, lasting: bool = True) -> None:
+    """Puts `text` into the file at `path`, all of it or nothing. If it is `lasting`, that also holds after a power cut,
+    for which the disk is waited for. With `PRIVATE`, its owner alone may read it."""
     temporary = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        if lasting:
+            file.flush()
+            os.fsync(file.fileno())
     temporary.replace(path)

@@ -264,7 +264,7 @@ class Store:
     def _tell(self, events: Sequence[Event]) -> None:
         for listener in self._listeners:
             listener(events)
-        now = self.state.leasable()
+        now = self.state.leasable() if self._sleepers else None
         for sleeper, seen in self._sleepers.items():
             if seen != now:
                 _resolve(sleeper)
