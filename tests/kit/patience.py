@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 LONG_S = 600.0
 LIMITS = {
@@ -24,6 +25,23 @@ def until(condition: Callable[[], object]) -> bool:
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
     return bool(condition())
+
+
+@contextmanager
+def turns_of_others() -> Iterator[Callable[[], int]]:
+    """Tells how many turns others have had on the event loop since the block began."""
+    turns = [0]
+
+    async def others() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    waiting = asyncio.ensure_future(others())
+    try:
+        yield lambda: turns[0]
+    finally:
+        waiting.cancel()
 
 
 async def reached(condition: Callable[[], object]) -> None:

@@ -119,17 +119,25 @@ async def test_an_app_that_numbers_its_chats_has_each_by_itself(client: Client) 
     assert (await client.control("POST", "/feedback", body)).status == 200
 
 
-async def test_an_idle_judge_looks_again_only_when_there_may_be_something(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(judgements, "LOOK_S", 300.0)
+def looking(patch: pytest.MonkeyPatch, lasts_s: float = 0.0) -> list[Any]:
+    """Has each look at what awaits a judgement take so long, and as good as none be made for its time alone. Returns
+    what is asked in each."""
+    patch.setattr(judgements, "LOOK_S", 300.0)
     looks, plain = list[Any](), JudgingCommands.waiting
 
     def waiting(self: JudgingCommands, *asked: Any) -> Any:
         looks.append(asked)
+        time.sleep(lasts_s)
         return plain(self, *asked)
 
-    monkeypatch.setattr(JudgingCommands, "waiting", waiting)
+    patch.setattr(JudgingCommands, "waiting", waiting)
+    return looks
+
+
+async def test_an_idle_judge_looks_again_only_when_there_may_be_something(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = looking(monkeypatch)
     judge = asyncio.create_task(leased(client, wait_s=300))
     await eventually(lambda: looks)
     for number in range(5):
@@ -144,15 +152,7 @@ async def test_idle_judges_hold_up_no_user_however_much_awaits_others(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them together look in vain for a twentieth of the time."""
-    monkeypatch.setattr(judgements, "LOOK_S", 300.0)
-    looks, plain = list[Any](), JudgingCommands.waiting
-
-    def waiting(self: JudgingCommands, *asked: Any) -> Any:
-        looks.append(asked)
-        time.sleep(0.05)
-        return plain(self, *asked)
-
-    monkeypatch.setattr(JudgingCommands, "waiting", waiting)
+    looks = looking(monkeypatch, lasts_s=0.05)
     judges = [asyncio.create_task(leased(client, wait_s=300, lane="other")) for _ in range(8)]
     await eventually(lambda: len(looks) == 8)
     began = time.monotonic()

@@ -44,6 +44,14 @@ async def judge_all(client: Client, key: str | None = None) -> list[str]:
     return names
 
 
+async def learned_from(client: Client) -> set[str]:
+    """The calls in the next batch, once all that is open is sealed and judged."""
+    await seals(client)
+    await judge_all(client)
+    _, found = await batch(client)
+    return found
+
+
 async def calls_of(client: Client, user: User, key: str | None = None) -> set[str]:
     """The calls that answered a user."""
     listed = (await client.control("GET", "/episodes?limit=1000", key=key)).json["episodes"]
@@ -95,9 +103,7 @@ async def test_without_keys_the_setting_decides(
     async with serving(tmp_path, upstream=(stub.url,), **{**SERVED, "traffic": traffic}) as client:
         user = User(client)
         await user.says("one", **SAYS[header])
-        await seals(client)
-        await judge_all(client)
-        _, found = await batch(client)
+        found = await learned_from(client)
         assert found == (await calls_of(client, user) if learned else set())
 
 
@@ -115,9 +121,7 @@ async def test_of_chats_that_nobody_can_tell_apart_all_are_taken_back(
             await seals(client)
             await judge_all(client)
         await user.says("two", **SAYS[later])
-        await seals(client)
-        await judge_all(client)
-        _, found = await batch(client)
+        found = await learned_from(client)
         assert not found & await calls_of(client, user)
 
 
@@ -130,9 +134,7 @@ async def test_who_never_consents_takes_nothing_from_those_who_begin_alike_and_d
         for text in ("one", "two", "three"):
             for number in order:
                 await users[number].says(text, **SAYS[str(number)])
-        await seals(client)
-        await judge_all(client)
-        _, found = await batch(client)
+        found = await learned_from(client)
         assert found == await calls_of(client, users[1])
 
 
@@ -299,9 +301,7 @@ async def test_a_chat_is_taken_back_whose_name_turned_out_to_be_that_of_several(
     await seals(client)
     await judge_all(client)
     await user.says("two", **SAYS[late])
-    await seals(client)
-    await judge_all(client)
-    _, found = await batch(client)
+    found = await learned_from(client)
     assert not found & await calls_of(client, user)
 
 

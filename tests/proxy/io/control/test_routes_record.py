@@ -17,6 +17,7 @@ from aiohttp.test_utils import make_mocked_request
 from ajet_proxy.core.ledger.events import EpisodeOpened
 from ajet_proxy.io.control import answers
 from tests.kit.engine_stub import EngineStub
+from tests.kit.patience import turns_of_others
 from tests.proxy.serving import CHAT, Client, eventually, serving
 
 
@@ -142,18 +143,9 @@ async def test_many_events_at_once_do_not_hold_up_what_is_asked_meanwhile(tmp_pa
         store = client.app._store
         async with client.session.get(f"{client.app.url}/ajet/v1/events") as events:
             await events.content.readline()
-            steps = 0
-
-            async def count() -> None:
-                nonlocal steps
-                while True:
-                    steps += 1
-                    await asyncio.sleep(0)
-
-            counting = asyncio.create_task(count())
-            store.post([EpisodeOpened(1.0, f"e{n}", None, None, None, False, 1e9, 1e9) for n in range(500)])
-            async for line in events.content:
-                if b'"e499"' in line:
-                    break
-            counting.cancel()
-            assert steps >= 500
+            with turns_of_others() as turns:
+                store.post([EpisodeOpened(1.0, f"e{n}", None, None, None, False, 1e9, 1e9) for n in range(500)])
+                async for line in events.content:
+                    if b'"e499"' in line:
+                        break
+                assert turns() >= 500

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import zlib
 from collections.abc import AsyncIterator, Iterable
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from ajet_proxy.io.http import body as unpacking
 from ajet_proxy.io.http.body import CODINGS, PIECE, Unpacking, codings_of
 from ajet_sdk.errors import BadRequest, UnsupportedMedia
+from tests.kit.patience import turns_of_others
 
 
 def bare(data: bytes) -> bytes:
@@ -132,20 +132,11 @@ def test_a_window_beyond_that_of_http_is_not_made() -> None:
 async def test_others_have_their_turn_while_nothing_comes_out() -> None:
     """A few bytes stand for many, and those for none: blocks of zstd with nothing in them."""
     blocks = bytes.fromhex("28b52ffd0058") + bytes(3 << 20)
-    turns = 0
 
     async def come() -> AsyncIterator[bytes]:
         yield gzip.compress(blocks)
 
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    waiting = asyncio.create_task(others())
     http: Any = SimpleNamespace(content=SimpleNamespace(iter_any=come))
-    with pytest.raises(BadRequest, match="its zstd ends too early"):
+    with turns_of_others() as turns, pytest.raises(BadRequest, match="its zstd ends too early"):
         await anext(unpacking._pieces(http, ("zstd", "gzip"), 64 << 20))
-    waiting.cancel()
-    assert turns > 3
+    assert turns() > 3
