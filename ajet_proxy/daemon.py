@@ -287,13 +287,14 @@ class App:
             await asyncio.sleep(TICK_S)
             stood_still = not stood_still and loop.time() > due + TICK_S
             with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
-                tight = limits.tight
+                tight, began = limits.tight, loop.time()
                 while not stood_still and store.healthy and (
                     events := store.commands.expire(clock.now(), gate.held, tight=tight)
                 ):
                     tight = False
                     store.post(events)
-                    await asyncio.sleep(0)  # they come in turns
+                    await asyncio.sleep(loop.time() - began)  # everybody else has as much of the time
+                    began = loop.time()
                 if revoked != (tenants := self._keys.ring.tenants) and store.healthy:
                     await self._withdraw(tenants)
                     revoked = tenants

@@ -12,8 +12,8 @@ from itertools import islice
 
 from ajet_proxy.core.ledger.events import Event
 
-AT_ONCE = 250
-"""So many episodes are discarded in one part: some 20 ms."""
+AT_ONCE = 50
+"""So many episodes are discarded in one part: some 3 ms."""
 
 
 class Part(tuple[Event, ...]):
