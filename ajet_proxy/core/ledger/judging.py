@@ -190,10 +190,11 @@ class JudgingCommands:
         memory is `tight`."""
         episodes, come = self.state.episodes, [*filter(lacks_a_judgement, sealed)]
         surplus = len(episodes.awaiting) + len(come) - self.state.settings.traffic_backlog
-        surplus = AT_ONCE if tight else min(AT_ONCE, surplus)
+        most = ROOM if tight else AT_ONCE
+        surplus = most if tight else min(most, surplus)
         for place, one in enumerate(chain(episodes.awaited(), come)):
             late = one.state == "sealed" and at - awaits_since(one) >= MOST_WAIT_S
-            if place == AT_ONCE or not (late or place < surplus):
+            if place == most or not (late or place < surplus):
                 break
             yield ev.EpisodeDiscarded(at, one.id, "not_judged", "nobody judged it in a day" if late else FULL)
 
@@ -224,6 +225,8 @@ class JudgingCommands:
 
 COUNTED = ("sealed", "awaiting", "judged", "rewarded", "not_judged", "withdrawn", "lost")
 """All that was sealed is one of the others."""
+ROOM = 250
+"""So many episodes are discarded at once while memory is tight."""
 FULL = "too much awaits a judgement"
 
 

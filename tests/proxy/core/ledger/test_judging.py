@@ -192,6 +192,16 @@ def test_the_oldest_make_room_for_what_comes(rig: LedgerRig) -> None:
     assert (status["sealed"], status["not_judged"]) == (5, 5)
 
 
+def test_tight_memory_discards_more_at_once_than_time_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "AT_ONCE", 2)
+    monkeypatch.setattr(judging, "ROOM", 3)
+    rig = LedgerRig(replace(TRAFFIC, traffic_backlog=5))
+    for number in range(5):
+        awaiting(rig, f"chat{number}")
+    rig.run(rig.commands.expire(rig.at, tight=True))
+    assert [*rig.state.episodes.awaiting] == ["chat3", "chat4"]
+
+
 def test_the_cap_holds_whatever_seals_and_counts_what_is_to_be_judged_alone(rig: LedgerRig) -> None:
     """Many at once, too, of which some await nothing."""
     for number in range(3):
