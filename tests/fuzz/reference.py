@@ -112,7 +112,7 @@ class Reference:
         return None if filler else value
 
     def _filler(self, choice: dict[str, Any]) -> bool:
-        if choice.get("finish_reason") is not None or "delta" not in choice:
+        if choice.get("finish_reason") not in (None, "") or "delta" not in choice:
             return False
         if self._ask.hide_reasoning:
             return "token_ids" in choice and isinstance(choice["delta"], dict) and not _speaks(choice["delta"])

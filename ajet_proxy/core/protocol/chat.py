@@ -106,7 +106,7 @@ class Chat(OpenAIDialect):
     def is_filler(self, choice: Spanned) -> bool:
         values = choice.values
         asked_for = values.get("token_ids") or values.get("logprobs")
-        return values.get("delta") == {} and not values.get("finish_reason") and bool(asked_for)
+        return values.get("delta") == {} and values.get("finish_reason") in (None, "") and bool(asked_for)
 
 
 def _wants_no_reasoning(request: Mapping[str, Any]) -> bool:
@@ -174,7 +174,7 @@ class HiddenReasoning(Reading):
 
 def _is_filler(choice: Spanned) -> bool:
     values = choice.values
-    told = "token_ids" in values and not values.get("finish_reason") and isinstance(values.get("delta"), dict)
+    told = "token_ids" in values and values.get("finish_reason") in (None, "") and isinstance(values.get("delta"), dict)
     return told and not _says_something(values["delta"])
 
 

@@ -142,6 +142,8 @@ def test_an_event_that_only_the_proxy_asked_for_is_one_whatever_stands_for_no_fi
     filler = chat_event({}, ids=[5], logprobs=[-0.5], finish="")
     seen, outcomes = stream(CHAT, [start(CHAT, [1]), filler, said(CHAT, "", 6, finish="stop"), "[DONE]"], asked)
     assert ids_of(outcomes) == [(5, 6)] and len(seen) == 3
+    filler["choices"][0]["finish_reason"] = {}  # which stands for nothing
+    assert len(stream(CHAT, [start(CHAT, [1]), filler, said(CHAT, "", 6, finish="stop"), "[DONE]"], asked)[0]) == 4
 
 
 @BOTH
