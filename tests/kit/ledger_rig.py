@@ -353,7 +353,7 @@ class LedgerRig:
         entry = known.transcript.calls[call]
         version = self.state.weights.policy_version(entry.asked.model) if version is None else version
         done = make_call(
-            call, prompt, sampled, at=entry.asked.started_at, model=entry.asked.model, agent=entry.asked.agent,
+            call, prompt, sampled, at=entry.asked.started_at, model=entry.asked.model or "m", agent=entry.asked.agent,
             version=version,
         )
         done = replace(done, same_text=same_text, response=response or f"answer-{call}")
@@ -372,7 +372,7 @@ class LedgerRig:
     def call(
         self, episode: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), **options: Any
     ) -> str:
-        """A whole call from begin to finish."""
+        """A whole call from begin to finish. One that names no model is answered by "m"."""
         known = {name: options.pop(name) for name in ("version", "same_text") if name in options}
         (call,) = self.begin(episode, **options)
         self.finish(episode, call, prompt, sampled, **known)

@@ -263,7 +263,7 @@ class Episode:
         found = [one for one in islice(self.rewards.values(), first) if one.model in (None, model)]
         if all(one.call is None and one.agent is None for one in found):
             return found
-        asked = {call: entry.asked for call, entry in self.transcript.calls.items()}
+        asked = {call: entry.turn or entry.asked for call, entry in self.transcript.calls.items()}
         others = {call for call, one in asked.items() if one.model != model}
         agents = {asked[call].agent for call in others} - {one.agent for one in asked.values() if one.model == model}
         return [one for one in found if one.call not in others and one.agent not in agents]
@@ -368,7 +368,7 @@ def awaits_since(episode: Episode) -> float:
 
 def to_judge(episode: Episode) -> Iterator[Turn]:
     """The calls that a judgement is about: those that would be trained, in an evaluation too."""
-    models = episode.named_to_train()
+    models = episode.trains()
     return (turn for turn in episode.transcript.turns() if turn.sampled and turn.model in models)
 
 

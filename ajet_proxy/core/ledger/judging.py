@@ -121,7 +121,7 @@ class JudgingCommands:
         fits = (
             one for one in ordered if self._leases.get(one.id, at) <= at
             and (lanes is None or one.group_key.lane in lanes) and body.lane in (None, one.group_key.lane)
-            and body.model in (None, *one.named_to_train())
+            and (body.model is None or body.model in one.trains())
         )
         if body.unit == "episodes":
             return ((one,) for one in fits)

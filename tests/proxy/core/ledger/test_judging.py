@@ -57,6 +57,13 @@ def waiting(rig: LedgerRig, lanes: tuple[str, ...] | None = None, **body: Any) -
 # ---- its life
 
 
+def test_a_chat_that_named_no_model_awaits_a_judgement_of_who_answered() -> None:
+    """No model is announced yet."""
+    rig = LedgerRig(TRAFFIC)
+    awaiting(rig, model="")
+    assert waiting(rig, model="m") == [["a"]]
+
+
 def test_a_silent_chat_is_sealed_and_awaits_a_judgement_that_makes_it_ready(rig: LedgerRig) -> None:
     call = awaiting(rig)
     assert state(rig) == ("sealed", None)
@@ -418,13 +425,13 @@ def test_what_is_judged_first_is_found_without_a_look_at_the_others(
 ) -> None:
     for name in ("a", "b", "c"):
         awaiting(rig, name)
-    looks, plain = list[str](), Episode.named_to_train
+    looks, plain = list[str](), Episode.trains
 
-    def named(one: Episode) -> tuple[str, ...]:
+    def trains(one: Episode) -> list[str]:
         looks.append(one.id)
         return plain(one)
 
-    monkeypatch.setattr(Episode, "named_to_train", named)
+    monkeypatch.setattr(Episode, "trains", trains)
     ((first,), *_) = [next(rig.commands.judging.waiting(LeaseJudgements(model="m"), None, rig.at))]
     assert (first.id, looks) == ("c", ["c"])
 

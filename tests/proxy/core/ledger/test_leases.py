@@ -233,6 +233,18 @@ def test_rewards_of_calls_are_for_the_trainer_to_compare(rig: LedgerRig) -> None
     assert rig.leased(signal=True) == [tuple(pair)]
 
 
+@pytest.mark.parametrize("scope", ["call", "agent"])
+def test_the_reward_of_a_call_that_named_no_model_is_that_of_who_answered(scope: str) -> None:
+    """No model is announced yet, so only the answer says whose it is."""
+    rig = LedgerRig()
+    for value in (0.0, 1.0):
+        episode = rig.open(task="t")
+        given = {"call": rig.call(episode, model="", agent="a"), "agent": "a"}
+        rig.reward(episode, value, **{scope: given[scope]})
+    (group,) = views.batch(rig.state, rig.batch(model="m")).groups
+    assert [one.reward for one in group.episodes] == [0.0, 1.0]
+
+
 def test_what_teaches_one_model_nothing_stays_for_another(rig: LedgerRig) -> None:
     """Each model's share of an episode is its own, as where a trainer refuses one."""
     names = []
