@@ -3,7 +3,8 @@
 This is `algorithm.adv_estimator = "ajet_turn"`. A session is what one agent did in one episode, and its calls stand in
 the order in which they began. Where no reward of a group was given to an agent or a call alone, a session is the whole
 episode, and all of this equals verl's `grpo`. Punishments of length (`ajet_trainer.overlong`) are an exception: they
-are of calls there, too. The calls of several agents then stand by their numbers: samples tell no other order.
+are of calls there, too. The calls of several agents then stand by their numbers, those of one number by the agents'
+names: samples tell no other order.
 
 - `R` is what the session got as a whole: the rewards without a scope, and those of the agent.
 - `r(k)` is what call k got, and ``G(t) = sum of gamma^(k - t) * r(k) over k >= t`` its return-to-go.
@@ -212,7 +213,7 @@ def _turns(
 ) -> tuple[Turn, ...]:
     """The calls of `samples` in the order in which they began."""
     states = {item.get("call"): item["state"] for item in episode.rewards if item.get("state") is not None}
-    placed = {call: turn for one in samples for call, turn in zip(one.calls, one.turns, strict=True)}
+    placed = {call: (turn, one.agent) for one in samples for call, turn in zip(one.calls, one.turns, strict=True)}
     calls = sorted(placed, key=placed.__getitem__)
     return tuple(Turn(call, given.get(call, 0.0), states.get(call)) for call in calls)
 

@@ -13,7 +13,7 @@ from ajet_trainer.advantage import compared
 from ajet_trainer.batch import to_rows
 from ajet_trainer.overlong import Shaping, ends, punished
 from ajet_trainer.sampling import Rule, treat
-from ajet_trainer.turns import ByTurn
+from ajet_trainer.turns import ByTurn, credit, plays
 from tests.trainer.making import PROCESSED, batch, episode, sample
 from tests.trainer.test_turns import played
 
@@ -126,6 +126,17 @@ def test_by_turn_a_punishment_leaves_the_sessions_as_agents_rewarded_them() -> N
     found = [float(row.advantages[row.spans[0][1]]) for row in rows if row.advantages is not None]
     assert found == pytest.approx([2 / 3] * 3 + [-1 / 3] * 2, abs=0.003)
     assert found[0] < 2 / 3 and rows[0].reward == pytest.approx(0.997)
+
+
+def test_by_turn_the_order_of_agents_calls_is_not_that_of_their_samples() -> None:
+    """A merge into other timelines puts samples into another order."""
+    one, other = (of_agents(episode(name, samples=2), "xy") for name in "ab")
+    long = replace(one, samples=(replace(one.samples[0], finish_reasons=("length",)), one.samples[1]))
+    how = ByTurn(scaled=False)
+    for first in (long, replace(long, samples=long.samples[::-1])):
+        admission = admit(batch("b", Group("t", (first, other))), Rule(shaping=SHAPING, by_turn=how))
+        (mine, _) = credit(plays(admission.groups[0])[0], how)
+        assert mine == {"a/0/c0": -0.25, "a/1/c0": 0.0}
 
 
 def of_agents(one: BatchEpisode, agents: str, *rewards: float) -> BatchEpisode:
