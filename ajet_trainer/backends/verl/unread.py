@@ -99,7 +99,7 @@ BY_CHOICE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     ESTIMATOR: {
         "algorithm.gamma": ("gae", "reinforce_plus_plus"),
         "algorithm.lam": ("gae",),
-        "algorithm.norm_adv_by_std_in_grpo": ("grpo", "grpo_vectorized", "grpo_passk", BY_TURN),
+        "algorithm.norm_adv_by_std_in_grpo": ("grpo", "grpo_passk", BY_TURN),
     },
     LOSS: {
         **dict.fromkeys([f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high")], _CLIP),

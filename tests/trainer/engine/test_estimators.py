@@ -229,7 +229,7 @@ def test_equal_rewards_are_not_trained(estimator: str, scaled: bool, tiny: Path)
     """Whatever their value, in whole episodes and in split ones, next to padding, in one group or more."""
     options: dict[str, Any] = {"adv_estimator": estimator}
     if not scaled:
-        if estimator not in ("grpo", "grpo_vectorized", "grpo_passk", "ajet_turn"):
+        if estimator not in ("grpo", "grpo_passk", "ajet_turn"):
             pytest.skip("has no such option")
         options["norm_adv_by_std_in_grpo"] = False
     by_turn = ByTurn(scaled=scaled) if estimator == "ajet_turn" else None

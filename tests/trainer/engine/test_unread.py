@@ -101,7 +101,8 @@ def test_every_key_of_an_engine_is_read_by_it_or_refused(engine: str) -> None:
 
 
 def test_what_only_some_choices_read_is_told_apart_as_verl_does() -> None:
-    """By the words in the source of each function that verl registers."""
+    """By the words in the source of each function that verl registers. `grpo_vectorized` has a parameter of that name,
+    and verl's `compute_advantage` hands it to `grpo` alone."""
     registries = (core_algos.ADV_ESTIMATOR_REGISTRY, core_algos.POLICY_LOSS_REGISTRY)
     for readers, registry in zip(BY_CHOICE.values(), registries, strict=True):
         for key, names in readers.items():
@@ -110,7 +111,7 @@ def test_what_only_some_choices_read_is_told_apart_as_verl_does() -> None:
                 str(getattr(name, "value", name)) for name, function in registry.items()
                 if function.__module__ == core_algos.__name__ and word.search(inspect.getsource(function))
             }  # fmt: skip
-            assert reading - {*ESTIMATORS, *LOSSES} == {*names} - {BY_TURN}, key
+            assert reading - {*ESTIMATORS, *LOSSES, "grpo_vectorized"} == {*names} - {BY_TURN}, key
 
 
 def test_the_list_names_keys_that_verl_has() -> None:
@@ -198,6 +199,7 @@ MEGATRON, VEOMNI, TITAN = ({"model_engine": name} for name in ("megatron", "veom
         ({"algorithm.adv_estimator": "ajet_turn", "algorithm.gamma": 0.9}, "set turn_gamma in [trainer]"),
         ({"algorithm.adv_estimator": "ajet_running", "algorithm.gamma": 0.9}, "set turn_gamma in [trainer]"),
         ({"algorithm.adv_estimator": "ajet_running", "algorithm.norm_adv_by_std_in_grpo": False}, "it is of grpo"),
+        ({"algorithm.adv_estimator": "grpo_vectorized", "algorithm.norm_adv_by_std_in_grpo": False}, "it is of grpo"),
         (GAE | {"critic.model.lora_alpha": 32}, "set critic.model.lora_rank too"),
         (GAE | {"critic.model.mtp.enable_rollout": True}, "a critic samples nothing"),
         (GAE | {"critic.loss_scale_factor": 100}, "seq-mean-token-sum-norm"),
