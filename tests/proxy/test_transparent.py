@@ -96,24 +96,39 @@ def calls_seen(net: Namespace, proxy: ProxyProcess, told: str) -> list[tuple[boo
     return [(call["complete"], call["identified_by"]) for call in json.loads(shown)["calls"]]
 
 
-def test_programs_of_one_user_on_the_same_machine(tmp_path: Path) -> None:
-    agent = ("setpriv", "--regid", "65534", "--clear-groups", "--")
+@contextmanager
+def one_machine(folder: Path, whose: str = "skgid 65534 ") -> Iterator[tuple[Namespace, ProxyProcess, str]]:
+    """A machine whose daemon catches what is sent by the programs that the rules call `whose`, and on which the whole
+    world lies; and the certificate of a host there that is not listed."""
     with ExitStack() as stack:
         net = stack.enter_context(Namespace())
-        for block in ("192.0.2.0/24", "2001:db8::/64"):  # the whole world lies on this machine
+        for block in ("192.0.2.0/24", "2001:db8::/64"):
             net.run("ip", "route", "add", "local", block, "dev", "lo")
-        net.hosts(tmp_path, api_openai_com="192.0.2.77", api_anthropic_com="2001:db8::77", other_example="192.0.2.2")
-        cert = stack.enter_context(foreign_host(net, tmp_path, "192.0.2.2"))
+        net.hosts(folder, api_openai_com="192.0.2.77", api_anthropic_com="2001:db8::77", other_example="192.0.2.2")
+        cert = stack.enter_context(foreign_host(net, folder, "192.0.2.2"))
         port = free_port()
-        rules(net, tmp_path, 0, **{":8486": f":{port}"})
+        rules(net, folder, 0, **{":8486": f":{port}", "meta skgid 65534 ": f"meta {whose}" if whose else ""})
         engine = stack.enter_context(stub_process(inside=net.inside))
         options = ("--intercept", f"transparent@127.0.0.1:{port}", "--intercept", f"transparent@[::1]:{port}")
-        proxy = stack.enter_context(ProxyProcess(engine, tmp_path / "data", options=options, inside=net.inside))
+        yield net, stack.enter_context(ProxyProcess(engine, folder / "data", options=options, inside=net.inside)), cert
+
+
+def test_programs_of_one_user_on_the_same_machine(tmp_path: Path) -> None:
+    agent = ("setpriv", "--regid", "65534", "--clear-groups", "--")
+    with one_machine(tmp_path) as (net, proxy, cert):
         run = (*agent, *AJET, "run", "--task", "t", "--intercept", "--", sys.executable, "-c")
         told = net.run(*run, AGENT, AJET_PROXY_URL=proxy.url)
         assert calls_seen(net, proxy, told) == [(True, "key")] * 2
         assert net.run(*agent, sys.executable, "-c", FOREIGN).split() == cert.split()
         assert net.run(*agent, sys.executable, "-c", QUIC) == "refused\n"
+
+
+def test_a_daemon_whose_own_connections_come_back_to_it_refuses_them(tmp_path: Path) -> None:
+    with one_machine(tmp_path, whose="") as (net, proxy, _):
+        asked = [*net.inside, sys.executable, "-c", FOREIGN]
+        failed = subprocess.run(asked, capture_output=True, check=False, timeout=60)
+        assert failed.returncode != 0
+        assert proxy.errors().count("the firewall redirects this daemon's own connections") == 1
 
 
 def test_containers_that_this_machine_routes_for(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ class Diversion:
         """Ids of connections to where they were meant to go, now that no SNI can say more."""
         self._open: dict[str, tuple[Address, Caller]] = {}
         """By that id, while it is open: where it comes from, and whose it is."""
+        self._relayed: set[tuple[Address, Address]] = set()
+        """The ends of our own connections to where they were meant to go."""
 
     def load(self, loader: Loader) -> None:
         loader.add_option("proxyauth", str, "", "Whether mitmproxy's SOCKS layer asks for a name and a password.")
@@ -158,6 +160,9 @@ class Diversion:
             self._divert(server, (host, port))
         elif mode.type_name == "transparent" and (host, port) == self._came_to(data.client):
             server.error = "this connection was not redirected here"
+        elif (data.client.peername[:2], (host, port)) in self._relayed:
+            server.error = "it comes from this daemon"
+            logger.warning("the firewall redirects this daemon's own connections to it: its rules must spare our user")
         elif explicit and not is_loopback(data.client.peername[0]):
             await _stay_outside(server, host, port)
 
@@ -172,9 +177,12 @@ class Diversion:
             opened = data.server.sockname[:2], self._callers.get(data.client.id, NONE)
             self._open[data.server.id] = opened
             self._tunnels.open(*opened)
+        else:
+            self._relayed.add(_ends(data.server))
 
     def server_disconnected(self, data: ServerConnectionHookData) -> None:
         self._forget(data.server)
+        self._relayed.discard(_ends(data.server))
         if opened := self._open.pop(data.server.id, None):
             self._tunnels.close(*opened)
 
@@ -280,6 +288,12 @@ class Certificates(TlsConfig):
             return super().get_cert(conn_context)
         named = x509.IPAddress(ipaddress.ip_address(host)) if is_address(host) else x509.DNSName(host)
         return self.certstore.get_cert(host, [named])
+
+
+def _ends(server: Server) -> tuple[Address, Address]:
+    """From where to where a connection goes."""
+    assert server.sockname is not None and server.peername is not None
+    return server.sockname[:2], server.peername[:2]
 
 
 def _goes_on(first: bytes) -> bool:
