@@ -136,11 +136,12 @@ def test_containers_that_this_machine_routes_for(tmp_path: Path) -> None:
         net = stack.enter_context(Namespace())
         inner = stack.enter_context(Namespace(net))
         stack.enter_context(net.cable("agents", "10.77.0.1/24", inner, "eth0", "10.77.0.2/24"))
-        net.run("ip", "route", "add", "local", "192.0.2.0/24", "dev", "lo")
+        for block in ("192.0.2.0/24", "8.8.8.0/24"):
+            net.run("ip", "route", "add", "local", block, "dev", "lo")
         net.run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
         inner.run("ip", "route", "add", "default", "via", "10.77.0.1")
-        inner.hosts(tmp_path, api_openai_com="192.0.2.77", api_anthropic_com="192.0.2.78", other_example="192.0.2.2")
-        cert = stack.enter_context(foreign_host(net, tmp_path, "192.0.2.2"))
+        inner.hosts(tmp_path, api_openai_com="192.0.2.77", api_anthropic_com="192.0.2.78", other_example="8.8.8.8")
+        cert = stack.enter_context(foreign_host(net, tmp_path, "0.0.0.0"))
         port = free_port()
         rules(net, tmp_path, 1, **{":8486": f":{port}"})
         engine = stack.enter_context(stub_process(inside=net.inside))
@@ -155,6 +156,10 @@ def test_containers_that_this_machine_routes_for(tmp_path: Path) -> None:
         assert calls_seen(net, proxy, told) == [(True, "key")] * 2
         assert inner.run(sys.executable, "-c", FOREIGN).split() == cert.split()
         assert inner.run(sys.executable, "-c", QUIC) == "refused\n"
+        inner.hosts(tmp_path, other_example="192.0.2.2")  # not public, though the daemon's machine reaches it
+        failed = subprocess.run([*inner.inside, sys.executable, "-c", FOREIGN], capture_output=True, check=False)
+        assert failed.returncode != 0
+        assert "refused a connection to 192.0.2.2 port 443: it has no public address" in proxy.errors()
         straight = subprocess.run(
             [*inner.inside, "curl", "-sk", "-m", "10", f"https://10.77.0.1:{port}/"], capture_output=True, check=False
         )

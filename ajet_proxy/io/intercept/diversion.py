@@ -153,23 +153,26 @@ class Diversion:
         if diverted or server.error or server.transport_protocol != "tcp" or server.address is None:
             return
         host, port = server.address[:2]
-        explicit = mode.type_name in EXPLICIT
+        explicit, came_to = mode.type_name in EXPLICIT, self._came_to(data.client)
+        end = data.client.peername if explicit else came_to  # what a firewall redirects here comes to loopback
         unsaid = server.id not in self._settled
         by_sni = unsaid and mode.type_name != "regular" and port == TLS_PORT and is_address(host)
         if self._tunnels.lists(host) or by_sni:
             self._divert(server, (host, port))
-        elif mode.type_name == "transparent" and (host, port) == self._came_to(data.client):
+        elif mode.type_name == "transparent" and (host, port) == came_to:
             server.error = "this connection was not redirected here"
         elif (data.client.peername[:2], (host, port)) in self._relayed:
-            server.error = "it comes from this daemon"
-            logger.warning("the firewall redirects this daemon's own connections to it: its rules must spare our user")
-        elif explicit and not is_loopback(data.client.peername[0]):
+            server.error = "the firewall redirects this daemon's own connections to it: its rules must spare our user"
+        elif end is not None and not is_loopback(end[0]):
             await _stay_outside(server, host, port)
+        if server.error and not explicit:
+            logger.warning("refused a connection to %s port %s: %s", host, port, server.error)
 
     def _came_to(self, client: connection.Client) -> Address | None:
-        """The address of ours that the connection of `client` has come to, whatever it was meant for."""
+        """The address of ours that the connection of `client` has come to, whatever it was meant for. The kind `local`
+        comes to none."""
         writer = self._writer(client)
-        return None if writer is None else writer.get_extra_info("sockname")[:2]
+        return writer.get_extra_info("sockname")[:2] if isinstance(writer, asyncio.StreamWriter) else None
 
     def server_connected(self, data: ServerConnectionHookData) -> None:
         """Tell the front whose connection it is, before a byte runs over it."""
