@@ -57,20 +57,22 @@ class Interception:
         out = {name: value for name, value in env.items() if name not in BASE_URLS}
         out |= dict.fromkeys(REPLACED, str(self.trusted))
         out["NODE_EXTRA_CA_CERTS"] = str(self.ca)
+        out["NO_PROXY"] = out["no_proxy"] = self._direct(env)
         if self.url is not None:
             parts = urlsplit(self.url)
             named = f"{quote(key, safe='')}:x"  # Python's urllib shows no name without a password
             out["HTTPS_PROXY"] = out["https_proxy"] = f"{parts.scheme}://{named}@{parts.netloc}"
-            out["NO_PROXY"] = out["no_proxy"] = self._direct(env)
             preload = str(NODE_PRELOAD).replace("\\", "\\\\").replace('"', '\\"')
             out["NODE_OPTIONS"] = f'{env.get("NODE_OPTIONS", "")} --require="{preload}"'.strip()
         return out
 
     def _direct(self, env: Mapping[str, str]) -> str:
-        """The hosts without a proxy: the daemon, this machine, and those before, except for hosts to intercept."""
+        """The hosts without a proxy: the daemon, this machine, and those before. Hosts to intercept are among them where
+        no proxy of ours is: on the way through another, no firewall would see where a connection goes."""
         before = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")
-        kept = [entry for entry in map(str.strip, before) if entry and not self._covers(entry)]
-        return ",".join(dict.fromkeys((*LOOPBACK, self.home, *kept)))
+        kept = [entry for entry in map(str.strip, before) if entry and (self.url is None or not self._covers(entry))]
+        listed = self.hosts if self.url is None else ()
+        return ",".join(dict.fromkeys((*LOOPBACK, self.home, *listed, *kept)))
 
     def _covers(self, entry: str) -> bool:
         """True if an entry of NO_PROXY would let a listed host go its own way."""

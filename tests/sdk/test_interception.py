@@ -89,10 +89,12 @@ def test_the_environment() -> None:
 
 
 def test_where_connections_are_caught_without_a_proxy_the_certificates_are_enough() -> None:
-    env = Interception(None, (), "gpu", CA, TRUSTED).environment({"OPENAI_BASE_URL": "u", "HTTPS_PROXY": "theirs"}, "k")
-    assert env["HTTPS_PROXY"] == "theirs"
+    """They do not go through a proxy that other connections need."""
+    outer = {"OPENAI_BASE_URL": "u", "HTTPS_PROXY": "theirs", "NO_PROXY": "*.x"}
+    env = Interception(None, ("api.x",), "gpu", CA, TRUSTED).environment(outer, "k")
+    assert (env["HTTPS_PROXY"], env["NO_PROXY"]) == ("theirs", "localhost,127.0.0.1,::1,gpu,api.x,*.x")
     assert env["SSL_CERT_FILE"] == str(TRUSTED)
-    assert not {"OPENAI_BASE_URL", "NO_PROXY", "NODE_OPTIONS"} & set(env)
+    assert not {"OPENAI_BASE_URL", "NODE_OPTIONS"} & set(env)
 
 
 @pytest.mark.parametrize(
