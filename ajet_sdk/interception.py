@@ -67,8 +67,8 @@ class Interception:
         return out
 
     def _direct(self, env: Mapping[str, str]) -> str:
-        """The hosts without a proxy: the daemon, this machine, and those before. Hosts to intercept are among them where
-        no proxy of ours is: on the way through another, no firewall would see where a connection goes."""
+        """The hosts without a proxy: the daemon, this machine, and those before. Hosts to intercept are among them only
+        where no proxy of ours is: on the way through another, no firewall sees where a connection goes."""
         before = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")
         kept = [entry for entry in map(str.strip, before) if entry and (self.url is None or not self._covers(entry))]
         listed = self.hosts if self.url is None else ()
@@ -95,6 +95,8 @@ def intercepting(client: Client) -> Iterator[Interception]:
         ca, trusted = Path(folder, "ca.pem"), Path(folder, "trusted.pem")
         ca.write_bytes(certificate)
         trusted.write_bytes(bundle(certificate))
+        for path, mode in ((ca, 0o644), (trusted, 0o644), (Path(folder), 0o755)):
+            path.chmod(mode)  # the program may run as another user, by whom a firewall knows it
         home = urlsplit(client.target.url).hostname or ""
         yield Interception(url, tuple(known["hosts"]), home, ca, trusted)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -170,8 +172,19 @@ def test_a_bundle_that_is_made_of_itself_does_not_grow(tmp_path: Path, monkeypat
     assert bundle(ca) == made == ca.replace(b"ours", b"theirs") + ca
 
 
-def test_the_certificates_are_gone_when_the_run_is(proxy: ProxyProcess) -> None:
+@pytest.fixture
+def private() -> Iterator[None]:
+    """Whatever is made is for its owner alone."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("private")
+def test_the_certificates_are_there_for_every_user_and_gone_when_the_run_is(proxy: ProxyProcess) -> None:
     with Client(proxy.url) as client, intercepting(client) as found:
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (found.ca, found.trusted, found.ca.parent)]
+        assert modes == [0o644, 0o644, 0o755]
         assert found.hosts == ("api.anthropic.com", "api.openai.com")
         assert found.trusted.read_bytes().endswith(found.ca.read_bytes())
         assert b"PRIVATE" not in found.trusted.read_bytes()
