@@ -294,7 +294,7 @@ def quotas_of(tables: Any) -> tuple[tuple[str, Quota], ...]:
 def split_mode(text: str) -> Mode:
     """``[KIND@]HOST:PORT`` or ``local[:PROGRAM,…]`` as a mode."""
     kind, at, address = text.partition("@")
-    if text.startswith("local:") and len(text) > len("local:"):
+    if text.startswith("local:") and all(one.strip(" !") for one in text.removeprefix("local:").split(",")):
         return Mode("local", None, text.removeprefix("local:"))
     if not at and text.partition(":")[0] not in (*LISTENING_MODES, "local"):
         return Mode("regular", split_address(text, "intercept"))

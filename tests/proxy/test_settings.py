@@ -64,7 +64,7 @@ SECRET = "sixteen_characters"
         ({"intercept": ("0.0.0.0:1",)}, "open proxy"),
         ({"intercept": ("1",)}, "intercept must be HOST:PORT"),
         ({"intercept": ("local",)}, "or local:PROGRAM, not 'local'"),
-        ({"intercept": ("local:",)}, "or local:PROGRAM, not 'local:'"),
+        *(({"intercept": (text,)}, f"or local:PROGRAM, not '{text}'") for text in ("local:", "local:a,", "local:a, !")),
         ({"intercept": ("transparent:8486",)}, "transparent@HOST:PORT or local:PROGRAM"),
         ({"intercept": ("regular",)}, "intercept must be HOST:PORT, socks5@HOST:PORT"),
         ({"intercept_host": ("https://api.openai.com",)}, "a host's name alone, such as api.openai.com, not 'https://"),
