@@ -302,6 +302,8 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     if config.data_dir != service.STATE_DIRECTORY:
         raise click.UsageError("the service keeps its data in systemd's state directory: leave out --data-dir, "
                                f"data_dir in the TOML file and AJET_DATA_DIR in {settings}")
+    if any(mode.kind == "local" for mode in config.modes):
+        raise click.UsageError("a service cannot intercept as local: that needs sudo, which its unit does not allow")
     text = service.unit(arguments, user=user, drain_s=config.drain_s, files=files)
     program = Path(sys.executable)
     folder = None if user else out_of_reach(program) or out_of_reach(program.resolve())

@@ -102,6 +102,7 @@ def test_version() -> None:
         (("install-service", "--print", "--listen", "x"), "HOST:PORT"),
         (("install-service", "--print", "--", "--upsteam", "x"), "(see 'ajet-proxy serve --help')"),
         (("install-service", "--print", "--data-dir", "/x"), "leave out --data-dir"),
+        (("install-service", "--print", "--intercept", "local:node"), "a service cannot intercept as local"),
         (("install-service", "--print", "--config", "a.toml"), "absolute paths"),
         (("install-service", "--print", "--", "--config=a.toml"), "absolute paths"),
         (("doctor", "--upstream", "ftp://x"), "upstream must be"),
