@@ -150,9 +150,12 @@ class Diversion:
         await asyncio.sleep(0)  # let mitmproxy begin to read the client: an error before that would never close it
         server, mode = data.server, data.client.proxy_mode
         diverted = server.id in self._meant
-        if diverted or server.error or server.transport_protocol != "tcp" or server.address is None:
+        if diverted or server.error or server.address is None:
             return
         host, port = server.address[:2]
+        if server.transport_protocol != "tcp":
+            server.error = "QUIC: the program falls back to TLS over TCP" if port == TLS_PORT else None
+            return
         explicit, came_to = mode.type_name in EXPLICIT, self._came_to(data.client)
         end = data.client.peername if explicit else came_to  # what a firewall redirects here comes to loopback
         unsaid = server.id not in self._settled

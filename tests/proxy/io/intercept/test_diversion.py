@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from mitmproxy import platform
+from mitmproxy import connection, platform
+from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.io.intercept import diversion
+from ajet_proxy.io.intercept.tunnels import Tunnels
+from ajet_proxy.io.runtime.metrics import Metrics
 from tests.kit.certificates import Authority
 from tests.proxy.io.intercepting import KEY, KEYS, get, intercepting
 
@@ -328,6 +331,17 @@ async def test_a_connection_that_was_not_redirected_leads_nowhere(
         writer.write(b"no tls")
         assert await reader.read(100) == (b"NO TLS" if redirected else b"")
         writer.close()
+
+
+@pytest.mark.parametrize("port", [443, 53])
+async def test_of_what_goes_by_udp_quic_alone_is_refused(port: int) -> None:
+    """So that a program that the kernel redirects comes by TCP, where it is seen."""
+    tunnels = Tunnels((), authenticate=lambda key: KEYS.authenticate(key, 0), needs_key=False)
+    client = connection.Client(peername=("127.0.0.1", 1), sockname=("127.0.0.1", 2))
+    server = connection.Server(address=("8.8.8.8", port), transport_protocol="udp")
+    data = ServerConnectionHookData(server, client)
+    await diversion.Diversion(("127.0.0.1", 3), tunnels, Metrics(), {}).server_connect(data)
+    assert (server.error is not None, server.address) == (port == 443, ("8.8.8.8", port))
 
 
 @pytest.mark.parametrize(
