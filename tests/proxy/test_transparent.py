@@ -70,7 +70,8 @@ def rules(net: Namespace, folder: Path, which: int, **replaced: str) -> None:
     for old, new in ({'skuid "agent"': "skgid 65534"} | replaced).items():
         text = text.replace(old, new)
     (folder / "rules").write_text(text)
-    net.run("nft", "-f", str(folder / "rules"))
+    loaded = [net.run("nft", "-f", str(folder / "rules")) + net.run("nft", "list", "ruleset") for _ in range(2)]
+    assert loaded[0] == loaded[1]
 
 
 @contextmanager
