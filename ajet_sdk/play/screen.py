@@ -140,7 +140,10 @@ def _explain(done: Sequence[RunResult], program: Program, client: Client, *, lea
     if learns and (flat := results.without_signal) is not None:
         say(f"every task {flat}: its group carries no signal, and nothing is learned of it: {SIGNAL}")
     if empty := [item for item in done if item.ok and not item.kept and item.untrainable is None]:
-        needs = "use OPENAI_BASE_URL" if program.interception is None else "use HTTPS_PROXY, and trust SSL_CERT_FILE"
+        needs = "use OPENAI_BASE_URL"
+        if program.interception is not None:
+            way = "use HTTPS_PROXY" if program.interception.url else "run where its connections are redirected"
+            needs = f"{way}, trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"
         variable = None if program.interception else proxy_variable(client.target.url, os.environ)
         between = f" {variable} is set: does that proxy lead to {client.target.url}?" if variable else ""

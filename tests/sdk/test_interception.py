@@ -164,6 +164,13 @@ def test_a_program_that_rewards_itself_goes_to_the_proxy_without_a_proxy(daemon:
 
 
 @NEEDS_PROXY
+def test_a_program_that_no_firewall_redirects_is_not_told_of_a_proxy(engine: str, ajet: Ajet, tmp_path: Path) -> None:
+    with ProxyProcess(engine, tmp_path / "data", options=("--intercept", "transparent@127.0.0.1:0")) as other:
+        _, _, err = ajet("run", "--proxy", other.url, "--task", "t", "--intercept", "--", "true")
+    assert "does the program run where its connections are redirected, trust SSL_CERT_FILE, and see no errors?" in err
+
+
+@NEEDS_PROXY
 def test_a_bundle_that_is_made_of_itself_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trusted, ca = tmp_path / "trusted.pem", b"-----BEGIN CERTIFICATE-----\nours\n-----END CERTIFICATE-----\n"
     trusted.write_bytes(ca.replace(b"ours", b"theirs"))
