@@ -137,8 +137,9 @@ def refuse_foreign_pages(names: Collection[str] | None) -> Any:
 
 
 def host_of(url: str) -> str:
-    """The host in `url`; empty if there is none, or if `url` has more than `MAX_URL` characters, which take long."""
+    """The host in `url`, as names go over the wire; empty if there is none, or if `url` has more than `MAX_URL`
+    characters, which take long."""
     try:
-        return URL(url).host or "" if len(url) <= MAX_URL else ""
+        return URL(url).raw_host or "" if len(url) <= MAX_URL else ""
     except ValueError:
         return ""

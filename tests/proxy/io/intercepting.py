@@ -26,7 +26,7 @@ from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import split_mode
 from tests.kit.ports import free_port
 
-HOSTS = ("api.openai.com", "localhost")
+HOSTS = ("api.openai.com", "localhost", "xn--bcher-kva.example")
 KEYS = Keys(b"x" * 32, admin_secret="the secret of an operator")
 KEY = KEYS.issue(Claims("agent", episode="ep-1"))
 

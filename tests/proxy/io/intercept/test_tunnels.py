@@ -15,7 +15,7 @@ from ajet_proxy.core.identity.keys import EVERYTHING, Claims
 from ajet_proxy.io.intercept.tunnels import PROVIDER_CREDENTIALS, Caller, Interception, Tunnels
 from ajet_proxy.settings import Mode
 from ajet_sdk.errors import Unauthorized
-from tests.proxy.io.intercepting import KEY, get, intercepting
+from tests.proxy.io.intercepting import HOSTS, KEY, get, intercepting
 
 HERE = ("127.0.0.1", 1)
 
@@ -106,9 +106,10 @@ async def test_nobody_is_taken_for_a_caller_by_its_port(tmp_path: Path) -> None:
 async def test_a_tunnel_to_a_listed_host_carries_requests_to_listed_hosts_only(tmp_path: Path, host: str) -> None:
     async with intercepting(tmp_path / "ca") as running:
         connection = await running.tunnel("localhost", 80)
-        assert (await get(connection, "/v1/models", "localhost:80"))[0] == 200
+        for listed in ("localhost:80", *HOSTS):
+            assert (await get(connection, "/v1/models", listed))[0] == 200
         assert (await get(connection, "/v1/models", host))[0] in (400, 403)
-        assert len(running.front.seen) == 1
+        assert len(running.front.seen) == 1 + len(HOSTS)
 
 
 async def test_who_asks_for_a_websocket_is_told_to_use_http(tmp_path: Path) -> None:
