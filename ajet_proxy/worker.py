@@ -35,8 +35,9 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.runtime.process import (
+    WORKER,
     allow_many_connections,
-    end_with_parent,
+    become_child,
     endings,
     log_to_stderr,
     look_for_garbage_less,
@@ -144,7 +145,7 @@ async def serve(wire: socket.socket) -> None:
 def main() -> None:
     for number in endings():
         signal.signal(number, signal.SIG_IGN)
-    end_with_parent()
+    become_child(WORKER)
     log_to_stderr()
     if program() != sys.argv[2]:
         sys.exit("ajet-proxy: another version was installed while the daemon runs: restart the daemon")

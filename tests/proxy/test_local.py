@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from ajet_proxy.io.intercept import interceptor
+from ajet_proxy.io.runtime.process import WORKER
+from ajet_proxy.settings import split_mode
 from tests.kit.namespace import Namespace, lacking
 from tests.kit.proxy_process import PROXY, ProxyProcess, failed_start
 from tests.kit.stub_process import stub_process
+from tests.proxy.test_serve import children
 
 MOUNTS = Path("/proc/mounts").read_text().splitlines() if Path("/proc/mounts").exists() else []
 CGROUPS = next((line.split()[1] for line in MOUNTS if " cgroup2 " in line), "")
@@ -64,3 +68,11 @@ def test_without_sudo_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert status == 1
     (line,) = [line for line in said.splitlines() if not line.startswith("WARNING ajet_proxy.io.engines.watch: ")]
     assert line.startswith("ajet-proxy: cannot intercept: Failed to run sudo.") and "backtrace" not in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="is about Linux")
+def test_workers_are_spared_whatever_their_program_is_called(tmp_path: Path) -> None:
+    """What listens under a name that is caught is reached by nobody."""
+    assert interceptor._spec(split_mode("local:python3")) == f"local:python3,!{WORKER}"
+    with ProxyProcess(None, tmp_path / "data", options=("--workers", "2")) as proxy:
+        assert [Path(f"/proc/{pid}/comm").read_text() for pid in children(proxy.pid)] == [f"{WORKER}\n"] * 2

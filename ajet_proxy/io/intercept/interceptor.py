@@ -25,6 +25,7 @@ from ajet_proxy.io.intercept import authority
 from ajet_proxy.io.intercept.diversion import Certificates, Diversion
 from ajet_proxy.io.intercept.tunnels import Tunnels
 from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.io.runtime.process import WORKER
 from ajet_proxy.settings import Mode
 from ajet_sdk.ports import listener
 
@@ -99,9 +100,9 @@ class Interceptor:
 
 
 def _spec(mode: Mode) -> str:
-    """`mode` as mitmproxy writes it."""
+    """`mode` as mitmproxy writes it. It spares this process by itself, and none of its workers."""
     if mode.address is None:
-        return f"{mode.kind}:{mode.programs}" if mode.programs else mode.kind
+        return f"{mode.kind}:{mode.programs},!{WORKER}" if mode.programs else mode.kind
     return f"{mode.kind}@{mode.address[0]}:{mode.address[1]}"
 
 

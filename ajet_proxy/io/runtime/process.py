@@ -18,6 +18,9 @@ from ajet_sdk.ports import listener
 
 TURN_S = 0.001
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+WORKER = "ajet-worker"
+"""A worker's name to the kernel, for interception to know it by."""
 
 
 def endings() -> tuple[signal.Signals, ...]:
@@ -38,12 +41,13 @@ def allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill this process once the one that started it is gone, even if it hangs. Outside Linux nothing
-    is done."""
+def become_child(name: str) -> None:
+    """Have the kernel call this process `name`, and kill it once the one that started it is gone, even if it hangs.
+    Outside Linux nothing is done."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_NAME, name.encode())
 
 
 async def end(task: asyncio.Task[Any]) -> None:
