@@ -13,10 +13,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from ajet_sdk.address import is_here, server
 from ajet_sdk.errors import AjetError
@@ -34,7 +35,8 @@ HALF, FLOAT, TRAINED, SAVED = 2, 4, 16, 12
 in a checkpoint."""
 SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 """verl's key for the share of a GPU that an engine takes which it launches; 0.5 if it is not set."""
-LACKING = {"config.json": "configuration", "tokenizer_config.json": "tokenizer", "*.safetensors": "weights"}
+WEIGHTS = "*.safetensors"
+LACKING = {"config.json": "configuration", "tokenizer_config.json": "tokenizer", WEIGHTS: "weights"}
 ASK = "import torch; print(*(n for i in range(torch.cuda.device_count()) for n in torch.cuda.mem_get_info(i)))"
 
 
@@ -51,12 +53,16 @@ def room(config: Config, beside: float = 0.0) -> list[Finding]:
 
 def parameters(folder: Path) -> int:
     """The number of parameters in a folder's safetensors; 0 where there are none. Only their headers are read."""
-    found = 0
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        found += sum(prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
-    return found
+    headers = (header(path) or {} for path in folder.glob(WEIGHTS))
+    return sum(prod(one["shape"]) for found in headers for name, one in found.items() if name != "__metadata__")
+
+
+def header(path: Path) -> dict[str, Any] | None:
+    """The header of a file of safetensors. None if it has none: it is cut short, or what git leaves without LFS."""
+    with path.open("rb") as file, suppress(ValueError):
+        if (size := int.from_bytes(file.read(8), "little")) < path.stat().st_size:
+            return dict(json.loads(file.read(size)))
+    return None
 
 
 def _versions() -> Iterator[Finding]:
@@ -94,6 +100,9 @@ def _model(config: Config) -> Iterator[Finding]:
         if not any(folder.glob(name)):
             yield fault("model", f"{folder} has no {what} ({name})", "give the folder as save_pretrained writes it")
             return
+    if odd := [path for path in sorted(folder.glob(WEIGHTS)) if header(path) is None]:
+        yield fault("model", f"{odd[0]} holds no weights", "fetch it again; in a clone of git, `git lfs pull` does")
+        return
     yield ok("model", f"{folder}: {parameters(folder) / 1e9:.2f} billion parameters")
     apart = any((folder / f"chat_template.{kind}").exists() for kind in ("jinja", "json"))
     if not apart and "chat_template" not in (folder / "tokenizer_config.json").read_text():

@@ -72,6 +72,16 @@ def test_what_a_model_folder_lacks_is_named(config: Config, lacks: str, check: s
     assert said in found.message and found.advice and found.level == ("fault" if check == "model" else "warning")
 
 
+@pytest.mark.parametrize("content", [
+    b"version https://git-lfs.github.com/spec/v1\nsize 12345\n", b"", struct.pack("<Q", 6) + b'{"a": {"shape"',
+])  # fmt: skip
+def test_a_file_that_holds_no_weights_is_named(config: Config, content: bytes) -> None:
+    """A pointer of git LFS, and a download that was cut short."""
+    (path := Path(config.model) / "model.safetensors").write_bytes(content)
+    found = only(config, "model")
+    assert (found.level, found.message) == ("fault", f"{path} holds no weights") and found.advice
+
+
 @pytest.mark.parametrize(("model", "given", "level", "said"), [
     ("org/name", "a path", "warning", "org/name is a hub's"), ("org/name", OSError(), "fault", "there is no folder"),
     ("org/name", ValueError(), "fault", "no hub or its cache gives 'org/name'"),
