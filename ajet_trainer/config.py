@@ -37,6 +37,8 @@ ADAPTER = ("lora_rank", "lora.rank", "lora_adapter_path")
 """How verl's keys end that have an adapter trained."""
 DEVICE = "trainer.device"
 """verl's key for what it trains on."""
+GPUS, NODES = "trainer.n_gpus_per_node", "trainer.nnodes"
+"""verl's keys for how many processes train: so many on each of so many hosts."""
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 """verl's key for the groups of an update."""
 NULLS = ("null", "None")
@@ -341,8 +343,10 @@ def _of_verl(config: Config) -> Iterable[tuple[str, str]]:
     """verl's keys that cannot be, each with what is wrong, as far as ajet itself reads them."""
     kept, device, size = config.keep_checkpoints, config.verl.get(DEVICE, "cpu"), config.verl.get(MINI_BATCH)
     rate = config.verl.get(LEARNING_RATE, 0)
-    if type(kept) is not int or kept < 1:
-        yield KEEP, f"must be an integer above 0, not {kept!r}"
+    known = [(key, config.verl[key]) for key in (GPUS, NODES) if "$" not in str(config.verl.get(key, "$"))]
+    for key, count in ((KEEP, kept), *known):
+        if type(count) is not int or count < 1:
+            yield key, f"must be an integer above 0, not {count!r}"
     if device not in ("cpu", "cuda"):
         yield DEVICE, f"must be cpu or cuda, not {device!r}"
     if type(size) is int and (size < 1 or config.groups % size):

@@ -24,7 +24,7 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.findings import Finding, fault, ok, warning
 from ajet_sdk.ports import listener
 from ajet_sdk.settings import ConfigError
-from ajet_trainer.config import DEVICE, Config, find_model
+from ajet_trainer.config import DEVICE, GPUS, NODES, Config, find_model
 from ajet_trainer.engines import same_model
 from ajet_trainer.engines.attached import Attached, of_candidate, weights_parent
 from ajet_trainer.engines.http import EngineLost
@@ -114,20 +114,25 @@ def _memory(config: Config, size: int, gpus: Sequence[tuple[int, int]], beside: 
     """Memory of the host, or of `gpus`, against what weights, gradients and Adam take, and an engine that verl
     launches."""
     trained, own = size * (FLOAT if config.adapts else TRAINED), not config.attached
+    used, hosts, share = _number(config, GPUS, 1), _number(config, NODES, 1), _number(config, SHARE, 0.5)
     said = f"weights, gradients and moments{' and an engine' if own else ''}"
     if not gpus and config.verl.get(DEVICE) == "cuda":
         yield fault("GPU memory", "torch sees no GPU here", f"install its driver, or set {DEVICE} = 'cpu'")
     elif not gpus:
         remedy = "train a smaller model, or an adapter (lora_rank), or end other programs"
         yield _room("memory", said, trained + own * size * FLOAT + beside, memory("MemAvailable") or 1 << 60, remedy)
-    elif (used := int(config.verl.get("trainer.n_gpus_per_node", 1))) > len(gpus):
-        yield fault("GPU memory", f"{used} GPUs are asked for, and {len(gpus)} seen", "set trainer.n_gpus_per_node")
+    elif used > len(gpus):
+        yield fault("GPU memory", f"{used} GPUs are asked for, and {len(gpus)} seen", f"set {GPUS}")
     else:
         free, whole = min(gpus[:used])
-        part = trained / used / int(config.verl.get("trainer.nnodes", 1))
-        remedy = "use more GPUs (trainer.n_gpus_per_node), offload (docs/guide/trainer.md), or end what uses them"
-        engine = own * float(config.verl.get(SHARE, 0.5)) * whole
-        yield _room("GPU memory", f"{said} on each of {used}", part + engine + beside, free, remedy)
+        needed = trained / used / hosts + own * share * whole + beside
+        remedy = f"use more GPUs ({GPUS}), offload (docs/guide/trainer.md), or end what uses them"
+        yield _room("GPU memory", f"{said} on each of {used}", needed, free, remedy)
+
+
+def _number(config: Config, key: str, other: Any) -> Any:
+    """The number of verl's `key`; the `other` where it is not set, or to what verl reads elsewhere."""
+    return said if type(said := config.verl.get(key)) in (int, float) else other
 
 
 def _disk(config: Config, size: int, beside: float) -> Iterator[Finding]:

@@ -90,6 +90,7 @@ def test_a_trainer_has_one_daemon_and_one_key(tmp_path: Path) -> None:
         ([f"{MINI_BATCH}=0"], {}, "updates of a step: a divisor of 2, not 0"),
         ([f"{LEARNING_RATE}=fast"], {}, "optim.lr must be a number of at least 0, not 'fast'"),
         ([f"{LEARNING_RATE}=-1e-6"], {}, "optim.lr must be a number of at least 0, not -1e-06"),
+        (["trainer.n_gpus_per_node=0"], {}, "trainer.n_gpus_per_node must be an integer above 0, not 0"),
         (["trainer.device=npu"], {}, "trainer.device must be cpu or cuda, not 'npu'"),
         (["engine_urls=http://a,b:1"], {}, "engine_urls must be http://HOST:PORT, not 'b:1'"),
         (["model="], {}, "model is required"),

@@ -123,6 +123,7 @@ def test_memory_is_held_against_what_is_trained(
 @pytest.mark.parametrize(("verl", "beside", "check", "said"), [
     ({"trainer.device": "cpu"}, 0, "memory", "moments and an engine take 20.0 GB"),
     ({"trainer.device": "cpu"}, 5e9, "memory", "take 25.0 GB"), ({}, 0, "GPU memory", "take 56.0 GB"),
+    ({doctor.SHARE: "${x}", "trainer.n_gpus_per_node": "${y}"}, 0, "GPU memory", "on each of 1 take 56.0 GB"),
     ({doctor.SHARE: 0.3, "trainer.nnodes": 2}, 5e9, "GPU memory", "on each of 1 take 37.0 GB"),
     ({}, 5e9, "disk", "3 checkpoints take 41.0 GB"),
 ])  # fmt: skip

@@ -24,7 +24,7 @@ from ajet_trainer.backends.verl.estimators import BY_CALL, RUNNING
 from ajet_trainer.backends.verl.refused import CORRECTION, Fault
 from ajet_trainer.backends.verl.unread import ACTOR, keys, unread
 from ajet_trainer.backends.verl.weights import BACKEND
-from ajet_trainer.config import KEEP, Config, flatten
+from ajet_trainer.config import GPUS, KEEP, NODES, Config, flatten
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 
@@ -100,8 +100,8 @@ def everywhere(config: Config) -> dict[str, Any]:
         "reward.num_workers": 0,
         "transfer_queue.enable": True,
         "trainer.logger": [],
-        "trainer.n_gpus_per_node": 1,
-        "trainer.nnodes": 1,
+        GPUS: 1,
+        NODES: 1,
         "trainer.project_name": "ajet",
         "trainer.experiment_name": Path(config.run_dir).name,
         "trainer.default_local_dir": str(checkpoints(config)),
@@ -176,7 +176,7 @@ def on_gpu(config: Config) -> dict[str, Any]:
     """Settings of a GPU host. verl's own ask for flash-attn, of which many a torch has no build. Without it attention
     is torch's, and `worker` has logprobs counted by `cross_entropy`. Each storage unit of TransferQueue takes a core
     from Ray, as does its controller, and verl takes three for each GPU. Units are what is left, at most eight."""
-    gpus = config.verl.get("trainer.n_gpus_per_node", 1)
+    gpus = config.verl.get(GPUS, 1)
     left = int(get_num_cpus()) - 1 - (3 * gpus if type(gpus) is int else 0)
     values: dict[str, Any] = {"transfer_queue.backend.SimpleStorage.num_data_storage_units": max(1, min(8, left))}
     if not is_flash_attn_2_available() and config.verl.get("model_engine", "dp") == "dp":
@@ -324,8 +324,10 @@ def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         added = name.startswith("+") or any(part in f".{name}." for part in FREE)
         key = name.lstrip("+")
-        if isinstance(value, str) and "$" not in value and isinstance(OmegaConf.select(tree, key), bool):
-            raise ConfigError(f"{key} must be true or false, not {value!r}", param=key)
+        before = OmegaConf.select(tree, key)
+        if isinstance(value, str) and "$" not in value and isinstance(before, (bool, int, float, DictConfig)):
+            kind = {bool: "true or false", DictConfig: "a table of keys"}.get(type(before), "a number")
+            raise ConfigError(f"{key} must be {kind}, not {value!r}", param=key)
         try:
             OmegaConf.update(tree, key, value, force_add=added)
         except (ConfigAttributeError, ConfigKeyError):

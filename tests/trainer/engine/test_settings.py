@@ -215,7 +215,16 @@ def test_a_word_is_no_truth_value(word: str) -> None:
     assert composed({key: "${critic.enable}", "critic.enable": False}).actor_rollout_ref.actor.use_kl_loss is False
 
 
-@pytest.mark.parametrize("size", [0, -1, 3, 5, 2.0, "2", None])
+@pytest.mark.parametrize(("key", "kind"), [
+    (f"{ACTOR}.clip_ratio", "a number"), (f"{ACTOR}.optim.lr_warmup_steps", "a number"),
+    (f"{ACTOR}.policy_loss", "a table of keys"), ("algorithm.rollout_correction", "a table of keys"),
+])  # fmt: skip
+def test_a_word_is_no_number_and_no_table(key: str, kind: str) -> None:
+    """verl would reckon with it at a step."""
+    assert refused({key: "0.2"}) == f"{key} must be {kind}, not '0.2'"
+
+
+@pytest.mark.parametrize("size", [0, -1, 3, 5, 2.0, None])
 def test_the_updates_of_a_step_have_equally_many_groups(size: object) -> None:
     said = refused({f"{ACTOR}.ppo_mini_batch_size": size}, groups=4)
     name = f"{ACTOR}.ppo_mini_batch_size"
