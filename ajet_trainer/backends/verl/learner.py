@@ -62,6 +62,7 @@ class VerlLearner:
     def rule(self) -> Rule:
         config, part = self._verl.config, self._verl.config.actor_rollout_ref
         limits = [part.actor.ppo_max_token_len_per_gpu]
+        limits += [one.log_prob_max_token_len_per_gpu for one in (part.rollout, part.ref)]
         if self._verl.use_critic:
             limits.append(config.critic.ppo_infer_max_token_len_per_gpu)
         return Rule(

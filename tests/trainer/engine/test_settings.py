@@ -327,6 +327,9 @@ def test_the_longest_sample_fits_actor_and_critic() -> None:
     assert longest({}, max_tokens=50_000) == longest(GAE, max_tokens=50_000) == 50_000
     assert longest({}, max_tokens=900) == 16384
     assert longest(GAE | {"critic.ppo_max_token_len_per_gpu": 300}, max_tokens=900) == 300
+    assert longest({"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 300}, max_tokens=900) == 300
+    reference = {f"{ACTOR}.use_kl_loss": True, "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": 200}
+    assert longest(reference, max_tokens=900) == 200
 
 
 @pytest.mark.parametrize(("max_tokens", "limit"), [(2000, 32768), (50_000, 50_000)])
