@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,6 @@ class SharedFolder:
 
     async def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
         """Writes ``FOLDER/GLOBAL_STEPS/model.safetensors``; gathering is collective, so every process iterates."""
-        from safetensors.torch import save_file
-
         tensors = {}
         for name, tensor in weights:
             if self._is_master:
@@ -78,7 +76,7 @@ class SharedFolder:
             file = target / "model.safetensors"
             file.unlink(missing_ok=True)
             room_for(sum(tensor.nbytes for tensor in tensors.values()), target)
-            save_file(tensors, file, metadata={"format": "pt"})
+            save(tensors, file)
 
 
 def room_for(size: int, folder: Path) -> None:
@@ -93,14 +91,18 @@ def room_for(size: int, folder: Path) -> None:
 def write_adapter(engine: Any, folder: Path, *, master: bool) -> None:
     """Writes the adapter of verl's training `engine` into `folder`, as PEFT does. Gathering is collective: every
     process takes part, and the `master` writes."""
-    from safetensors.torch import save_file
-
     found, _ = engine.get_per_tensor_param(base_sync_done=True)
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in found}
     if master:
         folder.mkdir()
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        save(tensors, folder / "adapter_model.safetensors")
         module = getattr(engine.module, "_fsdp_wrapped_module", engine.module)
         module.peft_config["default"].save_pretrained(folder)
-        mode = (folder / "adapter_config.json").stat().st_mode
-        (folder / "adapter_model.safetensors").chmod(mode)  # which its library writes for us alone to read
+
+
+def save(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Writes `tensors` for an engine, which may be another user's. Their library lets us alone read a file."""
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), file, metadata={"format": "pt"})
+    file.chmod(file.parent.stat().st_mode & 0o666)

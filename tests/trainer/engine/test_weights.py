@@ -83,7 +83,8 @@ def test_the_folder_holds_the_newest_weights_only(tmp_path: Path) -> None:
         asyncio.run(other.send_weights(iter([("w", torch.zeros(2))]), global_steps=step))
         forget(tmp_path, step)
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
-    saved = load_file(tmp_path / "2" / "model.safetensors")
+    saved = load_file(file := tmp_path / "2" / "model.safetensors")
+    assert file.stat().st_mode & 0o777 == file.parent.stat().st_mode & 0o666, "an engine of another user may read it"
     assert {name: tensor.tolist() for name, tensor in saved.items()} == {"w": [2.0, 2.0], "also_w": [2.0, 2.0]}
 
 
