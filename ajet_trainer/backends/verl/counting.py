@@ -10,7 +10,8 @@ Invariant: an engine whose gradient is not finite has the weights that it had, o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
@@ -94,6 +95,20 @@ def over_rate(schedule: LambdaLR, rate: float) -> None:
     schedule._last_lr = [rate * part(schedule.last_epoch) for part in schedule.lr_lambdas]
     for group, now in zip(groups, schedule._last_lr, strict=True):
         group["initial_lr"], group["lr"] = rate, now
+
+
+@contextmanager
+def own_options(schedule: Any) -> Iterator[None]:
+    """The optimizer of `schedule` has afterwards the options that it was made with. A checkpoint that is loaded inside
+    brings those along that it was made under."""
+    if not isinstance(schedule, LambdaLR):
+        yield
+        return
+    made = [{name: value for name, value in one.items() if name != "params"} for one in schedule.optimizer.param_groups]
+    yield
+    for group, options in zip(schedule.optimizer.param_groups, made, strict=True):
+        group.update(options)
+    over_rate(schedule, made[0]["initial_lr"])
 
 
 def over_top(schedule: Any, rate: float) -> None:

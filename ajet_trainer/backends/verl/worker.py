@@ -26,7 +26,7 @@ from ajet_trainer.backends.verl import (
     cross_entropy,
     forest_engine,  # noqa: F401  # registers its engines
 )
-from ajet_trainer.backends.verl.counting import counted, over_rate, over_top
+from ajet_trainer.backends.verl.counting import counted, over_rate, over_top, own_options
 from ajet_trainer.backends.verl.steady import SteadyWorker
 from ajet_trainer.backends.verl.weights import write_adapter
 
@@ -43,6 +43,12 @@ class CountingWorker(SteadyWorker):
             cross_entropy.stand_in()
         super().__init__(config)
         counted(self.engine)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer goes on by the options of this run."""
+        with own_options(getattr(self.engine, "lr_scheduler", None)):
+            return super().load_checkpoint(*args, **kwargs)
 
 
 class RowWorker(CountingWorker):

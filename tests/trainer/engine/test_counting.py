@@ -64,6 +64,18 @@ def test_a_warm_up_begins_above_0_and_the_line_has_the_rate_that_was_used(
         assert went and metrics["lr"] == [used] == [pytest.approx(1e-3 * rate)]
 
 
+def test_a_resumed_run_has_the_options_of_its_own_optimizer(tiny: Path, tmp_path: Path) -> None:
+    """A checkpoint brings those along that it was made under. The schedule goes on from where it was."""
+    first = training_worker(tiny, lr_warmup_steps=4)
+    moved(first, [1.0, -1.0])
+    first.save_checkpoint(str(tmp_path / "actor"), global_step=1)
+    again = training_worker(tiny, lr_warmup_steps=4, lr=4e-3, weight_decay=0.5, betas=[0.5, 0.9])
+    again.load_checkpoint(str(tmp_path / "actor"), del_local_after_load=False)
+    [options] = again.engine.optimizer.param_groups
+    assert (options["weight_decay"], options["betas"], options["lr"]) == (0.5, (0.5, 0.9), pytest.approx(4e-3 / 2))
+    assert again.engine.optimizer.state and moved(again, [1.0, -1.0])[1]["lr"] == [pytest.approx(4e-3 / 2)]
+
+
 def test_a_critic_counts_its_updates_too(tiny: Path) -> None:
     worker, config = critic_worker(tiny, lr=1e-3, lr_warmup_steps=2)
     rows = rows_of([[conversation(seed, turns=1)] for seed in range(2)])
