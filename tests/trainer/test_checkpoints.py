@@ -51,6 +51,15 @@ def test_the_newest_whole_checkpoint_is_resumed_and_later_ones_go(
     assert resumed is None or (tmp_path / MARKER).read_text() == str(resumed)
 
 
+@pytest.mark.parametrize("part", ["actor/model_world_size_2_rank_1.pt", "critic/optim_world_size_1_rank_0.pt"])
+def test_a_checkpoint_with_a_part_that_is_cut_short_is_not_whole(tmp_path: Path, part: str) -> None:
+    for step in (2, 4):
+        checkpoint(tmp_path, step)
+    (cut := tmp_path / "global_step_4" / part).parent.mkdir(exist_ok=True)
+    cut.write_bytes(b"")
+    assert repair_marker(tmp_path) == 2
+
+
 def test_a_folder_that_is_not_there_has_no_checkpoint(tmp_path: Path) -> None:
     assert repair_marker(tmp_path / "none") is None
 

@@ -67,8 +67,10 @@ def set_aside(folder: Path, step: int, place: Path) -> list[int]:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """True when `data.pt`, which is written after everything else, is there to its last byte (torch saves a zip)."""
-    return (checkpoint / "actor").is_dir() and zipfile.is_zipfile(checkpoint / "data.pt")
+    """True when `data.pt`, which is written after everything else, is there to its last byte (torch saves a zip). After
+    a power cut, or in a copy, parts before it may lack theirs: those that fsdp's processes have saved are looked at."""
+    parts = (checkpoint / "data.pt", *checkpoint.glob("*/*_world_size_*.pt"))
+    return (checkpoint / "actor").is_dir() and all(map(zipfile.is_zipfile, parts))
 
 
 def whole(folder: Path) -> list[int]:
