@@ -60,7 +60,9 @@ def run_command(
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush fails again
         sys.exit(1)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
+        if isinstance(error.__cause__, EOFError):
+            raise  # click takes the end of a file for that of a terminal, which we never ask
         line, code = interrupted
     except Exception as error:
         line, code = explain(error) or _line_of(error, name, part), getattr(error, "exit_code", 1)

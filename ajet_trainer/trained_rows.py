@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,9 +81,13 @@ def _head(row: Row) -> dict[str, Any]:
 
 
 def read(run_dir: Path, step: int) -> tuple[list[TrainedRow], str]:
-    """Reads what was trained in `step`, row by row, and the model folder. `OSError` where that is not kept."""
-    with np.load(run_dir / "rows" / f"{step}.npz", allow_pickle=False) as file:
-        stored = {name: file[name] for name in file.files}
+    """Reads what was trained in `step`, row by row, and the model folder. `OSError` where no file of it is whole."""
+    path = run_dir / "rows" / f"{step}.npz"
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            stored = {name: file[name] for name in file.files}
+    except (EOFError, ValueError, BadZipFile) as error:  # after a power cut
+        raise OSError(f"{path} is not whole: {error}") from error
     out, known = [], json.loads(stored["head"].tobytes())
     token = response = sampled = 0
     for head in known["rows"]:

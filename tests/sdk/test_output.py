@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from ajet_sdk.output import run_command
 from tests.kit import patience
 from tests.kit.control_stub import ControlStub
 from tests.kit.ports import free_port
@@ -57,6 +59,17 @@ def test_what_cannot_be_copied_is_said_once_and_harms_no_episode(stub: ControlSt
     assert (code, err) == (0, "")
     assert "1 rewarded" in out
     assert [record["state"] for record in stub.episodes.values()] == ["ready"] * 3
+
+
+def test_the_end_of_a_file_is_no_interruption() -> None:
+    """click takes it for one."""
+
+    @click.command()
+    def cut_short() -> None:
+        raise EOFError
+
+    with pytest.raises(click.Abort):
+        run_command(cut_short, "ajet", "", argv=[])
 
 
 @needs_full

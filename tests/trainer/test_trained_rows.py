@@ -167,6 +167,14 @@ def test_what_is_not_there_is_said_with_what_is(
     assert (captured.out, captured.err) == ("", f"ajet-trainer: {said}\n")
 
 
+@pytest.mark.parametrize("left", [b"", b"PK\x03\x04 cut", b"\x00\x00"])
+def test_a_file_that_is_cut_short_is_named(run_dir: Path, left: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := run_dir / "rows" / "4.npz").write_bytes(left)
+    assert status("rows", str(run_dir)) == 1
+    captured: Any = capsys.readouterr()
+    assert captured.err.startswith(f"ajet-trainer: {path} is not whole: ") and captured.err.count("\n") == 1
+
+
 def test_a_folder_without_rows_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("rows", str(tmp_path)) == 2
     assert capsys.readouterr().err == (
