@@ -255,10 +255,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         groups = np.array(stored.pop("uid").tolist(), dtype=object)
         data = DataProto(batch=stored.to_padded_tensor(), non_tensor_batch={"uid": groups})
         found = {name: data.batch[name].float() for name in ("advantages", "returns")}
-        compared = data
-        if over_sequences(algorithm.rollout_correction):  # advantages are those before a rejection
-            compared = DataProto(batch=data.batch.clone(False), non_tensor_batch={"uid": groups})
-            compared.batch["response_mask"] = data.batch["loss_mask"]
+        compared = DataProto(batch=data.batch.clone(False), non_tensor_batch={"uid": groups})
+        compared.batch["response_mask"] = data.batch["loss_mask"]  # advantages are those before a rejection
         if algorithm.adv_estimator in GROUPED:
             keys = [batch.keys[place] for place in real]
             rewards = [self._rewards[key] for key in keys]

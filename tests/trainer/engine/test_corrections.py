@@ -166,6 +166,20 @@ def test_a_rejected_call_takes_its_own_tokens_alone(estimator: str, split: bool,
         assert made[row.key]["advantages"].tolist() == plain[row.key]["advantages"].tolist()
 
 
+@pytest.mark.parametrize("estimator", [*GROUPED, "gae", "reinforce_plus_plus"])
+def test_rejected_tokens_move_no_advantage(estimator: str, worker: Any, tiny: Path) -> None:
+    """Not even a last one, at which the reward stands, nor those of a group of which nothing is left."""
+    far = {"g0": 0, "g1": 9}
+    rows = [replace(one, logprobs=(one.logprobs - far[one.group] * one.mask).astype(np.float32))
+            for one in episodes(False)]  # fmt: skip
+    by_tokens = {"rollout_correction.rollout_rs": "token_k1", "rollout_correction.rollout_rs_threshold": "0.9_1.1"}
+    plain, made = (corrected(tiny, worker, estimator, **options).put(rows) for options in ({}, by_tokens))
+    assert any(made[row.key]["response_mask"].any() and not made[row.key]["response_mask"][-1] for row in rows)
+    assert not any(made[row.key]["response_mask"].any() for row in rows if row.group == "g1")
+    for row in rows:
+        assert made[row.key]["advantages"].tolist() == plain[row.key]["advantages"].tolist()
+
+
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum"])
 def test_a_call_far_off_changes_the_weight_of_no_other_episode(mode: str, worker: Any, tiny: Path) -> None:
     """Neither the weights nor the rejections of one see another."""
