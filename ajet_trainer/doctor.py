@@ -35,7 +35,8 @@ HALF, FLOAT, TRAINED, SAVED = 2, 4, 16, 12
 in a checkpoint."""
 SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 """verl's key for the share of a GPU that an engine takes which it launches; 0.5 if it is not set."""
-WEIGHTS = "*.safetensors"
+WEIGHTS = "model*.safetensors"
+"""Files of weights as transformers names them. There may be others beside, with the same weights once more."""
 LACKING = {"config.json": "configuration", "tokenizer_config.json": "tokenizer", WEIGHTS: "weights"}
 ASK = "import torch; print(*(n for i in range(torch.cuda.device_count()) for n in torch.cuda.mem_get_info(i)))"
 
@@ -138,7 +139,7 @@ def _number(config: Config, key: str, other: Any) -> Any:
 def _disk(config: Config, size: int, beside: float) -> Iterator[Finding]:
     kept = config.keep_checkpoints + 1
     run, remedy = _existing(Path(config.run_dir)), "set run_dir to a larger disk, or trainer.max_actor_ckpt_to_keep"
-    if not os.access(run, os.W_OK):
+    if not (run.is_dir() and os.access(run, os.W_OK)):
         yield fault("run_dir", f"{run} cannot be written", "chown it to this user, or set another run_dir")
     yield _room("disk", f"{kept} checkpoints", size * SAVED * kept + beside, shutil.disk_usage(run).free, remedy)
     if config.attached and not config.adapts:

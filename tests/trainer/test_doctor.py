@@ -58,6 +58,8 @@ def only(config: Config, check: str) -> Finding:
 
 
 def test_a_model_is_counted_without_being_read(config: Config) -> None:
+    whole = Path(config.model) / "model.safetensors"
+    whole.with_name("consolidated.safetensors").write_bytes(whole.read_bytes())  # the same weights, for another library
     assert only(config, "model").message.endswith("1.00 billion parameters")
     assert not of(config, "chat template")
 
@@ -142,6 +144,12 @@ def test_gpus_are_those_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None
     for asked in ("print()", "import a_module_that_is_not_there"):
         monkeypatch.setattr(doctor, "ASK", asked)
         assert doctor.gpus() == []
+
+
+def test_a_run_folder_below_a_file_is_a_fault(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = only(replace(config, run_dir=str(tmp_path / "file" / "run")), "run_dir")
+    assert (found.level, found.message) == ("fault", f"{tmp_path}/file cannot be written")
 
 
 def test_memory_that_the_system_does_not_tell_is_no_fault(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
