@@ -19,9 +19,14 @@ import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 
+from ajet_sdk.settings import ConfigError
+
 GRACE_S = 10.0
 OBJECT_STORE_BYTES = 300 << 20
 """A CPU host moves its data through TransferQueue; Ray's store holds only actor arguments."""
+
+STORE = ("TransferQueueController", "transfer_queue")
+"""The name and the namespace of TransferQueue in a Ray."""
 
 
 @contextmanager
@@ -32,6 +37,7 @@ def cluster(tree: DictConfig, device: str, env: dict[str, str], run_dir: Path) -
     start_ray(tree, device, env)
     note_processes(run_dir)
     try:
+        refuse_another()
         tq.init(tree.transfer_queue)
         yield
     finally:
@@ -42,6 +48,15 @@ def cluster(tree: DictConfig, device: str, env: dict[str, str], run_dir: Path) -
             ray.shutdown()
             end(below)
             note.unlink(missing_ok=True)
+
+
+def refuse_another() -> None:
+    """Raises `ConfigError` if another run is in this Ray. TransferQueue has one store for all of a Ray: each run would
+    train rows of the other, and the first one to end would close it."""
+    with suppress(ValueError):
+        ray.get_actor(*STORE)
+        said = "another run is at work in this Ray, and a Ray is for one run: start one more, or wait for its end"
+        raise ConfigError(f"RAY_ADDRESS: {said}", param="RAY_ADDRESS")
 
 
 def start_ray(tree: DictConfig, device: str, env: dict[str, str]) -> None:
