@@ -63,9 +63,11 @@ class CpuValueEngine(CpuLMHeadEngine, FSDPEngineWithValueHead):  # type: ignore[
 
 
 def start_gloo() -> None:
-    """Starts the process group of this worker, from the addresses that Ray's controller put into the environment."""
+    """Starts the process group of this worker. Several meet at the address that Ray's controller put into the
+    environment. One alone needs none: somebody may have taken that port by now."""
     if not dist.is_initialized():
-        dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", rank=rank, world_size=size, store=dist.HashStore() if size == 1 else None)
 
 
 class CpuActorWorker(ActorWorker):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
+import socket
+import subprocess
+import sys
 
 import pytest
 import ray
@@ -10,6 +14,14 @@ from transfer_queue import interface
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.backends.verl.cluster import STORE, refuse_another
+
+ALONE = """
+import torch
+from torch.distributed import all_reduce
+from ajet_trainer.backends.verl.cpu_worker import start_gloo
+start_gloo()
+all_reduce(torch.ones(1))
+"""
 
 
 def test_a_ray_is_for_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +40,9 @@ def test_a_ray_is_for_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     there.clear()
     refuse_another()
     assert 'get_actor("{}", namespace="{}")'.format(*STORE) in inspect.getsource(interface._init_from_existing)
+
+
+def test_one_process_needs_no_port_that_somebody_may_have_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1]), "RANK": "0", "WORLD_SIZE": "1"}
+        subprocess.run([sys.executable, "-c", ALONE], env=os.environ | at, check=True)
