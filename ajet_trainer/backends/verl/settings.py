@@ -32,6 +32,8 @@ FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kw
 """Parts of verl's tree that take any key."""
 SENT = f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{BACKEND}"
 RANKS = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+BOUNDS = f"{CORRECTION}.rollout_is_threshold"
+"""verl's key that takes a number, or a word of two: ``0.5_5.0``."""
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """vLLM's executor within its core: a worker process of its own costs 0.6 GB and some seconds. On a CPU vLLM takes it by
 its class alone, since it sets no threads; `main` sets them for all processes."""
@@ -324,7 +326,7 @@ def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         added = name.startswith("+") or any(part in f".{name}." for part in FREE)
         key = name.lstrip("+")
-        before = OmegaConf.select(tree, key)
+        before = None if key == BOUNDS else OmegaConf.select(tree, key)
         if isinstance(value, str) and "$" not in value and isinstance(before, (bool, int, float, DictConfig)):
             kind = {bool: "true or false", DictConfig: "a table of keys"}.get(type(before), "a number")
             raise ConfigError(f"{key} must be {kind}, not {value!r}", param=key)

@@ -247,7 +247,7 @@ def test_the_critics_updates_are_the_actors() -> None:
     (GAE | {"trainer.critic_warmup": -1}, "trainer.critic_warmup", "must be a number of steps"),
     ({f"{ACTOR}.optim.lr": -1e-6}, f"{ACTOR}.optim.lr", "at least 0"),
     ({f"{ACTOR}.optim.lr": float("nan")}, f"{ACTOR}.optim.lr", "at least 0"),
-    ({f"{ACTOR}.optim.lr": "1e-6 "}, f"{ACTOR}.optim.lr", "at least 0"),
+    ({f"{ACTOR}.optim.lr": "1e-6 "}, f"{ACTOR}.optim.lr", "must be a number"),
     ({f"{ACTOR}.optim.clip_grad": 0}, f"{ACTOR}.optim.clip_grad", "above 0, not 0"),
     ({f"{ACTOR}.optim.clip_grad": None}, f"{ACTOR}.optim.clip_grad", "above 0, not None"),
     (GAE | {"critic.optim.clip_grad": 0.0}, "critic.optim.clip_grad", "above 0, not 0.0"),
