@@ -57,3 +57,17 @@ def put(path: Path, text: str, mode: int = 0o644, *, lasting: bool = True) -> No
             file.flush()
             os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def sync(folder: Path) -> None:
+    """Returns when all in `folder` is on disk, whoever wrote it, so that a power cut takes nothing of it. Raises
+    `OSError` for what the disk does not take."""
+    for path in (*folder.rglob("*"), folder):
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        except OSError:
+            if path.is_file():  # some file systems sync no folders
+                raise
+        finally:
+            os.close(file)

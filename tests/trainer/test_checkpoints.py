@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
+import os
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.backends.verl import checkpoints
 from ajet_trainer.backends.verl.checkpoints import MARKER, prune, repair_marker, set_aside
+from ajet_trainer.run_folder import sync
 
 
 def checkpoint(folder: Path, step: int, *, history: bytes | None = None) -> None:
@@ -20,6 +24,25 @@ def checkpoint(folder: Path, step: int, *, history: bytes | None = None) -> None
     elif history:
         (place / "data.pt").write_bytes(history)
     (folder / MARKER).write_text(str(step))
+
+
+def test_all_of_a_checkpoint_is_on_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint(tmp_path, 1)
+    synced, refused = set[int](), set[int]()
+
+    def fsync(file: int) -> None:
+        synced.add(os.fstat(file).st_ino)
+        if os.fstat(file).st_ino in refused:
+            raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    sync(tmp_path)
+    assert synced == {path.stat().st_ino for path in (tmp_path, *tmp_path.rglob("*"))}
+    for name, lost in (("global_step_1/data.pt", True), ("global_step_1/actor", False)):
+        synced.clear()
+        refused = {(tmp_path / name).stat().st_ino}
+        with pytest.raises(OSError, match="gone") if lost else nullcontext():
+            sync(tmp_path)
 
 
 def names(folder: Path) -> list[str]:

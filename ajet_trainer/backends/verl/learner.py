@@ -29,6 +29,7 @@ from ajet_trainer.engines import answers
 from ajet_trainer.engines.attached import Attached
 from ajet_trainer.engines.http import EngineLost
 from ajet_trainer.engines.weights import dead_engine
+from ajet_trainer.run_folder import sync
 from ajet_trainer.sampling import Rule
 
 MANY = ("fsdp", "fsdp2", "megatron", "veomni")
@@ -132,11 +133,13 @@ class VerlLearner:
 
     def save(self, batches: Mapping[str, Any]) -> None:
         """Saves verl's checkpoint with `batches` in it, then removes old ones but for those that stay. verl writes its
-        latest-checkpoint marker last."""
+        latest-checkpoint marker last. All is on disk before anybody is told that the batches are trained."""
         verl = self._verl
         verl.train_dataloader.batches = {**batches, DTYPE: verl.dtype}
         verl._save_checkpoint()
-        prune(Path(verl.config.trainer.default_local_dir), verl.ours.keep_checkpoints)
+        folder = Path(verl.config.trainer.default_local_dir)
+        sync(folder)
+        prune(folder, verl.ours.keep_checkpoints)
 
     def push(self) -> None:
         with reaching("the new weights did not reach the engines"):

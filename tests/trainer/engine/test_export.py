@@ -274,9 +274,9 @@ def test_a_checkpoint_names_the_dtype_of_the_model_that_the_run_began_with(
     model: str, dtype: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
-    made.config = composed({}, model=str(request.getfixturevalue(model)))
+    made.config = composed({}, model=str(request.getfixturevalue(model)), run_dir=str(tmp_path))
     made.ours, made.train_dataloader = SimpleNamespace(keep_checkpoints=2), trainer.Leases()
-    made._save_checkpoint = lambda: None
+    made._save_checkpoint = Path(made.config.trainer.default_local_dir).mkdir
     made._init_tokenizer()
     VerlLearner(made, None, pytest.fail).save({"saved": []})
     assert made.train_dataloader.state_dict() == {"saved": [], "dtype": dtype}
