@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,12 +36,13 @@ from ajet_sdk.limits import MAX_LANES
 from ajet_sdk.routes import Lease, SetMix
 from tests.bench import table
 from tests.kit.control_rig import Caller
-from tests.kit.ledger_rig import LedgerRig
+from tests.kit.ledger_rig import SETTINGS, LedgerRig
 from tests.kit.steps import own_s
 
 SIZES = (100, 1_000, 10_000)
 RUNS = 15
 GROUP = 8
+OURS = replace(SETTINGS, group_size=GROUP)
 LIMIT_MS, GROWTH = 2.0, 2.0
 CHEAP = ("status", "metrics")
 CLIENTS = 1_000
@@ -78,7 +80,7 @@ def fill_old(rig: LedgerRig, before: int, wanted: int) -> None:
 
 def swarm(lanes: Sequence[str], behind: int = 0) -> LedgerRig:
     """The most episodes, of a thousand clients in these of all lanes. The older half is `behind` versions behind."""
-    rig = LedgerRig()
+    rig = LedgerRig(OURS)
     rig.announce(version=behind)
     shares = dict.fromkeys(LANES, 1 / len(LANES))
     rig.run(rig.commands.leases.set_mix(SetMix(shares, ahead=len(LANES) * 40, group_size=GROUP), at=rig.at))
@@ -151,7 +153,7 @@ def measured(ask: Callable[[], bytes]) -> tuple[float, int]:
 
 def main() -> None:
     found: dict[str, list[tuple[float, int]]] = {}
-    rig, ready, old, before = LedgerRig(), LedgerRig(), LedgerRig(), 0
+    rig, ready, old, before = LedgerRig(OURS), LedgerRig(OURS), LedgerRig(OURS), 0
     for size in SIZES:
         fill(rig, before, size)
         fill_ready(ready, before, size)
