@@ -454,7 +454,7 @@ async def test_a_budget_is_of_all_judges_of_a_name_and_outlives_them(client: Cli
     await played(client, 4)
     with judging(rated(1)) as grader:
         async with at_work(client, grader, name="g", budget="250/day") as bench:
-            await count(bench.work, "judged")
+            await count(bench.work, "judged", 3)  # an earlier interruption might lose a lease that is being answered
         async with at_work(client, grader, name="g", budget="250/day") as bench:
             await eventually(lambda: any("used up" in line for line in bench.said))
         assert len(grader.asked) == 3
