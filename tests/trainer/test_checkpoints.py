@@ -10,7 +10,7 @@ import pytest
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.backends.verl import checkpoints
-from ajet_trainer.backends.verl.checkpoints import MARKER, prune, repair_marker, set_aside
+from ajet_trainer.backends.verl.checkpoints import MARKER, must_fit, prune, repair_marker, set_aside
 from ajet_trainer.run_folder import sync
 
 
@@ -43,6 +43,19 @@ def test_all_of_a_checkpoint_is_on_disk_before_it_counts(tmp_path: Path, monkeyp
         refused = {(tmp_path / name).stat().st_ino}
         with pytest.raises(OSError, match="gone") if lost else nullcontext():
             sync(tmp_path)
+
+
+def test_other_processes_than_have_saved_it_cannot_resume(tmp_path: Path) -> None:
+    """Each would look for a part of its own, which nobody wrote."""
+    checkpoint(tmp_path, 1)
+    place = tmp_path / "global_step_1"
+    must_fit(place, 3)  # another engine than fsdp has no such parts
+    for rank in (0, 1):
+        (place / "actor" / f"model_world_size_2_rank_{rank}.pt").touch()
+    must_fit(place, 2)
+    with pytest.raises(ConfigError, match=r"saved by 2 processes, .* have 2 GPUs in all") as failure:
+        must_fit(place, 1)
+    assert failure.value.param == "trainer.n_gpus_per_node"
 
 
 def names(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ajet_sdk.address import is_here
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.backends.verl import ADDRESS, VENDOR
-from ajet_trainer.backends.verl.checkpoints import prune, repair_marker, set_aside, whole
+from ajet_trainer.backends.verl.checkpoints import must_fit, prune, repair_marker, set_aside, whole
 from ajet_trainer.config import DEVICE, Config
 from ajet_trainer.engines.attached import Attached
 from ajet_trainer.learner import Learner
@@ -41,11 +41,14 @@ class Verl:
         from ajet_trainer.backends.verl.learner import VerlLearner
         from ajet_trainer.backends.verl.trainer import AjetTrainer
 
-        repair_marker(settings.checkpoints(config))
-        prune(settings.checkpoints(config), config.keep_checkpoints)
+        folder = settings.checkpoints(config)
+        resumed = repair_marker(folder)
+        prune(folder, config.keep_checkpoints)
         config, tree, why = settings.decided(
             config, device, engines.folder if engines else None, apart=engines is not None and engines.apart
         )
+        if resumed is not None:
+            must_fit(folder / f"global_step_{resumed}", tree.trainer.nnodes * tree.trainer.n_gpus_per_node)
         late = listens(config.proxy_url, tree) | ({"VERL_ENGINE_VENDOR": VENDOR} if config.rows == "tree" else {})
         os.environ.update(late)
         env |= late

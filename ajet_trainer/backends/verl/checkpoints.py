@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import GPUS
 from ajet_trainer.run_folder import put
 
 MARKER = "latest_checkpointed_iteration.txt"
@@ -71,6 +72,15 @@ def is_whole(checkpoint: Path) -> bool:
     a power cut, or in a copy, parts before it may lack theirs: those that fsdp's processes have saved are looked at."""
     parts = (checkpoint / "data.pt", *checkpoint.glob("*/*_world_size_*.pt"))
     return (checkpoint / "actor").is_dir() and all(map(zipfile.is_zipfile, parts))
+
+
+def must_fit(checkpoint: Path, processes: int) -> None:
+    """Raises `ConfigError` if fsdp cannot resume with so many `processes`: each reads the part that it has saved."""
+    parts = checkpoint.glob("actor/model_world_size_*_rank_0.pt")
+    saved = {int(path.name.split("_")[3]) for path in parts}
+    if saved and processes not in saved:
+        said = f"{checkpoint} was saved by {max(saved)} processes, and a run with {processes} cannot go on from it"
+        raise ConfigError(f"{said}: have {max(saved)} GPUs in all, or a new run_dir", param=GPUS)
 
 
 def whole(folder: Path) -> list[int]:
