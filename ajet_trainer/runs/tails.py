@@ -52,8 +52,8 @@ def metrics_after(
     path: Path, have: Mapping[str, Any], clean: Callable[[Any], Any] = lambda value: value
 ) -> tuple[list[dict[str, Any]], int, int]:
     """The lines of `metrics.jsonl` that the daemon lacks, each as `clean` shows it; the step behind which it should
-    forget what it has; and how many lines are left out. Where its newest line is not in the file, the run went back to
-    a checkpoint: it forgets all, and all are given again."""
+    forget what it has; and how many of those lines are left out. Where its newest line is not in the file, the run went
+    back to a checkpoint: it forgets all, and all are given again."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -62,12 +62,17 @@ def metrics_after(
     except OSError:
         return [], -1, 0
     lines = data[: data.rfind(b"\n") + 1].splitlines()[1 if size > TAIL else 0 :]
-    found = [clean(item) for item in map(_object, lines) if item is not None]
-    same = [item["step"] for item in found if line_digest(json.dumps(item)) == have.get("line")]
-    newer = [item for item in found if item["step"] > have.get("step", -1)] if same else found
-    last = int(found[-1]["step"]) if same else -1
-    out: list[dict[str, Any]] = []
-    room, odd = MOST, len(lines) - len(found)
+    found, same, odd = list[dict[str, Any]](), False, 0
+    for line in reversed(lines):  # most often the last one is what it has
+        if (item := _object(line)) is None:
+            odd += 1
+            continue
+        found.append(clean(item))
+        if same := line_digest(json.dumps(found[-1])) == have.get("line"):
+            break
+    newer = [item for item in reversed(found) if item["step"] > have.get("step", -1) or not same]
+    last = int(found[0]["step"]) if same else -1
+    out, room = list[dict[str, Any]](), MOST
     for item in newer:
         size = len(json.dumps(item))
         if size > room and out:

@@ -40,6 +40,8 @@ OPTIONS = (
     *(ON_GPU if HAS_GPU else ON_CPU), "--max-model-len", "2048", "--max-num-seqs", "64",
     "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 )  # fmt: skip
+HOLDS_TWO = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")
+"""Options of an engine with two adapters, of the ranks that tests train."""
 
 
 class VllmFailed(RuntimeError):

@@ -29,3 +29,8 @@ def score(episode: dict[str, Any]) -> dict[str, float]:
     """The judge: a yes in what the user said next, or a no."""
     said = {call["call"]: call["next"].split("user\n")[-1].split(maxsplit=1) for call in episode["calls"]}
     return {call: WORTH[words[0]] for call, words in said.items() if words and words[0] in WORTH}
+
+
+def flipped(episode: dict[str, Any]) -> dict[str, float]:
+    """A judge that calls bad what users call good."""
+    return {call: -value for call, value in score(episode).items()}

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.players import Players
-from tests.e2e.training.test_team import HOLDS_TWO, said, same
+from tests.e2e.training.test_team import said, same
 from tests.e2e.training.trained_rows import LORA
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import PYTHON, RATE, TRAINER, TrainerProcess
-from tests.kit.vllm_process import vllm_server
+from tests.kit.vllm_process import HOLDS_TWO, vllm_server
 
 SIZE = 4
 AGENT = """

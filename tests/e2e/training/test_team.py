@@ -16,7 +16,7 @@ from tests.e2e.training.trained_rows import LORA, has_the_adapter, rows
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import TrainerProcess
-from tests.kit.vllm_process import vllm_server
+from tests.kit.vllm_process import HOLDS_TWO, vllm_server
 
 MODELS = ("planner", "coder")
 STEPS, SIZE = 3, 4
@@ -78,9 +78,6 @@ def test_two_models_learn_in_one_episode(tmp_path: Path) -> None:
     has_the_adapter(tmp_path / "coder" / "model", rows(coder.run_dir, STEPS))
     counts = status["episodes"]
     assert counts["opened"] == sum(number for state, number in counts.items() if state != "opened")
-
-
-HOLDS_TWO = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")
 
 
 @pytest.mark.slow
